@@ -1,0 +1,41 @@
+# `make plan` and `make test` need Python (>= 3.11, with venv) and nothing else; both make .venv where it is missing.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: plan test lint clean
+
+plan: $(VENV)/installed
+	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict planner calibration
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ rm -rf $(VENV); echo "python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+# What `planner` needs for the models of torchvision and for those of a user's own file.
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); torch is large, this takes a few minutes."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+# All extras and the tools of the checks on top.
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); torch is large, this takes a few minutes."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/installed

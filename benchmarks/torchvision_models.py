@@ -1,0 +1,249 @@
+"""Plan every classification model of torchvision on one card, training and inference.
+
+    python benchmarks/torchvision_models.py [--models REGEX] [--gpu-mib 24000] [--to PATH]
+
+Prints each plan as it is made and writes PATH.md and PATH.csv (by default beside this file), the same
+figures for people and for programs. A model that cannot be planned is a row with its reason. Everything but
+the seconds is the same in every run.
+"""
+
+import argparse
+import csv
+import os
+import platform
+import re
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+
+from planner.allocator_rules import AllocatorRules
+from planner.budget import Budget, make_budget
+from planner.device import MIB, generic_device
+from planner.errors import PlannerError
+from planner.events import Trace
+from planner.job import Mode
+from planner.plan import plan_max_batch
+from planner.resolve import resolve_job
+from planner.trace import trace
+from planner.trace.torchvision_shim import prepare_torchvision
+
+HERE = Path(__file__).resolve().parent
+CONFIDENCE = 0.99  # the planner's default
+MODES = (Mode.TRAIN, Mode.INFER)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan, or the reason that there is none."""
+
+    model: str
+    mode: Mode
+    largest_batch: int = 0
+    comfortable_batch: int = 0  # the largest that fits without retries
+    allocated_mib: float | None = None  # these three at the largest batch; None where not even 1 fits
+    reserved_mib: float | None = None
+    process_mib: float | None = None
+    traces: int = 0
+    not_affine: str = ""  # why each probe was traced by itself; "" where two traces gave every batch size
+    unknown_ops: tuple[str, ...] = ()
+    failure: str = ""
+    trace_seconds: float = 0.0  # all traces of the plan, the building of the model included
+    search_seconds: float = 0.0  # the rest of the plan: alignment, search, replays
+
+
+def main() -> None:
+    """Plan, print, write."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--models", default="", metavar="REGEX", help="only models that this matches")
+    parser.add_argument("--gpu-mib", type=int, default=24_000, metavar="N", help="total memory of the card")
+    parser.add_argument("--to", type=Path, default=HERE / "torchvision_models", metavar="PATH")
+    options = parser.parse_args()
+    names = [name for name in classification_models() if re.search(options.models, name)]
+    if not names:
+        parser.error(f"--models {options.models}: no model's name matches")
+    budget = make_budget(generic_device(options.gpu_mib), CONFIDENCE, AllocatorRules())
+    plan_model(names[0], Mode.TRAIN, budget)  # so that no row pays for what torch loads on first use
+    rows = []
+    for number, name in enumerate(names, start=1):
+        print(f"{number}/{len(names)} {name}", file=sys.stderr, flush=True)
+        for mode in MODES:
+            rows.append(plan_model(name, mode, budget))
+            print(one_line(rows[-1]), flush=True)
+    write_csv(rows, options.to.with_suffix(".csv"))
+    options.to.with_suffix(".md").write_text(report(rows, options.gpu_mib))
+
+
+def classification_models() -> list[str]:
+    """The models of torchvision.models itself, not those of its submodules for other tasks."""
+    prepare_torchvision()
+    import torchvision
+
+    return sorted(torchvision.models.list_models(module=torchvision.models))
+
+
+def plan_model(name: str, mode: Mode, budget: Budget) -> Row:
+    """Plan one model in one mode, under the defaults of the command line."""
+    taken: list[int] = []
+    trace_seconds = 0.0
+    start = time.perf_counter()
+
+    def traced(batch: int) -> Trace:
+        nonlocal trace_seconds
+        taken.append(batch)
+        begun = time.perf_counter()
+        try:
+            return trace(job, batch, budget.device.capability)
+        finally:
+            trace_seconds += time.perf_counter() - begun
+
+    try:
+        job = resolve_job(f"torchvision:{name}", {}, mode=mode.value)
+        plan = plan_max_batch(job, budget, traced)
+    except PlannerError as error:
+        return Row(name, mode, traces=len(taken), failure=str(error), trace_seconds=trace_seconds)
+    seconds = time.perf_counter() - start - trace_seconds
+    best = plan.at_max
+    shown = best or plan.first_failure
+    anew = len(taken) > 3  # two traces for the line and one that confirms it
+    return Row(
+        name,
+        mode,
+        plan.search.largest,
+        plan.search.comfortable,
+        best.run.peak_allocated_bytes / MIB if best else None,
+        best.run.peak_reserved_bytes / MIB if best else None,
+        best.process_bytes / MIB if best else None,
+        len(taken),
+        "; ".join(shown.notes) if anew and shown else "",
+        shown.unknown_ops if shown else (),
+        "" if best else "not even batch 1 fits",
+        trace_seconds,
+        seconds,
+    )
+
+
+def one_line(row: Row) -> str:
+    """A plan, as it is printed while the others run."""
+    name = f"{row.model:20} {row.mode:5} "
+    seconds = f"{row.traces:2} traces {row.trace_seconds:6.2f} s, search {row.search_seconds:5.2f} s"
+    if row.failure:
+        return f"{name} {row.failure}  {seconds}"
+    return (
+        f"{name} batch {row.largest_batch:7,} (without retries {row.comfortable_batch:7,})  "
+        f"allocated {row.allocated_mib:8.1f}  reserved {row.reserved_mib:8.1f}  "
+        f"process {row.process_mib:8.1f} MiB  {seconds}  {row.not_affine}"
+    ).rstrip()
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """One line for each plan."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            figures = asdict(row) | {"unknown_ops": " ".join(row.unknown_ops)}
+            writer.writerow(
+                {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in figures.items()}
+            )
+
+
+def report(rows: Sequence[Row], gpu_mib: int) -> str:
+    """The table as Markdown, with what stands out below it."""
+    parts = [
+        "# Every classification model of torchvision, planned",
+        f"Written by `python benchmarks/torchvision_models.py`: the largest batch on a generic card of "
+        f"{gpu_mib:,} MiB at confidence {CONFIDENCE}, three steps, the models' usual images (224 x 224; "
+        f"Inception 299 x 299), fp32. Training: SGD, cross entropy. Inference: eval mode, no gradients. "
+        f"{versions()}",
+        "Allocated, reserved and process are MiB at the largest batch. A batch may fit only because cached "
+        'segments are released on the way; the column "no retries" gives the largest that needs none. '
+        '"exact": every size is a straight line in the batch size, from two traces and confirmed by a third; '
+        '"anew": each probe was traced by itself. Seconds are of one process that has imported torch and '
+        "torchvision: all traces of the plan with the building of the models, and all the rest of the plan.",
+        "\n".join(table(rows)),
+        totals(rows),
+        *listing("Not planned", (f"{r.model}, {r.mode}: {r.failure}" for r in rows if r.failure)),
+        *listing("Traced anew", (f"{r.model}, {r.mode}: {r.not_affine}" for r in rows if r.not_affine)),
+        *listing("Operators of unknown scratch memory, with the number of models", unknown_ops(rows)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def versions() -> str:
+    """What the figures depend on, and the kind of machine that the seconds are from."""
+    import torchvision
+
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"torch {torch.__version__}, torchvision {torchvision.__version__}, planner {project['version']}, "
+        f"Python {platform.python_version()}; a machine of {cores} cores without a GPU."
+    )
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """One line for each model, both modes side by side."""
+    of: dict[str, dict[Mode, Row]] = {}
+    for row in rows:
+        of.setdefault(row.model, {})[row.mode] = row
+    heads = ["batch", "no retries", "allocated", "reserved", "process", "sizes", "trace s", "search s"]
+    names = ["model", *(f"{mode}: {head}" for mode in MODES for head in heads)]
+    lines = [f"| {' | '.join(names)} |", f"|---|{'---:|' * (len(names) - 1)}"]
+    for model, plans in of.items():
+        lines.append(f"| {model} | {' | '.join(cell for mode in MODES for cell in cells(plans[mode]))} |")
+    return lines
+
+
+def cells(row: Row) -> list[str]:
+    """The figures of one plan."""
+    if row.failure:
+        return ["fails", "", "", "", "", "", f"{row.trace_seconds:.2f}", f"{row.search_seconds:.2f}"]
+    return [
+        f"{row.largest_batch:,}",
+        f"{row.comfortable_batch:,}",
+        *(f"{mib or 0:,.1f}" for mib in (row.allocated_mib, row.reserved_mib, row.process_mib)),
+        "anew" if row.not_affine else "exact",
+        f"{row.trace_seconds:.2f}",
+        f"{row.search_seconds:.2f}",
+    ]
+
+
+def totals(rows: Sequence[Row]) -> str:
+    """How many plans of which kind, and how long they took."""
+    seconds = sorted(row.trace_seconds + row.search_seconds for row in rows)
+    failed = sum(bool(row.failure) for row in rows)
+    anew = sum(bool(row.not_affine) for row in rows)
+    slowest = max(rows, key=lambda row: row.trace_seconds + row.search_seconds)
+    return (
+        f"{len({row.model for row in rows})} models, {len(rows)} plans: {len(rows) - failed - anew} exact, "
+        f"{anew} traced anew, {failed} without an answer. Together {sum(seconds):.1f} s, the median "
+        f"{seconds[len(seconds) // 2]:.2f} s, the slowest {seconds[-1]:.2f} s "
+        f"({slowest.model}, {slowest.mode})."
+    )
+
+
+def unknown_ops(rows: Sequence[Row]) -> Iterable[str]:
+    """Each operator whose scratch memory the planner does not know, by how many models run it."""
+    counts: Mapping[Mode, Counter[str]] = {mode: Counter() for mode in MODES}
+    for row in rows:
+        counts[row.mode].update(row.unknown_ops)
+    names = {op for counter in counts.values() for op in counter}
+    for op in sorted(names, key=lambda op: (-sum(counts[mode][op] for mode in MODES), op)):
+        yield f"`{op}`: " + ", ".join(f"{mode} {counts[mode][op]}" for mode in MODES)
+
+
+def listing(title: str, lines: Iterable[str]) -> list[str]:
+    """A titled list; where it is empty, it says so."""
+    found = [f"- {line}" for line in lines]
+    return [f"## {title}", "\n".join(found) or "None."]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""How large a batch of this model, trained this way, fits this GPU, and how sure are we?"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.api import EstimateResult, MaxBatchResult, estimate, max_batch
+    from planner.device import Device
+    from planner.job import Job
+
+__all__ = ["Device", "EstimateResult", "Job", "MaxBatchResult", "estimate", "max_batch"]
+
+_HOMES = {"Device": "planner.device", "Job": "planner.job"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for (PEP 562): `import planner` alone costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES.get(name, "planner.api")), name)

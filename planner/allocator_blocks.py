@@ -1,0 +1,169 @@
+"""The nouns of the allocator simulator: blocks, the pools that cache them, frozen pictures of both."""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+PoolName = Literal["small", "large"]
+SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+
+
+class SegmentEvent(NamedTuple):
+    """A change of the reserved memory, named as in `torch.cuda.memory._record_memory_history`."""
+
+    action: SegmentAction
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """One block of a segment at the moment of a snapshot."""
+
+    address: int
+    size_bytes: int
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """One contiguous piece of reserved memory and the blocks that tile it, by rising address."""
+
+    address: int
+    size_bytes: int
+    pool: PoolName
+    blocks: tuple[BlockState, ...]
+
+
+class VirtualRange:
+    """The addresses that one expandable segment may fill with pages."""
+
+    __slots__ = ("address", "size_bytes")
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+
+
+class Block:
+    """A piece of a segment: in use, cached (free, in its pool's index), or an unmapped part of a range.
+
+    `prev` and `next` are its neighbours in the segment. Of two blocks that merge, the lower one lives on.
+    """
+
+    __slots__ = (
+        "address",
+        "cached",
+        "freed_at_search",
+        "in_use",
+        "next",
+        "pool",
+        "prev",
+        "size_bytes",
+        "virtual_range",
+    )
+
+    def __init__(
+        self,
+        pool: "BlockPool",
+        address: int,
+        size_bytes: int,
+        prev: "Block | None" = None,
+        next: "Block | None" = None,
+        virtual_range: VirtualRange | None = None,
+    ) -> None:
+        self.pool = pool
+        self.address = address
+        self.size_bytes = size_bytes
+        self.prev = prev
+        self.next = next
+        self.virtual_range = virtual_range  # None: the segment is one cudaMalloc
+        self.in_use = False
+        self.cached = False
+        self.freed_at_search = 0  # the pool's count of searches at that time; garbage collection reads it
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the block is only a part of its segment."""
+        return self.prev is not None or self.next is not None
+
+    def split_off(self, size_bytes: int) -> "Block":
+        """Keep the lower `size_bytes`; return the rest as a new block behind, neither cached nor in use."""
+        rest_bytes = self.size_bytes - size_bytes
+        upper = self.next
+        rest = Block(self.pool, self.address + size_bytes, rest_bytes, self, upper, self.virtual_range)
+        if upper is not None:
+            upper.prev = rest
+        self.next = rest
+        self.size_bytes = size_bytes
+        return rest
+
+    def absorb(self, upper: "Block") -> None:
+        """Take over the neighbour behind, which must be in no index any more and is dead afterwards."""
+        self.size_bytes += upper.size_bytes
+        self.next = upper.next
+        if upper.next is not None:
+            upper.next.prev = self
+
+
+class BlockPool:
+    """The cached blocks of one size class (small or large) and the rules in which the two differ."""
+
+    __slots__ = (
+        "cached",
+        "name",
+        "page_bytes",
+        "searches",
+        "split_below_bytes",
+        "split_from_bytes",
+        "unmapped",
+    )
+
+    def __init__(
+        self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int
+    ) -> None:
+        self.name = name
+        self.page_bytes = page_bytes  # what an expandable segment grows by
+        self.split_from_bytes = split_from_bytes  # a remainder this large becomes a block of its own ...
+        self.split_below_bytes = split_below_bytes  # ... unless the request is this large
+        # Best fit with ties to the lowest address is the order of (size, address), which no two blocks share.
+        self.cached: list[tuple[int, int, Block]] = []
+        self.unmapped: list[Block] = []  # by rising address
+        self.searches = 0  # counted only where garbage is collected: the clock of the blocks' ages
+
+    def insert(self, block: Block) -> None:
+        """Cache a block."""
+        block.cached = True
+        insort(self.cached, (block.size_bytes, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        """Take a cached block out."""
+        block.cached = False
+        del self.cached[bisect_left(self.cached, (block.size_bytes, block.address))]
+
+    def insert_unmapped(self, block: Block) -> None:
+        """Add an unmapped block, which must have no unmapped neighbour."""
+        insort(self.unmapped, block, key=attrgetter("address"))
+
+
+def picture_segment(head: Block) -> list[SegmentState]:
+    """Picture the segment that starts with `head`, one state per contiguous reserved piece of it."""
+    states: list[SegmentState] = []
+    piece: list[BlockState] = []
+    block: Block | None = head
+    while block is not None:
+        if block.in_use or block.cached:
+            piece.append(BlockState(block.address, block.size_bytes, block.in_use))
+        elif piece:
+            states.append(_picture_piece(head.pool.name, piece))
+            piece = []
+        block = block.next
+    if piece:
+        states.append(_picture_piece(head.pool.name, piece))
+    return states
+
+
+def _picture_piece(pool: PoolName, blocks: list[BlockState]) -> SegmentState:
+    size_bytes = sum(block.size_bytes for block in blocks)
+    return SegmentState(blocks[0].address, size_bytes, pool, tuple(blocks))

@@ -1,0 +1,260 @@
+"""What PyTorch's CUDA caching allocator may be told: its constants, its options, and how it rounds sizes.
+
+The options are those of the environment variable PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch
+2.10) as torch 2.11 to 2.13 read them. Constants and checks: AllocatorConfig.h and .cpp in c10/core,
+CUDAAllocatorConfig.h and .cpp in c10/cuda; rounding: `round_size` and `get_allocation_size` in
+c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from planner.errors import UsageError
+
+MIB: Final = 2**20
+
+# c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge
+BLOCK_ROUNDING_BYTES: Final = 512
+LARGEST_SMALL_BYTES: Final = 1 * MIB
+SMALL_SEGMENT_BYTES: Final = 2 * MIB
+OWN_SEGMENT_BYTES: Final = 10 * MIB
+SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
+# c10/core/AllocatorConfig.h: large_segment_size_, the fixed kLargeBuffer before torch 2.11
+DEFAULT_LARGE_SEGMENT_BYTES: Final = 20 * MIB
+# c10/core/AllocatorConfig.cpp: one entry per power of two from 1 MiB on; the last serves all beyond 32 GiB
+DIVISION_CLASSES: Final = 16
+FIRST_DIVISION_CLASS_LOG2: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorRules:
+    """The options that decide where memory goes; the defaults are PyTorch's, `parse_alloc_conf` makes others.
+
+    The defaults hold for torch 2.6 to 2.13. Options that came later (`large_segment_size_mb` in 2.11,
+    `throw_on_cudamalloc_oom` in 2.12) choose by default what older versions do always.
+    """
+
+    # Blocks this large are never split, and serve no smaller request; None: there is no such size.
+    max_split_bytes: int | None = None
+    # An unsplittable block is used only where it wastes less than this.
+    max_non_split_rounding_bytes: int = DEFAULT_LARGE_SEGMENT_BYTES
+    # The segment of a request between 1 and 10 MiB, and the page of expandable segments in the large pool.
+    large_segment_bytes: int = DEFAULT_LARGE_SEGMENT_BYTES
+    # By floor(log2(size)): the first class below 2 MiB, the last from 32 GiB on. 0 or 1: round to 512 bytes.
+    roundup_power2_divisions: tuple[int, ...] = (0,) * DIVISION_CLASSES
+    # Part of the memory limit above which old cached segments are released; 0, or no limit: never.
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    # Of the device's total memory; 1: no limit.
+    per_process_memory_fraction: float = 1.0
+    # A request beyond that limit fails at once; nothing cached is released for it.
+    throw_on_cudamalloc_oom: bool = False
+
+    def block_bytes(self, requested_bytes: int) -> int:
+        """Size of the block that serves a request of `requested_bytes` > 0."""
+        if requested_bytes >= BLOCK_ROUNDING_BYTES:
+            size_class = requested_bytes.bit_length() - 1 - FIRST_DIVISION_CLASS_LOG2
+            divisions = self.roundup_power2_divisions[min(max(size_class, 0), DIVISION_CLASSES - 1)]
+            if divisions > 1 and requested_bytes > BLOCK_ROUNDING_BYTES * divisions:
+                return _next_division(requested_bytes, divisions)
+        return _round_up(requested_bytes, BLOCK_ROUNDING_BYTES)
+
+    def segment_bytes(self, block_bytes: int) -> int:
+        """Size of the segment that is asked of CUDA when no cached block serves a block of `block_bytes`."""
+        if block_bytes <= LARGEST_SMALL_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if block_bytes < OWN_SEGMENT_BYTES:
+            return self.large_segment_bytes
+        return _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
+
+    def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
+        """What `per_process_memory_fraction` allows on a device of `device_total_bytes`; None: no limit.
+
+        The arithmetic of `set_per_process_memory_fraction`, with `total_memory` of the device properties.
+        """
+        if self.per_process_memory_fraction >= 1.0:
+            return None
+        return int(self.per_process_memory_fraction * device_total_bytes)
+
+
+def _round_up(size_bytes: int, step_bytes: int) -> int:
+    return -(-size_bytes // step_bytes) * step_bytes
+
+
+def _next_division(size_bytes: int, divisions: int) -> int:
+    """Round up to the next of `divisions` equal steps between two powers of two."""
+    floor_bytes = 1 << (size_bytes.bit_length() - 1)
+    return _round_up(size_bytes, floor_bytes // divisions)
+
+
+def parse_alloc_conf(text: str) -> AllocatorRules:
+    """Read the text of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128,expandable_segments:True".
+
+    Of an option given twice the last counts, as in torch. Options that do not touch device memory are checked
+    and dropped. Stricter than torch, which reads "64MB" as 64 and "-1" as unlimited.
+
+    Raises UsageError: an unknown or malformed option, a value out of range, a backend that is not simulated.
+    """
+    options = _split_options("".join(text.split()))
+    # First, because the limits of other options depend on it.
+    large_mib = options.pop("large_segment_size_mb", None)
+    large_bytes = DEFAULT_LARGE_SEGMENT_BYTES
+    if large_mib is not None:
+        large_bytes = _mebibytes("large_segment_size_mb", large_mib, OWN_SEGMENT_BYTES // MIB + 1)
+    rules = AllocatorRules(large_segment_bytes=large_bytes, max_non_split_rounding_bytes=large_bytes)
+    for name, value in options.items():
+        rules = _apply_option(rules, name, value)
+    return rules
+
+
+_OPTION = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)")
+
+
+def _split_options(text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _OPTION.match(text, position)
+        if match is None:
+            raise _error(f"cannot read {text[position:]!r}; write NAME:VALUE, separated by commas")
+        options[match[1]] = match[2]
+        position = match.end()
+    return options
+
+
+def _apply_option(rules: AllocatorRules, name: str, value: str) -> AllocatorRules:
+    if name in _FIELDS:
+        field, read = _FIELDS[name]
+        changes: dict[str, Any] = {field: read(rules, name, value)}
+        return replace(rules, **changes)
+    if name in _WITHOUT_EFFECT:
+        _WITHOUT_EFFECT[name](rules, name, value)
+        return rules
+    if name == "backend":
+        return _check_backend(rules, value)
+    known = [*_FIELDS, *_WITHOUT_EFFECT, "backend", "large_segment_size_mb"]
+    nearest = difflib.get_close_matches(name, known, n=1)
+    raise _error(f"unknown option {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+
+
+def _check_backend(rules: AllocatorRules, value: str) -> AllocatorRules:
+    if value == "cudaMallocAsync":
+        raise _error("backend:cudaMallocAsync is not simulated, it leaves memory to CUDA; use backend:native")
+    if value != "native":
+        raise _error(f"unknown backend {value!r}; only native is simulated")
+    return rules
+
+
+def _error(what: str) -> UsageError:
+    return UsageError(f"allocator configuration: {what}")
+
+
+def _whole(name: str, value: str, least: int) -> int:
+    if not (value.isascii() and value.isdecimal()):
+        raise _error(f"{name} takes a whole number, not {value!r}")
+    if int(value) < least:
+        raise _error(f"{name} must be at least {least}, not {value}")
+    return int(value)
+
+
+def _mebibytes(name: str, value: str, least_mib: int) -> int:
+    return _whole(name, value, least_mib) * MIB
+
+
+def _size(rules: AllocatorRules, name: str, value: str) -> int:
+    return _mebibytes(name, value, rules.large_segment_bytes // MIB)
+
+
+def _truth(rules: AllocatorRules, name: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise _error(f"{name} takes True or False, not {value!r}")
+    return value == "True"
+
+
+def _count(rules: AllocatorRules, name: str, value: str) -> int:
+    return _whole(name, value, 0)
+
+
+def _fraction(rules: AllocatorRules, name: str, value: str) -> float:
+    try:
+        fraction = float(value)
+    except ValueError:
+        raise _error(f"{name} takes a number, not {value!r}") from None
+    if not 0.0 <= fraction <= 1.0:
+        raise _error(f"{name} must be between 0 and 1, not {value}")
+    return fraction
+
+
+def _inner_fraction(rules: AllocatorRules, name: str, value: str) -> float:
+    fraction = _fraction(rules, name, value)
+    if fraction in (0.0, 1.0):
+        raise _error(f"{name} must lie between 0 and 1, both excluded, not {value}")
+    return fraction
+
+
+def _divisions(rules: AllocatorRules, name: str, value: str) -> tuple[int, ...]:
+    """Read "4", or "[256:1,512:2,>:4]": divisions by size class in MiB.
+
+    As torch does: the first entry also serves all smaller classes, ">" all after the entry before it, an
+    entry beyond the last class counts as the last, and classes left out between two entries get none.
+    """
+    if not value.startswith("["):
+        return (_power_of_two(name, value),) * DIVISION_CLASSES
+    table = [0] * DIVISION_CLASSES
+    last = 0
+    first = True
+    for entry in value[1:-1].removesuffix(",").split(",") if value != "[]" else ():
+        size_mib, colon, steps = entry.partition(":")
+        if not colon:
+            raise _error(f"{name}: cannot read {entry!r}; write SIZE_MB:DIVISIONS or >:DIVISIONS")
+        divisions = 0 if steps == "0" else _power_of_two(name, steps)
+        if size_mib == ">":
+            table[last + 1 :] = [divisions] * (DIVISION_CLASSES - last - 1)
+            continue
+        last = min(_power_of_two(name, size_mib).bit_length() - 1, DIVISION_CLASSES - 1)
+        table[0 if first else last : last + 1] = [divisions] * (last + 1 if first else 1)
+        first = False
+    return tuple(table)
+
+
+def _power_of_two(name: str, value: str) -> int:
+    number = _whole(name, value, 1)
+    if number & (number - 1):
+        raise _error(f"{name} takes powers of two, not {value}")
+    return number
+
+
+_Reader = Callable[[AllocatorRules, str, str], Any]
+
+_FIELDS: Final[Mapping[str, tuple[str, _Reader]]] = MappingProxyType(
+    {
+        "max_split_size_mb": ("max_split_bytes", _size),
+        "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _size),
+        "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+        "garbage_collection_threshold": ("garbage_collection_threshold", _inner_fraction),
+        "expandable_segments": ("expandable_segments", _truth),
+        "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+        "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _truth),
+    }
+)
+
+# Host memory, locks and graph captures: nothing that one stream without a capture would notice.
+_WITHOUT_EFFECT: Final[Mapping[str, _Reader]] = MappingProxyType(
+    {
+        "release_lock_on_cudamalloc": _truth,
+        "release_lock_on_hipmalloc": _truth,
+        "graph_capture_record_stream_reuse": _truth,
+        "pinned_use_cuda_host_register": _truth,
+        "pinned_use_hip_host_register": _truth,
+        "pinned_use_background_threads": _truth,
+        "pinned_free_catch_all": _truth,
+        "pinned_num_register_threads": _count,
+        "pinned_reserve_segment_size_mb": _count,
+        "pinned_max_round_threshold_mb": _count,
+        "pinned_max_cached_size_mb": _count,
+    }
+)

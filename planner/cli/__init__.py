@@ -1,0 +1,54 @@
+"""The command `planner`: options in, a report or JSON out, errors as one line and an exit code.
+
+Exit codes: 0 done; 1 the honest answer is no; 2 wrong usage; 3 the model cannot be built or traced; 4 a data
+file is broken; 5 a GPU is needed and there is none; 70 an error of the planner itself (EX_SOFTWARE, so that a
+crash is never taken for a no); 130 interrupted; 141 whoever read standard output went away.
+"""
+
+import os
+import sys
+import traceback
+import warnings
+
+from planner.errors import PlannerError
+
+INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and give its exit code: the one place where errors become a line and a code."""
+    debug = "--debug" in arguments
+    try:
+        # Here and not above, so that an interrupt during the imports ends as quietly as any other.
+        from planner.cli.parse import parse
+
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.simplefilter("ignore")
+            code = parse(arguments)()
+            sys.stdout.flush()
+            return code
+    except PlannerError as error:
+        return _complain(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED, debug)
+    except BrokenPipeError:
+        # Python flushes once more when it exits; now there is somebody to take it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        kind = type(error).__name__
+        return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
+
+
+def _complain(message: str, code: int, debug: bool) -> int:
+    """One line on standard error, after the traceback of the error in flight if that is wanted."""
+    if debug:
+        traceback.print_exc()
+    print(f"planner: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,31 @@
+"""`planner estimate`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from planner.cli.options import CardOptions, JobOptions, OutputOptions, Text, takes, whole
+from planner.cli.output import answer, working
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """Which batch size."""
+
+    batch: Annotated[
+        Text,
+        Option(metavar="N", help="The batch size; by default that of the catalogue or of the trace file."),
+    ] = None
+
+
+@takes(BatchOptions, JobOptions, CardOptions, OutputOptions)
+def estimate_command(size: BatchOptions, job: JobOptions, card: CardOptions, output: OutputOptions) -> int:
+    """The memory that one batch size of a model takes, and whether it fits a GPU."""
+    from planner import api
+
+    batch = whole("--batch", size.batch, "32")
+    with working() as tell:
+        result = api.estimate(batch=batch, **job.keywords(), **card.keywords(), tell=tell)
+    answer(result, output)
+    return 1 if result.fits == "no" else 0

@@ -1,0 +1,167 @@
+"""The options of the commands, in groups that commands share, and how a command takes them.
+
+Every option arrives as a text and stays one until a command runs, so that all refusals read alike.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Any
+
+from typer import Option
+
+from planner.errors import UsageError
+from planner.job import shown
+
+Action = Callable[[], int]  # a parsed command, ready to run; gives the exit code
+Text = str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What is to be run."""
+
+    model: Annotated[
+        Text,
+        Option(
+            metavar="NAME", help="A name of models.yaml, torchvision:NAME, monai:NAME, ..., or FILE.py:NAME."
+        ),
+    ] = None
+    model_arg: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=VALUE", help="An argument of the model's constructor; repeatable."),
+    ] = None
+    input: Annotated[
+        list[str] | None,
+        Option(
+            metavar="SHAPE[:DTYPE]",
+            help="One sample of an input, without the batch dimension: 3x224x224, ids=128:int64; repeatable.",
+        ),
+    ] = None
+    target: Annotated[
+        Text, Option(metavar="SHAPE[:DTYPE]", help="One sample of the target, such as 10 or scalar:int64.")
+    ] = None
+    loss: Annotated[
+        Text,
+        Option(metavar="NAME", help="cross_entropy, mse, bce_with_logits, sum, or output: the model's own."),
+    ] = None
+    mode: Annotated[
+        Text, Option(metavar="MODE", help="train, infer, or forward: train without a backward pass.")
+    ] = None
+    optimizer: Annotated[
+        Text,
+        Option(metavar="NAME", help="sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad or adafactor."),
+    ] = None
+    optimizer_impl: Annotated[Text, Option(metavar="NAME", help="foreach as on CUDA, for-loop or fused.")] = (
+        None
+    )
+    zero_grad: Annotated[
+        Text, Option(metavar="WHEN", help="before-forward, before-backward or after-step.")
+    ] = None
+    keep_grads: Annotated[
+        bool, Option("--keep-grads", help="zero_grad(set_to_none=False): gradients stay allocated.")
+    ] = False
+    steps: Annotated[Text, Option(metavar="N", help="Steps that are traced, 3 by default.")] = None
+    models: Annotated[
+        Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
+    ] = None
+    trace: Annotated[
+        Text, Option(metavar="FILE", help="Plan from a saved trace in place of a model; needs no torch.")
+    ] = None
+    save_trace: Annotated[
+        Text, Option(metavar="FILE", help="Save the trace for --trace or a bug report.")
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """As the functions of `planner.api` take them."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return given | {"steps": whole("--steps", self.steps, "3")}
+
+
+@dataclass(frozen=True, slots=True)
+class CardOptions:
+    """What bounds the memory."""
+
+    gpu: Annotated[Text, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4.")] = None
+    gpu_mib: Annotated[
+        Text, Option(metavar="N", help="Any other GPU, by its total memory in MiB as nvidia-smi shows it.")
+    ] = None
+    allocator_cap_mib: Annotated[
+        Text,
+        Option(
+            metavar="N",
+            help="A bound on the caching allocator alone, as set_per_process_memory_fraction sets.",
+        ),
+    ] = None
+    alloc_conf: Annotated[
+        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
+    ] = None
+    confidence: Annotated[
+        Text, Option(metavar="P", help="The answer holds with this probability; 0.99 by default.")
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """As the functions of `planner.api` take them."""
+        return {
+            "gpu": self.gpu,
+            "gpu_mib": whole("--gpu-mib", self.gpu_mib, "24000"),
+            "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
+            "alloc_conf": self.alloc_conf,
+            "confidence": probability("--confidence", self.confidence),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How the answer is shown."""
+
+    json: Annotated[bool, Option("--json", help="One JSON object in place of the report.")] = False
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False
+
+
+def takes(*groups: type[Any]) -> Callable[[Callable[..., int]], Callable[..., Action]]:
+    """Give a command the options of these dataclasses; it gets one instance of each, in this order.
+
+    What typer calls only collects the options, the command itself runs when its result is called.
+    """
+    options = [field for group in groups for field in fields(group)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+
+    def decorate(command: Callable[..., int]) -> Callable[..., Action]:
+        def collect(**values: Any) -> Action:
+            filled = [
+                group(**{field.name: values[field.name] for field in fields(group)}) for group in groups
+            ]
+            return partial(command, *filled)
+
+        parameters = [
+            inspect.Parameter(field.name, keyword, default=field.default, annotation=field.type)
+            for field in options
+        ]
+        collect.__doc__ = command.__doc__
+        collect.__annotations__ = {field.name: field.type for field in options}
+        collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return collect
+
+    return decorate
+
+
+def whole(option: str, text: Text, example: str) -> int | None:
+    """A whole number; its range is checked by whoever uses it."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[+-]?[0-9]{1,100}", text):
+        raise UsageError(f"{option}: {shown(text)} is refused; use a whole number, such as {example}")
+    return int(text)
+
+
+def probability(option: str, text: Text) -> float | None:
+    """A number; its range is checked by whoever uses it."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option}: {shown(text)} is refused; use a probability, such as 0.99") from None

@@ -1,0 +1,51 @@
+"""Standard output: the answer and nothing else. Standard error: one line of progress on a terminal."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, Protocol
+
+from planner.cli.options import OutputOptions
+from planner.plan import Tell
+
+
+class Result(Protocol):
+    """An answer: its text is the report."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its JSON."""
+
+
+def answer(result: Result, output: OutputOptions) -> None:
+    """Print a report, or its JSON on one line."""
+    print(json.dumps(result.to_dict()) if output.json else result, flush=True)
+
+
+@contextmanager
+def working() -> Iterator[Tell]:
+    """Keep what a model prints off standard output, and show on a terminal what is being done.
+
+    Gives a function that shows a line in place of the one before; none is left in the end.
+    """
+    with redirect_stdout(sys.stderr):
+        if sys.stderr.isatty():
+            with _rewriting() as tell:
+                yield tell
+        else:
+            yield lambda line: None
+
+
+@contextmanager
+def _rewriting() -> Iterator[Tell]:
+    width = 0
+
+    def tell(line: str) -> None:
+        nonlocal width
+        print(f"\r{line:<{width}}", end="", file=sys.stderr, flush=True)
+        width = len(line)
+
+    try:
+        yield tell
+    finally:
+        print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,196 @@
+"""The GPU as the planner sees it: a few figures, each with its origin, and the reader of devices/*.yaml.
+
+`find_device` answers `--gpu NAME`, `generic_device` answers `--gpu-mib N`. No torch, no GPU, and YAML only
+where a file is read. The file format is described in `devices/README.md`.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from planner.errors import DataFileError, UsageError
+from planner.strict_yaml import Entry, read_entry
+
+MIB = 2**20
+DEVICES_FOLDER = Path(__file__).with_name("devices")
+ENDLESS_BYTES = 2**60  # the "total" of a GPU that never runs out
+SMALLEST_TOTAL_MIB = 100
+LARGEST_TOTAL_MIB = 10_000_000
+
+
+class FigureKind(StrEnum):
+    """How much a figure is worth."""
+
+    MEASURED = "measured"  # by this project, on that card
+    PUBLISHED = "published"  # printed by the tools of others: nvidia-smi, torch's logs and error messages
+    DATASHEET = "datasheet"  # said by the maker
+    DERIVED = "derived"  # computed from figures of other cards
+    UNVERIFIED = "unverified"  # somebody remembers it
+    USER = "user"  # given on the command line
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure and where it comes from; the reports show both."""
+
+    value: int  # bytes
+    source: str  # one phrase: "nvidia-smi", "torch 2.10 log", "derived from ...", "--gpu-mib"
+    spread: int = 0  # one standard deviation, bytes; 0 where the figure is exact
+    kind: FigureKind = FigureKind.UNVERIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU, or a bound to plan for."""
+
+    name: str
+    total: Measured  # what nvidia-smi shows
+    usable: Measured  # what torch sees as total memory: less what the driver keeps
+    context: Measured  # CUDA context and loaded kernels of a training process, after its third step
+    capability: tuple[int, int]  # compute capability; decides kernels and the cuBLAS workspace
+    aliases: tuple[str, ...] = ()
+    capability_source: str = "assumed"
+
+
+# A straight line through `total - usable` of the cards in devices/*.yaml, and the deviation around it, as
+# benchmarks/fit_generic_device.py prints them.
+KEPT_BY_DRIVER_MIB = 398
+KEPT_BY_DRIVER_SHARE = 0.0023
+KEPT_BY_DRIVER_SPREAD_MIB = 98
+GENERIC_CAPABILITY = (8, 6)  # Ampere, for want of knowledge
+
+# Published contexts with lazily loaded kernels (torch >= 1.13): 254, 300, 400, 426 MiB; mean 345, deviation
+# 81. What cuDNN and cuBLAS load in the first steps: 20 to 120 MiB; mean 70, deviation 29. Together 415, 86.
+# The samples, with their origins, and the arithmetic stand in benchmarks/fit_generic_device.py.
+GENERIC_CONTEXT = Measured(
+    value=415 * MIB,
+    source="mean of four published contexts (torch >= 1.13) and 20 to 120 MiB that cuDNN and cuBLAS add",
+    spread=86 * MIB,
+    kind=FigureKind.DERIVED,
+)
+
+
+def generic_usable(total_bytes: int) -> Measured:
+    """What torch sees of a card of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
+    kept = KEPT_BY_DRIVER_MIB * MIB + round(KEPT_BY_DRIVER_SHARE * total_bytes)
+    return Measured(
+        value=max(0, total_bytes - kept),
+        source=f"total less {KEPT_BY_DRIVER_MIB} MiB and {KEPT_BY_DRIVER_SHARE:.2%}: the known cards' line",
+        spread=KEPT_BY_DRIVER_SPREAD_MIB * MIB,
+        kind=FigureKind.DERIVED,
+    )
+
+
+def generic_device(total_mib: int) -> Device:
+    """A card of which only the total memory is known, in MiB as nvidia-smi shows it.
+
+    Raises UsageError below 100 and above 10,000,000 MiB.
+    """
+    if not SMALLEST_TOTAL_MIB <= total_mib <= LARGEST_TOTAL_MIB:
+        raise UsageError(
+            f"a GPU of {total_mib} MiB makes no sense: give its total memory in MiB as nvidia-smi shows it, "
+            f"from {SMALLEST_TOTAL_MIB} to {LARGEST_TOTAL_MIB}"
+        )
+    total_bytes = total_mib * MIB
+    return Device(
+        name=f"generic GPU of {total_mib} MiB",
+        total=Measured(total_bytes, "given by the user", kind=FigureKind.USER),
+        usable=generic_usable(total_bytes),
+        context=GENERIC_CONTEXT,
+        capability=GENERIC_CAPABILITY,
+        capability_source="assumed: an Ampere card",
+    )
+
+
+def unlimited_device() -> Device:
+    """A GPU that never runs out, with the generic context: for an estimate that names no GPU."""
+    endless = Measured(ENDLESS_BYTES, "no GPU given", kind=FigureKind.USER)
+    return Device(
+        "unlimited", endless, endless, GENERIC_CONTEXT, GENERIC_CAPABILITY, (), "assumed: an Ampere card"
+    )
+
+
+def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
+    """All cards described by the YAML files of a folder, by total memory and name.
+
+    Raises DataFileError, with file, line and key, for the first thing that is wrong with a file, and where
+    two cards answer to one name.
+    """
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise DataFileError(f"{folder}: no device file (*.yaml) here")
+    devices = [_read_device(path) for path in paths]
+    owners: dict[str, Path] = {}
+    for path, device in zip(paths, devices, strict=True):
+        for name in (device.name, *device.aliases):
+            owner = owners.setdefault(_normalize(name), path)
+            if owner != path:
+                raise DataFileError(f"{path}: {name!r} names the card of {owner.name} too; change one")
+    return tuple(sorted(devices, key=lambda device: (device.total.value, device.name)))
+
+
+def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
+    """The card with this name or alias; case, punctuation and the maker's brand names do not matter.
+
+    Raises UsageError, naming the nearest cards, where there is none.
+    """
+    devices = {
+        _normalize(known): device
+        for device in load_devices(folder)
+        for known in (device.name, *device.aliases)
+    }
+    wanted = _normalize(name)
+    if wanted in devices:
+        return devices[wanted]
+    from difflib import get_close_matches
+
+    near = get_close_matches(wanted, devices, n=6, cutoff=0.4)
+    cards = ", ".join(dict.fromkeys(devices[key].name for key in near or devices))
+    found = f"the nearest are {cards}" if near else f"known are {cards}"
+    raise UsageError(f"unknown GPU {name!r}: {found}; for any other card give --gpu-mib N")
+
+
+def _normalize(name: str) -> str:
+    """`NVIDIA GeForce RTX 4090` and `rtx4090` are one card."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
+
+
+def _read_device(path: Path) -> Device:
+    parts = read_entry(path).children(("name", "capability", "total", "usable", "context"), ("aliases",))
+    capability, capability_source = _capability(parts["capability"])
+    total = _figure(parts["total"])
+    if total.value < SMALLEST_TOTAL_MIB * MIB:
+        raise parts["total"].broken(f"a GPU has at least {SMALLEST_TOTAL_MIB} MiB")
+    usable = generic_usable(total.value) if parts["usable"].says("generic") else _figure(parts["usable"])
+    if usable.value > total.value:
+        raise parts["usable"].broken("more than the total")
+    return Device(
+        name=parts["name"].text(),
+        total=total,
+        usable=usable,
+        context=GENERIC_CONTEXT if parts["context"].says("generic") else _figure(parts["context"]),
+        capability=capability,
+        aliases=tuple(item.text() for item in parts["aliases"].items()) if "aliases" in parts else (),
+        capability_source=capability_source,
+    )
+
+
+def _figure(entry: Entry) -> Measured:
+    parts = entry.children(("mib", "kind", "source"), ("spread_mib",))
+    kinds = [kind.value for kind in FigureKind if kind is not FigureKind.USER]
+    return Measured(
+        value=round(parts["mib"].number(0, LARGEST_TOTAL_MIB) * MIB),
+        source=parts["source"].text(),
+        spread=round(parts["spread_mib"].number(0, LARGEST_TOTAL_MIB) * MIB) if "spread_mib" in parts else 0,
+        kind=FigureKind(parts["kind"].choice(kinds)),
+    )
+
+
+def _capability(entry: Entry) -> tuple[tuple[int, int], str]:
+    parts = entry.children(("version", "source"))
+    numbers = [item.number(0, 99) for item in parts["version"].items()]
+    if len(numbers) != 2 or any(number != int(number) for number in numbers):
+        raise parts["version"].broken("two whole numbers are wanted, such as [8, 6]")
+    return (int(numbers[0]), int(numbers[1])), parts["source"].text()

@@ -1,0 +1,133 @@
+"""The narrow waist: what a training process asked of the GPU's allocator, as plain data.
+
+The tracer writes a `Trace`, everything after it only reads one. No algorithm stands here beyond the checks
+that make a trace trustworthy; `affine.py` aligns traces, `replay.py` runs them, `trace_file.py` saves and
+loads them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a block of memory is for; the categories of every breakdown."""
+
+    PARAMETER = "parameters"  # weights and registered buffers
+    GRADIENT = "gradients"  # storages behind `Parameter.grad`
+    OPTIMIZER = "optimizer"  # state kept between steps
+    INPUT = "inputs"  # the batch and its targets on the device
+    ACTIVATION = "activations"  # born in the forward pass and still alive when the backward pass starts
+    TEMPORARY = "temporaries"  # everything else that a tensor holds
+    WORKSPACE = "workspaces"  # taken by kernels or libraries, held by no tensor
+
+
+class Phase(StrEnum):
+    """Where in the loop an event happens."""
+
+    SETUP = "setup"  # the model is placed on the device
+    INPUTS = "inputs"  # the batch is copied to the device
+    FORWARD = "forward"  # includes the loss
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    END = "end"  # the loop is over, its names still alive
+
+
+class Outcome(StrEnum):
+    """Whether a batch fits; not fitting is a result like the others."""
+
+    FITS = "yes"
+    FITS_WITH_RETRIES = "with_retries"  # cached segments had to be released on the way, which costs time
+    DOES_NOT_FIT = "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """A block is asked for: `fixed_bytes + per_sample_bytes * batch`, before the allocator rounds it."""
+
+    block: int  # names the block for its `Free`; unique in a trace
+    fixed_bytes: int
+    per_sample_bytes: int
+    role: Role
+    site: int  # index into `Trace.sites`
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The block is given back to the allocator."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """From here on events belong to this phase of this step; steps count from 1, set-up is step 0."""
+
+    step: int
+    phase: Phase
+
+
+Event = Alloc | Free | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Who asked: the module's qualified name ("" outside any module) and the operator."""
+
+    module: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All events of a job's first steps, in order.
+
+    `batches` says for which batch sizes the sizes hold: one number for a trace taken at that batch and
+    valid only there (every `per_sample_bytes` is then 0), two or more for an affine trace, which holds for
+    any batch and was fitted or confirmed at those.
+    """
+
+    events: tuple[Event, ...]
+    sites: tuple[Site, ...]
+    batches: tuple[int, ...]
+    unknown_ops: tuple[
+        str, ...
+    ] = ()  # operators with neither a rule nor a declaration that they take no scratch
+    notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether the trace holds for every batch size."""
+        return len(self.batches) > 1
+
+
+def check(trace: Trace) -> None:
+    """Raise ValueError with the first flaw that makes a trace meaningless; a trace of the tracer has none.
+
+    Blocks are born once, die at most once and after their birth, have a known site and a positive size at
+    the batch sizes that the trace speaks of; steps count up.
+    """
+    if not trace.batches or min(trace.batches) < 1:
+        raise ValueError(f"batch sizes {trace.batches} are no positive numbers")
+    alive: set[int] = set()
+    born: set[int] = set()
+    step = 0
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Alloc):
+            if event.block in born:
+                raise ValueError(f"event {index}: block {event.block} is born twice")
+            if not 0 <= event.site < len(trace.sites):
+                raise ValueError(f"event {index}: there is no site {event.site}")
+            if not trace.is_affine and event.per_sample_bytes:
+                raise ValueError(f"event {index}: sizes per sample in a trace of one batch size")
+            if any(event.fixed_bytes + event.per_sample_bytes * batch <= 0 for batch in trace.batches):
+                raise ValueError(f"event {index}: block {event.block} has no positive size")
+            alive.add(event.block)
+            born.add(event.block)
+        elif isinstance(event, Free):
+            if event.block not in alive:
+                raise ValueError(f"event {index}: block {event.block} dies without living")
+            alive.remove(event.block)
+        else:
+            if event.step < step:
+                raise ValueError(f"event {index}: step {event.step} comes after step {step}")
+            step = event.step

@@ -1,0 +1,126 @@
+"""The one orchestrator: job and card in, the answer and all that led to it out. The tracer is passed in."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from planner.affine import align, confirm
+from planner.budget import Budget, upper_process_bytes
+from planner.events import Outcome, Role, Trace
+from planner.job import Job
+from planner.replay import UNLIMITED, Replay, live_at, replay
+from planner.search import Search, largest
+
+FIT_BATCHES = (
+    2,
+    3,
+)  # at batch 1 broadcasting and contiguity take shortcuts, so it is no end of a straight line
+
+Tracer = Callable[[int], Trace]  # the job's trace at a batch size
+Tell = Callable[[str], None]  # hears one short line for each thing that takes time
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Where the time went."""
+
+    trace: float
+    replay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of one batch size on one card."""
+
+    job: Job
+    budget: Budget
+    outcome: Outcome
+    run: Replay  # under the budget where the batch fits; of a card without end where it does not
+    failed: Replay | None  # the failing run under the budget where the batch does not fit
+    at_peak: Mapping[Role, int]  # bytes by role at the allocated peak; they add up to it
+    process_bytes: int  # context and reserved peak: what nvidia-smi shows
+    process_upper_bytes: int  # the same at the confidence
+    unknown_ops: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The largest batch size, and the estimates on both sides of it."""
+
+    job: Job
+    budget: Budget
+    search: Search
+    at_max: Estimate | None  # None where not even 1 fits
+    first_failure: Estimate | None  # None where every batch size fits
+    seconds: Seconds
+
+
+def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
+    """Replay one batch size of a trace under the budget and say where the memory goes."""
+    start = perf_counter()
+    run = replay(trace, batch, budget.arena)
+    failed, arena = None, budget.arena
+    if run.outcome is Outcome.DOES_NOT_FIT:
+        failed, arena = (
+            run,
+            replace(UNLIMITED, rules=budget.arena.rules, total_bytes=budget.arena.total_bytes),
+        )
+        run = replay(trace, batch, arena)
+    return Estimate(
+        job,
+        budget,
+        Outcome.DOES_NOT_FIT if failed else run.outcome,
+        run,
+        failed,
+        live_at(trace, batch, arena, run.peak_event),
+        budget.device.context.value + run.peak_reserved_bytes,
+        upper_process_bytes(budget, run.peak_reserved_bytes),
+        trace.unknown_ops,
+        trace.notes,
+        Seconds(trace_seconds, perf_counter() - start),
+    )
+
+
+def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda line: None) -> Plan:
+    """The largest batch size that fits the budget: from two traces if they align, confirmed by a third."""
+    traces = _Traces(tracer, tell)
+    source: Callable[[int], Trace] = traces.at
+    affine = align(*map(traces.at, FIT_BATCHES))
+    if isinstance(affine, Trace):
+        whole = affine
+        found = largest(lambda batch: replay(whole, batch, budget.arena).outcome)
+        affine = confirm(affine, traces.at(max(found.largest, 1)))
+    if isinstance(affine, Trace):
+        whole = affine
+        source = lambda batch: whole  # noqa: E731
+    else:
+        note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {affine}"
+        source = lambda batch: replace(traces.at(batch), notes=(*traces.at(batch).notes, note))  # noqa: E731
+        found = largest(lambda batch: replay(traces.at(batch), batch, budget.arena).outcome)
+    start = perf_counter()
+
+    def at(batch: int) -> Estimate:
+        return estimate(job, source(batch), batch, budget, traces.seconds)
+
+    at_max = at(found.largest) if found.largest else None
+    first_failure = at(found.first_failure) if found.first_failure else None
+    return Plan(job, budget, found, at_max, first_failure, Seconds(traces.seconds, perf_counter() - start))
+
+
+class _Traces:
+    """Takes each trace once and counts the time."""
+
+    def __init__(self, tracer: Tracer, tell: Tell) -> None:
+        self.seconds = 0.0
+        self._tracer, self._tell = tracer, tell
+        self._taken: dict[int, Trace] = {}
+
+    def at(self, batch: int) -> Trace:
+        if batch not in self._taken:
+            self._tell(f"tracing batch {batch}")
+            start = perf_counter()
+            self._taken[batch] = self._tracer(batch)
+            self.seconds += perf_counter() - start
+        return self._taken[batch]

@@ -1,0 +1,116 @@
+"""A trace run through the allocator simulator at one batch size: does it fit, and where does memory go?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.allocator import CachingAllocator
+from planner.allocator_blocks import Block
+from planner.allocator_rules import AllocatorRules
+from planner.events import Alloc, Free, Mark, Outcome, Phase, Role, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What the allocator may take, and by which rules."""
+
+    capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
+    limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
+    # The device's memory as torch sees it; a fraction of the rules refers to it.
+    total_bytes: int | None = None
+    rules: AllocatorRules = AllocatorRules()
+
+
+UNLIMITED = Arena()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The request that could not be served."""
+
+    step: int
+    phase: Phase
+    module: str
+    op: str
+    requested_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What happened. After a failure the figures stand as they were when it struck."""
+
+    batch: int
+    outcome: Outcome
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_allocated_bytes: int  # after the last step, the loop's names still alive
+    retries: int  # times that cached segments were released to serve a request
+    failure: Failure | None
+    peak_event: int  # index of the event with which the allocated peak was reached first
+
+
+def replay(trace: Trace, batch: int, arena: Arena = UNLIMITED) -> Replay:
+    """Run all events of the trace at this batch size.
+
+    Raises ValueError where the trace was taken at another batch size and is not affine, UsageError where the
+    rules name a fraction of a total that the arena does not give.
+    """
+    return _run(trace, batch, arena, len(trace.events))[0]
+
+
+def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Role, int]:
+    """Bytes of the blocks in use right after the event with this index, by role; unused roles are 0.
+
+    Blocks count whole, as torch's `memory_allocated` counts them.
+    """
+    _, blocks = _run(trace, batch, arena, event + 1)
+    totals = dict.fromkeys(Role, 0)
+    for entry in trace.events[: event + 1]:
+        if isinstance(entry, Alloc) and entry.block in blocks:
+            totals[entry.role] += blocks[entry.block].size_bytes
+    return totals
+
+
+def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dict[int, Block]]:
+    if not trace.is_affine and trace.batches != (batch,):
+        raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
+    allocator = CachingAllocator(
+        arena.rules,
+        arena.capacity_bytes,
+        fraction_limit_bytes=arena.limit_bytes,
+        device_total_bytes=arena.total_bytes,
+    )
+    malloc, free = allocator.malloc, allocator.free
+    blocks: dict[int, Block] = {}
+    mark = Mark(0, Phase.SETUP)
+    failure = None
+    peak_bytes = peak_event = 0
+    for index, event in enumerate(trace.events[:stop]):
+        if isinstance(event, Alloc):
+            size = event.fixed_bytes + event.per_sample_bytes * batch
+            block = malloc(size)
+            if block is None:
+                site = trace.sites[event.site]
+                failure = Failure(mark.step, mark.phase, site.module, site.op, size)
+                break
+            blocks[event.block] = block
+            if allocator.allocated_bytes > peak_bytes:
+                peak_bytes, peak_event = allocator.allocated_bytes, index
+        elif isinstance(event, Free):
+            free(blocks.pop(event.block))
+        else:
+            mark = event
+    if failure:
+        outcome = Outcome.DOES_NOT_FIT
+    else:
+        outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
+    done = Replay(
+        batch=batch,
+        outcome=outcome,
+        peak_allocated_bytes=peak_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        end_allocated_bytes=allocator.allocated_bytes,
+        retries=allocator.retries,
+        failure=failure,
+        peak_event=peak_event,
+    )
+    return done, blocks

@@ -1,0 +1,108 @@
+"""Plans and estimates as plain data for `json.dumps`; the keys are the contract with other programs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from planner.budget import Budget
+from planner.device import Measured
+from planner.plan import Estimate, Plan, Seconds
+from planner.replay import Replay
+from planner.report.assumptions import assumptions
+from planner.report.figures import breakdown, is_endless, mib, mib_parts
+from planner.report.job_json import job_to_json
+
+SCHEMA = 1
+
+
+def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
+    """The JSON object of `planner estimate`.
+
+    Where the batch does not fit, `failure` tells of the run on the card and the peaks are those of a card
+    without end. MiB are rounded to 0.001, the breakdown so that it adds up to `process_mib`.
+    """
+    run = estimate.run
+    return {
+        "schema": SCHEMA,
+        "model": estimate.job.model,
+        "batch": run.batch,
+        "job": job_to_json(estimate.job),
+        "device": _device(estimate.budget),
+        "confidence": estimate.budget.confidence,
+        "peak_allocated_mib": mib(run.peak_allocated_bytes),
+        "peak_reserved_mib": mib(run.peak_reserved_bytes),
+        "end_allocated_mib": mib(run.end_allocated_bytes),
+        "process_mib": mib(estimate.process_bytes),
+        "process_upper_mib": mib(estimate.process_upper_bytes),
+        "fits": estimate.outcome.value,
+        "retries": (estimate.failed or run).retries,
+        "failure": None if estimate.failed is None else _failure(estimate.failed),
+        "breakdown_mib": mib_parts(breakdown(estimate)),
+        "calibration": None,
+        "assumptions": list(assumptions(estimate)),
+        "unknown_ops": list(estimate.unknown_ops),
+        "seconds": _seconds(estimate.seconds, import_seconds),
+    }
+
+
+def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
+    """The JSON object of `planner max-batch`; `probes` says of each batch what `fits` says of an estimate."""
+
+    def nested(estimate: Estimate | None) -> dict[str, Any] | None:
+        return None if estimate is None else estimate_to_json(estimate, import_seconds)
+
+    return {
+        "schema": SCHEMA,
+        "model": plan.job.model,
+        "job": job_to_json(plan.job),
+        "device": _device(plan.budget),
+        "confidence": plan.budget.confidence,
+        "max_batch": plan.search.largest,
+        "comfortable_batch": plan.search.comfortable,
+        "at_max": nested(plan.at_max),
+        "first_failure": nested(plan.first_failure),
+        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
+        "seconds": _seconds(plan.seconds, import_seconds),
+    }
+
+
+def _device(budget: Budget) -> dict[str, Any]:
+    """Null stands for memory without end. `allocator` is what the replay may take at the confidence."""
+    device, arena = budget.device, budget.arena
+    figures = {"total": device.total, "usable": device.usable, "context": device.context}
+    return {
+        "name": device.name,
+        **{f"{name}_mib": _figure(figure) for name, figure in figures.items()},
+        "capability": list(device.capability),
+        "sources": {name: figure.source for name, figure in figures.items()}
+        | {"capability": device.capability_source},
+        "kinds": {name: figure.kind.value for name, figure in figures.items()},
+        "spreads_mib": {name: mib(figure.spread) for name, figure in figures.items()},
+        "allocator": {
+            "capacity_mib": None if arena.capacity_bytes is None else mib(arena.capacity_bytes),
+            "limit_mib": None if arena.limit_bytes is None else mib(arena.limit_bytes),
+            "cap_mib": None if budget.cap_bytes is None else mib(budget.cap_bytes),
+            "rules": asdict(arena.rules),
+        },
+    }
+
+
+def _figure(figure: Measured) -> float | None:
+    return None if is_endless(figure) else mib(figure.value)
+
+
+def _failure(failed: Replay) -> dict[str, Any] | None:
+    failure = failed.failure
+    if failure is None:
+        return None
+    return {
+        "step": failure.step,
+        "phase": failure.phase.value,
+        "module": failure.module,
+        "op": failure.op,
+        "requested_mib": mib(failure.requested_bytes),
+    }
+
+
+def _seconds(seconds: Seconds, import_seconds: float) -> dict[str, float]:
+    spent = {"import": import_seconds, "trace": seconds.trace, "replay": seconds.replay}
+    return {name: round(value, 3) for name, value in spent.items()}

@@ -1,0 +1,80 @@
+"""What an answer takes for granted, as sentences; an answer without them would claim too much."""
+
+from dataclasses import fields
+
+from planner.allocator_rules import AllocatorRules
+from planner.device import MIB, Device
+from planner.job import Job, Mode, ZeroGrad
+from planner.plan import Estimate
+
+_ZERO_GRAD = {
+    ZeroGrad.BEFORE_FORWARD: "before each forward pass",
+    ZeroGrad.BEFORE_BACKWARD: "before each backward pass",
+    ZeroGrad.AFTER_STEP: "after each step of the optimizer",
+}
+
+
+def assumptions(estimate: Estimate) -> tuple[str, ...]:
+    """Everything that the answer takes for granted, the card's figures included."""
+    return (*_of_card(estimate.budget.device), *of_run(estimate))
+
+
+def of_run(estimate: Estimate) -> tuple[str, ...]:
+    """The same without what a table of the card says."""
+    return (
+        "no calibration is stored for this job and GPU; margins are those of published runs of CNNs",
+        "nothing else runs on the GPU; no autocast, tensors keep the types that the model gives them",
+        _loop(estimate.job),
+        *_allocator(estimate.budget.arena.rules),
+        *_capability(estimate.budget.device),
+        *estimate.notes,
+        *_unknown(estimate.unknown_ops),
+    )
+
+
+def _of_card(device: Device) -> tuple[str, ...]:
+    context = device.context
+    spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
+    return (f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}",)
+
+
+def _loop(job: Job) -> str:
+    steps = f"{job.steps} step" + "s" * (job.steps > 1)
+    names = "each batch is released before the next is copied"
+    if job.mode is Mode.INFER:
+        return f"{steps} in eval mode without gradients; {names}, the output lives until the next is there"
+    if job.mode is Mode.FORWARD:
+        return f"{steps} in training mode with gradients recorded, no loss, no backward pass; {names}"
+    zeroed = "filled with zeros" if job.keep_grads else "set to None"
+    when = _ZERO_GRAD[job.zero_grad]
+    return f"{steps}, gradients {zeroed} {when}; {names}, output and loss live until the next are there"
+
+
+def _allocator(rules: AllocatorRules) -> tuple[str, ...]:
+    default = AllocatorRules()
+    changed = [
+        f"{field.name}={getattr(rules, field.name)}"
+        for field in fields(AllocatorRules)
+        if getattr(rules, field.name) != getattr(default, field.name)
+    ]
+    return (f"the allocator runs with {', '.join(changed)}",) if changed else ()
+
+
+def _capability(device: Device) -> tuple[str, ...]:
+    if not device.capability_source.startswith("assumed"):
+        return ()
+    major, minor = device.capability
+    return (f"kernels as for compute capability {major}.{minor} ({device.capability_source})",)
+
+
+def _unknown(ops: tuple[str, ...]) -> tuple[str, ...]:
+    if not ops:
+        return ()
+    shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
+    largest = "; cuDNN's for convolutions is the largest" if any("conv" in op for op in ops) else ""
+    return (f"scratch memory is not counted for {shown}{largest}",)
+
+
+def short_op(op: str) -> str:
+    """`aten.convolution.default` as people call it."""
+    return op.removeprefix("aten.").removesuffix(".default")

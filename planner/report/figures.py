@@ -1,0 +1,42 @@
+"""The numbers of every report: the breakdown of a process, MiB, and rounding under which sums stay sums."""
+
+from collections.abc import Mapping
+
+from planner.device import ENDLESS_BYTES, MIB, Measured
+from planner.plan import Estimate
+
+
+def breakdown(estimate: Estimate) -> dict[str, int]:
+    """Bytes of the process by category, in the order of the reports; they add up to `process_bytes`.
+
+    Tensors and workspaces as they stand at the allocated peak; `fragmentation` is what the allocator has
+    reserved beyond that, at its own peak.
+    """
+    run = estimate.run
+    return {
+        "context": estimate.budget.device.context.value,
+        **{role.value: size_bytes for role, size_bytes in estimate.at_peak.items()},
+        "fragmentation": run.peak_reserved_bytes - run.peak_allocated_bytes,
+    }
+
+
+def mib(size_bytes: int, digits: int = 3) -> float:
+    """Bytes as MiB, rounded."""
+    return round(size_bytes / MIB, digits)
+
+
+def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
+    """Bytes as MiB, rounded so that the parts add up to the rounded sum: steps of the running sum."""
+    rounded: dict[str, float] = {}
+    sum_bytes, before = 0, 0.0
+    for name, size_bytes in parts.items():
+        sum_bytes += size_bytes
+        now = mib(sum_bytes, digits)
+        rounded[name] = round(now - before, digits)
+        before = now
+    return rounded
+
+
+def is_endless(figure: Measured) -> bool:
+    """Whether this is the memory of a card that never runs out."""
+    return figure.value >= ENDLESS_BYTES

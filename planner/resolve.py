@@ -1,0 +1,127 @@
+"""From the user's words to a whole `Job`: the user's options over the entry's over those of the source."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack
+
+from planner.errors import UsageError
+from planner.job import (
+    CatalogueEntry,
+    Job,
+    Loss,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    TensorSpec,
+    ZeroGrad,
+    check_count,
+    choose,
+    nearest,
+    parse_tensor_spec,
+    shown,
+    split_model,
+)
+
+
+class JobOptions(TypedDict, total=False):
+    """What a user may set over the defaults, as the fields of `Job` mean it; None counts as not set."""
+
+    model_args: Sequence[tuple[str, Any]] | None  # added to the defaults key by key
+    inputs: Sequence[TensorSpec] | None
+    target: TensorSpec | None
+    loss: str | None
+    mode: str | None
+    optimizer: str | None
+    optimizer_impl: str | None
+    zero_grad: str | None
+    keep_grads: bool | None
+    steps: int | None
+
+
+MAX_STEPS = 100
+
+# Beginning of SOURCE:NAME -> one sample of the input and of the target; the first that fits counts.
+_SAMPLES = (
+    (r"torchvision:inception_v3", "3x299x299", "scalar:int64"),
+    (r"torchvision:(segmentation\.|fcn_|deeplabv3_|lraspp_)", "3x520x520", "520x520:int64"),
+    (r"torchvision:(video\.)?(r3d|mc3|r2plus1d)_", "3x16x112x112", "scalar:int64"),
+    (r"torchvision:(video\.)?(s3d|mvit_|swin3d_)", "3x16x224x224", "scalar:int64"),
+    # Lists of images of many sizes, or pairs of images: no default.
+    (r"torchvision:(detection\.|\w+_fpn|fcos_|retinanet_|ssd|optical_flow\.|raft_)", None, None),
+    (r"(torchvision|timm):", "3x224x224", "scalar:int64"),
+)
+_TORCHVISION_FAMILIES = (
+    r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|maxvit|mnasnet|mobilenet|regnet|resnet|resnext"
+    r"|shufflenet|squeezenet|swin_|vgg|vit_|wide_resnet)"
+)
+_ENUMERATIONS = {
+    "loss": Loss,
+    "mode": Mode,
+    "optimizer": Optimizer,
+    "optimizer_impl": OptimizerImpl,
+    "zero_grad": ZeroGrad,
+}
+
+
+def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Unpack[JobOptions]) -> Job:
+    """Complete a job. Raises `UsageError` for names that are unknown and options that make no sense."""
+    if split_model(model).source:
+        base = default_job(model, source="")
+    elif model in catalogue:
+        base = catalogue[model].job
+    else:
+        raise UsageError(_unknown_model(model, catalogue))
+    job = merge_job(base, options)
+    if job.loss in (Loss.SUM, Loss.OUTPUT) and options.get("target") is not None:
+        raise UsageError(f"{model}: loss {job.loss} compares with no target; leave one of the two away")
+    return complete_job(job)
+
+
+def default_job(model: str, source: str) -> Job:
+    """The job of a model under the defaults of its source, which may leave its inputs empty."""
+    job = Job(model=model, source=source)
+    for beginning, sample, target in _SAMPLES:
+        if re.match(beginning, source or model):
+            if sample is None or target is None:
+                return job
+            return replace(job, inputs=(parse_tensor_spec(sample),), target=parse_tensor_spec(target))
+    return job
+
+
+def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
+    """Put options over a job; enumerations may be given by their value."""
+    given = {name: value for name, value in options.items() if value not in (None, (), [])}
+    for name, kind in _ENUMERATIONS.items():
+        if name in given:
+            given[name] = choose(kind, given[name], name)
+    if "model_args" in given:
+        given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
+    if "inputs" in given:
+        given["inputs"] = tuple(given["inputs"])
+    if "steps" in given:
+        check_count("steps", given["steps"], MAX_STEPS)
+    return replace(base, **given)
+
+
+def complete_job(job: Job) -> Job:
+    """Check that nothing is missing and drop the target where nothing is compared with it."""
+    if not job.inputs:
+        raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
+    if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT):
+        return replace(job, target=None)
+    if job.target is None or (job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype):
+        example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
+        raise UsageError(
+            f"{job.model}: loss {job.loss} needs a target; give one sample, such as --target {example}"
+        )
+    return job
+
+
+def _unknown_model(model: str, catalogue: Iterable[str]) -> str:
+    names = list(catalogue)
+    near = nearest(model, names)
+    told = f"the nearest in the catalogue: {near}" if near else f"the catalogue has {', '.join(names)}"
+    if re.match(_TORCHVISION_FAMILIES, model):
+        return f"model {shown(model)} is unknown; {told}; torchvision's own is written torchvision:{model}"
+    return f"model {shown(model)} is unknown; {told}; others are written SOURCE:NAME or FILE.py:NAME"

@@ -1,0 +1,194 @@
+"""From a job to its model: one small function for each source of models."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.job import Job, nearest, shown, split_model
+from planner.trace.torchvision_shim import prepare_torchvision
+from planner.trace.weightless import build_weightless
+
+Constructor = Callable[..., object]
+
+
+def build_model(job: Job) -> nn.Module:
+    """The job's model in the state its constructor leaves it, its parameters and buffers on the meta device.
+
+    Raises `UsageError` for a name that the source does not know, `ModelError` where building it fails.
+    """
+    source, name = split_model(job.source or job.model)
+    if source not in FINDERS:
+        raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
+    arguments = {key: _thaw(value) for key, value in job.model_args}
+    constructor = FINDERS[source](name)
+    try:
+        model = build_weightless(lambda: constructor(**arguments))
+    except PlannerError:
+        raise
+    except (Exception, SystemExit) as error:
+        problem = f"{job.model}: its constructor fails: {_first_line(error)}"
+        raise ModelError(f"{problem}; check --model-arg, or see the traceback with --debug") from error
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise ModelError(f"{job.model}: gives a {kind}, not an nn.Module; name a callable that returns one")
+    return model
+
+
+def find_in_torchvision(name: str) -> Constructor:
+    """`resnet50`, any name that torchvision lists, or `segmentation.fcn_resnet50` with the module's name."""
+    models = _import_library("torchvision.models", extra="")
+    group, _, plain = name.rpartition(".")
+    within = getattr(models, group, None)
+    known = models.list_models(module=within) if within else []
+    if plain not in (known if group else models.list_models()):
+        raise _unknown("torchvision", name, models.list_models())
+    return _without_downloads(models.get_model_builder(plain))
+
+
+def find_in_timm(name: str) -> Constructor:
+    """Any name that timm lists, with or without the tag of its weights."""
+    timm = _import_library("timm", extra="timm")
+    if not timm.is_model(name):
+        raise _unknown("timm", name, timm.list_models())
+    return partial(timm.create_model, name, pretrained=False)
+
+
+def find_in_monai(name: str) -> Constructor:
+    """A network of monai.networks.nets."""
+    return _find_in_namespace("monai", name, _import_library("monai.networks.nets", extra="monai"))
+
+
+def find_in_smp(name: str) -> Constructor:
+    """An architecture of segmentation_models_pytorch, its encoder without weights."""
+    return _find_in_namespace("smp", name, _import_library("segmentation_models_pytorch", extra="smp"))
+
+
+def find_in_zoo(name: str) -> Constructor:
+    """A model of the seed documents."""
+    return _find_in_namespace("zoo", name, importlib.import_module("planner.trace.zoo"))
+
+
+def find_in_file(name: str) -> Constructor:
+    """FILE.py:NAME, where NAME is a class, a function that returns a model, or a model."""
+    file, _, attribute = name.rpartition(":")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UsageError(f"model {shown(name)}: there is no file {shown(file)}; check the path")
+    prepare_torchvision()
+    module = _run_file(path)
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise _unknown(path.name, attribute, [key for key, value in vars(module).items() if callable(value)])
+
+    def construct(**arguments: Any) -> object:
+        if isinstance(found, nn.Module):
+            if arguments:
+                raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
+            return found
+        with _importing_beside(path):
+            return found(**arguments)
+
+    return construct
+
+
+FINDERS: Mapping[str, Callable[[str], Constructor]] = {
+    "torchvision": find_in_torchvision,
+    "timm": find_in_timm,
+    "monai": find_in_monai,
+    "smp": find_in_smp,
+    "zoo": find_in_zoo,
+    "file": find_in_file,
+}
+
+
+def _import_library(module: str, extra: str) -> ModuleType:
+    """Import a library of models; `extra` is the extra of our own distribution that brings it."""
+    library = module.partition(".")[0]
+    prepare_torchvision()  # each of these libraries imports torchvision
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        remedy = f"gpu-batch-planner[{extra}]" if extra else library
+        if error.name == library:
+            raise ModelError(f"{library} is not installed; pip install '{remedy}'") from error
+        raise ModelError(f"{library} lacks {error.name}; pip install '{remedy}'") from error
+    except Exception as error:
+        raise ModelError(f"{library} does not import: {_first_line(error)}; mend the installation") from error
+
+
+def _find_in_namespace(source: str, name: str, namespace: ModuleType) -> Constructor:
+    known = {
+        key: value
+        for key, value in vars(namespace).items()
+        if not key.startswith("_")
+        and (inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module)))
+    }
+    if name not in known:
+        raise _unknown(source, name, list(known))
+    return _without_downloads(known[name])
+
+
+def _without_downloads(constructor: Callable[..., Any]) -> Constructor:
+    """Bind to None what torchvision and smp call the weights to download; a caller's choice still counts."""
+    arguments = inspect.signature(constructor).parameters
+    weights = [key for key in ("weights", "weights_backbone", "encoder_weights") if key in arguments]
+    return partial(constructor, **dict.fromkeys(weights))
+
+
+def _run_file(path: Path) -> ModuleType:
+    """Import a file under a module name of its own, with its folder importable as if it were run."""
+    name = f"_planner_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path.name}: is no Python file; name one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    try:
+        with _importing_beside(path):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        where = f"{path.name}:{lines[-1]}" if lines else path.name
+        raise ModelError(f"{where}: importing the file fails: {_first_line(error)}; mend the file") from error
+    return module
+
+
+@contextmanager
+def _importing_beside(path: Path) -> Iterator[None]:
+    folder = str(path.parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)
+
+
+def _unknown(source: str, name: str, known: list[str]) -> UsageError:
+    near = nearest(name, known)
+    told = f"the nearest: {near}" if near else f"it has {', '.join(known[:8])}" + " ..." * (len(known) > 8)
+    return UsageError(f"{source} has no model {shown(name)}; {told}")
+
+
+def _thaw(value: Any) -> Any:
+    """Constructors expect the lists that users write; a `Job` holds them as tuples."""
+    return [_thaw(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

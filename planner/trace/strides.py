@@ -1,0 +1,153 @@
+"""How new tensors lie in memory: torch's formats, and what ATen/TensorIterator.cpp makes of its operands.
+
+Strides count elements, not bytes. Shapes with a 0 in them are left to the callers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Rank -> the dimensions of the channels-last format, outermost first.
+LAST: Mapping[int, tuple[int, ...]] = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+
+
+def new(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor on meta."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new contiguous tensor.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size or 1
+    return tuple(reversed(strides))
+
+
+def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new tensor in the channels-last format of its rank.
+
+    >>> channels_last((2, 3, 4, 5))
+    (60, 1, 15, 3)
+    """
+    strides = [0] * len(shape)
+    step = 1
+    for dimension in reversed(LAST[len(shape)]):
+        strides[dimension] = step
+        step *= shape[dimension]
+    return tuple(strides)
+
+
+def is_plain(t: Any) -> bool:
+    """On meta, not empty, with the strides of a new contiguous tensor."""
+    return isinstance(t, Tensor) and t.is_meta and 0 not in t.shape and t.stride() == contiguous(t.shape)
+
+
+def suggests_channels_last(t: Tensor) -> bool:
+    """`Tensor::suggest_memory_format` (c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d)."""
+    if t.dim() not in LAST:
+        return False
+    shape, strides = t.shape, t.stride()
+    least = 0
+    if strides[1] == 0:
+        return False
+    for dimension in reversed(LAST[t.dim()]):
+        if shape[dimension] == 0 or strides[dimension] < least:
+            return False
+        if dimension == 0 and least == strides[1]:
+            return False
+        least = strides[dimension] * (shape[dimension] if shape[dimension] > 1 else 1)
+    return True
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
+    """The common shape, or None where there is none."""
+    sizes = []
+    for place in range(-max(map(len, shapes)), 0):
+        found = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+        if len(found) > 1:
+            return None
+        sizes.append(found.pop() if found else 1)
+    return torch.Size(sizes)
+
+
+def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Strides of the output where some operand is not contiguous; all have the output's shape."""
+    rank = len(shape)
+    if rank < 2:
+        return contiguous(shape)
+    if len(operands) == 1 and _is_dense(shape, operands[0]):
+        return operands[0]
+    packed = all(_is_packed(shape, strides, range(rank)) for strides in operands)
+    last = rank == 4 and all(_is_packed(shape, strides, LAST[4]) for strides in operands)
+    if packed != last:  # where they are both, for want of dimensions larger than 1, the order decides
+        return contiguous(shape) if packed else channels_last(shape)
+    return _in_order(shape, _innermost_first(shape, operands))
+
+
+def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:
+    """The dimensions from the smallest stride to the largest: an insertion sort that leaves a pair as it is
+    where every operand is broadcast along one of the two.
+    """
+
+    def belongs_later(inner: int, outer: int) -> int:
+        for strides in operands:
+            a, b = strides[inner], strides[outer]
+            if a == 0 or b == 0:
+                continue
+            if a != b:
+                return 1 if a > b else -1
+            if shape[inner] > shape[outer]:
+                return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]
+    for index in range(1, len(order)):
+        moving = index
+        for other in range(index - 1, -1, -1):
+            verdict = belongs_later(order[other], order[moving])
+            if verdict > 0:
+                order[other], order[moving] = order[moving], order[other]
+                moving = other
+            elif verdict < 0:
+                break
+    return order
+
+
+def _in_order(shape: Sequence[int], innermost_first: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor without gaps whose dimensions lie in memory in this order."""
+    strides = [0] * len(shape)
+    step = 1
+    for dimension in innermost_first:
+        strides[dimension] = step
+        step *= shape[dimension]
+    return tuple(strides)
+
+
+def _is_packed(shape: Sequence[int], strides: Sequence[int], outermost_first: Sequence[int]) -> bool:
+    """Without gaps in exactly this order; dimensions of size 1 do not count."""
+    step = 1
+    for dimension in reversed(outermost_first):
+        if shape[dimension] != 1:
+            if strides[dimension] != step:
+                return False
+            step *= shape[dimension]
+    return True
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Without gaps and overlaps in any order."""
+    step = 1
+    for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] > 1):
+        if stride != step:
+            return False
+        step *= size
+    return True

@@ -1,0 +1,87 @@
+"""Calls a model's constructor so that its parameters and buffers take no memory: they end on `meta`."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+def build_weightless(construct: Callable[[], object]) -> object:
+    """What `construct` returns; if that is a module, all its parameters and buffers are on meta.
+
+    Three ways, from the cheapest. Everything is made on meta; if the constructor reads values, only the
+    parameters are; if it reads those too, the model is built on the CPU and moved. A constructor that fails
+    for another reason is not called again. Raises what the constructor raises.
+    """
+    ways: tuple[Callable[[], AbstractContextManager[object]], ...] = (
+        lambda: torch.device("meta"),
+        parameters_on_meta,
+        nullcontext,
+    )
+    for way in ways[:-1]:
+        try:
+            return _build(construct, way)
+        except Exception as error:
+            # So torch speaks when values of a meta tensor are asked for: "Cannot copy out of meta tensor",
+            # "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors".
+            if "meta" not in str(error).lower():
+                raise
+    return _build(construct, ways[-1])
+
+
+def _build(construct: Callable[[], object], way: Callable[[], AbstractContextManager[object]]) -> object:
+    with warnings.catch_warnings(), way():
+        warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
+        model = construct()
+    if isinstance(model, nn.Module):
+        move_to_meta(model)
+    return model
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """While open, every parameter that a module registers is replaced by its like on meta.
+
+    A parameter that several modules share stays shared. Changes `nn.Module` for all threads.
+    """
+    register = nn.Module.register_parameter
+    likes = WeakIdKeyDictionary()
+
+    def register_like(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not is_lazy(parameter) and not parameter.is_meta:
+            if parameter not in likes:
+                likes[parameter] = _like(parameter)
+            parameter = likes[parameter]
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_like  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def move_to_meta(model: nn.Module) -> None:
+    """Put what is not on meta there; unlike `Module.to`, this keeps shared tensors shared."""
+    likes: dict[int, Tensor] = {}
+    kept: list[Tensor] = []  # keeps the ids in `likes` from being used again
+    for module in model.modules():
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in registries:
+            for name, tensor in held.items():
+                if tensor is None or is_lazy(tensor) or tensor.is_meta:
+                    continue
+                if id(tensor) not in likes:
+                    likes[id(tensor)] = _like(tensor)
+                    kept.append(tensor)
+                held[name] = likes[id(tensor)]
+
+
+def _like(tensor: Tensor) -> Tensor:
+    like = torch.empty_like(tensor, device="meta", requires_grad=False)
+    return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

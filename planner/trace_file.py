@@ -1,0 +1,174 @@
+"""A trace as a file that one can attach to a bug report: compressed JSON, read strictly, never executed.
+
+Layout (format 1): `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, `Mark`); `alloc`,
+`free`, `mark` and `sites` hold one column for each field of their class. Trace and job fit in one file, so
+that it plans by itself.
+"""
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.errors import DataFileError
+from planner.events import Alloc, Event, Free, Mark, Site, Trace, check
+
+FORMAT = 1
+LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
+LARGEST_NUMBER = 2**63 - 1  # what torch counts with
+_GZIP = 31  # zlib's wbits for gzip with the largest window
+_KEYS = ("format", "about", "batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
+
+T = TypeVar("T")
+
+
+def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
+    """Write a trace and a JSON-able description of its job; whole or not at all, equal traces as equal bytes.
+
+    Raises DataFileError where the file cannot be written, ValueError for a trace that `check` refuses.
+    """
+    check(trace)
+    document = {
+        "format": FORMAT,
+        "about": about,
+        "batches": trace.batches,
+        "unknown_ops": trace.unknown_ops,
+        "notes": trace.notes,
+        "sites": _columns(Site, trace.sites),
+        "kind": "".join(map(_letter, trace.events)),
+        "alloc": _columns(Alloc, trace.events),
+        "free": _columns(Free, trace.events),
+        "mark": _columns(Mark, trace.events),
+    }
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    packed = zlib.compress(text.encode(), 9, wbits=_GZIP)  # with no time in it, unlike gzip's default
+    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
+    try:
+        partial.write_bytes(packed)
+        partial.replace(path)
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot write the trace: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # gone by the replacement, or could not even be made
+            partial.unlink()
+
+
+def load_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
+    """Read a trace and the description of its job.
+
+    Raises DataFileError for a file that cannot be read and for anything that `save_trace` never wrote.
+    """
+    try:
+        document = _unpack(path)
+        trace = Trace(
+            events=tuple(_events(document)),
+            sites=tuple(_rows("sites", Site, document["sites"])),
+            batches=tuple(_list("batches", int, document["batches"])),
+            unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
+            notes=tuple(_list("notes", str, document["notes"])),
+        )
+        about = document["about"]
+        if not isinstance(about, dict):
+            raise ValueError("about: no mapping")
+        check(trace)
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot read the trace: {error.strerror or error}") from error
+    except (ValueError, RecursionError, zlib.error) as error:
+        raise DataFileError(f"{path}: broken trace file: {str(error)[:200]}; trace anew") from error
+    return trace, about
+
+
+def _letter(event: Event) -> str:
+    return type(event).__name__[0].lower()
+
+
+def _columns(kind: type, rows: Iterable[object]) -> dict[str, list[Any]]:
+    mine = [row for row in rows if isinstance(row, kind)]
+    return {field.name: [getattr(row, field.name) for row in mine] for field in fields(kind)}
+
+
+def _unpack(path: Path) -> dict[str, Any]:
+    """The document, with the right keys and the right format."""
+    with path.open("rb") as file:
+        packed = file.read(LARGEST_FILE_BYTES + 1)
+    decompressor = zlib.decompressobj(wbits=_GZIP)
+    text = decompressor.decompress(packed, LARGEST_FILE_BYTES + 1)
+    if max(len(packed), len(text)) > LARGEST_FILE_BYTES:
+        raise ValueError(f"it holds more than {LARGEST_FILE_BYTES} bytes")
+    if not decompressor.eof:
+        raise ValueError("it is cut short")
+    if decompressor.unused_data:
+        raise ValueError("something stands behind its end")
+    document = json.loads(text.decode(), parse_constant=_finite, parse_float=_finite)
+    found = document.get("format") if isinstance(document, dict) else None
+    if type(found) is not int:
+        raise ValueError("it names no format")
+    if found != FORMAT:
+        raise ValueError(f"its format is {found}, this version reads {FORMAT}")
+    return _members("the document", _KEYS, document)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+def _events(document: dict[str, Any]) -> Iterator[Event]:
+    columns: dict[str, list[Event]] = {
+        "a": _rows("alloc", Alloc, document["alloc"]),
+        "f": _rows("free", Free, document["free"]),
+        "m": _rows("mark", Mark, document["mark"]),
+    }
+    kind = document["kind"]
+    if not isinstance(kind, str) or not set(kind) <= columns.keys():
+        raise ValueError("kind: no text of the letters a, f and m")
+    for letter, events in columns.items():
+        if kind.count(letter) != len(events):
+            raise ValueError(f"kind: {kind.count(letter)} times {letter}, but {len(events)} of such events")
+    queues = {letter: iter(events) for letter, events in columns.items()}
+    return (next(queues[letter]) for letter in kind)
+
+
+def _rows(name: str, kind: type[T], value: object) -> list[T]:
+    """Objects of a dataclass from their columns, each column read by the type of its field."""
+    columns = fields(kind)  # type: ignore[arg-type]  # typeshed's type for dataclasses is private
+    members = _members(name, [column.name for column in columns], value)
+    lists = [_list(f"{name}.{column.name}", column.type, members[column.name]) for column in columns]
+    if len({len(items) for items in lists}) > 1:
+        raise ValueError(f"{name}: columns of unequal length")
+    return [kind(*row) for row in zip(*lists, strict=True)]
+
+
+def _members(name: str, keys: Iterable[str], value: object) -> dict[str, Any]:
+    """A mapping that has these keys and no others."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: no mapping")
+    for key in keys:
+        if key not in value:
+            raise ValueError(f"{name}: {key} is missing")
+    if unknown := value.keys() - set(keys):
+        raise ValueError(f"{name}: unknown key {min(unknown)!r}")
+    return value
+
+
+def _list(name: str, kind: Any, value: object) -> list[Any]:
+    """A list of whole numbers, of texts, or of members of an enumeration of texts."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name}: no list")
+    wanted: type = int if kind is int else str
+    for item in value:
+        if type(item) is not wanted:
+            raise ValueError(f"{name}: {type(item).__name__} found, {wanted.__name__} wanted")
+        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
+            raise ValueError(f"{name}: a number beyond {LARGEST_NUMBER}")
+    try:
+        return [kind(item) for item in value]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

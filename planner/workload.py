@@ -1,0 +1,133 @@
+"""A job together with the source of its traces: the tracer, or a file that an earlier trace was saved to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from planner.affine import align, confirm
+from planner.errors import DataFileError, ModelError, PlannerError, UsageError
+from planner.events import Alloc, Trace
+from planner.job import Job, split_model
+from planner.plan import FIT_BATCHES, Tell, Tracer
+from planner.report.job_json import job_from_json, job_to_json
+from planner.trace_file import load_trace, save_trace
+
+Factory = Callable[[], object]  # returns an nn.Module
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is planned, before the time is spent that its traces take."""
+
+    job: Job
+    batch: int | None  # the job's own batch size, where it has one
+    capability: Capability  # of the GPU that is traced for
+    open: Callable[[Tell], Tracer]  # may import torch; the tracer takes each trace once
+
+
+def trace_workload(job: Job, batch: int | None, factory: Factory | None, capability: Capability) -> Workload:
+    """The workload of a job that is traced; with a factory, of the model that it returns."""
+
+    def start(tell: Tell) -> Tracer:
+        tell("importing torch and the model's library")
+        from planner.trace import trace
+        from planner.trace.sources import FINDERS
+
+        source, name = split_model(job.source or job.model)
+        if factory is None and source in FINDERS and source != "file":
+            FINDERS[source](name)  # imports the model's library, whose time is not the trace's
+
+        note = f"traced with PyTorch {version('torch')}; other versions keep other tensors"
+        options: dict[str, Any] = {} if factory is None else {"build": _builder(factory)}
+
+        @cache
+        def tracer(size: int) -> Trace:
+            taken = trace(job, size, capability, **options)
+            return replace(taken, notes=(*taken.notes, note))
+
+        return tracer
+
+    return Workload(job, batch, capability, start)
+
+
+def _builder(factory: Factory) -> Callable[[Job], Any]:
+    """The function that builds a user's model in the tracer's way."""
+    from planner.trace.weightless import build_weightless
+
+    def build(job: Job) -> Any:
+        try:
+            model = build_weightless(factory)
+        except PlannerError:
+            raise
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise ModelError(
+                f"{job.model}: the factory fails: {type(error).__name__}: {first}; mend it"
+            ) from error
+        if not hasattr(model, "named_modules"):
+            kind = type(model).__name__
+            raise ModelError(f"{job.model}: gives a {kind}, not an nn.Module; return one")
+        return model
+
+    return build
+
+
+def load_workload(path: Path, capability: Capability) -> Workload:
+    """The workload of a file that `save_workload` wrote, to be planned for `capability`; torch is not needed.
+
+    Raises DataFileError for a broken file; its tracer raises UsageError for a batch size that the file says
+    nothing about.
+    """
+    trace, about = load_trace(path)
+    try:
+        job = job_from_json(about["job"])
+        batch = about["batch"]
+        major, minor = about["capability"]
+        if not all(type(number) is int for number in (batch, major, minor)):
+            raise TypeError("batch and capability are whole numbers")
+    except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataFileError(
+            f"{path}: broken job of a trace: {type(error).__name__}: {error}; trace anew"
+        ) from error
+    if (major, minor) != capability:
+        note = f"traced for compute capability {major}.{minor}; this GPU's kernels may take other memory"
+        trace = replace(trace, notes=(*trace.notes, note))
+
+    def tracer(size: int) -> Trace:
+        if trace.is_affine:
+            return _at(trace, size)
+        if (size,) != trace.batches:
+            raise UsageError(
+                f"{path}: this trace holds for batch {trace.batches[0]} only; trace batch {size} anew"
+            )
+        return trace
+
+    return Workload(job, batch, (major, minor), lambda tell: tracer)
+
+
+def save_workload(workload: Workload, tracer: Tracer, batch: int, path: Path) -> None:
+    """Write a trace that plans by itself: for all batch sizes where that is possible, else for this one."""
+    about = {"job": job_to_json(workload.job), "batch": batch, "capability": workload.capability}
+    save_trace(_whole(tracer, batch), path, about)
+
+
+def _whole(tracer: Tracer, batch: int) -> Trace:
+    affine = align(*map(tracer, FIT_BATCHES))
+    if isinstance(affine, Trace) and batch not in FIT_BATCHES:
+        affine = confirm(affine, tracer(batch))
+    return affine if isinstance(affine, Trace) else tracer(batch)
+
+
+def _at(trace: Trace, batch: int) -> Trace:
+    """An affine trace as if taken at one batch size."""
+    events = tuple(
+        replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
+        if isinstance(event, Alloc)
+        else event
+        for event in trace.events
+    )
+    return replace(trace, events=events, batches=(batch,))

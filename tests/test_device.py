@@ -1,0 +1,244 @@
+"""The cards, their reader and the generic card."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from planner.device import (
+    GENERIC_CONTEXT,
+    KEPT_BY_DRIVER_MIB,
+    KEPT_BY_DRIVER_SHARE,
+    KEPT_BY_DRIVER_SPREAD_MIB,
+    MIB,
+    Device,
+    FigureKind,
+    Measured,
+    find_device,
+    generic_device,
+    generic_usable,
+    load_devices,
+    unlimited_device,
+)
+from planner.errors import DataFileError, UsageError
+
+CARD = """\
+name: Test 8GB
+aliases: [T-8, "8"]
+capability:
+  version: [8, 9]
+  source: made up
+total:
+  mib: 8000
+  kind: measured
+  source: nvidia-smi
+usable:
+  mib: 7900.5
+  spread_mib: 2
+  kind: published
+  source: a log
+context: generic
+"""
+
+
+def write(folder: Path, text: str, name: str = "card.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_becomes_a_device(tmp_path: Path) -> None:
+    """A file's figures arrive in bytes, with their kind and source."""
+    write(tmp_path, CARD)
+    assert load_devices(tmp_path) == (
+        Device(
+            name="Test 8GB",
+            total=Measured(8000 * MIB, "nvidia-smi", 0, FigureKind.MEASURED),
+            usable=Measured(7900 * MIB + MIB // 2, "a log", 2 * MIB, FigureKind.PUBLISHED),
+            context=GENERIC_CONTEXT,
+            capability=(8, 9),
+            aliases=("T-8", "8"),
+            capability_source="made up",
+        ),
+    )
+
+
+def test_generic_usable_in_a_file(tmp_path: Path) -> None:
+    """A card whose usable memory is not known takes the generic rule, and says so."""
+    cut = CARD.index("usable:")
+    write(tmp_path, CARD[:cut] + "usable: generic\ncontext: generic\n")
+    (device,) = load_devices(tmp_path)
+    assert device.usable == generic_usable(8000 * MIB)
+    assert device.usable.kind is FigureKind.DERIVED
+
+
+BROKEN = [
+    (
+        "name: Test 8GB",
+        "name: 8",
+        "line 1, name: a text is wanted, not '8'; quote it if it looks",
+    ),
+    ("name: Test 8GB\n", "", "line 1: missing name"),
+    (
+        "name: Test 8GB",
+        "nam: Test 8GB",
+        "line 1, nam: unknown key; known are name, capability, total",
+    ),
+    ('"8"', "8", "line 2, aliases[1]: a text is wanted, not '8'"),
+    ("aliases: [T-8, ", "aliases: T-8 #", "line 2, aliases: a list is wanted, not 'T-8'"),
+    ("[8, 9]", "8.9", "line 4, capability.version: a list is wanted, not '8.9'"),
+    ("[8, 9]", "[8]", "line 4, capability.version: two whole numbers are wanted, such as [8, 6]"),
+    ("mib: 8000", "mib: many", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not 'many'"),
+    ("mib: 8000", "mib: -8000", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not '-8000'"),
+    ("mib: 8000", "mib: .nan", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not '.nan'"),
+    ("mib: 8000", "mib: yes", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not 'yes'"),
+    ("mib: 8000", "mib: 80", "line 6, total: a GPU has at least 100 MiB"),
+    ("mib: 8000", "mib: 7000", "line 10, usable: more than the total"),
+    ("kind: measured", "kind: guess", "line 8, total.kind: one of measured, published, datasheet, derived"),
+    ("kind: measured", "kind: user", "line 8, total.kind: one of measured, published, datasheet, derived"),
+    ("  source: nvidia-smi\n", "", "line 6, total: missing source"),
+    ("nvidia-smi", '" "', "line 9, total.source: a text is wanted, not ' '"),
+    ("  source: nvidia-smi", "  kind: measured", "line 9, total.kind: a key is one plain text and stands"),
+    ("  spread_mib: 2", "  spread: 2", "line 12, usable.spread: unknown key; known are mib, kind, source"),
+    ("context: generic", "context: 400", "line 15, context: keys with values are wanted, not '400'"),
+    ("context: generic", "context: [1", "line 16: not YAML (did not find expected ',' or ']')"),
+    (CARD, "", "line 1: the file is empty"),
+    (CARD, "- 1\n", "line 1: keys with values are wanted, not a list or keys"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "message"), BROKEN, ids=[case[2] for case in BROKEN])
+def test_broken_files(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    """A broken file is refused in one line with the file, the line and the key."""
+    assert right in CARD
+    path = write(tmp_path, CARD.replace(right, wrong, 1))
+    with pytest.raises(DataFileError) as caught:
+        load_devices(tmp_path)
+    assert str(caught.value).startswith(f"{path} {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_files(tmp_path: Path) -> None:
+    """A folder without cards is an error, not an empty answer."""
+    with pytest.raises(DataFileError, match="no device file"):
+        load_devices(tmp_path)
+
+
+def test_not_text(tmp_path: Path) -> None:
+    """A file that is no UTF-8 text is refused in one line."""
+    (tmp_path / "card.yaml").write_bytes(b"name: \xff\n")
+    with pytest.raises(DataFileError, match=r"card\.yaml: not readable \('utf-8' codec"):
+        load_devices(tmp_path)
+
+
+def test_one_name_two_cards(tmp_path: Path) -> None:
+    """Two cards may not answer to one name."""
+    write(tmp_path, CARD, "a.yaml")
+    path = write(tmp_path, CARD.replace("Test 8GB", "Other").replace('"8"', '"9"'), "b.yaml")
+    with pytest.raises(DataFileError) as caught:
+        load_devices(tmp_path)
+    assert str(caught.value) == f"{path}: 'T-8' names the card of a.yaml too; change one"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("4090", "RTX 4090 24GB"),
+        ("rtx4090", "RTX 4090 24GB"),
+        ("RTX_4090", "RTX 4090 24GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090 24GB"),
+        ("a100-80", "A100 80GB"),
+        ("A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("Tesla V100-SXM2-16GB", "V100 16GB"),
+        ("Tesla T4", "T4 16GB"),
+        ("nvidia l4", "L4 24GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 80GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada 48GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell 96GB"),
+    ],
+)
+def test_spellings(spelling: str, name: str) -> None:
+    """A card is found by its common names and by the name that nvidia-smi prints."""
+    assert find_device(spelling).name == name
+
+
+def test_unknown_names_list_the_nearest() -> None:
+    """An unknown name tells the nearest cards and the way out."""
+    with pytest.raises(UsageError) as caught:
+        find_device("A100")
+    assert str(caught.value) == (
+        "unknown GPU 'A100': the nearest are A100 80GB, A100 40GB, H100 80GB, V100 16GB; "
+        "for any other card give --gpu-mib N"
+    )
+
+
+def test_unlike_names_list_all(tmp_path: Path) -> None:
+    """A name like no other is answered with all cards."""
+    write(tmp_path, CARD)
+    with pytest.raises(UsageError) as caught:
+        find_device("", tmp_path)
+    assert str(caught.value) == "unknown GPU '': known are Test 8GB; for any other card give --gpu-mib N"
+
+
+def test_shipped_cards_make_sense() -> None:
+    """Every card keeps something for the driver, less than a tenth, and a training process finds room."""
+    for device in load_devices():
+        kept_share = 1 - device.usable.value / device.total.value
+        assert 0 < kept_share < 0.1, device.name
+        assert 200 * MIB < device.context.value < 1000 * MIB, device.name
+        assert (7, 0) <= device.capability <= (12, 0), device.name
+
+
+def test_generic_device() -> None:
+    """A card of 24,000 MiB keeps 398 MiB and 0.23 % for the driver and 415 MiB for the context."""
+    device = generic_device(24000)
+    assert device == Device(
+        name="generic GPU of 24000 MiB",
+        total=Measured(24000 * MIB, "given by the user", 0, FigureKind.USER),
+        usable=Measured(
+            value=24000 * MIB - 398 * MIB - round(0.0023 * 24000 * MIB),
+            source="total less 398 MiB and 0.23%: the known cards' line",
+            spread=98 * MIB,
+            kind=FigureKind.DERIVED,
+        ),
+        context=GENERIC_CONTEXT,
+        capability=(8, 6),
+        capability_source="assumed: an Ampere card",
+    )
+
+
+def test_smallest_generic_device() -> None:
+    """Where the driver would keep more than there is, nothing is usable."""
+    assert generic_device(100).usable.value == 0
+
+
+def test_unlimited_device() -> None:
+    """Without a GPU all memory is usable and the context is the generic one."""
+    device = unlimited_device()
+    assert device.usable == device.total == Measured(2**60, "no GPU given", 0, FigureKind.USER)
+    assert device.context == GENERIC_CONTEXT
+
+
+@pytest.mark.parametrize("total_mib", [0, -24000, 99, 10_000_001])
+def test_absurd_totals(total_mib: int) -> None:
+    """A total that no GPU has is refused in one line that says what to give."""
+    with pytest.raises(UsageError) as caught:
+        generic_device(total_mib)
+    assert str(caught.value) == (
+        f"a GPU of {total_mib} MiB makes no sense: give its total memory in MiB as nvidia-smi shows it, "
+        "from 100 to 10000000"
+    )
+
+
+def test_generic_constants_come_from_the_cards() -> None:
+    """The constants of the generic card are what the fit through the shipped cards prints."""
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "fit_generic_device.py"))
+    base, share, spread = script["fit_kept_by_driver"]()
+    assert (round(base), round(share, 4), round(spread)) == (
+        KEPT_BY_DRIVER_MIB,
+        KEPT_BY_DRIVER_SHARE,
+        KEPT_BY_DRIVER_SPREAD_MIB,
+    )
+    context, deviation = script["fit_context"]()
+    assert (round(context) * MIB, round(deviation) * MIB) == (GENERIC_CONTEXT.value, GENERIC_CONTEXT.spread)

@@ -1,0 +1,332 @@
+"""Models are built from every source, weigh nothing, and are those of the seed documents."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.catalogue import load_catalogue
+from planner.errors import ModelError, UsageError
+from planner.job import SOURCES, Job
+from planner.resolve import resolve_job
+from planner.trace.sources import FINDERS, build_model
+from planner.trace.weightless import build_weightless, move_to_meta, parameters_on_meta
+
+MIB = 2**20
+
+
+def tensors(model: nn.Module) -> Iterator[Tensor]:
+    """All parameters and buffers."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def count(model: nn.Module) -> int:
+    """The number of parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write(folder: Path, text: str) -> Path:
+    """A user's file."""
+    file = folder / "my_net.py"
+    file.write_text("from torch import nn\n" + text)
+    return file
+
+
+def test_every_source_has_a_finder() -> None:
+    """Each source that a model's name may have, and a file, can be built from."""
+    assert set(FINDERS) == {*SOURCES, "file"}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("tensor_1gib", 0),
+        ("cnn", 985_914),  # the notebook's torchinfo
+        ("vgg16_bn", 138_365_992 - 990 * 4097),  # torchvision's published count, less 990 of the 1000 outputs
+        ("resnet50", 25_557_032 - 990 * 2049),
+        ("vit_b_16", 86_567_656 - 990 * 769),
+        ("unetr", 92_685_538),  # MONAI 1.6.1; not told by the notebook
+        ("basic_unet", 7_787_393),  # the forum thread
+        ("smp_unet_resnet18", 14_321_937),  # the forum thread
+        ("davenet_audio", 15_965_570),  # the notebook's sum, 60.90 MiB
+        ("davenet_image", 14_714_688 + 512 * 1024 * 9 + 1024),  # VGG16's features and one convolution more
+        ("conv_pair", 16 * 9 + 16 + 32 * 16 * 9 + 32),
+    ],
+)
+def test_catalogue_models_are_the_seeds(name: str, parameters: int) -> None:
+    """A catalogue model has as many parameters as its document says, all on meta."""
+    model = build_model(resolve_job(name, load_catalogue()))
+    assert count(model) == parameters
+    assert all(tensor.is_meta for tensor in tensors(model))
+
+
+def test_basic_encoder_weighs_what_the_thread_printed() -> None:
+    """The encoder's tensors, in blocks of 512 bytes, take the 17.9 MB that the thread printed."""
+    model = build_model(resolve_job("basic_encoder", load_catalogue()))
+    blocks = sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors(model))
+    assert round(blocks / MIB, 2) == 17.90
+
+
+def torchsummary_mib(name: str, batch: int) -> tuple[float, float, float]:
+    """What torchsummary prints: the input, twice the outputs of all leaves, and the parameters."""
+    job = resolve_job(name, load_catalogue())
+    model = build_model(job)
+    outputs: list[int] = []
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, __, output: outputs.append(output.numel()))
+    sample = torch.empty(batch, *job.inputs[0].shape, device="meta")
+    model(sample)
+    return sample.numel() * 4 / MIB, 2 * sum(outputs) * 4 / MIB, count(model) * 4 / MIB
+
+
+def test_davenet_audio_is_the_notebooks() -> None:
+    """torchsummary's arithmetic on the audio branch gives the notebook's figures at both batch sizes."""
+    assert [round(part, 2) for part in torchsummary_mib("davenet_audio", 1)] == [0.16, 10.31, 60.90]
+    assert round(sum(torchsummary_mib("davenet_audio", 128)), 2) == 1400.90
+
+
+def test_davenet_image_is_the_notebooks() -> None:
+    """torchsummary's arithmetic on the image branch at batch size 128 gives the notebook's 28,273.64 MB."""
+    assert round(sum(torchsummary_mib("davenet_image", 128)), 2) == 28273.64
+
+
+def test_conv_pair_is_the_articles() -> None:
+    """The pair's input and twice its outputs take the 32,768 and 4,595,712 bits that the article prints."""
+    sample, both_passes, _ = torchsummary_mib("conv_pair", 1)
+    assert (sample * MIB * 8, both_passes * MIB * 8) == (32_768, 4_595_712)
+
+
+def test_all_torchvision_classifiers_are_built_without_weights() -> None:
+    """Every classification model of torchvision is built, wholly on meta, with torchvision's parameter count.
+
+    RegNets read values in their constructor. The published count of GoogLeNet leaves its auxiliary heads out,
+    that of ViT-H/14 is for images of 518 x 518.
+    """
+    build_model(Job(model="torchvision:alexnet"))
+    from torchvision import models
+
+    names = models.list_models(module=models)
+    assert len(names) >= 80
+    wrong = {}
+    for name in names:
+        model = build_model(Job(model=f"torchvision:{name}"))
+        published = models.get_model_weights(name).DEFAULT.meta["num_params"]
+        if count(model) != published or not all(tensor.is_meta for tensor in tensors(model)):
+            wrong[name] = count(model) - published
+    assert wrong == {"googlenet": 6_379_984, "vit_h_14": (16**2 - 37**2) * 1280}
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "parameters"),
+    [
+        ("torchvision:segmentation.fcn_resnet50", (("aux_loss", True),), 35_322_218),
+        ("torchvision:resnet18", (("num_classes", 10),), 11_689_512 - 990 * 513),
+        ("timm:resnet18.a1_in1k", (), 11_689_512),
+        ("monai:UNETR", (("in_channels", 1), ("out_channels", 2), ("img_size", (64, 64, 64))), 92_685_538),
+    ],
+)
+def test_named_models_are_built(model: str, args: tuple[tuple[str, object], ...], parameters: int) -> None:
+    """A model is built by its name in torchvision, timm or MONAI, with arguments, and downloads nothing."""
+    assert count(build_model(Job(model=model, model_args=args))) == parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("torchvision:resnet5", "torchvision has no model 'resnet5'; the nearest: resnet50, "),
+        ("torchvision:nets.resnet50", "torchvision has no model 'nets.resnet50'; the nearest: resnet50, "),
+        ("torchvision:x", "torchvision has no model 'x'; it has alexnet, convnext_base, "),
+        ("timm:resnet5o", "timm has no model 'resnet5o'; the nearest: resnet50, "),
+        ("monai:UNETRR", "monai has no model 'UNETRR'; the nearest: UNETR, "),
+        ("smp:Unett", "smp has no model 'Unett'; the nearest: Unet, "),
+        ("zoo:cnns", "zoo has no model 'cnns'; the nearest: CNN"),
+        ("cnn", "model 'cnn': no source is named; write SOURCE:NAME or FILE.py:NAME"),
+        ("none.py:Net", "model 'none.py:Net': there is no file 'none.py'; check the path"),
+    ],
+)
+def test_unknown_name_lists_the_nearest(model: str, told: str) -> None:
+    """A name that its source does not know is refused in one line, the nearest name first."""
+    with pytest.raises(UsageError) as error:
+        build_model(Job(model=model))
+    assert str(error.value).startswith(told)
+    assert "\n" not in str(error.value)
+
+
+def test_library_that_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a library is not installed, the line says which extra brings it."""
+    monkeypatch.setattr(sys, "path", [])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ModelError) as error:
+        build_model(Job(model="timm:resnet18"))
+    assert str(error.value) == "timm is not installed; pip install 'gpu-batch-planner[timm]'"
+
+
+def test_file_is_built_with_its_neighbours(tmp_path: Path) -> None:
+    """FILE.py:NAME imports files beside it, inside the function as well, and leaves sys.path as it was."""
+    (tmp_path / "my_width.py").write_text("WIDTH = 7\n")
+    file = write(
+        tmp_path, "def make(depth=1):\n    from my_width import WIDTH\n    return nn.Linear(WIDTH, depth)\n"
+    )
+    before = list(sys.path)
+    model = build_model(Job(model=f"{file}:make", model_args=(("depth", 3),)))
+    assert str(model) == "Linear(in_features=7, out_features=3, bias=True)"
+    assert all(tensor.is_meta for tensor in tensors(model))
+    assert sys.path == before
+
+
+def test_model_that_a_file_has_made_is_taken(tmp_path: Path) -> None:
+    """FILE.py:NAME may name a model instead of a callable; it is moved to meta."""
+    model = build_model(Job(model=f"{write(tmp_path, 'net = nn.Linear(2, 3)')}:net"))
+    assert [(tuple(tensor.shape), tensor.is_meta) for tensor in tensors(model)] == [
+        ((3, 2), True),
+        ((3,), True),
+    ]
+
+
+def test_lists_reach_the_constructor_as_lists(tmp_path: Path) -> None:
+    """The tuples that a job holds are the lists that the user wrote again when the constructor is called."""
+    file = write(
+        tmp_path, "def make(sizes):\n    assert sizes == [2, [3]], sizes\n    return nn.Identity()\n"
+    )
+    assert isinstance(build_model(Job(model=f"{file}:make", model_args=(("sizes", (2, (3,))),))), nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "net = 1 / 0\n",
+            "{file}:2: importing the file fails: ZeroDivisionError: division by zero; mend the file",
+        ),
+        ("raise SystemExit(2)\n", "{file}:2: importing the file fails: SystemExit: 2; mend the file"),
+        (
+            "import no_such\n",
+            "{file}:2: importing the file fails: ModuleNotFoundError: No module named 'no_such'; "
+            "mend the file",
+        ),
+        (
+            "def net():\n    return 5\n",
+            "{model}: gives a int, not an nn.Module; name a callable that returns one",
+        ),
+        (
+            "def net():\n    raise ValueError('no\\nway')\n",
+            "{model}: its constructor fails: ValueError: no; check --model-arg, or see the traceback "
+            "with --debug",
+        ),
+        (
+            "net = 5\n",
+            "{model}: its constructor fails: TypeError: 'int' object is not callable; check --model-arg, "
+            "or see the traceback with --debug",
+        ),
+    ],
+)
+def test_file_that_makes_no_model_is_told(tmp_path: Path, text: str, problem: str) -> None:
+    """A file that fails, or gives no model, is told in one line."""
+    file = write(tmp_path, text)
+    with pytest.raises(ModelError) as error:
+        build_model(Job(model=f"{file}:net"))
+    assert str(error.value) == problem.format(file=file.name, model=f"{file}:net")
+
+
+def test_name_that_a_file_lacks_is_told(tmp_path: Path) -> None:
+    """A callable that the file does not define is told with the nearest that it does."""
+    file = write(tmp_path, "def make_net():\n    return nn.Identity()\n")
+    with pytest.raises(UsageError) as error:
+        build_model(Job(model=f"{file}:makenet"))
+    assert str(error.value) == "my_net.py has no model 'makenet'; the nearest: make_net"
+
+
+def test_interrupts_pass(tmp_path: Path) -> None:
+    """Ctrl-C while a model is built is no error of the model."""
+    with pytest.raises(KeyboardInterrupt):
+        build_model(Job(model=f"{write(tmp_path, 'def net(): raise KeyboardInterrupt')}:net"))
+
+
+class ReadsBuffer(nn.Module):
+    """Reads a value of a plain tensor while it is built, as torchvision's RegNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Linear(int(torch.arange(5).max()), 3)
+        self.register_buffer("scale", torch.ones(2))
+
+
+class ReadsParameter(ReadsBuffer):
+    """Reads a value of a parameter while it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = float(self.layers.weight.flatten()[0])
+
+
+class Tied(ReadsBuffer):
+    """Two modules share a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Parameter(torch.ones(4, 3))
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.one.weight = shared
+        self.two.weight = shared
+
+
+@pytest.mark.parametrize("kind", [ReadsBuffer, ReadsParameter, Tied])
+def test_constructor_that_reads_values_is_built(kind: type[nn.Module]) -> None:
+    """A constructor that reads values of tensors, parameters included, still gives a model on meta."""
+    model = build_weightless(kind)
+    assert isinstance(model, kind)
+    assert {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} == {
+        name: tuple(tensor.shape) for name, tensor in kind().state_dict().items()
+    }
+    assert all(tensor.is_meta for tensor in tensors(model))
+
+
+def test_shared_parameters_stay_shared() -> None:
+    """A parameter of two modules is one tensor on meta as well, whichever way it got there."""
+    with parameters_on_meta():
+        redirected = Tied()
+    moved = Tied()
+    move_to_meta(moved)
+    assert redirected.one.weight is redirected.two.weight
+    assert moved.one.weight is moved.two.weight
+
+
+def test_parameters_are_ordinary_again_afterwards() -> None:
+    """The redirection of parameters ends with its context, also after an error."""
+    with pytest.raises(ValueError, match="stop"), parameters_on_meta():
+        raise ValueError("stop")
+    assert nn.Linear(1, 1).weight.device.type == "cpu"
+
+
+def test_constructor_that_fails_is_called_once() -> None:
+    """An error that does not come from meta tensors is not tried again on the CPU."""
+    calls: list[str] = []
+
+    def construct() -> object:
+        calls.append(torch.get_default_device().type)
+        raise ValueError("wrong argument")
+
+    with pytest.raises(ValueError, match="wrong argument"):
+        build_weightless(construct)
+    assert calls == ["meta"]
+
+
+def test_torchvision_is_importable_beside_any_torch() -> None:
+    """After `prepare_torchvision`, once or twice, torchvision can be imported in a fresh process."""
+    code = (
+        "from planner.trace.torchvision_shim import prepare_torchvision\n"
+        "prepare_torchvision()\n"
+        "prepare_torchvision()\n"
+        "import torchvision\n"
+        "prepare_torchvision()\n"
+        "print(torchvision.models.resnet18.__name__)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("resnet18\n", "")

@@ -75,8 +75,8 @@ def make_budget(
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     """Context and reserved memory, which nvidia-smi shows for the process, at most, at the confidence.
 
-    No process takes more than its card has: where the allocator meets that end it releases cached segments,
-    and cuDNN takes smaller workspaces.
+    A process that fits takes no more than its card has: where the allocator meets that end it releases cached
+    segments, and cuDNN takes smaller workspaces. One that needs more than the card has is not bounded by it.
     """
     device, confidence = budget.device, budget.confidence
     z = NormalDist().inv_cdf(confidence)
@@ -89,5 +89,5 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     if budget.cap_bytes is not None:
         reserved = max(peak_reserved_bytes, min(reserved, budget.cap_bytes))
     upper = int(context + reserved)
-    most = max(device.usable.value, device.context.value + peak_reserved_bytes)
-    return min(upper, most)
+    fits = device.context.value + peak_reserved_bytes <= device.usable.value
+    return min(upper, device.usable.value) if fits else upper

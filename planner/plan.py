@@ -85,6 +85,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
 
 def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda line: None) -> Plan:
     """The largest batch size that fits the budget: from two traces if they align, confirmed by a third."""
+    start = perf_counter()
     traces = _Traces(tracer, tell)
     source: Callable[[int], Trace] = traces.at
     affine = align(*map(traces.at, FIT_BATCHES))
@@ -99,14 +100,14 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
         note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {affine}"
         source = lambda batch: replace(traces.at(batch), notes=(*traces.at(batch).notes, note))  # noqa: E731
         found = largest(lambda batch: replay(traces.at(batch), batch, budget.arena).outcome)
-    start = perf_counter()
 
     def at(batch: int) -> Estimate:
         return estimate(job, source(batch), batch, budget, traces.seconds)
 
     at_max = at(found.largest) if found.largest else None
     first_failure = at(found.first_failure) if found.first_failure else None
-    return Plan(job, budget, found, at_max, first_failure, Seconds(traces.seconds, perf_counter() - start))
+    seconds = Seconds(traces.seconds, perf_counter() - start - traces.seconds)
+    return Plan(job, budget, found, at_max, first_failure, seconds)
 
 
 class _Traces:

@@ -94,13 +94,13 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     given = {name: value for name, value in options.items() if value not in (None, (), [])}
     for name, kind in _ENUMERATIONS.items():
         if name in given:
-            given[name] = choose(kind, given[name], name)
+            given[name] = choose(kind, given[name], "--" + name.replace("_", "-"))
     if "model_args" in given:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
     if "inputs" in given:
         given["inputs"] = tuple(given["inputs"])
     if "steps" in given:
-        check_count("steps", given["steps"], MAX_STEPS)
+        check_count("--steps", given["steps"], MAX_STEPS)
     return replace(base, **given)
 
 

@@ -115,7 +115,9 @@ def read_entry(path: Path) -> Entry:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DataFileError(f"{path} line {line}: not YAML ({error.problem})") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataFileError(f"{path}: not readable ({' '.join(str(error).split())})") from error
     if node is None:
         raise DataFileError(f"{path} line 1: the file is empty")

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from planner.affine import align, confirm
-from planner.errors import DataFileError, ModelError, PlannerError, UsageError
+from planner.errors import DataFileError, UsageError
 from planner.events import Alloc, Trace
-from planner.job import Job, split_model
+from planner.job import Job
 from planner.plan import FIT_BATCHES, Tell, Tracer
 from planner.report.job_json import job_from_json, job_to_json
 from planner.trace_file import load_trace, save_trace
@@ -35,45 +34,19 @@ def trace_workload(job: Job, batch: int | None, factory: Factory | None, capabil
     def start(tell: Tell) -> Tracer:
         tell("importing torch and the model's library")
         from planner.trace import trace
-        from planner.trace.sources import FINDERS
+        from planner.trace.sources import construct_model, find_constructor
 
-        source, name = split_model(job.source or job.model)
-        if factory is None and source in FINDERS and source != "file":
-            FINDERS[source](name)  # imports the model's library, whose time is not the trace's
-
+        constructor = factory or find_constructor(job)
         note = f"traced with PyTorch {version('torch')}; other versions keep other tensors"
-        options: dict[str, Any] = {} if factory is None else {"build": _builder(factory)}
 
         @cache
         def tracer(size: int) -> Trace:
-            taken = trace(job, size, capability, **options)
+            taken = trace(job, size, capability, lambda job: construct_model(job, constructor))
             return replace(taken, notes=(*taken.notes, note))
 
         return tracer
 
     return Workload(job, batch, capability, start)
-
-
-def _builder(factory: Factory) -> Callable[[Job], Any]:
-    """The function that builds a user's model in the tracer's way."""
-    from planner.trace.weightless import build_weightless
-
-    def build(job: Job) -> Any:
-        try:
-            model = build_weightless(factory)
-        except PlannerError:
-            raise
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise ModelError(
-                f"{job.model}: the factory fails: {type(error).__name__}: {first}; mend it"
-            ) from error
-        if not hasattr(model, "named_modules"):
-            kind = type(model).__name__
-            raise ModelError(f"{job.model}: gives a {kind}, not an nn.Module; return one")
-        return model
-
-    return build
 
 
 def load_workload(path: Path, capability: Capability) -> Workload:

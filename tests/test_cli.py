@@ -92,6 +92,17 @@ class Nms(Base):
 
     def forward(self, x):
         return self.inner(self.head(x))
+
+
+class Masked(Base):
+    def forward(self, x):
+        x = self.head(x)
+        return x[x > 0]
+
+
+class Exits(Base):
+    def forward(self, x):
+        raise SystemExit(7)
 """
 
 
@@ -430,8 +441,13 @@ def test_wrong_usage(capsys: Capture, command: str, line: str) -> None:
         ),
         (
             "Nms",
-            "module 'inner' calls torchvision.nms (models.py:49: "
+            "module 'inner' calls torchvision.nms.default (models.py:49: "
             "return x[torchvision.ops.nms(x, x[:, 0], 0.5)]), "
+            "which reads values of tensors; a plan has shapes only: take that call out of the traced path",
+        ),
+        (
+            "Masked",
+            "the model's own forward calls aten.index.Tensor (models.py:64: return x[x > 0]), "
             "which reads values of tensors; a plan has shapes only: take that call out of the traced path",
         ),
     ],
@@ -440,6 +456,19 @@ def test_model_that_reads_values(capsys: Capture, name: str, line: str) -> None:
     """A model that reads values of tensors is refused with the op, the module and the line; exit code 3."""
     command = f"estimate --model models.py:{name} --input 4 --loss sum --batch 8"
     assert outcome(command, capsys) == (3, "", f"planner: models.py:{name}: {line}\n")
+
+
+@pytest.mark.usefixtures("models")
+def test_model_that_exits(capsys: Capture) -> None:
+    """A model that ends the process is refused like one that raises."""
+    line = (
+        "the model's own forward fails at batch 8 (models.py:69: raise SystemExit(7)): it ends the process "
+    )
+    assert outcome("estimate --model models.py:Exits --input 4 --loss sum --batch 8", capsys) == (
+        3,
+        "",
+        f"planner: models.py:Exits: {line}with code 7; check --input and --target\n",
+    )
 
 
 def test_shape_that_does_not_fit(capsys: Capture) -> None:
@@ -620,10 +649,11 @@ def test_python_takes_jobs_and_devices(toy_trace: Path) -> None:
 @pytest.mark.parametrize(
     ("factory", "line"),
     [
-        (lambda: 3, "<lambda>: gives a int, not an nn.Module; return one"),
+        (lambda: 3, "<lambda>: gives a int, not an nn.Module; name a callable that returns one"),
         (
             lambda: 1 // 0,
-            "<lambda>: the factory fails: ZeroDivisionError: integer division or modulo by zero; mend it",
+            "<lambda>: its constructor fails: ZeroDivisionError: integer division or modulo by zero; "
+            "check --model-arg, or see the traceback with --debug",
         ),
     ],
 )

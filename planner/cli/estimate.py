@@ -21,7 +21,7 @@ class BatchOptions:
 
 @takes(BatchOptions, JobOptions, CardOptions, OutputOptions)
 def estimate_command(size: BatchOptions, job: JobOptions, card: CardOptions, output: OutputOptions) -> int:
-    """The memory that one batch size of a model takes, and whether it fits a GPU."""
+    """The memory of one batch, and whether it fits."""
     from planner import api
 
     batch = whole("--batch", size.batch, "32")

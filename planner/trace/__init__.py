@@ -1,8 +1,10 @@
 """Tracing: the only folder of `planner` that imports torch."""
 
+import gc
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -31,12 +33,12 @@ def trace(
     model = build(job)
     recorder = Recorder(model, capability)
     try:
-        with cuda_semantics(capability), recorder.watching_modules():
+        with cuda_semantics(capability), recorder.watching_modules(), _without_collector():
             _run(job, model, batch, recorder)
             return recorder.finish(batch)
     except PlannerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(_explain(job, batch, recorder, error)) from error
 
 
@@ -78,29 +80,41 @@ def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str
             yield prefix, tensor
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Garbage in cycles is collected at times that are not the same in two traces; here it is not."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 # Operators whose result, or the shape of it, depends on values that a trace on meta does not have.
 _READS_VALUES = re.compile(
     r"_local_scalar_dense|nonzero|nms|unique|masked_select|\.equal|is_nonzero|bincount|repeat_interleave"
 )
 
 
-def _explain(job: Job, batch: int, recorder: Recorder, error: Exception) -> str:
+def _explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> str:
     """One line: the module and operator that failed, the source line that called it, and what to do."""
-    where = f"module '{recorder.module()}'" if recorder.module() else "outside its modules"
-    running = recorder.running or ""
-    line = _source_line(error)
-    if _READS_VALUES.search(running):
+    place, running, line = recorder.place(), recorder.running or "", _source_line(error)
+    if _READS_VALUES.search(running) or "nonzero" in str(error):
         return (
-            f"{job.model}: {where} calls {running}{line}, which reads values of tensors; "
+            f"{job.model}: {place} calls {running}{line}, which reads values of tensors; "
             "a plan has shapes only: take that call out of the traced path"
         )
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, SystemExit):
+        text = f"it ends the process with code {error.code}"
     text = text if len(text) <= 200 else text[:197] + "..."
     op = f" in {running}" if running else ""
-    return f"{job.model}: {where} fails at batch {batch}{op}{line}: {text}; check --input and --target"
+    return f"{job.model}: {place} fails at batch {batch}{op}{line}: {text}; check --input and --target"
 
 
-def _source_line(error: Exception) -> str:
+def _source_line(error: BaseException) -> str:
     """The innermost line of code that is neither torch's nor the planner's."""
     own = str(Path(__file__).resolve().parent)
     theirs = str(Path(torch.__file__).resolve().parent)

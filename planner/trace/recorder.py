@@ -58,7 +58,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sites: dict[tuple[str, str], int] = {}
         self._kinds: dict[Any, str] = {}
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._stack: list[str] = [""]
+        self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by identity and name
         self._graph: tuple[list[int], list[str]] = (
             [0],
             [""],
@@ -73,8 +73,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, step: int, phase: Phase) -> None:
         """From here on, events belong to this phase of this step."""
         self._sum = None
-        if phase is Phase.BACKWARD:
-            # What the forward pass made and still holds when the backward pass starts are the activations.
+        if phase is Phase.BACKWARD or (phase is Phase.END and torch.is_grad_enabled()):
+            # What the forward pass made and is still held when the backward pass starts, or would start.
             for block in self._alive.values():
                 if block.role is Role.TEMPORARY:
                     block.role = Role.ACTIVATION
@@ -94,9 +94,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if owner is not None:
             owner.block.role = role
 
-    def module(self) -> str:
-        """Qualified name of the innermost module that is running, "" outside any."""
-        return self._stack[-1]
+    def place(self) -> str:
+        """Where the loop is, in words: the innermost module that runs, or the phase outside of modules."""
+        if len(self._stack) > 1:
+            name = self._stack[-1][1]
+            return f"module '{name}'" if name else "the model's own forward"
+        return {Phase.FORWARD: "the loss", Phase.BACKWARD: "the backward pass"}.get(
+            self._phase, f"the loop's {self._phase}"
+        )
 
     @contextmanager
     def watching_modules(self) -> Iterator[None]:
@@ -261,22 +266,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ---- where
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
-        self._stack.append(self._names.get(id(module), type(module).__name__))
+        self._stack.append((id(module), self._names.get(id(module), type(module).__name__)))
         self._mark_graph()
 
-    def _leave(self, _module: nn.Module, _args: Any, _out: Any) -> None:
-        self._stack.pop()
+    def _leave(self, module: nn.Module, _args: Any, _out: Any) -> None:
+        while self._stack.pop()[0] != id(module):
+            pass  # a module inside this one raised, and this one went on
         self._mark_graph()
 
     def _mark_graph(self) -> None:
         numbers, names = self._graph
         numbers.append(torch._C._autograd._get_sequence_nr())
-        names.append(self._stack[-1])
+        names.append(self._stack[-1][1])
 
     def _where(self) -> str:
         """The module that runs; in the backward pass, the one whose forward made the node that runs."""
         if self._phase is not Phase.BACKWARD or len(self._stack) > 1:
-            return self._stack[-1]
+            return self._stack[-1][1]
         node = torch._C._current_autograd_node()
         if node is None:
             return ""

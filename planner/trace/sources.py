@@ -28,11 +28,20 @@ def build_model(job: Job) -> nn.Module:
 
     Raises `UsageError` for a name that the source does not know, `ModelError` where building it fails.
     """
+    return construct_model(job, find_constructor(job))
+
+
+def find_constructor(job: Job) -> Constructor:
+    """What makes the job's model; importing the library that it comes from is most of the work."""
     source, name = split_model(job.source or job.model)
     if source not in FINDERS:
         raise UsageError(f"model {shown(job.model)}: no source is named; write SOURCE:NAME or FILE.py:NAME")
+    return FINDERS[source](name)
+
+
+def construct_model(job: Job, constructor: Constructor) -> nn.Module:
+    """The model that the constructor makes from the job's arguments, on meta. Raises `ModelError`."""
     arguments = {key: _thaw(value) for key, value in job.model_args}
-    constructor = FINDERS[source](name)
     try:
         model = build_weightless(lambda: constructor(**arguments))
     except PlannerError:

@@ -60,7 +60,7 @@ def run_loop(
             optimizer.step()
             if job.zero_grad is ZeroGrad.AFTER_STEP:
                 optimizer.zero_grad(set_to_none=not job.keep_grads)
-    on_phase(job.steps, Phase.END)
+        on_phase(job.steps, Phase.END)
     del output, loss
 
 

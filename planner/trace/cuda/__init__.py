@@ -5,6 +5,7 @@ registered from Python at the `AutogradMeta` key answer as CUDA would; they are 
 they stand only while `cuda_semantics` is open.
 """
 
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -31,9 +32,7 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
             library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             stack.callback(library._destroy)
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # torch warns that a kernel is overridden, which is the purpose
+                warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
                 for rules in (attention, dropout, linear):
                     for name, kernel in rules.kernels(capability).items():
                         library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
@@ -44,11 +43,13 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
         _OPEN.release()
 
 
-def _device_lists() -> list[tuple[str, object]]:
-    """Python code of torch that looks at the device's name, and what it shall answer for `meta`."""
-    return [
-        # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
-        ("torch.nn.modules.activation._check_arg_device", lambda tensor: True),
-        # fused optimizers refuse parameters on meta
-        ("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]),
-    ]
+def _device_lists() -> Iterator[tuple[str, object]]:
+    """Python code that looks at the device or at compiled extensions, and what it shall answer for `meta`."""
+    # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
+    yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
+    # fused optimizers refuse parameters on meta
+    yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
+    # torchvision's operators ask for the extension before they are called; on a GPU it is there
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchvision.ops.") and hasattr(module, "_assert_has_ops"):
+            yield f"{name}._assert_has_ops", lambda: None

@@ -68,7 +68,8 @@ def make_budget(
         spread = hypot(device.context.spread, device.usable.spread)
         capacity = max(0, int((device.usable.value - device.context.value - z * spread) / scale))
     limit = None if cap_bytes is None else int(cap_bytes / scale)
-    total = device.usable.value if device.usable.value < ENDLESS_BYTES else None
+    # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
+    total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
     return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules))
 
 

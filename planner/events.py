@@ -103,15 +103,18 @@ class Trace:
 def check(trace: Trace) -> None:
     """Raise ValueError with the first flaw that makes a trace meaningless; a trace of the tracer has none.
 
-    Blocks are born once, die at most once and after their birth, have a known site and a positive size at
-    the batch sizes that the trace speaks of; steps count up.
+    Blocks are born once, die at most once and after their birth, and have a known site; sizes are positive
+    at the batch sizes that the trace speaks of and negative at none. Steps count up; nothing follows the end.
     """
     if not trace.batches or min(trace.batches) < 1:
         raise ValueError(f"batch sizes {trace.batches} are no positive numbers")
     alive: set[int] = set()
     born: set[int] = set()
     step = 0
+    ended = False
     for index, event in enumerate(trace.events):
+        if ended:
+            raise ValueError(f"event {index}: something happens after the end")
         if isinstance(event, Alloc):
             if event.block in born:
                 raise ValueError(f"event {index}: block {event.block} is born twice")
@@ -121,6 +124,8 @@ def check(trace: Trace) -> None:
                 raise ValueError(f"event {index}: sizes per sample in a trace of one batch size")
             if any(event.fixed_bytes + event.per_sample_bytes * batch <= 0 for batch in trace.batches):
                 raise ValueError(f"event {index}: block {event.block} has no positive size")
+            if event.per_sample_bytes < 0 or event.fixed_bytes + event.per_sample_bytes < 0:
+                raise ValueError(f"event {index}: the size of block {event.block} is negative at some batch")
             alive.add(event.block)
             born.add(event.block)
         elif isinstance(event, Free):
@@ -131,3 +136,4 @@ def check(trace: Trace) -> None:
             if event.step < step:
                 raise ValueError(f"event {index}: step {event.step} comes after step {step}")
             step = event.step
+            ended = event.phase is Phase.END

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from handmade import SITES, affine_traces, alloc, taken_at
+from handmade import SITES, UNTIMED, affine_traces, alloc, taken_at
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +24,7 @@ BASE = (
 )
 
 
+@UNTIMED
 @given(affine_traces(), st.integers(1, 40), st.integers(1, 40))
 def test_recovers_lines(affine: Trace, low: int, distance: int) -> None:
     """The traces of an affine job at any two batch sizes, in either order, give all its lines back."""
@@ -32,6 +33,7 @@ def test_recovers_lines(affine: Trace, low: int, distance: int) -> None:
     assert align(second, first) == replace(affine, batches=(low + distance, low))
 
 
+@UNTIMED
 @given(affine_traces(), st.integers(1, 10**6))
 def test_confirms_the_same_job(affine: Trace, batch: int) -> None:
     """A third trace of an affine job changes nothing but the list of batch sizes."""

@@ -607,6 +607,14 @@ def test_garbage_collection(limit: int | None, released: list[Change]) -> None:
     assert (result.allocated, result.retries, result.ooms) == (mib(74), 0, 0)
 
 
+def test_garbage_collection_within_the_fraction_of_the_rules() -> None:
+    """The threshold is also a part of the limit that per_process_memory_fraction sets."""
+    conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5"
+    result = replay(("a", mib(30)), "-a", ("b", mib(32)), conf=conf, total=mib(116))
+    assert result.events == [alloc(0, 30), release(0, 30), alloc(30, 32)]
+    assert (result.reserved, result.retries) == (mib(32), 0)
+
+
 # Expandable segments
 
 

@@ -1,7 +1,7 @@
 """What makes a trace trustworthy: every flaw that `check` refuses, in traces of a few events."""
 
 import pytest
-from handmade import SITES, affine_traces, alloc, taken_at
+from handmade import SITES, UNTIMED, affine_traces, alloc, taken_at
 from hypothesis import given
 
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Trace, check
@@ -27,11 +27,25 @@ WHOLE: tuple[Event, ...] = (
         ((alloc(0, 512), alloc(1, 0), Free(0)), (4,), "event 1: block 1 has no positive size"),
         ((alloc(0, 512), alloc(1, -512), Free(0)), (4,), "event 1: block 1 has no positive size"),
         (
-            (alloc(0, -30, 20), alloc(1, -60, 30), Free(0)),
+            (alloc(0, -20, 20), alloc(1, -60, 30), Free(0)),
             (2, 3),
             "event 1: block 1 has no positive size",
         ),
-        ((alloc(0, 90, -20), alloc(1, 90, -30), Free(0)), (2, 3), "event 1: block 1 has no positive size"),
+        (
+            (alloc(0, -20, 20), alloc(1, -40, 30), Free(0)),
+            (2, 3),
+            "event 1: the size of block 1 is negative at some batch",
+        ),
+        (
+            (alloc(0, 90), alloc(1, 90, -20), Free(0)),
+            (2, 3),
+            "event 1: the size of block 1 is negative at some batch",
+        ),
+        (
+            (alloc(0, 512), Mark(1, Phase.END), Free(0)),
+            (4,),
+            "event 2: something happens after the end",
+        ),
         (
             (alloc(0, 512), alloc(1, 512, 4), Free(0)),
             (4,),
@@ -80,6 +94,7 @@ def test_affine_by_number_of_batches() -> None:
     ]
 
 
+@UNTIMED
 @given(affine_traces())
 def test_random_traces_are_whole(trace: Trace) -> None:
     """The random traces of the other tests have no flaw, as affine ones and at a batch size."""

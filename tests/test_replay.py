@@ -1,7 +1,7 @@
 """Small traces through the allocator, worked out by hand; random ones for what holds in every replay."""
 
 import pytest
-from handmade import SITES, affine_traces, alloc, taken_at
+from handmade import SITES, UNTIMED, affine_traces, alloc, taken_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +175,7 @@ confs = st.sampled_from(
 )
 
 
+@UNTIMED
 @given(affine_traces(), st.integers(1, 8), capacities, confs)
 def test_roles_add_up(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
     """The roles at the peak add up to the allocated peak, those at the end to what is allocated there."""
@@ -184,6 +185,7 @@ def test_roles_add_up(trace: Trace, batch: int, capacity: int | None, conf: str)
     assert sum(live_at(trace, batch, arena, len(trace.events)).values()) == run.end_allocated_bytes
 
 
+@UNTIMED
 @given(affine_traces(), st.integers(1, 8), capacities, confs)
 def test_bounds(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
     """Allocated is at most reserved, the end at most the peak, reserved at most the capacity, and a failure
@@ -196,13 +198,14 @@ def test_bounds(trace: Trace, batch: int, capacity: int | None, conf: str) -> No
     assert (run.retries > 0) == (run.outcome is not Outcome.FITS)
 
 
+@UNTIMED
 @given(affine_traces(), st.integers(1, 8))
 def test_an_affine_trace_is_all_its_instances(trace: Trace, batch: int) -> None:
     """An affine trace replays at a batch size as the trace that was taken there."""
     assert replay(trace, batch) == replay(taken_at(trace, batch), batch)
 
 
-@settings(max_examples=200)
+@settings(UNTIMED, max_examples=200)
 @given(
     affine_traces(), st.integers(1, 8), capacities, capacities, confs.filter(lambda c: "max_split" not in c)
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import traces
+from handmade import UNTIMED, traces
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -89,10 +89,22 @@ def refusal(content: bytes, folder: Path) -> str:
     return text.removeprefix(f"{folder / 't.trace'}: ")
 
 
+def refusal_and_memory(content: bytes, folder: Path) -> tuple[str, int]:
+    """The same, and the peak of the memory that it took to say so."""
+    (folder / "t.trace").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(DataFileError) as caught:
+        load_trace(folder / "t.trace")
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return str(caught.value).removeprefix(f"{folder / 't.trace'}: "), peak_bytes
+
+
 def broken(flaw: str) -> str:
     return f"broken trace file: {flaw}; trace anew"
 
 
+@UNTIMED
 @given(traces(), st.dictionaries(texts, finite, max_size=4))
 def test_round_trip(tmp_path_factory: Folder, trace: Trace, about: dict[str, Any]) -> None:
     """What is saved comes back equal, trace and description."""
@@ -142,25 +154,33 @@ def interrupted(path: Path, content: bytes) -> int:
     raise KeyboardInterrupt
 
 
+def forbidden(path: Path, target: Path) -> Path:
+    raise OSError(1, "Operation not permitted")
+
+
 @pytest.mark.parametrize(
-    ("fault", "error", "said"),
+    ("method", "fault", "error", "said"),
     [
-        (half_written, DataFileError, "{}: cannot write the trace: No space left on device"),
-        (interrupted, KeyboardInterrupt, ""),
+        ("write_bytes", half_written, DataFileError, "{}: cannot write the trace: No space left on device"),
+        ("write_bytes", interrupted, KeyboardInterrupt, ""),
+        ("replace", forbidden, DataFileError, "{}: cannot write the trace: Operation not permitted"),
     ],
 )
 def test_failing_write(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[Path, bytes], int],
+    method: str,
+    fault: Callable[..., object],
     error: type[BaseException],
     said: str,
 ) -> None:
-    """Where writing fails half-way, or is interrupted, the old file stays and no partial one does."""
+    """Where writing fails half-way, is interrupted, or the old file cannot be replaced, that stays, and no
+    partial one does.
+    """
     path = tmp_path / "t.trace"
     path.write_text("older")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", fault)
+        patch.setattr(Path, method, fault)
         with pytest.raises(error) as caught:
             save_trace(TRACE, path, ABOUT)
     assert str(caught.value) == said.format(path)
@@ -328,20 +348,21 @@ def test_bombs_do_not_unfold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     packer = zlib.compressobj(wbits=31)
     bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(64)) + packer.flush()
     assert len(bomb) < 2**17
-    tracemalloc.start()
-    assert refusal(bomb, tmp_path) == broken("it holds more than 1048576 bytes")
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    said, peak_bytes = refusal_and_memory(bomb, tmp_path)
+    assert said == broken("it holds more than 1048576 bytes")
     assert peak_bytes < 2**23
 
 
 def test_long_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file beyond the bound is refused even where nothing comes out of it."""
+    """Of a file out of which nothing comes, no more than the bound is read before it is refused."""
     monkeypatch.setattr(trace_file, "LARGEST_FILE_BYTES", 2**10)
-    content = WHOLE[:10] + b"\0\0\0\xff\xff" * 10**4  # empty blocks after the header
-    assert refusal(content, tmp_path) == broken("it holds more than 1024 bytes")
+    content = WHOLE[:10] + b"\0\0\0\xff\xff" * 2**20  # empty blocks after the header
+    said, peak_bytes = refusal_and_memory(content, tmp_path)
+    assert said == broken("it holds more than 1024 bytes")
+    assert peak_bytes < 2**20
 
 
+@UNTIMED
 @given(st.data())
 def test_damaged_bytes(tmp_path_factory: Folder, data: st.DataObject) -> None:
     """A file with flipped, lost or surplus bytes is refused in one line or reads as before."""
@@ -360,6 +381,7 @@ def test_damaged_bytes(tmp_path_factory: Folder, data: st.DataObject) -> None:
     outcome_of(bytes(content), tmp_path_factory.getbasetemp(), same=True)
 
 
+@UNTIMED
 @example([], {"format": 1})
 @given(st.lists(st.integers(0, 10**6), max_size=3), values)
 def test_damaged_documents(tmp_path_factory: Folder, turns: list[int], value: object) -> None:

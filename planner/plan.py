@@ -63,10 +63,8 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     run = replay(trace, batch, budget.arena)
     failed, arena = None, budget.arena
     if run.outcome is Outcome.DOES_NOT_FIT:
-        failed, arena = (
-            run,
-            replace(UNLIMITED, rules=budget.arena.rules, total_bytes=budget.arena.total_bytes),
-        )
+        unbounded = replace(budget.arena.rules, per_process_memory_fraction=1.0)
+        failed, arena = run, replace(UNLIMITED, rules=unbounded)
         run = replay(trace, batch, arena)
     return Estimate(
         job,

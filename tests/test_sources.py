@@ -72,36 +72,6 @@ def test_basic_encoder_weighs_what_the_thread_printed() -> None:
     assert round(blocks / MIB, 2) == 17.90
 
 
-def torchsummary_mib(name: str, batch: int) -> tuple[float, float, float]:
-    """What torchsummary prints: the input, twice the outputs of all leaves, and the parameters."""
-    job = resolve_job(name, load_catalogue())
-    model = build_model(job)
-    outputs: list[int] = []
-    for module in model.modules():
-        if not list(module.children()):
-            module.register_forward_hook(lambda _, __, output: outputs.append(output.numel()))
-    sample = torch.empty(batch, *job.inputs[0].shape, device="meta")
-    model(sample)
-    return sample.numel() * 4 / MIB, 2 * sum(outputs) * 4 / MIB, count(model) * 4 / MIB
-
-
-def test_davenet_audio_is_the_notebooks() -> None:
-    """torchsummary's arithmetic on the audio branch gives the notebook's figures at both batch sizes."""
-    assert [round(part, 2) for part in torchsummary_mib("davenet_audio", 1)] == [0.16, 10.31, 60.90]
-    assert round(sum(torchsummary_mib("davenet_audio", 128)), 2) == 1400.90
-
-
-def test_davenet_image_is_the_notebooks() -> None:
-    """torchsummary's arithmetic on the image branch at batch size 128 gives the notebook's 28,273.64 MB."""
-    assert round(sum(torchsummary_mib("davenet_image", 128)), 2) == 28273.64
-
-
-def test_conv_pair_is_the_articles() -> None:
-    """The pair's input and twice its outputs take the 32,768 and 4,595,712 bits that the article prints."""
-    sample, both_passes, _ = torchsummary_mib("conv_pair", 1)
-    assert (sample * MIB * 8, both_passes * MIB * 8) == (32_768, 4_595_712)
-
-
 def test_all_torchvision_classifiers_are_built_without_weights() -> None:
     """Every classification model of torchvision is built, wholly on meta, with torchvision's parameter count.
 

@@ -56,7 +56,8 @@ def _over(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
     # Half precision is converted there and back, which gives what was expanded another layout.
     if any(t.dtype.itemsize == 2 and 0 in t.stride() for t in tensors):
         return NotImplemented
-    return new(shape, pointwise_strides(shape, strides), dtype)
+    found = pointwise_strides(shape, strides)
+    return NotImplemented if found is None else new(shape, found, dtype)
 
 
 def _truth(x: Tensor, *numbers: Any) -> Any:
@@ -75,10 +76,16 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """One kernel over the gradient and the input, in this order; torch's meta kernels compose several, which
-    ends in another layout where the two differ in theirs (ATen/native/Activation.cpp).
+    """One kernel over the gradient and the input, in this order (ATen/native/Activation.cpp).
+
+    torch's meta kernels compose several, which end in another layout where the two differ in theirs.
     """
     return _pointwise(grad, x) if grad.shape == x.shape else NotImplemented
+
+
+def _threshold_backward(grad: Tensor, x: Tensor, threshold: Any) -> Any:
+    """As `_derivative`, but the input comes first."""
+    return _derivative(x, grad)
 
 
 def _itself(x: Tensor, *numbers: Any, **_: Any) -> Any:
@@ -195,15 +202,13 @@ def _slice_backward(grad: Tensor, shape: Sequence[int], dim: int, start: int, en
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
-    if half_to_float or not is_plain(x) or x.dim() < 1 or not -x.dim() <= dim < x.dim():
-        return NotImplemented
-    return _pointwise(x)
+    fits = is_plain(x) and -x.dim() <= dim < x.dim() and not half_to_float
+    return _pointwise(x) if fits else NotImplemented
 
 
 def _log_softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    if grad.dim() < 1 or not -grad.dim() <= dim < grad.dim() or dtype is not grad.dtype:
-        return NotImplemented
-    return _pointwise(grad, output) if is_plain(grad) and is_plain(output) else NotImplemented
+    fits = is_plain(grad) and is_plain(output) and grad.shape == output.shape and dtype is grad.dtype
+    return _pointwise(grad, output) if fits and -grad.dim() <= dim < grad.dim() else NotImplemented
 
 
 def _is_nll(x: Tensor, target: Tensor, weight: Any, reduction: int) -> bool:
@@ -263,15 +268,16 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys(
         (
-            aten.threshold_backward.default, aten.gelu_backward.default, aten.silu_backward.default,
-            aten.sigmoid_backward.default, aten.tanh_backward.default, aten.hardtanh_backward.default,
-            aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
+            aten.gelu_backward.default, aten.silu_backward.default, aten.sigmoid_backward.default,
+            aten.tanh_backward.default, aten.hardtanh_backward.default, aten.hardswish_backward.default,
+            aten.hardsigmoid_backward.default,
         ),
         _derivative,
     ),
     **dict.fromkeys(
         (aten.silu_.default, aten.hardtanh_.default, aten.hardswish_.default, aten.div_.Tensor), _itself
     ),
+    aten.threshold_backward.default: _threshold_backward,
     aten.clamp.default: _clamp,
     aten.where.self: _where,
     aten.add_.Tensor: _add_in_place,

@@ -79,18 +79,22 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
     return torch.Size(sizes)
 
 
-def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Strides of the output where some operand is not contiguous; all have the output's shape."""
+def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Strides of the output over operands that all have its shape.
+
+    None where torch's kernels differ among each other: a single operand without gaps, but with unusual
+    strides in dimensions of size 1, is copied as it is by some and put in order by others.
+    """
     rank = len(shape)
-    if rank < 2:
-        return contiguous(shape)
-    if len(operands) == 1 and _is_dense(shape, operands[0]):
-        return operands[0]
     packed = all(_is_packed(shape, strides, range(rank)) for strides in operands)
     last = rank == 4 and all(_is_packed(shape, strides, LAST[4]) for strides in operands)
-    if packed != last:  # where they are both, for want of dimensions larger than 1, the order decides
-        return contiguous(shape) if packed else channels_last(shape)
-    return _in_order(shape, _innermost_first(shape, operands))
+    if packed != last:
+        found = contiguous(shape) if packed else channels_last(shape)
+    else:  # neither, or both for want of dimensions larger than 1
+        found = _in_order(shape, _innermost_first(shape, operands))
+    if len(operands) == 1 and found != operands[0] and _is_dense(shape, operands[0]):
+        return None
+    return found
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:

@@ -92,13 +92,14 @@ def _native_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Any, var: Any, save_mean: Any, save_invstd: Any,
     train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None:
+    """cuDNN makes all three gradients, wanted or not; torch's meta kernel heeds the mask for two of them."""
+    if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
     channels = weight.shape
     return (
-        new(x.shape, _kept_format(x), x.dtype) if mask[0] else None,
-        new(channels, (1,), weight.dtype) if mask[1] else None,
-        new(channels, (1,), weight.dtype) if mask[2] else None,
+        new(x.shape, _kept_format(x), x.dtype),
+        new(channels, (1,), weight.dtype),
+        new(channels, (1,), weight.dtype),
     )
 
 

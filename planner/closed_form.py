@@ -1,0 +1,198 @@
+"""The closed formula of the notebook "GPU memory usage for deep learning image processing", as published.
+
+    training  = D + W + O b + W (d + m) + (O b + D)
+    inference = D + W + O b
+
+D is the batch, W the parameters, O the outputs of the layers, b one half under mixed precision, d two under
+DistributedDataParallel, m the optimizer's moments. The notebook's text leaves b away from the last O of both
+lines, its code does not; the code made the figures and counts here. What the formula gets wrong stays wrong;
+docs/formulas.md lists it. All terms are affine in the batch size, so that the largest batch needs no search.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from planner.errors import UsageError
+
+FLOAT_BYTES = 4  # the notebook takes every number for a float32, integer inputs included
+HALF_BYTES = 2
+
+# Layers that the notebook takes to work in place.
+MEMORYLESS = frozenset(
+    {
+        *("ReLU", "LeakyReLU", "Sigmoid", "Tanh", "ELU", "GLU", "PReLU", "GELU", "Mish"),
+        *("Softmin", "Softmax", "Softmax2d"),
+        *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"),
+        *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm"),
+    }
+)
+# torchinfo shows PyTorch's attention as one layer with a child that never runs: its output counts five times.
+ATTENTION = "MultiheadAttention"
+ATTENTION_OUTPUTS = 5
+
+# The notebook names SGD, Adagrad, RMSprop and Adam; the others keep as many tensors the size of the weights.
+MOMENTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the model is trained, as far as the formula knows."""
+
+    moments: int = 0  # m
+    gradient_copies: int = 1  # d: 2 under DistributedDataParallel
+    output_float_bytes: int = FLOAT_BYTES  # 4 b: `HALF_BYTES` under mixed precision
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A row of the layer table: one call of a module."""
+
+    class_name: str
+    is_leaf: bool  # has no children
+    output_elements: int
+    trainable_parameters: int  # its own and its children's
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTable:
+    """The calls of all modules of a model in one forward pass."""
+
+    batch: int
+    input_elements: int  # of the whole batch
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the formula counts, in elements, at one batch size."""
+
+    input_elements: int
+    output_elements: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class AffineCounts:
+    """What the formula counts, in elements, at any batch size."""
+
+    input_elements_per_sample: int
+    output_elements_per_sample: int
+    fixed_output_elements: int
+    parameters: int
+
+    def at(self, batch: int) -> Counts:
+        """The counts at this batch size."""
+        return Counts(
+            input_elements=self.input_elements_per_sample * batch,
+            output_elements=self.fixed_output_elements + self.output_elements_per_sample * batch,
+            parameters=self.parameters,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The formula's terms and totals: the seven lines that the notebook prints."""
+
+    data_bytes: int
+    weight_bytes: int
+    forward_output_bytes: int
+    weight_gradient_bytes: int  # with the optimizer's moments
+    output_gradient_bytes: int  # with that of the batch
+
+    @property
+    def training_bytes(self) -> int:
+        """All terms."""
+        return self.inference_bytes + self.weight_gradient_bytes + self.output_gradient_bytes
+
+    @property
+    def inference_bytes(self) -> int:
+        """The batch, the weights and the outputs."""
+        return self.data_bytes + self.weight_bytes + self.forward_output_bytes
+
+
+def moments_of(optimizer: str) -> int:
+    """m of an optimizer, named as `--optimizer` takes it. Raises UsageError where the formula has none."""
+    if optimizer not in MOMENTS:
+        raise UsageError(
+            f"optimizer {optimizer}: the formula counts moments the size of the weights, and {optimizer} "
+            "keeps others; use --method trace"
+        )
+    return MOMENTS[optimizer]
+
+
+def given_counts(
+    sample_shape: Sequence[int], output_shape: Sequence[int], hidden_elements_per_sample: int, parameters: int
+) -> AffineCounts:
+    """The notebook's first form, from counts made by hand; shapes are those of one sample.
+
+    `hidden_elements_per_sample` are the outputs of all layers but the last. As published, the last layer's
+    output is counted once, not once for each sample.
+    """
+    return AffineCounts(prod(sample_shape), hidden_elements_per_sample, prod(output_shape), parameters)
+
+
+def count_layers(table: LayerTable) -> Counts:
+    """The notebook's second form: leaves count, those in place without outputs, and so does attention."""
+    outputs = parameters = 0
+    for layer in table.layers:
+        if not layer.is_leaf and layer.class_name != ATTENTION:
+            continue
+        parameters += layer.trainable_parameters
+        if not layer.is_leaf:
+            outputs += ATTENTION_OUTPUTS * layer.output_elements
+        elif layer.class_name not in MEMORYLESS:
+            outputs += layer.output_elements
+    return Counts(table.input_elements, outputs, parameters)
+
+
+def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
+    """The counts at any batch size from tables at two or more.
+
+    Raises ValueError where they lie on no line with whole coefficients.
+    """
+    first, second = tables[:2]
+    low, high = count_layers(first), count_layers(second)
+    per_sample = (high.output_elements - low.output_elements) // (second.batch - first.batch)
+    counts = AffineCounts(
+        input_elements_per_sample=first.input_elements // first.batch,
+        output_elements_per_sample=per_sample,
+        fixed_output_elements=low.output_elements - per_sample * first.batch,
+        parameters=low.parameters,
+    )
+    for table in tables:
+        if counts.at(table.batch) != count_layers(table):
+            raise ValueError(f"the layers at batch {table.batch} do not continue those at {first.batch}")
+    return counts
+
+
+def usage(counts: Counts, recipe: Recipe) -> Usage:
+    """The formula's terms in bytes."""
+    data_bytes = counts.input_elements * FLOAT_BYTES
+    weight_bytes = counts.parameters * FLOAT_BYTES
+    output_bytes = counts.output_elements * recipe.output_float_bytes
+    return Usage(
+        data_bytes=data_bytes,
+        weight_bytes=weight_bytes,
+        forward_output_bytes=output_bytes,
+        weight_gradient_bytes=weight_bytes * (recipe.gradient_copies + recipe.moments),
+        output_gradient_bytes=output_bytes + data_bytes,
+    )
+
+
+def largest_training_batch(counts: AffineCounts, recipe: Recipe, budget_bytes: int) -> int:
+    """The largest batch whose training takes at most the budget; 0 where a batch of 1 takes more."""
+    return _largest(lambda batch: usage(counts.at(batch), recipe).training_bytes, budget_bytes)
+
+
+def largest_inference_batch(counts: AffineCounts, recipe: Recipe, budget_bytes: int) -> int:
+    """The largest batch whose inference takes at most the budget; 0 where a batch of 1 takes more."""
+    return _largest(lambda batch: usage(counts.at(batch), recipe).inference_bytes, budget_bytes)
+
+
+def _largest(affine_bytes: Callable[[int], int], budget_bytes: int) -> int:
+    fixed_bytes = affine_bytes(0)
+    per_sample_bytes = affine_bytes(1) - fixed_bytes
+    if per_sample_bytes < 1:
+        raise ValueError("nothing grows with the batch size, so no batch is the largest")
+    return max(0, (budget_bytes - fixed_bytes) // per_sample_bytes)

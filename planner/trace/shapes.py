@@ -53,8 +53,8 @@ def _over(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
     plain = contiguous(shape)
     if all(stride == plain for stride in strides):
         return new(shape, plain, dtype)
-    # Half precision is converted there and back, which gives what was expanded another layout.
-    if any(t.dtype.itemsize == 2 and 0 in t.stride() for t in tensors):
+    # torch converts half precision there and back, which puts what is expanded or of size 1 in order.
+    if any(t.dtype.itemsize == 2 and (0 in t.stride() or 1 in t.shape) and not is_plain(t) for t in tensors):
         return NotImplemented
     found = pointwise_strides(shape, strides)
     return NotImplemented if found is None else new(shape, found, dtype)

@@ -34,9 +34,7 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Contiguous, whatever the input: the kernel copies an input that is not; torch's meta kernel keeps the
-    input's strides.
-    """
+    """Contiguous, whatever the input: the kernel copies an input that is not."""
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
     lead = x.dim() - len(normalized)
@@ -53,7 +51,7 @@ def _native_layer_norm_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
     bias: Tensor | None, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Contiguous, as the forward pass."""
+    """Contiguous, as the forward pass; torch's meta kernel follows the inputs where both are transposed."""
     if not _fits_layer_norm(x, normalized, weight, bias) or grad.shape != x.shape:
         return NotImplemented
     if (mask[1] and weight is None) or (mask[2] and bias is None):

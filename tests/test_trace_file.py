@@ -71,7 +71,7 @@ finite = st.recursive(
 
 
 def pack(document: object) -> bytes:
-    return gzip.compress(json.dumps(document).encode())
+    return gzip.compress(json.dumps(document).encode(), mtime=0)
 
 
 def load(content: bytes, folder: Path) -> tuple[Trace, dict[str, Any]]:
@@ -236,16 +236,22 @@ WHOLE = pack(DOCUMENT)
             WHOLE[:-5] + bytes([WHOLE[-5] ^ 1]) + WHOLE[-4:],
             "Error -3 while decompressing data: incorrect data check",
         ),
-        (gzip.compress(b""), "Expecting value: line 1 column 1 (char 0)"),
+        (gzip.compress(b"", mtime=0), "Expecting value: line 1 column 1 (char 0)"),
         (
-            gzip.compress(b"\xff\xfe"),
+            gzip.compress(b"\xff\xfe", mtime=0),
             "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
         ),
-        (gzip.compress(b'{"format": NaN}'), "NaN is no finite number"),
-        (gzip.compress(b'{"format": -Infinity}'), "-Infinity is no finite number"),
-        (gzip.compress(b'{"format": 1e999}'), "1e999 is no finite number"),
-        (gzip.compress(b"[" * 10**6), "maximum recursion depth exceeded while decoding a JSON array"),
-        (gzip.compress(b'{"a":' * 10**6), "maximum recursion depth exceeded while decoding a JSON object"),
+        (gzip.compress(b'{"format": NaN}', mtime=0), "NaN is no finite number"),
+        (gzip.compress(b'{"format": -Infinity}', mtime=0), "-Infinity is no finite number"),
+        (gzip.compress(b'{"format": 1e999}', mtime=0), "1e999 is no finite number"),
+        (
+            gzip.compress(b"[" * 10**6, mtime=0),
+            "maximum recursion depth exceeded while decoding a JSON array",
+        ),
+        (
+            gzip.compress(b'{"a":' * 10**6, mtime=0),
+            "maximum recursion depth exceeded while decoding a JSON object",
+        ),
         (pack([]), "it names no format"),
         (pack(None), "it names no format"),
         (pack("format"), "it names no format"),

@@ -6,14 +6,22 @@ A batch fits if its replay does not fail within
 
 The spread of the replay is that of its verdicts, not of its peaks: where memory is short, cuDNN falls back
 to plans with smaller workspaces, so that a run which peaks high on an empty card still fits a small one.
+
+Where a calibration answers, a batch fits if its replay does not fail within
+
+    (usable memory - overhead - z * spread) / slope,
+
+`overhead` with the context in it. A cap on the allocator keeps the margin of verdicts: it bounds the reserved
+memory alone, of which the overhead is no part, and peaks on an empty card say little of what fits a full one.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 from statistics import NormalDist
 
 from planner.allocator_rules import AllocatorRules
+from planner.calibrated import Correction, Fit
 from planner.device import ENDLESS_BYTES, MIB, Device
 from planner.errors import UsageError
 from planner.replay import Arena
@@ -46,13 +54,18 @@ class Budget:
     confidence: float
     cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
     arena: Arena  # what the replay may take, so that the answer holds with the confidence
+    correction: Correction | None = None  # the calibration that answers; None: none does
 
 
 def make_budget(
-    device: Device, confidence: float, rules: AllocatorRules, cap_bytes: int | None = None
+    device: Device,
+    confidence: float,
+    rules: AllocatorRules,
+    cap_bytes: int | None = None,
+    correction: Correction | None = None,
 ) -> Budget:
     """Leave room for the context, the driver and the uncertainty of each; `confidence` lies between 0.5 and
-    1.
+    1. A correction that tells the context puts it in place of the card's.
 
     A cap bounds the allocator alone, so that only the uncertainty of the replay counts against it. Raises
     UsageError for a confidence or a cap that makes no sense.
@@ -63,14 +76,34 @@ def make_budget(
         raise UsageError("--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap")
     z = NormalDist().inv_cdf(confidence)
     scale = 1 + z * VERDICT_SPREAD
+    if correction is not None and correction.context is not None:
+        device = replace(device, context=correction.context)
     capacity = None
     if device.usable.value < ENDLESS_BYTES:
-        spread = hypot(device.context.spread, device.usable.spread)
-        capacity = max(0, int((device.usable.value - device.context.value - z * spread) / scale))
+        overhead, deviation, slope = _outside(device, correction)
+        spread = hypot(deviation, device.usable.spread)
+        capacity = max(0, int((device.usable.value - overhead - z * spread) / (slope or scale)))
     limit = None if cap_bytes is None else int(cap_bytes / scale)
     # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
     total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
-    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules))
+    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction)
+
+
+def _outside(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
+    """What the process takes besides the replay, its deviation, and the slope where a fit tells one."""
+    fit = None if correction is None else correction.fit
+    if correction is None or fit is None:
+        return device.context.value, device.context.spread, None
+    if correction.includes_context:
+        return fit.overhead_bytes, hypot(fit.spread_bytes, correction.drift_bytes), fit.slope
+    overhead = fit.overhead_bytes + device.context.value
+    return overhead, hypot(fit.spread_bytes, device.context.spread, correction.drift_bytes), fit.slope
+
+
+def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
+    """What nvidia-smi shows for the process at its peak."""
+    overhead, _, slope = _outside(budget.device, budget.correction)
+    return round(overhead + (slope or 1) * peak_reserved_bytes)
 
 
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
@@ -80,6 +113,9 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     segments, and cuDNN takes smaller workspaces. One that needs more than the card has is not bounded by it.
     """
     device, confidence = budget.device, budget.confidence
+    correction = budget.correction
+    if correction is not None and correction.fit is not None:
+        return _calibrated_upper_bytes(budget, correction, correction.fit, peak_reserved_bytes)
     z = NormalDist().inv_cdf(confidence)
     probabilities = [probability for probability, _ in PEAK_RATIO_QUANTILES]
     above = bisect_left(probabilities, confidence)
@@ -92,3 +128,17 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     upper = int(context + reserved)
     fits = device.context.value + peak_reserved_bytes <= device.usable.value
     return min(upper, device.usable.value) if fits else upper
+
+
+def _calibrated_upper_bytes(
+    budget: Budget, correction: Correction, fit: Fit, peak_reserved_bytes: int
+) -> int:
+    """The prediction bound of the fit, with what is uncertain besides the fit, at most the card."""
+    device = budget.device
+    expected = process_bytes(budget, peak_reserved_bytes)
+    margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
+    beside = correction.drift_bytes
+    if not correction.includes_context:
+        beside = round(hypot(beside, device.context.spread))
+    upper = expected + round(hypot(margin, NormalDist().inv_cdf(budget.confidence) * beside))
+    return min(upper, device.usable.value) if expected <= device.usable.value else upper

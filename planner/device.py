@@ -124,7 +124,7 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
     owners: dict[str, Path] = {}
     for path, device in zip(paths, devices, strict=True):
         for name in (device.name, *device.aliases):
-            owner = owners.setdefault(_normalize(name), path)
+            owner = owners.setdefault(card_key(name), path)
             if owner != path:
                 raise DataFileError(f"{path}: {name!r} names the card of {owner.name} too; change one")
     return tuple(sorted(devices, key=lambda device: (device.total.value, device.name)))
@@ -136,11 +136,9 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     Raises UsageError, naming the nearest cards, where there is none.
     """
     devices = {
-        _normalize(known): device
-        for device in load_devices(folder)
-        for known in (device.name, *device.aliases)
+        card_key(known): device for device in load_devices(folder) for known in (device.name, *device.aliases)
     }
-    wanted = _normalize(name)
+    wanted = card_key(name)
     if wanted in devices:
         return devices[wanted]
     from difflib import get_close_matches
@@ -151,7 +149,7 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     raise UsageError(f"unknown GPU {name!r}: {found}; for any other card give --gpu-mib N")
 
 
-def _normalize(name: str) -> str:
+def card_key(name: str) -> str:
     """`NVIDIA GeForce RTX 4090` and `rtx4090` are one card."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))

@@ -3,7 +3,8 @@
 The figures stand in measured/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
 where known, `when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An
 item of `figures` has `model` (its name in models.yaml), `batch`, `points` (what was measured where) or
-`estimates`, and perhaps a `note`. Nothing is rounded or converted: figures keep the digits that were printed.
+`estimates`, and perhaps a `note` and `kept` (models that were still on the GPU with their gradients, so that
+the figures hold them too). Nothing is rounded or converted: figures keep the digits that were printed.
 """
 
 import re
@@ -94,6 +95,7 @@ class Figure:
     quantity: Quantity
     source: Source
     note: str | None
+    kept: tuple[str, ...] = ()  # names of earlier models that the figure holds, with their gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,10 @@ def _source(entry: Entry) -> Source:
 def _figures(entries: Iterable[Entry], units: dict[str, float], source: Source) -> list[Figure]:
     figures: dict[tuple[str, int, str, str], Figure] = {}
     for entry in entries:
-        values = entry.children(("model", "batch"), ("points", "estimates", "note"))
+        values = entry.children(("model", "batch"), ("points", "estimates", "note", "kept"))
         model, batch = values["model"].text(), _batch(values["batch"])
         note = values["note"].text() if "note" in values else None
+        kept = tuple(item.text() for item in values["kept"].items()) if "kept" in values else ()
         points = values["points"].mapping() if "points" in values else {}
         if ESTIMATE in points:
             raise points[ESTIMATE].broken("estimates stand under the key estimates")
@@ -183,7 +186,9 @@ def _figures(entries: Iterable[Entry], units: dict[str, float], source: Source) 
                     raise size.broken(f"unknown kind; known are {', '.join(Kind)}")
                 if key in figures:
                     raise size.broken("the same figure stands in this file twice")
-                figures[key] = Figure(model, batch, point, Kind(name), _quantity(size, units), source, note)
+                figures[key] = Figure(
+                    model, batch, point, Kind(name), _quantity(size, units), source, note, kept
+                )
     return list(figures.values())
 
 

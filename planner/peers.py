@@ -16,9 +16,36 @@ class PeerEstimate:
     unit_bytes: int  # what the tool calls a megabyte
 
     @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The terms by name."""
+        return (
+            ("Input", self.input_bytes),
+            ("Forward and backward", self.output_bytes),
+            ("Parameters", self.parameter_bytes),
+        )
+
+    @property
     def total_bytes(self) -> int:
         """The tool's estimate of the memory that training takes."""
         return self.input_bytes + self.output_bytes + self.parameter_bytes
+
+    @property
+    def total_in_units(self) -> float:
+        """The total as the tool prints it, before rounding."""
+        return self.total_bytes / self.unit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedPeak:
+    """What is alive at the peak of a run, by the tool's own categories: PyTorch's MemTracker."""
+
+    parts: tuple[tuple[str, int], ...]
+    unit_bytes: int = MEBIBYTE_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak."""
+        return sum(size_bytes for _, size_bytes in self.parts)
 
     @property
     def total_in_units(self) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from planner.affine import align, confirm
-from planner.budget import Budget, upper_process_bytes
+from planner.budget import Budget, process_bytes, upper_process_bytes
 from planner.events import Outcome, Role, Trace
 from planner.job import Job
 from planner.replay import UNLIMITED, Replay, live_at, replay
@@ -38,7 +38,7 @@ class Estimate:
     run: Replay  # under the budget where the batch fits; of a card without end where it does not
     failed: Replay | None  # the failing run under the budget where the batch does not fit
     at_peak: Mapping[Role, int]  # bytes by role at the allocated peak; they add up to it
-    process_bytes: int  # context and reserved peak: what nvidia-smi shows
+    process_bytes: int  # context and reserved peak, calibrated where that is known: what nvidia-smi shows
     process_upper_bytes: int  # the same at the confidence
     unknown_ops: tuple[str, ...]
     notes: tuple[str, ...]
@@ -73,7 +73,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
         run,
         failed,
         live_at(trace, batch, arena, run.peak_event),
-        budget.device.context.value + run.peak_reserved_bytes,
+        process_bytes(budget, run.peak_reserved_bytes),
         upper_process_bytes(budget, run.peak_reserved_bytes),
         trace.unknown_ops,
         trace.notes,

@@ -49,16 +49,18 @@ def test_file_is_read_as_it_stands(tmp_path: Path) -> None:
         "  - model: cnn\n"
         "    batch: 8\n"
         "    note: N\n"
+        "    kept: [a, b]\n"
         "    points: {end: {allocated: 1.50 MiB}}\n"
         "    estimates: {modelsize_total: 16 bits}\n"
         "results:\n"
         "  - {label: CNN, model: cnn, batch: 8, estimated: 3 MiB, real: 2 MiB, error_percent: 50.0}\n"
     )
     source = Source("T", "torch", "A", "2020", "G", (("torch", "2.0"),))
+    bits, kept = Quantity("16", "bits", 0.125), ("a", "b")
     assert load_measured(written(tmp_path, text)) == Archive(
         figures=(
-            Figure("cnn", 8, END, Kind.ALLOCATED, Quantity("1.50", "MiB", MIB), source, "N"),
-            Figure("cnn", 8, ESTIMATE, Kind.MODELSIZE_TOTAL, Quantity("16", "bits", 0.125), source, "N"),
+            Figure("cnn", 8, END, Kind.ALLOCATED, Quantity("1.50", "MiB", MIB), source, "N", kept),
+            Figure("cnn", 8, ESTIMATE, Kind.MODELSIZE_TOTAL, bits, source, "N", kept),
         ),
         results=(
             ResultRow("CNN", "cnn", 8, Quantity("3", "MiB", MIB), Quantity("2", "MiB", MIB), "50.0", source),

@@ -21,7 +21,8 @@ from planner.report.as_json import estimate_to_json, plan_to_json
 from planner.report.assumptions import assumptions
 from planner.report.figures import mib_parts
 from planner.report.job_json import job_from_json, job_to_json
-from planner.report.text import WIDTH, estimate_text, max_batch_text
+from planner.report.layout import WIDTH
+from planner.report.text import estimate_text, max_batch_text
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -155,6 +156,7 @@ def test_estimate_as_json() -> None:
         "schema": 1,
         "model": "toy",
         "batch": 50,
+        "method": "trace",
         "job": job_to_json(JOB),
         "device": {
             "name": "Card 1",
@@ -236,6 +238,7 @@ def test_plan_as_json() -> None:
     assert plan_to_json(plan, 1.5) == {
         "schema": 1,
         "model": "toy",
+        "method": "trace",
         "job": job_to_json(JOB),
         "device": estimate_to_json(plan.at_max, 1.5)["device"],
         "confidence": 0.99,

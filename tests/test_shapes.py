@@ -624,6 +624,48 @@ def test_masked_fill(dtype: torch.dtype) -> None:
     assert ours(aten.masked_fill.Scalar, x, mask, 1j) is NotImplemented
 
 
+# ---- cases that random tensors seldom hit
+
+
+def strided(*shape: int, strides: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor with any strides."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+HALF = meta(2, 1, 3, dtype=torch.float16)
+AWKWARD: list[tuple[Any, tuple[Any, ...]]] = [
+    # strides of dimensions of size 1 are kept by some kernels and put in order by others
+    (aten.relu.default, (strided(1, 2, strides=(1, 1)),)),
+    (aten.neg.default, (strided(1, 2, strides=(1, 1)),)),
+    (aten.hardsigmoid.default, (strided(1, 1, 2, 1, 1, strides=(2, 1, 1, 1, 1)),)),
+    (aten.add.Tensor, (strided(1, 1, 1, 4, 2, strides=(8, 2, 8, 2, 1)), meta(1, 1, 1, 4, 2))),
+    (aten.add.Tensor, (image(2, 3, 1, 1), meta(2, 3, 1, 1))),
+    # half precision is converted there and back
+    (aten.add.Tensor, (HALF.expand(2, 4, 3), meta(3, 4, 2, dtype=torch.float16).permute(2, 1, 0))),
+    (aten.exp.default, (HALF.transpose(0, 2).expand(3, 4, 2),)),
+    (aten.sub.Tensor, (strided(2, 1, strides=(2, 1), dtype=torch.float16),) * 2),
+    # channels last, with nothing contiguous beside it
+    (aten.cat.default, ([image(2, 3, 4, 5), image(2, 3, 4, 5)], 1)),
+    (aten.cat.default, ([image(2, 3, 4, 5), image(2, 6, 4, 5)[:, :3]], 1)),
+    # dtypes that are promoted, and those that are refused
+    (aten.cat.default, ([meta(2, 3), meta(2, 3, dtype=torch.float64)], 1)),
+    (aten.add.Tensor, (meta(2, 3), meta(3, dtype=torch.float64))),
+    (aten.mm.default, (meta(2, 3), meta(3, 4, dtype=torch.float64))),
+    # shapes that do not fit, and the empty tensor that `cat` passes over
+    (aten.cat.default, ([meta(2, 3), meta(3, 3)], 1)),
+    (aten.cat.default, ([meta(2, 3), meta(0)], 1)),
+    (aten.add.Tensor, (meta(2, 3), meta(2))),
+    (aten.add_.Tensor, (meta(3), meta(2, 3))),
+    (aten.sum.dim_IntList, (meta(2, 3), [0, -2])),
+]
+
+
+@pytest.mark.parametrize(("func", "args"), AWKWARD, ids=[str(func) for func, _ in AWKWARD])
+def test_awkward_cases(func: Any, args: tuple[Any, ...]) -> None:
+    """Where torch's kernels have ways of their own, the shortcut follows them or stays silent."""
+    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
+
+
 # ---- frequent cases must be covered, or a trace takes ten times as long
 
 SLICE = meta(2, 6, 4, 5)[:, 1:4]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from planner.cli.options import CardOptions, JobOptions, OutputOptions, Text, takes, whole
+from planner.cli.options import CardOptions, JobOptions, MethodOptions, OutputOptions, Text, takes, whole
 from planner.cli.output import answer, working
 
 
@@ -19,13 +19,15 @@ class BatchOptions:
     ] = None
 
 
-@takes(BatchOptions, JobOptions, CardOptions, OutputOptions)
-def estimate_command(size: BatchOptions, job: JobOptions, card: CardOptions, output: OutputOptions) -> int:
+@takes(BatchOptions, JobOptions, CardOptions, MethodOptions, OutputOptions)
+def estimate_command(
+    size: BatchOptions, job: JobOptions, card: CardOptions, how: MethodOptions, output: OutputOptions
+) -> int:
     """The memory of one batch, and whether it fits."""
     from planner import api
 
     batch = whole("--batch", size.batch, "32")
     with working() as tell:
-        result = api.estimate(batch=batch, **job.keywords(), **card.keywords(), tell=tell)
+        result = api.estimate(batch=batch, method=how.method, **job.keywords(), **card.keywords(), tell=tell)
     answer(result, output)
     return 1 if result.fits == "no" else 0

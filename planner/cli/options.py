@@ -114,6 +114,19 @@ class CardOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """How it is estimated."""
+
+    method: Annotated[
+        Text,
+        Option(
+            metavar="NAME",
+            help="trace or formula; estimate also knows torchinfo, torchsummary, modelsize and memtracker.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputOptions:
     """How the answer is shown."""
 

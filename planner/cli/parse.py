@@ -4,9 +4,11 @@ from typing import Any
 
 import typer
 
+from planner.cli.compare import compare_command
 from planner.cli.estimate import estimate_command
 from planner.cli.max_batch import max_batch_command
 from planner.cli.options import Action
+from planner.cli.replay import replay_command
 from planner.errors import UsageError
 
 # Base of all complaints about a command line: public in click, private in a typer that has click within.
@@ -26,6 +28,8 @@ def parse(arguments: list[str]) -> Action:
     )
     app.command("max-batch")(max_batch_command)
     app.command("estimate")(estimate_command)
+    app.command("compare")(compare_command)
+    app.command("replay")(replay_command)
     try:
         parsed = app(arguments or ["--help"], prog_name="planner", standalone_mode=False)
     except _Complaint as complaint:

@@ -4,7 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.budget import Budget
+from planner.calibrated import Correction
 from planner.device import Measured
+from planner.methods import Method
 from planner.plan import Estimate, Plan, Seconds
 from planner.replay import Replay
 from planner.report.assumptions import assumptions
@@ -25,8 +27,9 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "schema": SCHEMA,
         "model": estimate.job.model,
         "batch": run.batch,
+        "method": Method.TRACE.value,
         "job": job_to_json(estimate.job),
-        "device": _device(estimate.budget),
+        "device": device_to_json(estimate.budget),
         "confidence": estimate.budget.confidence,
         "peak_allocated_mib": mib(run.peak_allocated_bytes),
         "peak_reserved_mib": mib(run.peak_reserved_bytes),
@@ -37,7 +40,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "retries": (estimate.failed or run).retries,
         "failure": None if estimate.failed is None else _failure(estimate.failed),
         "breakdown_mib": mib_parts(breakdown(estimate)),
-        "calibration": None,
+        "calibration": _calibration(estimate.budget.correction),
         "assumptions": list(assumptions(estimate)),
         "unknown_ops": list(estimate.unknown_ops),
         "seconds": _seconds(estimate.seconds, import_seconds),
@@ -53,8 +56,9 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": plan.job.model,
+        "method": Method.TRACE.value,
         "job": job_to_json(plan.job),
-        "device": _device(plan.budget),
+        "device": device_to_json(plan.budget),
         "confidence": plan.budget.confidence,
         "max_batch": plan.search.largest,
         "comfortable_batch": plan.search.comfortable,
@@ -65,7 +69,7 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
     }
 
 
-def _device(budget: Budget) -> dict[str, Any]:
+def device_to_json(budget: Budget) -> dict[str, Any]:
     """Null stands for memory without end. `allocator` is what the replay may take at the confidence."""
     device, arena = budget.device, budget.arena
     figures = {"total": device.total, "usable": device.usable, "context": device.context}
@@ -83,6 +87,25 @@ def _device(budget: Budget) -> dict[str, Any]:
             "cap_mib": None if budget.cap_bytes is None else mib(budget.cap_bytes),
             "rules": asdict(arena.rules),
         },
+    }
+
+
+def _calibration(correction: Correction | None) -> dict[str, Any] | None:
+    """Which calibration answered and what it says; the figures are null where only its context is used."""
+    if correction is None:
+        return None
+    fit = correction.fit
+    return {
+        "which": correction.about,
+        "level": correction.level.value,
+        "source": correction.source,
+        "includes_context": correction.includes_context,
+        "overhead_mib": None if fit is None else mib(fit.overhead_bytes),
+        "slope": None if fit is None else fit.slope,
+        "spread_mib": None if fit is None else mib(fit.spread_bytes),
+        "drift_mib": mib(correction.drift_bytes),
+        "points": 0 if fit is None else fit.points,
+        "outliers": [] if fit is None else list(fit.outliers),
     }
 
 

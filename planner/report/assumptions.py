@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 from planner.allocator_rules import AllocatorRules
+from planner.budget import Budget
 from planner.device import MIB, Device
 from planner.job import Job, Mode, ZeroGrad
 from planner.plan import Estimate
@@ -22,13 +23,30 @@ def assumptions(estimate: Estimate) -> tuple[str, ...]:
 def of_run(estimate: Estimate) -> tuple[str, ...]:
     """The same without what a table of the card says."""
     return (
-        "no calibration is stored for this job and GPU; margins are those of published runs of CNNs",
+        _calibration(estimate.budget),
         "nothing else runs on the GPU; no autocast, tensors keep the types that the model gives them",
         _loop(estimate.job),
         *_allocator(estimate.budget.arena.rules),
         *_capability(estimate.budget.device),
         *estimate.notes,
         *_unknown(estimate.unknown_ops),
+    )
+
+
+def _calibration(budget: Budget) -> str:
+    """Which calibration answered, and how wide its interval is."""
+    correction = budget.correction
+    if correction is None:
+        return "no calibration is stored for this job and GPU; margins are those of published runs of CNNs"
+    found = f"calibration at level '{correction.level}': {correction.about}"
+    fit = correction.fit
+    if fit is None:
+        return f"{found}; the rest is not calibrated, its margins are those of published runs of CNNs"
+    over = "" if correction.includes_context else " without the context"
+    besides = f", and +- {correction.drift_bytes / MIB:.0f} MiB from there" if correction.drift_bytes else ""
+    return (
+        f"{found}: {fit.overhead_bytes / MIB:.0f} MiB{over} + {fit.slope:.3f} x replay, "
+        f"+- {fit.spread_bytes / MIB:.0f} MiB (one deviation) over {fit.points} runs{besides}"
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from planner.device import ENDLESS_BYTES, MIB, Measured
+from planner.events import Role
 from planner.plan import Estimate
 
 
@@ -10,14 +11,21 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
     """Bytes of the process by category, in the order of the reports; they add up to `process_bytes`.
 
     Tensors and workspaces as they stand at the allocated peak; `fragmentation` is what the allocator has
-    reserved beyond that, at its own peak.
+    reserved beyond that, at its own peak. What a calibration adds counts as workspaces, which is what the
+    replay does not know of; what it takes off is taken from the fragmentation, then from the context.
     """
     run = estimate.run
-    return {
-        "context": estimate.budget.device.context.value,
+    context = estimate.budget.device.context.value
+    fragmentation = run.peak_reserved_bytes - run.peak_allocated_bytes
+    change = estimate.process_bytes - context - run.peak_reserved_bytes
+    less_fragmentation = min(max(0, -change), fragmentation)
+    parts = {
+        "context": context + min(0, change) + less_fragmentation,
         **{role.value: size_bytes for role, size_bytes in estimate.at_peak.items()},
-        "fragmentation": run.peak_reserved_bytes - run.peak_allocated_bytes,
+        "fragmentation": fragmentation - less_fragmentation,
     }
+    parts[Role.WORKSPACE.value] += max(0, change)
+    return parts
 
 
 def mib(size_bytes: int, digits: int = 3) -> float:

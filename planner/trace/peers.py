@@ -1,13 +1,13 @@
-"""What the seeds' other estimators say of a job: torchinfo called, torchsummary and pytorch_modelsize redone.
+"""What other estimators say of a job: torchinfo and MemTracker called, the others redone.
 
-The last two are abandoned. Their arithmetic stands here as their published figures show it, flaws included;
-docs/formulas.md lists those.
+torchsummary and pytorch_modelsize are abandoned. Their arithmetic stands here as their published figures show
+it, flaws included; docs/formulas.md lists those.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,25 @@ from torch import Tensor, nn
 from planner.closed_form import FLOAT_BYTES
 from planner.errors import ModelError
 from planner.job import Job
-from planner.peers import MEBIBYTE_BYTES, MEGABYTE_BYTES, PeerEstimate
+from planner.methods import Method
+from planner.peers import MEBIBYTE_BYTES, MEGABYTE_BYTES, PeerEstimate, TrackedPeak
 from planner.trace.layers import Build, summarize, told
 from planner.trace.sources import build_model
 from planner.trace.step import empty_batch
 
-Peer = Callable[[Job, int], PeerEstimate]
+
+class Peer(Protocol):
+    """An estimator of other people."""
+
+    def __call__(self, job: Job, batch: int, build: Build = build_model) -> PeerEstimate | TrackedPeak:
+        """What it says of a batch size."""
+
+
+def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> TrackedPeak:
+    """MemTracker's peak; see `planner.trace.mem_tracker`, which takes more than a second to import."""
+    from planner.trace.mem_tracker import estimate_by_memtracker as run
+
+    return run(job, batch, build)
 
 
 def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
@@ -105,10 +118,11 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
 
 
 # As `--method` names them.
-PEERS: Mapping[str, Peer] = {
-    "torchinfo": estimate_by_torchinfo,
-    "torchsummary": estimate_by_torchsummary,
-    "modelsize": estimate_by_modelsize,
+PEERS: Mapping[Method, Peer] = {
+    Method.TORCHINFO: estimate_by_torchinfo,
+    Method.TORCHSUMMARY: estimate_by_torchsummary,
+    Method.MODELSIZE: estimate_by_modelsize,
+    Method.MEMTRACKER: estimate_by_memtracker,
 }
 
 

@@ -28,7 +28,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        step *= size or 1
+        step *= size
     return tuple(reversed(strides))
 
 

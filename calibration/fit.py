@@ -1,0 +1,163 @@
+"""The line through measured peaks over replayed ones. Pure: points in, a fit or a reason for none out.
+
+`measured = overhead + slope * replayed`, by Huber's loss around the line of Theil and Sen:
+
+- Some batch sizes lie far off, to one side: cuDNN takes a transient workspace at one batch and none at the
+  next. Least squares would tilt the line; Huber's loss bounds what one point can do, stays convex, so that
+  the answer does not hang on a start value, and loses 5 % against least squares where all is well. Theil and
+  Sen's line (a median of slopes) gives the scale that Huber's loss needs.
+- The slope is held near 1 by one more residual, `(slope - 1) / 0.025`, under the same loss. A replay counts
+  the allocator's bytes, so a slope off 1 has to be shown by the data: four points that scatter by 4 % would
+  else tilt the line by 10 %. Where the points are good (10 MiB of scatter over 1 GiB) it changes nothing.
+- The scale is the median of the absolute residuals without the two that a line can always make zero
+  (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under normality.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.stats import theilslopes
+
+from planner.calibrated import Fit, Point, Refusal
+from planner.device import MIB
+from planner.observation import Observation
+
+FEWEST_BATCHES = 4
+SMALLEST_RANGE = 1.1  # the largest replayed peak over the smallest
+# Quartiles of measured over replayed peak of 60 published runs, 0.975 and 1.008 (planner/budget.py), by 1.349
+SLOPE_DEVIATION = 0.025
+HUBER = 1.345  # 95 % efficiency under normality
+NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below makes sense
+OUTLIER = 3.0  # spreads
+SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What the other batch sizes say of one."""
+
+    batch: int
+    measured_bytes: int
+    calibrated_bytes: int
+    replayed_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Relative; positive where too much is predicted."""
+        return self.calibrated_bytes / self.measured_bytes - 1
+
+
+def includes_context(points: Sequence[Point]) -> bool:
+    """Whether all these runs tell the process's peak with the context, so that the overhead will hold it."""
+    return bool(points) and all(point.observation.process_peak_bytes is not None for point in points)
+
+
+def fit_points(points: Sequence[Point]) -> Fit | Refusal:
+    """The robust line through the runs that ended unhindered, or why there is none.
+
+    Runs that died, released cached segments to go on or had a cap are clipped, and left out.
+    """
+    whole = [point for point in points if is_whole(point.observation)]
+    context = includes_context(whole)
+    used = [point for point in whole if measured_bytes(point.observation, context) is not None]
+    refusal = _refuse(points, whole, used)
+    if refusal is not None:
+        return refusal
+    x, y = _columns(used, context)
+    overhead, slope = _line(x, y)
+    if not SLOPES[0] <= slope <= SLOPES[1]:
+        return Refusal(f"the slope is {slope:.2f}: the replay and the runs are not of the same job")
+    residuals = y - overhead - slope * x
+    spread = _scale(residuals)
+    width = float(np.sqrt(((x - x.mean()) ** 2).sum()))
+    leverages = 1 / len(x) + ((x - x.mean()) / width) ** 2
+    far = np.abs(residuals) > OUTLIER * spread
+    outliers = {point.observation.batch for point, off in zip(used, far, strict=True) if off}
+    return Fit(
+        overhead_bytes=round(overhead * MIB),
+        slope=round(slope, 6),
+        spread_bytes=round(spread * MIB),
+        points=len(used),
+        center_bytes=round(float(x.mean()) * MIB),
+        width_bytes=round(width * MIB),
+        highest_leverage=round(float(leverages.max()), 4),
+        outliers=tuple(sorted(outliers)),
+    )
+
+
+def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
+    """Each batch size as predicted by the line through the others; needs four batch sizes."""
+    whole = [point for point in points if is_whole(point.observation)]
+    context = includes_context(whole)
+    found = []
+    for batch in sorted({point.observation.batch for point in whole}):
+        overhead, slope = _line(*_columns([p for p in whole if p.observation.batch != batch], context))
+        for point in whole:
+            measured = measured_bytes(point.observation, context)
+            if point.observation.batch == batch and measured is not None:
+                calibrated = round(overhead * MIB + slope * point.replayed_bytes)
+                found.append(LeftOut(batch, measured, calibrated, point.replayed_bytes))
+    return found
+
+
+def measured_bytes(observation: Observation, with_context: bool) -> int | None:
+    """The peak to be fitted: the process's, or its rise over the level before the first tensor."""
+    return observation.process_peak_bytes if with_context else observation.rise_bytes
+
+
+def is_whole(observation: Observation) -> bool:
+    """Whether nothing bounded the run, so that its peak is its own."""
+    return (
+        not observation.oom and not observation.retries and observation.settings.allocator_cap_bytes is None
+    )
+
+
+def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Point]) -> Refusal | None:
+    batches = {point.observation.batch for point in used}
+    if len(batches) < FEWEST_BATCHES:
+        seen = f"{len(batches)} batch sizes with a peak of their own, at least {FEWEST_BATCHES} are needed"
+        clipped = len(points) - len(whole)
+        hint = f"; {clipped} of {len(points)} runs ran out of memory or were held back: take smaller batches"
+        return Refusal(seen + (hint if clipped else ""))
+    peaks = [point.replayed_bytes for point in used]
+    if min(peaks) <= 0 or max(peaks) < SMALLEST_RANGE * min(peaks):
+        return Refusal(
+            f"the batch sizes {min(batches)} to {max(batches)} hardly differ in memory, so no slope shows: "
+            "take batches further apart"
+        )
+    return None
+
+
+def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
+    """Replayed and measured peaks in MiB."""
+    pairs = [(p.replayed_bytes, measured_bytes(p.observation, context)) for p in points]
+    kept = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
+    return kept[:, 0], kept[:, 1]
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Overhead in MiB and slope."""
+    center = float(x.mean())
+    start = float(theilslopes(y, x)[0])
+    level = float(np.median(y - start * (x - center)))
+    scale = _scale(y - level - start * (x - center))
+
+    def residuals(line: Floats) -> Floats:
+        return np.append((line[0] + line[1] * (x - center) - y) / scale, (line[1] - 1) / SLOPE_DEVIATION)
+
+    found = least_squares(
+        residuals, [level, start], loss="huber", f_scale=HUBER, x_scale=[scale, SLOPE_DEVIATION], xtol=1e-12
+    )
+    level, slope = map(float, found.x)
+    return level - slope * center, slope
+
+
+def _scale(residuals: Floats) -> float:
+    """One standard deviation, robust, of the residuals of a line."""
+    telling = np.sort(np.abs(residuals))[2:]
+    return max(NVML_STEP_MIB, 1.4826 * float(np.median(telling))) if len(telling) else NVML_STEP_MIB

@@ -1,0 +1,88 @@
+"""A job with real tensors: its model, its batches, and the loop that `planner.trace` traces, on a device.
+
+The order is that of a training script: the model is built on the CPU with its initial values (tables of
+indices must hold what they are meant to) and moved, the optimizer is made over what was moved, each batch
+is copied from the CPU.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import ModelError, PlannerError
+from planner.events import Phase
+from planner.job import Job, Mode, TensorSpec
+from planner.report.job_json import job_to_json
+from planner.trace.optimizers import build_optimizer
+from planner.trace.sources import find_constructor
+from planner.trace.step import OnPhase, run_loop
+
+Batch = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]
+Build = Callable[[Job], nn.Module]
+
+
+def build_real_model(job: Job) -> nn.Module:
+    """The job's model on the CPU with the values that its constructor gives it.
+
+    Raises UsageError for a name that its source does not know, ModelError where building it fails.
+    """
+    constructor = find_constructor(job)
+    try:
+        model = constructor(**job_to_json(job)["model_args"])
+    except PlannerError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())[:200]
+        raise ModelError(f"{job.model}: its constructor fails: {type(error).__name__}: {text}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{job.model}: gives a {type(model).__name__}, not an nn.Module; name another callable"
+        )
+    return model
+
+
+def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build = build_real_model) -> None:
+    """Run the job's steps on the device; `on_phase` also hears `SETUP` before the model is moved.
+
+    All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
+    """
+    torch.manual_seed(0)
+    model = build(job)
+    host = host_batch(job, batch)
+    on_phase(0, Phase.SETUP)
+    model.to(device)
+    optimizer = None
+    if job.mode is Mode.TRAIN:
+        optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+    run_loop(model, job, lambda: _copy(host, device), optimizer, on_phase)
+
+
+def host_batch(job: Job, batch: int) -> Batch:
+    """Inputs and target on the CPU with values that every model takes.
+
+    Whole numbers are 0, which is a valid token, class and position everywhere, save masks, which let all
+    through. Targets lie between 0 and 1, as probabilities do.
+    """
+
+    def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:
+        dtype = getattr(torch, spec.dtype)
+        shape = (batch, *spec.shape)
+        if dtype.is_floating_point or dtype.is_complex:
+            return draw(shape, dtype=dtype)
+        return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
+
+    args = tuple(like(spec, torch.randn) for spec in job.inputs if spec.keyword is None)
+    kwargs = {spec.keyword: like(spec, torch.randn) for spec in job.inputs if spec.keyword is not None}
+    with_target = job.mode is Mode.TRAIN and job.target is not None
+    return args, kwargs, like(job.target, torch.rand) if with_target and job.target is not None else None
+
+
+def _copy(host: Batch, device: str) -> Batch:
+    # `copy=True` makes a new tensor on the CPU too, where tests run this; on a GPU it changes nothing.
+    args, kwargs, target = host
+    return (
+        tuple(tensor.to(device, copy=True) for tensor in args),
+        {key: tensor.to(device, copy=True) for key, tensor in kwargs.items()},
+        None if target is None else target.to(device, copy=True),
+    )

@@ -1,0 +1,9 @@
+"""Version numbers as people write them."""
+
+
+def cudnn_text(number: int | None) -> str | None:
+    """`torch.backends.cudnn.version()`: 8902 is 8.9.2, 90100 is 9.1.0; None or 0: there is no cuDNN."""
+    if not number:
+        return None
+    thousands = 10_000 if number >= 90_000 else 1_000  # CUDNN_VERSION counts otherwise from 9 on
+    return f"{number // thousands}.{number % thousands // 100}.{number % 100}"

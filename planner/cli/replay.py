@@ -1,0 +1,79 @@
+"""`planner replay`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from planner.cli.options import OutputOptions, Text, takes, whole
+from planner.cli.output import answer, working
+from planner.errors import UsageError
+from planner.job import shown
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Which process, and on what."""
+
+    process: Annotated[
+        Text,
+        Argument(
+            metavar="FILE",
+            help="A process in YAML, or one that comes with the planner: notebook (the default), variable.",
+        ),
+    ] = None
+    models: Annotated[
+        Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
+    ] = None
+    gpu: Annotated[
+        Text, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4; by default one without end.")
+    ] = None
+    gpu_mib: Annotated[
+        Text, Option(metavar="N", help="Any other GPU, by its total memory in MiB as nvidia-smi shows it.")
+    ] = None
+    allocator_cap_mib: Annotated[
+        Text,
+        Option(metavar="N", help="What is left to the caching allocator, as where others use the GPU, too."),
+    ] = None
+    alloc_conf: Annotated[
+        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
+    ] = None
+    framework: Annotated[
+        Text,
+        Option(
+            metavar="NAME",
+            help="torch, the default, or tensorflow: measures plain tensors on this machine's GPU.",
+        ),
+    ] = None
+
+    def simulation(self) -> dict[str, Any]:
+        """What `replay_process` takes besides the process."""
+        return {
+            "models": self.models,
+            "gpu": self.gpu,
+            "gpu_mib": whole("--gpu-mib", self.gpu_mib, "24000"),
+            "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
+            "alloc_conf": self.alloc_conf,
+        }
+
+
+@takes(ReplayOptions, OutputOptions)
+def replay_command(options: ReplayOptions, output: OutputOptions) -> int:
+    """What a notebook or script would print of the GPU's memory, step after step."""
+    from planner import process_api
+
+    framework, simulation = options.framework or "torch", options.simulation()
+    if framework not in ("torch", "tensorflow"):
+        raise UsageError(f"--framework: unknown value {shown(framework)}; use one of torch, tensorflow")
+    with working() as tell:
+        if framework == "torch":
+            source = options.process or process_api.NOTEBOOK
+            result = process_api.replay_process(source, **simulation, tell=tell)
+        else:
+            given = [name for name, value in simulation.items() if value is not None]
+            if given:
+                option = given[0].replace("_", "-")
+                raise UsageError(f"--{option} and --framework tensorflow, which measures; leave one away")
+            result = process_api.measure_process(options.process or process_api.VARIABLE)
+    answer(result, output)
+    return 0 if result.ran_to_its_end else 1

@@ -1,0 +1,68 @@
+"""What one run of a job on a GPU showed: the noun that probes make, fits read and calibration files keep.
+
+No algorithm stands here and nothing is imported save the job. A figure that was not seen is None, never 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.job import Job
+
+Origin = Literal["measured", "published"]
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What the figures of a run depend on besides the job; None where the record does not tell."""
+
+    torch: str  # as `torch.__version__` says it: "2.6.0+cu124"
+    cuda: str | None  # `torch.version.cuda`: "12.4"
+    cudnn: str | None  # "9.1.0"
+    driver: str | None  # "550.54.15"
+    capability: tuple[int, int]  # compute capability: (8, 6)
+    torch_total_bytes: int | None  # the card's memory as `torch.cuda.get_device_properties` gives it
+    nvml_total_bytes: int | None  # the card's memory as nvidia-smi shows it
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the process that change its memory."""
+
+    matmul_tf32: bool = False  # `torch.backends.cuda.matmul.allow_tf32`
+    cudnn_tf32: bool = True  # `torch.backends.cudnn.allow_tf32`
+    cudnn_benchmark: bool = False
+    alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
+    allocator_cap_bytes: int | None = None  # as `set_per_process_memory_fraction` bounds the allocator
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One job at one batch size, run for several steps in a fresh process."""
+
+    job: Job
+    batch: int
+    gpu: str  # as torch names it: "NVIDIA GeForce RTX 3060"
+    versions: Versions
+    settings: Settings
+    peak_allocated_bytes: int | None  # torch's `max_memory_allocated`
+    peak_reserved_bytes: int | None  # torch's `max_memory_reserved`
+    end_allocated_bytes: int | None  # after the last step
+    process_peak_bytes: int | None  # NVML's, with the context; None where the process is not visible there
+    context_before_bytes: int | None  # NVML's level before the first tensor
+    context_after_bytes: int | None  # NVML's level after the third step less what torch has reserved then
+    retries: int | None  # how often the allocator released cached segments to go on
+    oom: bool  # the run died of want of memory; the peaks are those until then
+    source: Origin
+    about: str  # published: whose figures, from which file; measured: "" or a remark
+    when: str  # the day of the run, ISO 8601: "2025-05-06"
+    process_rise_bytes: int | None = None  # the process's peak over its level before the first tensor, where
+    # a record knows only this difference; where both ends are known they stand above and this is None
+
+    @property
+    def rise_bytes(self) -> int | None:
+        """The process's peak over its level before the first tensor: reserved and lazily loaded memory."""
+        if self.process_rise_bytes is not None:
+            return self.process_rise_bytes
+        if self.process_peak_bytes is None or self.context_before_bytes is None:
+            return None
+        return self.process_peak_bytes - self.context_before_bytes

@@ -1,0 +1,194 @@
+"""Processes for Python, with the options of `planner replay` as keywords.
+
+Nothing here imports torch before the first trace, nor ever the terminal's libraries.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypedDict, Unpack
+
+from planner.budget import Budget
+from planner.catalogue import load_catalogue
+from planner.device import MIB, Device
+from planner.events import Trace
+from planner.job import Job
+from planner.keywords import budget_of
+from planner.plan import Tell
+from planner.process import Account, Process
+from planner.process_file import find_process_file, read_process
+from planner.process_replay import TRACED_STEPS, run
+from planner.report.as_json import device_to_json
+from planner.report.assumptions import short_op
+from planner.report.figures import is_endless
+from planner.report.layout import bounds
+from planner.report.process import LineForm, account_text, account_to_json, tensorflow_line, torch_line
+from planner.workload import trace_workload
+
+SCHEMA = 1
+NOTEBOOK, VARIABLE = "notebook", "variable"  # shipped processes, the defaults of the two functions
+LIKELIEST = 0.5  # the confidence without a margin: the figures are those that are to be expected
+
+Source = str | PathLike[str]  # the name of a shipped process, or a file
+
+
+class ReplayOptions(TypedDict, total=False):
+    """The options of the command line; None counts as not given."""
+
+    models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    gpu: str | Device | None
+    gpu_mib: int | None
+    allocator_cap_mib: int | None  # what is left to torch's allocator
+    alloc_conf: str | None
+    tell: Tell | None  # hears one short line for each thing that takes time
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """What a process printed; `str` gives its lines."""
+
+    process: Process
+    account: Account
+    framework: str
+    assumptions: tuple[str, ...]
+    unknown_ops: tuple[str, ...]
+    seconds: Mapping[str, float]
+    line: LineForm
+    device: Mapping[str, Any] | None  # as in the JSON of `estimate`; None where nothing is simulated
+
+    @property
+    def ran_to_its_end(self) -> bool:
+        """Whether all requests could be served."""
+        return self.account.failure is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner replay`."""
+        return {
+            "schema": SCHEMA,
+            "framework": self.framework,
+            "device": self.device,
+            **account_to_json(self.process, self.account, self.assumptions),
+            "unknown_ops": list(self.unknown_ops),
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+    def __str__(self) -> str:
+        return account_text(self.process, self.account, self.line, self.assumptions)
+
+
+def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
+    """What a process prints on a GPU, told without one; where no GPU is named, on one without end.
+
+    Raises the errors of `planner.errors`; that memory runs out is a result.
+    """
+    budget = budget_of(
+        {
+            "gpu": options.get("gpu"),
+            "gpu_mib": options.get("gpu_mib"),
+            "allocator_cap_mib": options.get("allocator_cap_mib"),
+            "alloc_conf": options.get("alloc_conf"),
+            "confidence": LIKELIEST,
+        }
+    )
+    process = _read(source, options.get("models"))
+    tracing = _Tracing(budget.device, options.get("tell") or (lambda line: None))
+    start = perf_counter()
+    account = run(process, tracing.trace, budget.arena)
+    spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
+    alloc_conf = options.get("alloc_conf")
+    return ProcessResult(
+        process=process,
+        account=account,
+        framework="torch",
+        assumptions=(*_of_card(budget, alloc_conf, account.retries), *tracing.assumptions()),
+        unknown_ops=tracing.unknown_ops(),
+        seconds=spent | {"replay": perf_counter() - start - sum(spent.values())},
+        line=torch_line,
+        device=device_to_json(budget),
+    )
+
+
+def measure_process(source: Source = VARIABLE) -> ProcessResult:
+    """What TensorFlow measures for a process of plain tensors on the GPU of this machine.
+
+    Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
+    TensorFlow, NoGpuError without a GPU.
+    """
+    process = _read(source, None)
+    start = perf_counter()
+    from planner.trace.tensorflow_probe import load_tensorflow, measure
+
+    tf = load_tensorflow()
+    loaded = perf_counter()
+    account = Account(measure(process, tf), retries=0, failure=None)
+    return ProcessResult(
+        process=process,
+        account=account,
+        framework="tensorflow",
+        assumptions=(
+            f"measured with TensorFlow {tf.__version__}, memory growth enabled; nothing is simulated",
+        ),
+        unknown_ops=(),
+        seconds={"import": loaded - start, "measure": perf_counter() - loaded},
+        line=tensorflow_line,
+        device=None,
+    )
+
+
+def _read(source: Source, models: str | PathLike[str] | None) -> Process:
+    path = find_process_file(source) if isinstance(source, str) else Path(source)
+    return read_process(path, load_catalogue(None if models is None else Path(models)))
+
+
+def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[str]:
+    if bounds(budget):
+        endless = is_endless(budget.device.total)
+        left = "" if endless else f", {budget.device.name} less the CUDA context and no margin"
+        times = "once" if retries == 1 else f"{retries} times"
+        released = f"; {times} it releases cached memory to stay within that" if retries else ""
+        yield f"torch's allocator may take {min(bounds(budget)) / MIB:,.0f} MiB{left}{released}"
+    else:
+        yield "the GPU's memory has no end"
+    if alloc_conf:
+        yield f"the allocator runs with {alloc_conf}"
+
+
+class _Tracing:
+    """Takes each trace once, and remembers what the answer must repeat."""
+
+    def __init__(self, device: Device, tell: Tell) -> None:
+        self.import_seconds = self.trace_seconds = 0.0
+        self._device = device
+        self._tell = tell
+        self._taken: dict[tuple[Job, int], Trace] = {}
+
+    def trace(self, job: Job, batch: int) -> Trace:
+        """The job's trace at this batch size."""
+        if (job, batch) not in self._taken:
+            start = perf_counter()
+            tracer = trace_workload(job, batch, None, self._device.capability).open(self._tell)
+            opened = perf_counter()
+            self._tell(f"tracing {job.model} at batch {batch}")
+            self._taken[job, batch] = tracer(batch)
+            self.import_seconds += opened - start
+            self.trace_seconds += perf_counter() - opened
+        return self._taken[job, batch]
+
+    def unknown_ops(self) -> tuple[str, ...]:
+        """Operators whose scratch memory is not known, in any of the traces."""
+        return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
+
+    def assumptions(self) -> Iterator[str]:
+        """What the traces take for granted."""
+        if not self._taken:
+            return
+        major, minor = self._device.capability
+        yield f"kernels as for compute capability {major}.{minor} ({self._device.capability_source})"
+        yield f"the first {TRACED_STEPS} steps of a training loop are traced; the others repeat the last"
+        yield from dict.fromkeys(note for trace in self._taken.values() for note in trace.notes)
+        if self.unknown_ops():
+            ops = ", ".join(map(short_op, self.unknown_ops()))
+            largest = "; cuDNN's for convolutions is the largest" if "convolution" in ops else ""
+            yield f"scratch memory is not counted for {ops}{largest}"

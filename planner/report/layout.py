@@ -1,0 +1,99 @@
+"""What the text reports share: aligned tables, wrapped entries, and the sections on the job and the card."""
+
+from collections.abc import Iterable, Mapping
+from textwrap import wrap
+
+from planner.budget import Budget
+from planner.job import Job, Mode, OptimizerImpl
+from planner.report.figures import is_endless, mib
+
+WIDTH = 100
+NAMES = 26  # columns of a table's first column
+DIGITS = 1  # of MiB
+
+Row = tuple[str, int, str]  # name, bytes, remark
+
+
+def job_text(job: Job) -> str:
+    """What is run, in one line."""
+    given = ", ".join(f"{key}={_value(value)}" for key, value in job.model_args)
+    model = f"{job.model} = {job.source}" if job.source else job.model
+    target = f", target {job.target}" if job.target is not None else ""
+    sample = f"one sample: input {' and '.join(map(str, job.inputs))}{target}"
+    return f"{model}{f'({given})' if given else ''}; {doing(job)}; {sample}"
+
+
+def doing(job: Job) -> str:
+    """The part of a job that is not the model."""
+    if job.mode is Mode.INFER:
+        return "inference"
+    if job.mode is Mode.FORWARD:
+        return "forward pass with gradients recorded"
+    how = "" if job.optimizer_impl is OptimizerImpl.FOREACH else f" ({job.optimizer_impl})"
+    return f"training with {job.optimizer}{how}, {job.loss} loss"
+
+
+def _value(value: object) -> str:
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def bounds(budget: Budget) -> list[int]:
+    """What bounds the allocator, in bytes."""
+    arena = budget.arena
+    return [bound for bound in (arena.capacity_bytes, arena.limit_bytes) if bound is not None]
+
+
+def card_table(budget: Budget) -> list[str]:
+    """The card's memory and what of it is left for the allocator."""
+    device, sure = budget.device, f"confidence {budget.confidence:g}"
+    rows: list[Row] = []
+    bounded = not is_endless(device.usable)
+    if bounded:
+        rows.append(("total", device.total.value, device.total.source))
+        rows.append(("usable by torch", device.usable.value, device.usable.source))
+    rows.append(("CUDA context", device.context.value, device.context.source))
+    if budget.cap_bytes is not None:
+        rows.append(("allocator's cap", budget.cap_bytes, "given by the user"))
+    if bounds(budget):
+        rest = "usable less context" if bounded else "the cap"
+        if bounded and budget.cap_bytes is not None:
+            rest += " or the cap"
+        rows.append(("left for the allocator", min(bounds(budget)), f"{rest}, less a margin for {sure}"))
+    return table(device.name if bounded else "Any GPU", rows)
+
+
+def table(title: str, rows: Iterable[Row]) -> list[str]:
+    """Rows of a name, MiB and a remark under a heading."""
+    lines = [heading(title)]
+    for name, size_bytes, remark in rows:
+        lines += wrapped(f"  {name:<{NAMES}}{mib(size_bytes, DIGITS):>12,.1f}  ", remark)
+    return lines
+
+
+def heading(title: str) -> str:
+    """The first line of a table."""
+    return f"{title:<{NAMES + 2}}{'MiB':>12}"
+
+
+def entry(name: str, text: str) -> list[str]:
+    """A line such as `Job: ...`."""
+    return wrapped(f"{name + ':':<16}", text)
+
+
+def wrapped(beginning: str, text: str) -> list[str]:
+    """The text behind its beginning, and under itself where it takes several lines."""
+    lines = wrap(text, WIDTH - len(beginning), break_on_hyphens=False) or [""]
+    rest = " " * len(beginning)
+    return [f"{beginning}{lines[0]}".rstrip(), *(f"{rest}{line}" for line in lines[1:])]
+
+
+def time_text(parts: Mapping[str, float]) -> str:
+    """Where the seconds went."""
+    spent = ", ".join(f"{seconds:.1f} s {doing}" for doing, seconds in parts.items())
+    return f"Took {sum(parts.values()):.1f} s: {spent}"
+
+
+def signed_percent(share: float) -> str:
+    """An error of one digit, such as `+6.3%`; nothing at all has no sign."""
+    text = f"{share:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text

@@ -144,17 +144,30 @@ def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int
 
 
 def test_attention_in_inference_takes_the_fast_path() -> None:
-    """nn.MultiheadAttention in eval mode without gradients is one operator on CUDA."""
-    trace = trace_of(lambda: _SelfAttention(), job_of("10x16", mode=Mode.INFER), 2)
-    assert {
-        trace.sites[e.site].op for e in trace.events if isinstance(e, Alloc) and e.role is not Role.WORKSPACE
-    } >= {"aten._native_multi_head_attention.default"}
+    """nn.MultiheadAttention in eval mode without gradients: one projection, fused attention, one projection.
+
+    Nothing is copied and no row sums are kept. Heads whose width is no multiple of 8 take the unfused kernels.
+    """
+    trace = trace_of(lambda: _SelfAttention(2), job_of("10x16", mode=Mode.INFER), 2)
+    forward = [
+        e for e in trace.events if isinstance(e, Alloc) and e.role in (Role.ACTIVATION, Role.TEMPORARY)
+    ]
+    rows = 2 * 10
+    assert [(trace.sites[e.site].op, e.fixed_bytes) for e in forward] == [
+        ("aten.addmm.default", rows * 48 * 4),
+        ("aten._scaled_dot_product_efficient_attention.default", rows * 16 * 4),
+        ("aten.addmm.default", rows * 16 * 4),
+    ]
+    unfused = trace_of(lambda: _SelfAttention(4), job_of("10x16", mode=Mode.INFER), 2)
+    # the output; then q, k, v beside 10 x 10 scores of 4 heads and their softmax; and cuBLAS's workspace
+    sizes = born(unfused, "_native_multi_head_attention")
+    assert sizes == [rows * 16 * 4, rows * 48 * 4 + 2 * (2 * 4 * 10 * 10 * 4), 8_519_680]
 
 
 class _SelfAttention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(16, heads, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.attention(x, x, x, need_weights=False)[0]

@@ -110,4 +110,26 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
             )[0]
         return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
-    return {"scaled_dot_product_attention": attend}
+    def attend_multi_head(
+        query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
+        qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
+        need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
+    ) -> Any:  # fmt: skip
+        """The fast path of nn.MultiheadAttention in inference (native/transformers/cuda/attention.cu)."""
+        width = embed_dim // num_head
+        heads = query.view(query.shape[0], -1, num_head, width).transpose(1, 2)
+        fused = _flash_applies(heads, heads, heads, mask, False, capability) or _efficient_applies(
+            heads, heads, heads, capability
+        )
+        if query is key is value and width % 8 == 0 and not need_weights and mask is None and fused:
+            projected = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+            q, k, v = (t.view(t.shape[0], -1, num_head, width).transpose(1, 2) for t in projected)
+            out = F.scaled_dot_product_attention(q, k, v)
+            return F.linear(out.transpose(1, 2).reshape(query.shape), proj_weight, proj_bias), None
+        with torch._C._AutoDispatchBelowAutograd():
+            return aten._native_multi_head_attention(
+                query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
+                mask, need_weights, average_attn_weights, mask_type,
+            )  # fmt: skip
+
+    return {"scaled_dot_product_attention": attend, "_native_multi_head_attention": attend_multi_head}

@@ -37,16 +37,14 @@ def _safe_softmax(args: tuple[Any, ...], out: Tensor, capability: tuple[int, int
 def _native_multi_head_attention(
     args: tuple[Any, ...], out: Any, capability: tuple[int, int]
 ) -> tuple[int, ...]:
-    """The projection to 3 x D, then q, k, v with their bias while the projection still lives (attention.cu).
-
-    Without attention weights the fused kernels need no scores. What lives longest is q, k, v and the context.
+    """Outside the fused path (cuda/attention.py). First the projection to 3 x D beside q, k, v with their bias;
+    then these beside the scores and their softmax.
     """
-    query, heads, weights_wanted = args[0], args[4], args[10] if len(args) > 10 else True
+    query, heads = args[0], args[4]
     batch, rows, width = query.shape
-    item = query.element_size()
-    projected = 3 * batch * rows * width * item
-    scores = batch * heads * rows * rows * item if weights_wanted else 0
-    return (projected + max(projected if weights_wanted else 0, scores + batch * rows * width * item),)
+    projected = 3 * batch * rows * width * query.element_size()
+    scores = batch * heads * rows * rows * query.element_size()
+    return (projected + max(projected, 2 * scores),)
 
 
 RULES: dict[Any, Callable[[tuple[Any, ...], Any, tuple[int, int]], tuple[int, ...]]] = {

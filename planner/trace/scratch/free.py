@@ -11,11 +11,13 @@ _NAMES = """
     constant_pad_nd zero_ fill_ _unsafe_view _reshape_alias lift_fresh repeat roll flip masked_fill
     masked_fill_ where tril triu select_backward slice_backward diagonal_backward unfold_backward
     new_empty_strided resize_ set_ split_with_sizes normal_ uniform_ bernoulli_ bernoulli rand randn
+    as_strided_ index
     reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward
     # dropout, activations and normalisation with a kernel of their own
-    native_dropout native_dropout_backward native_layer_norm native_batch_norm
+    native_dropout native_dropout_backward native_layer_norm native_layer_norm_backward native_batch_norm
     native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward _softmax _log_softmax
     _softmax_backward_data _log_softmax_backward_data glu glu_backward prelu _prelu_kernel
+    hardswish_ hardswish_backward hardsigmoid_backward hardtanh_backward leaky_relu_backward
     _prelu_kernel_backward rms_norm log_sigmoid_forward log_sigmoid_backward
     # pooling, sampling
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices

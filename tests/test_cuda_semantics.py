@@ -146,7 +146,7 @@ def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int
 def test_attention_in_inference_takes_the_fast_path() -> None:
     """nn.MultiheadAttention in eval mode without gradients: one projection, fused attention, one projection.
 
-    Nothing is copied and no row sums are kept. Heads whose width is no multiple of 8 take the unfused kernels.
+    Nothing is copied, no row sums are kept. Heads whose width is no multiple of 8 take unfused kernels.
     """
     trace = trace_of(lambda: _SelfAttention(2), job_of("10x16", mode=Mode.INFER), 2)
     forward = [

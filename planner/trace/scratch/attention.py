@@ -37,8 +37,8 @@ def _safe_softmax(args: tuple[Any, ...], out: Tensor, capability: tuple[int, int
 def _native_multi_head_attention(
     args: tuple[Any, ...], out: Any, capability: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Outside the fused path (cuda/attention.py). First the projection to 3 x D beside q, k, v with their bias;
-    then these beside the scores and their softmax.
+    """Outside the fused path (cuda/attention.py): the projection beside q, k, v with their bias, each three
+    times as wide as the input; then q, k, v beside the scores and their softmax.
     """
     query, heads = args[0], args[4]
     batch, rows, width = query.shape

@@ -1,6 +1,10 @@
-"""Measuring real training steps on a GPU and fitting what cannot be known without one. Nothing is here yet.
+"""Measuring real training steps on a GPU, and fitting what cannot be known without one.
 
-The planner needs nothing from this package. What will come: probes that run a job's steps on a GPU, a fit of
-the memory outside the tensors (CUDA context, cuDNN workspaces), and the calibration files that the planner
-then reads.
+Here are the probe that runs a job's steps in a fresh process (`probe`, `measure`), campaigns of such runs
+(`campaign`, `limits`), the line through measured over replayed peaks (`fit`), and the files (`record`,
+`observation_file`, `history_file`) that the planner then reads; `commands` puts them together for the command
+line. The planner itself needs nothing from this package.
+
+Nothing here has run on a GPU yet: the probe's figures on CUDA are untried, and the only tables that ship are
+fitted from figures that others published.
 """

@@ -38,6 +38,15 @@ OpenTracer = Callable[[Job, tuple[int, int], Tell], Tracer]  # the second: compu
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """What was taken over from a folder of records."""
+
+    calibrations: tuple[Calibration, ...]
+    failures: tuple[str, ...]  # jobs that ran but could not be traced
+    set_aside: tuple[str, ...]  # records that no job can say yet, one line each
+
+
+@dataclass(frozen=True, slots=True)
 class Calibrated:
     """What a call measured and what is known now."""
 
@@ -77,13 +86,10 @@ def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, 
     return Calibrated(harvest, calibrations, failures)
 
 
-def import_records(
-    folder: Path, out_dir: Path, tell: Tell
-) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
+def import_records(folder: Path, out_dir: Path, tell: Tell) -> Imported:
     """Take over a folder of the self-contained measuring script: runs, histories, calibrations; needs no GPU.
 
-    Gives what `keep_observations` gives; what no job can say yet is told, one line each. A run that is there
-    already stays as it is. Raises DataFileError.
+    A run that is there already stays as it is. Raises DataFileError.
     """
     records = read_measured_records(folder)
     for observation in records.observations:
@@ -93,9 +99,11 @@ def import_records(
     for record in records.histories:
         digest = sha256(repr(record).encode()).hexdigest()[:16]
         save_history(record.history, out_dir / RUNS / f"b{record.batch}-{digest}.history.json.gz")
-    for aside in records.set_aside:
-        tell(f"set aside: {aside.file} line {aside.line}: {aside.reason}")
-    return keep_observations(_without_cap(records.observations), out_dir, tell)
+    aside = tuple(f"{one.file} line {one.line}: {one.reason}" for one in records.set_aside)
+    for line in aside:
+        tell(f"set aside: {line}")
+    calibrations, failures = keep_observations(_without_cap(records.observations), out_dir, tell)
+    return Imported(calibrations, failures, aside)
 
 
 def keep_observations(

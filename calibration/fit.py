@@ -9,21 +9,26 @@
 - The slope is held near 1 by one more residual, `(slope - 1) / 0.025`, under the same loss. A replay counts
   the allocator's bytes, so a slope off 1 has to be shown by the data: four points that scatter by 4 % would
   else tilt the line by 10 %. Where the points are good (10 MiB of scatter over 1 GiB) it changes nothing.
+- A line that tells left-out batch sizes worse than no line does is not supported by its points. Without a
+  line the planner adds the context to the replay; so the other side of the comparison is the replay alone
+  where runs tell their rise over the context and, where the peak holds it, the replay with the median
+  context that the same runs showed (a refusal keeps it in use). Where no run tells its context, there is
+  nothing to compare with. A line good to 1 % stands in any case: below it, chance decides.
 - The scale is the median of the absolute residuals without the two that a line can always make zero
   (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under normality.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import theilslopes
 
-from planner.calibrated import Fit, Point, Refusal
+from planner.calibrated import Fit, Point, Refusal, is_whole, measured_bytes
 from planner.device import MIB
-from planner.observation import Observation
 
 FEWEST_BATCHES = 4
 SMALLEST_RANGE = 1.1  # the largest replayed peak over the smallest
@@ -32,6 +37,7 @@ SLOPE_DEVIATION = 0.025
 HUBER = 1.345  # 95 % efficiency under normality
 NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below makes sense
 OUTLIER = 3.0  # spreads
+GOOD_ERROR = 0.01  # what a line is wanted to reach; none that does is refused
 SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
 
 Floats = NDArray[np.float64]
@@ -72,6 +78,9 @@ def fit_points(points: Sequence[Point]) -> Fit | Refusal:
     overhead, slope = _line(x, y)
     if not SLOPES[0] <= slope <= SLOPES[1]:
         return Refusal(f"the slope is {slope:.2f}: the replay and the runs are not of the same job")
+    worse = _worse_than_none(used, context)
+    if worse is not None:
+        return worse
     residuals = y - overhead - slope * x
     spread = _scale(residuals)
     width = float(np.sqrt(((x - x.mean()) ** 2).sum()))
@@ -105,18 +114,6 @@ def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
     return found
 
 
-def measured_bytes(observation: Observation, with_context: bool) -> int | None:
-    """The peak to be fitted: the process's, or its rise over the level before the first tensor."""
-    return observation.process_peak_bytes if with_context else observation.rise_bytes
-
-
-def is_whole(observation: Observation) -> bool:
-    """Whether nothing bounded the run, so that its peak is its own."""
-    return (
-        not observation.oom and not observation.retries and observation.settings.allocator_cap_bytes is None
-    )
-
-
 def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Point]) -> Refusal | None:
     batches = {point.observation.batch for point in used}
     if len(batches) < FEWEST_BATCHES:
@@ -131,6 +128,24 @@ def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Poin
             "take batches further apart"
         )
     return None
+
+
+def _worse_than_none(used: Sequence[Point], context: bool) -> Refusal | None:
+    """The refusal of a line that tells left-out batch sizes worse than the planner does without it."""
+    contexts = [point.observation.context_after_bytes for point in used] if context else [0]
+    known = [size_bytes for size_bytes in contexts if size_bytes is not None]
+    if not known:
+        return None
+    lefts = leave_one_batch_out(used)
+    with_line = median(abs(left.error) for left in lefts)
+    added = median(known)
+    without = median(abs((left.replayed_bytes + added) / left.measured_bytes - 1) for left in lefts)
+    if with_line <= max(GOOD_ERROR, without):
+        return None
+    return Refusal(
+        f"left-out batches come out {100 * with_line:.1f} % off with the line and {100 * without:.1f} % "
+        "without: the scatter is no line"
+    )
 
 
 def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:

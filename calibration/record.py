@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.atomic import write_bytes
-from planner.calibrated import Calibration, Fit, Key, Point, Refusal
+from planner.calibrated import Calibration, Fit, Key, Point, Refusal, is_whole
 from planner.calibration_file import LARGEST_FILE_BYTES, SCHEMA, load_calibration
 from planner.errors import DataFileError
 from planner.observation import Observation, Origin
@@ -93,7 +93,7 @@ def key_of(observation: Observation) -> Key:
 
 
 def _with_context(points: Sequence[Point]) -> bool:
-    from calibration.fit import includes_context, is_whole
+    from calibration.fit import includes_context
 
     return includes_context([point for point in points if is_whole(point.observation)])
 

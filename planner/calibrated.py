@@ -130,6 +130,18 @@ class Wanted:
     alloc_conf: str = ""
 
 
+def measured_bytes(observation: Observation, with_context: bool) -> int | None:
+    """The peak that is fitted: the process's, or its rise over the level before the first tensor."""
+    return observation.process_peak_bytes if with_context else observation.rise_bytes
+
+
+def is_whole(observation: Observation) -> bool:
+    """Whether nothing bounded the run, so that its peak is its own."""
+    return (
+        not observation.oom and not observation.retries and observation.settings.allocator_cap_bytes is None
+    )
+
+
 def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
     """The nearest calibration, with what it says; None where the defaults have to do.
 

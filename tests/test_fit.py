@@ -26,7 +26,8 @@ def reason(found: Fit | Refusal) -> str:
 
 
 @given(st.floats(-200, 2_000), st.floats(0.9, 1.15), st.integers(4, 8))
-@settings(deadline=None)
+# Statements about noise hold for nearly all of it: the sample is the same in every run.
+@settings(deadline=None, derandomize=True)
 def test_exact_line(overhead: float, slope: float, count: int) -> None:
     """Points on a line give the line to 10 MiB at its ends, none is an outlier, and no spread is invented."""
     x = STEPS[:count]
@@ -38,7 +39,7 @@ def test_exact_line(overhead: float, slope: float, count: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(100, 1_500), st.floats(0.95, 1.1), st.floats(300, 3_000))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=60)
 def test_noise_and_outliers(seed: int, overhead: float, slope: float, lift: float) -> None:
     """With 5 MiB of noise and two runs of twelve lifted by a workspace, overhead and slope come back, the
     spread is the noise's, and both lifted runs are named.
@@ -56,11 +57,11 @@ def test_noise_and_outliers(seed: int, overhead: float, slope: float, lift: floa
 
 
 @given(st.permutations(range(8)), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, derandomize=True, max_examples=30)
 def test_order_does_not_matter(order: list[int], seed: int) -> None:
     """The same runs in any order give the same fit."""
     noise = np.random.default_rng(seed).normal(0, 50, 8)
-    runs = points(STEPS, [300 + x + e for x, e in zip(STEPS, noise, strict=True)])
+    runs = points(STEPS, [900 + x + e for x, e in zip(STEPS, noise, strict=True)])
     one, other = fitted(fit_points(runs)), fitted(fit_points([runs[index] for index in order]))
     assert one.slope == pytest.approx(other.slope, abs=1e-5)
     assert one.spread_bytes == pytest.approx(other.spread_bytes, abs=MIB / 10)
@@ -72,6 +73,57 @@ def test_scatter_does_not_tilt() -> None:
     x, y = (1_000, 1_500, 2_000, 2_500), (1_080, 1_580, 1_950, 2_400)
     assert np.polyfit(x, y, 1)[0] == pytest.approx(0.866, abs=0.01)
     assert 0.95 < fitted(fit_points(points(x, y))).slope < 1
+
+
+def rises(replayed: tuple[int, ...], measured: tuple[int, ...]) -> list[Point]:
+    """Runs that tell their rise over the context and no context."""
+    runs = points(replayed, measured)
+    return [
+        replace(
+            run,
+            observation=replace(
+                run.observation,
+                process_peak_bytes=None,
+                context_before_bytes=None,
+                context_after_bytes=None,
+                process_rise_bytes=run.observation.process_peak_bytes,
+            ),
+        )
+        for run in runs
+    ]
+
+
+def test_scatter_is_no_line() -> None:
+    """A line that tells left-out batches worse than the replay alone is refused, with both figures."""
+    published = ((1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654))
+    assert fit_points(rises(*published)) == Refusal(
+        "left-out batches come out 9.5 % off with the line and 4.6 % without: the scatter is no line"
+    )
+
+
+def test_scatter_beside_a_known_context() -> None:
+    """Where the peak holds the context, the other side is the replay with the context that the runs showed:
+    the same scatter is refused on top of those 350 MiB; on top of 1,350 the line is the better of the two.
+    """
+    x, y = (1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654)
+    assert "the scatter is no line" in reason(fit_points(points(x, [350 + each for each in y])))
+    fitted(fit_points(points(x, [1_350 + each for each in y])))
+
+
+def test_no_context_to_compare_with() -> None:
+    """The same peaks without a known context have no other side to be compared with and keep their line."""
+    x, y = (1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654)
+    runs = [
+        replace(run, observation=replace(run.observation, context_after_bytes=None))
+        for run in points(x, [350 + each for each in y])
+    ]
+    fitted(fit_points(runs))
+
+
+def test_a_good_line_stands() -> None:
+    """A line within 1 % is kept even where the replay alone is nearer by chance."""
+    x, y = (1_000, 2_000, 3_000, 4_000), (1_004, 2_000, 2_996, 4_000)
+    assert fitted(fit_points(rises(x, y))).points == 4
 
 
 def test_leverage() -> None:

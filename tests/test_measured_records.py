@@ -292,7 +292,8 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
         limits=record("limits", 24, LIMITS),
         history=record("history", 32, HISTORY),
     )
-    (calibration,), failures = import_records(source, out, told.append)
+    found = import_records(source, out, told.append)
+    (calibration,), failures = found.calibrations, found.failures
     assert failures == ()
     assert told[0] == "set aside: peaks.jsonl line 3: precision fp16 is no option of a job yet"
     assert [point.observation.batch for point in calibration.points] == [16, 32]

@@ -13,9 +13,10 @@ from observing import CARD, JOB, KEY, REFUSAL, calibration, observation, points
 
 from calibration.fit import fit_points
 from calibration.record import Origins, add_points, file_name, key_of, save_calibration
-from planner.calibrated import Fit, Level, Point, Wanted, look_up
+from planner.calibrated import Fit, Level, Point, Refusal, Wanted, look_up
 from planner.calibration_file import TABLES_FOLDER, load_calibration, load_folders, search_path
 from planner.errors import DataFileError, UsageError
+from planner.job import Optimizer
 
 ORIGINS = Origins("measured", "made up", "2.13.0")
 REPLAYED = (1_000, 2_000, 3_000, 4_000)
@@ -219,27 +220,36 @@ def test_search_path(tmp_path: Path) -> None:
 
 
 def test_tables_that_ship() -> None:
-    """Each shipped table says where its figures come from, and its line is what its points give."""
+    """Each shipped table says where its figures come from, and its line or refusal is what its points
+    give; those whose scatter is no line are the two with SGD.
+    """
     tables = load_folders([TABLES_FOLDER])
-    assert len(tables) >= 4
+    refused = [table.key.job for table in tables if isinstance(table.fit, Refusal)]
+    assert (len(tables), [job.optimizer for job in refused]) == (4, [Optimizer.SGD] * 2)
     for table in tables:
         assert table.about
         assert all(point.observation.about for point in table.points) or table.source == "measured"
         again = fit_points(table.points)
-        assert isinstance(again, Fit)
-        assert isinstance(table.fit, Fit)
+        assert key_of(table.points[0].observation) == table.key
+        if isinstance(again, Refusal) or isinstance(table.fit, Refusal):
+            assert again == table.fit
+            continue
         assert abs(again.overhead_bytes - table.fit.overhead_bytes) <= 2**20
         assert again.slope == pytest.approx(table.fit.slope, abs=1e-4)
-        assert key_of(table.points[0].observation) == table.key
 
 
 def test_published_tables_hold_no_context() -> None:
-    """The published tables say that the context is not in their overhead, and answer for the RTX 3060."""
+    """The published tables say that the context is not in their overhead, and answer for the RTX 3060
+    where they have a line.
+    """
     published = [table for table in load_folders([TABLES_FOLDER]) if table.source == "published"]
     assert {(table.includes_context, "WITHOUT the context" in table.about) for table in published} == {
         (False, True)
     }
     for table in published:
         correction = look_up(published, Wanted(table.key.job, CARD, "2.13.0"))
-        assert correction is not None
-        assert (correction.level, correction.fit) == (Level.SAME_GPU, table.fit)
+        if isinstance(table.fit, Refusal):
+            assert correction is None
+        else:
+            assert correction is not None
+            assert (correction.level, correction.fit) == (Level.SAME_GPU, table.fit)

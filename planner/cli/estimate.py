@@ -5,7 +5,16 @@ from typing import Annotated
 
 from typer import Option
 
-from planner.cli.options import CardOptions, JobOptions, MethodOptions, OutputOptions, Text, takes, whole
+from planner.cli.options import (
+    CalibrationOptions,
+    CardOptions,
+    JobOptions,
+    MethodOptions,
+    OutputOptions,
+    Text,
+    takes,
+    whole,
+)
 from planner.cli.output import answer, working
 
 
@@ -19,15 +28,21 @@ class BatchOptions:
     ] = None
 
 
-@takes(BatchOptions, JobOptions, CardOptions, MethodOptions, OutputOptions)
+@takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, MethodOptions, OutputOptions)
 def estimate_command(
-    size: BatchOptions, job: JobOptions, card: CardOptions, how: MethodOptions, output: OutputOptions
+    size: BatchOptions,
+    job: JobOptions,
+    card: CardOptions,
+    stored: CalibrationOptions,
+    how: MethodOptions,
+    output: OutputOptions,
 ) -> int:
     """The memory of one batch, and whether it fits."""
     from planner import api
 
     batch = whole("--batch", size.batch, "32")
+    options = job.keywords() | card.keywords() | stored.keywords()
     with working() as tell:
-        result = api.estimate(batch=batch, method=how.method, **job.keywords(), **card.keywords(), tell=tell)
+        result = api.estimate(batch=batch, method=how.method, **options, tell=tell)
     answer(result, output)
     return 1 if result.fits == "no" else 0

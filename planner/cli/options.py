@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from planner.cli.folders import folders_to_read
 from planner.errors import UsageError
 from planner.job import shown
 
@@ -124,6 +125,31 @@ class MethodOptions:
             help="trace or formula; estimate also knows torchinfo, torchsummary, modelsize and memtracker.",
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FolderOptions:
+    """Where stored calibrations are looked for besides the user's own folder and the package."""
+
+    calibrations: Annotated[
+        list[str] | None,
+        Option(metavar="DIR", help="A folder of calibrations to look into first; repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions(FolderOptions):
+    """Which stored calibrations may answer."""
+
+    no_calibration: Annotated[bool, Option("--no-calibration", help="Plan without stored calibrations.")] = (
+        False
+    )
+
+    def keywords(self) -> dict[str, Any]:
+        """As the functions of `planner.api` take them."""
+        if self.no_calibration and self.calibrations:
+            raise UsageError("--calibrations and --no-calibration: one asks for what the other forbids")
+        return {"calibrations": folders_to_read(self.calibrations), "no_calibration": self.no_calibration}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from typing import Any
 
 import typer
 
+from planner.cli.calibrate import calibrate_command
 from planner.cli.compare import compare_command
 from planner.cli.estimate import estimate_command
 from planner.cli.max_batch import max_batch_command
 from planner.cli.options import Action
 from planner.cli.replay import replay_command
+from planner.cli.tables import tables_command
+from planner.cli.verify import verify_command
 from planner.errors import UsageError
 
 # Base of all complaints about a command line: public in click, private in a typer that has click within.
@@ -30,6 +33,9 @@ def parse(arguments: list[str]) -> Action:
     app.command("estimate")(estimate_command)
     app.command("compare")(compare_command)
     app.command("replay")(replay_command)
+    app.command("tables")(tables_command)
+    app.command("calibrate")(calibrate_command)
+    app.command("verify")(verify_command)
     try:
         parsed = app(arguments or ["--help"], prog_name="planner", standalone_mode=False)
     except _Complaint as complaint:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from calibration.observation_json import observation_from_json, read_flat, read_versions
@@ -11,6 +12,7 @@ from calibration.request import Gpu, ProbeRequest
 from planner import errors
 from planner.errors import ModelError, PlannerError
 from planner.observation import Observation, Settings
+from planner.process import Reading
 from planner.report.job_json import job_to_json
 
 Measure = Callable[[ProbeRequest, float], Observation]  # the request, and the seconds that it may take
@@ -44,6 +46,19 @@ def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:
     try:
         return observation_from_json(_ask(said, timeout_seconds))
     except ValueError as error:
+        raise ModelError(f"the probe's answer makes no sense: {error}; report it") from error
+
+
+def measure_tensors(process: Path, timeout_seconds: float = 600) -> tuple[Reading, ...]:
+    """What TensorFlow measures for a process file of plain tensors, in a fresh process.
+
+    So the variable of the seed's notebook is measured again (processes/variable.yaml). Raises the errors
+    of the file, ModelError without TensorFlow, NoGpuError without a GPU.
+    """
+    said = _ask({"ask": "tensors", "process": str(process.absolute())}, timeout_seconds)
+    try:
+        return tuple(Reading(**reading) for reading in said["readings"])
+    except (LookupError, TypeError) as error:
         raise ModelError(f"the probe's answer makes no sense: {error}; report it") from error
 
 

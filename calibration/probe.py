@@ -26,6 +26,7 @@ from calibration.versions_text import cudnn_text
 from planner.errors import ModelError, NoGpuError, PlannerError
 from planner.events import Phase
 from planner.observation import Observation, Settings, Versions
+from planner.process import Reading
 
 NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then plan from its calibrations"
 # How memory ends other than by OutOfMemoryError: kernels that find no room to be loaded, cuBLAS handles, and
@@ -50,6 +51,8 @@ def _reply(said: Mapping[str, Any]) -> dict[str, Any]:
             _prepare("", "cuda")
             gpu, versions, settings = _describe("cuda", None)
             return {"name": gpu, "versions": asdict(versions), "settings": asdict(settings)}
+        if said["ask"] == "tensors":
+            return {"readings": [asdict(reading) for reading in observe_tensors(Path(said["process"]))]}
         request = ProbeRequest(
             job=read_job(said["job"]),
             batch=said["batch"],
@@ -65,6 +68,19 @@ def _reply(said: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         return {"error": "ModelError", "message": f"the probe fails: {type(error).__name__}: {text}"}
+
+
+def observe_tensors(path: Path) -> tuple[Reading, ...]:
+    """What TensorFlow, the second framework, says of a process file of plain tensors; in a fresh process too.
+
+    Raises DataFileError, UsageError for steps that are no plain tensors', ModelError without TensorFlow,
+    NoGpuError without a GPU.
+    """
+    from planner.process_file import read_process
+    from planner.trace.tensorflow_probe import load_tensorflow
+    from planner.trace.tensorflow_probe import measure as measure_tensors
+
+    return measure_tensors(read_process(path, {}), load_tensorflow())
 
 
 def observe(request: ProbeRequest) -> Observation:

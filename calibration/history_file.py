@@ -13,11 +13,11 @@ from calibration.atomic import write_bytes
 from calibration.history import ACTIONS, History, HistoryEvent, HistoryMark
 from planner.errors import DataFileError
 from planner.events import Phase
+from planner.packed import pack, read_packed
 
 FORMAT = 1
 MOST_EVENTS = 400_000  # three steps of a ResNet-50 have 20,000
 LARGEST_FILE_BYTES = 2**26  # unpacked
-_GZIP = 31  # zlib's wbits for gzip with the largest window
 _LETTERS = dict(zip(ACTIONS, "arcsfmuox", strict=True))
 _ACTION_OF = {letter: action for action, letter in _LETTERS.items()}
 _KEYS = {"format", "gpu", "torch", "alloc_conf", "total_bytes", "limit_bytes", "actions", "addresses"} | {
@@ -44,8 +44,7 @@ def save_history(history: History, path: Path) -> None:
         "sizes": [event.size_bytes for event in history.events],
         "marks": history.marks,
     }
-    text = json.dumps(document, separators=(",", ":"))
-    write_bytes(path, zlib.compress(text.encode(), 9, wbits=_GZIP))
+    write_bytes(path, pack(json.dumps(document, separators=(",", ":"))))
 
 
 def load_history(path: Path) -> History:
@@ -60,15 +59,7 @@ def load_history(path: Path) -> History:
 
 
 def _unpack(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        packed = file.read(LARGEST_FILE_BYTES + 1)
-    decompressor = zlib.decompressobj(wbits=_GZIP)
-    text = decompressor.decompress(packed, LARGEST_FILE_BYTES + 1)
-    if max(len(packed), len(text)) > LARGEST_FILE_BYTES:
-        raise ValueError(f"it holds more than {LARGEST_FILE_BYTES} bytes")
-    if not decompressor.eof or decompressor.unused_data:
-        raise ValueError("it is cut short, or something stands behind its end")
-    document = json.loads(text)
+    document = json.loads(read_packed(path, LARGEST_FILE_BYTES))
     if not isinstance(document, dict) or document.get("format") != FORMAT or document.keys() != _KEYS:
         raise ValueError(f"no history of format {FORMAT}")
     return document

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from planner.errors import DataFileError
 from planner.events import Alloc, Event, Free, Mark, Site, Trace, check
+from planner.packed import pack, read_packed
 
 FORMAT = 1
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
-_GZIP = 31  # zlib's wbits for gzip with the largest window
 _KEYS = ("format", "about", "batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
 
 T = TypeVar("T")
@@ -45,8 +45,7 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
         "free": _columns(Free, trace.events),
         "mark": _columns(Mark, trace.events),
     }
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    packed = zlib.compress(text.encode(), 9, wbits=_GZIP)  # with no time in it, unlike gzip's default
+    packed = pack(json.dumps(document, separators=(",", ":"), allow_nan=False))
     partial = path.parent / f"{path.name}.{os.getpid()}.partial"
     try:
         partial.write_bytes(packed)
@@ -94,16 +93,7 @@ def _columns(kind: type, rows: Iterable[object]) -> dict[str, list[Any]]:
 
 def _unpack(path: Path) -> dict[str, Any]:
     """The document, with the right keys and the right format."""
-    with path.open("rb") as file:
-        packed = file.read(LARGEST_FILE_BYTES + 1)
-    decompressor = zlib.decompressobj(wbits=_GZIP)
-    text = decompressor.decompress(packed, LARGEST_FILE_BYTES + 1)
-    if max(len(packed), len(text)) > LARGEST_FILE_BYTES:
-        raise ValueError(f"it holds more than {LARGEST_FILE_BYTES} bytes")
-    if not decompressor.eof:
-        raise ValueError("it is cut short")
-    if decompressor.unused_data:
-        raise ValueError("something stands behind its end")
+    text = read_packed(path, LARGEST_FILE_BYTES)
     document = json.loads(text.decode(), parse_constant=_finite, parse_float=_finite)
     found = document.get("format") if isinstance(document, dict) else None
     if type(found) is not int:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
-
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if bias is None or weight.dim() != 2:

@@ -15,6 +15,7 @@ from planner.events import Phase
 from planner.job import Job, Mode, TensorSpec
 from planner.report.job_json import job_to_json
 from planner.trace.optimizers import build_optimizer
+from planner.trace.precision import convert_model, cuda_machine
 from planner.trace.sources import find_constructor
 from planner.trace.step import OnPhase, run_loop
 
@@ -48,14 +49,14 @@ def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build 
     All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
     """
     torch.manual_seed(0)
-    model = build(job)
+    model = convert_model(build(job), job)
     host = host_batch(job, batch)
     on_phase(0, Phase.SETUP)
     model.to(device)
     optimizer = None
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
-    run_loop(model, job, lambda: _copy(host, device), optimizer, on_phase)
+    run_loop(model, job, lambda: _copy(host, device), optimizer, on_phase, cuda_machine(job))
 
 
 def host_batch(job: Job, batch: int) -> Batch:

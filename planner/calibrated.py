@@ -9,7 +9,7 @@ stands for the defaults: no calibration says anything.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import hypot, sqrt
 from statistics import median, stdev
@@ -222,10 +222,8 @@ def _same_job(one: Job, other: Job) -> bool:
 
 
 def _essence(job: Job) -> tuple[object, ...]:
-    return (
-        *(job.source or job.model, sorted(map(repr, job.model_args)), job.inputs, job.target, job.loss),
-        *(job.mode, job.optimizer, job.optimizer_impl, job.zero_grad, job.keep_grads),
-    )
+    unnamed = replace(job, model=job.source or job.model, source="", model_args=(), steps=1)
+    return unnamed, sorted(map(repr, job.model_args))
 
 
 def _same_settings(settings: Settings, wanted: Wanted) -> bool:

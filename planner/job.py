@@ -15,6 +15,7 @@ class Mode(StrEnum):
     TRAIN = "train"
     INFER = "infer"  # eval mode, no gradients
     FORWARD = "forward"  # training mode with gradients recorded, but no loss, backward pass or optimizer
+    GENERATE = "generate"  # eval mode, no gradients: a causal language model extends a prompt token by token
 
 
 class ZeroGrad(StrEnum):
@@ -46,6 +47,30 @@ class OptimizerImpl(StrEnum):
     FOREACH = "foreach"
     FOR_LOOP = "for-loop"
     FUSED = "fused"
+
+
+class Precision(StrEnum):
+    FP32 = "fp32"
+    AMP_FP16 = "amp-fp16"  # fp32 weights, CUDA autocast to float16
+    AMP_BF16 = "amp-bf16"
+    FP16 = "fp16"  # the model itself is converted, and its floating-point inputs with it
+    BF16 = "bf16"
+
+
+class MemoryFormat(StrEnum):
+    CONTIGUOUS = "contiguous"
+    CHANNELS_LAST = "channels_last"  # of the model's weights and of inputs with 4 dimensions (3-d: with 5)
+
+
+class Checkpoint(StrEnum):
+    NONE = "none"
+    BLOCKS = "blocks"  # the repeated blocks of the model run again in the backward pass
+
+
+class ClipGradients(StrEnum):
+    NONE = "none"
+    NORM = "norm"  # `clip_grad_norm_` over all trained parameters before the optimizer's step
+    VALUE = "value"  # `clip_grad_value_`
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +105,21 @@ class Job:
     zero_grad: ZeroGrad = ZeroGrad.BEFORE_FORWARD
     keep_grads: bool = False  # `zero_grad(set_to_none=False)`
     steps: int = 3
+    precision: Precision = Precision.FP32
+    grad_scaler: bool = False  # `merge_job` turns it on beside `amp-fp16`, as is usual
+    backward_in_autocast: bool = False  # the backward pass runs inside the autocast region
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    checkpoint: Checkpoint = Checkpoint.NONE
+    accumulate: int = 1  # micro-batches of the batch size in each step of the optimizer
+    clip_gradients: ClipGradients = ClipGradients.NONE
+    ema: bool = False  # a moving average of parameters and buffers is kept on the device
+    evaluate: bool = False  # a pass in eval mode without gradients, at the batch size, between the steps
+    ddp: bool = False  # DistributedDataParallel's gradient buckets
+    ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
+    freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
+    train_only: tuple[str, ...] = ()  # patterns of those that alone are; empty: all that are not frozen
+    new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
+    cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
 
 

@@ -43,6 +43,21 @@ class Options(TypedDict, total=False):
     zero_grad: str | None
     keep_grads: bool | None
     steps: int | None
+    precision: str | None
+    grad_scaler: bool | None
+    backward_in_autocast: bool | None
+    memory_format: str | None
+    checkpoint: str | None
+    accumulate: int | None
+    clip_gradients: str | None
+    ema: bool | None
+    evaluate: bool | None
+    ddp: bool | None
+    ddp_bucket_view: bool | None
+    freeze: str | Sequence[str] | None
+    train_only: str | Sequence[str] | None
+    new_tokens: int | None
+    cudnn_benchmark: bool | None
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
     gpu: str | Device | None
     gpu_mib: int | None
@@ -57,10 +72,12 @@ class Options(TypedDict, total=False):
 
 
 DEFAULT_CONFIDENCE = 0.99
-_OF_JOB = (
-    *("model_arg", "input", "target", "loss", "mode", "optimizer", "optimizer_impl", "zero_grad"),
-    *("keep_grads", "steps", "models"),
+_PLAIN: tuple[Any, ...] = (  # those that `JobOptions` takes under the same name and in the same form
+    *("loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "steps", "precision"),
+    *("grad_scaler", "backward_in_autocast", "memory_format", "checkpoint", "accumulate", "clip_gradients"),
+    *("ema", "evaluate", "ddp", "ddp_bucket_view", "new_tokens", "cudnn_benchmark"),
 )
+_OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "models")
 
 
 def budget_of(options: Options) -> Budget:
@@ -150,18 +167,20 @@ def _job_options(options: Options) -> JobOptions:
     args = options.get("model_arg") or ()
     inputs = options.get("input") or ()
     target = options.get("target")
-    return {
+    given: JobOptions = {
         "model_args": _model_args(args),
         "inputs": [_sample(one) for one in ([inputs] if isinstance(inputs, Sample) else inputs)],
         "target": None if target is None else _sample(target),
-        "loss": options.get("loss"),
-        "mode": options.get("mode"),
-        "optimizer": options.get("optimizer"),
-        "optimizer_impl": options.get("optimizer_impl"),
-        "zero_grad": options.get("zero_grad"),
-        "keep_grads": options.get("keep_grads"),
-        "steps": options.get("steps"),
+        "freeze": _patterns(options.get("freeze")),
+        "train_only": _patterns(options.get("train_only")),
     }
+    for name in _PLAIN:
+        given[name] = options.get(name)  # type: ignore[literal-required]
+    return given
+
+
+def _patterns(given: str | Sequence[str] | None) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given or ()
 
 
 def _model_args(given: Mapping[str, object] | Sequence[str]) -> list[tuple[str, Any]]:

@@ -8,11 +8,15 @@ from typing import Any, TypedDict, Unpack
 from planner.errors import UsageError
 from planner.job import (
     CatalogueEntry,
+    Checkpoint,
+    ClipGradients,
     Job,
     Loss,
+    MemoryFormat,
     Mode,
     Optimizer,
     OptimizerImpl,
+    Precision,
     TensorSpec,
     ZeroGrad,
     check_count,
@@ -37,9 +41,25 @@ class JobOptions(TypedDict, total=False):
     zero_grad: str | None
     keep_grads: bool | None
     steps: int | None
+    precision: str | None
+    grad_scaler: bool | None
+    backward_in_autocast: bool | None
+    memory_format: str | None
+    checkpoint: str | None
+    accumulate: int | None
+    clip_gradients: str | None
+    ema: bool | None
+    evaluate: bool | None
+    ddp: bool | None
+    ddp_bucket_view: bool | None
+    freeze: Sequence[str] | None
+    train_only: Sequence[str] | None
+    new_tokens: int | None
+    cudnn_benchmark: bool | None
 
 
 MAX_STEPS = 100
+MAX_NEW_TOKENS = 2**20
 
 # Beginning of SOURCE:NAME -> one sample of the input and of the target; the first that fits counts.
 _SAMPLES = (
@@ -61,7 +81,12 @@ _ENUMERATIONS = {
     "optimizer": Optimizer,
     "optimizer_impl": OptimizerImpl,
     "zero_grad": ZeroGrad,
+    "precision": Precision,
+    "memory_format": MemoryFormat,
+    "checkpoint": Checkpoint,
+    "clip_gradients": ClipGradients,
 }
+_COUNTS = {"steps": MAX_STEPS, "accumulate": MAX_STEPS, "new_tokens": MAX_NEW_TOKENS}
 
 
 def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Unpack[JobOptions]) -> Job:
@@ -97,15 +122,23 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
             given[name] = choose(kind, given[name], "--" + name.replace("_", "-"))
     if "model_args" in given:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
-    if "inputs" in given:
-        given["inputs"] = tuple(given["inputs"])
-    if "steps" in given:
-        check_count("--steps", given["steps"], MAX_STEPS)
+    if "precision" in given:
+        given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
+    for name in ("inputs", "freeze", "train_only"):
+        if name in given:
+            given[name] = tuple(given[name])
+    for name, most in _COUNTS.items():
+        if name in given:
+            check_count("--" + name.replace("_", "-"), given[name], most)
     return replace(base, **given)
 
 
 def complete_job(job: Job) -> Job:
-    """Check that nothing is missing and drop the target where nothing is compared with it."""
+    """Check that nothing is missing and settle what depends on several options."""
+    if job.mode is Mode.GENERATE and not job.new_tokens:
+        raise UsageError(
+            f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"
+        )
     if not job.inputs:
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT):

@@ -205,7 +205,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
     code, out, _ = outcome(
         "estimate --model torchvision:alexnet --model-arg num_classes=7 --input 3x128x128 --target 7 "
         "--batch 2 --loss mse --optimizer adam --optimizer-impl for-loop --zero-grad after-step --keep-grads "
-        "--steps 2 --json",
+        "--steps 2 --precision bf16 --memory-format channels_last --freeze features.0.* --json",
         capsys,
     )
     assert code == 0
@@ -222,6 +222,21 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "zero_grad": "after-step",
         "keep_grads": True,
         "steps": 2,
+        "precision": "bf16",
+        "grad_scaler": False,
+        "backward_in_autocast": False,
+        "memory_format": "channels_last",
+        "checkpoint": "none",
+        "accumulate": 1,
+        "clip_gradients": "none",
+        "ema": False,
+        "evaluate": False,
+        "ddp": False,
+        "ddp_bucket_view": False,
+        "freeze": ["features.0.*"],
+        "train_only": [],
+        "new_tokens": 0,
+        "cudnn_benchmark": False,
     }
 
 
@@ -466,7 +481,7 @@ COUNT = "is refused; use a whole number"
     ("command", "line"),
     [
         ("max-btach", "no such command 'max-btach'. Did you mean 'max-batch'? See planner --help"),
-        ("estimate --precision amp-fp16", "no such option: --precision; see planner estimate --help"),
+        ("estimate --tensor-cores yes", "no such option: --tensor-cores; see planner estimate --help"),
         ("estimate 128", "got unexpected extra argument(s) (128); see planner estimate --help"),
         ("estimate --model", "option '--model' requires an argument; see planner --help"),
         ("estimate", "--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME"),

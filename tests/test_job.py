@@ -255,7 +255,7 @@ def test_target_is_dropped_where_nothing_compares_with_it(options: dict[str, str
         ("cnn", {"steps": 0}, "--steps: '0' is refused; use a whole number from 1 to 100"),
         ("cnn", {"steps": 101}, "--steps: '101' is refused; use a whole number from 1 to 100"),
         ("cnn", {"steps": True}, "--steps: 'True' is refused; use a whole number from 1 to 100"),
-        ("cnn", {"mode": "test"}, "--mode: unknown value 'test'; use one of train, infer, forward"),
+        ("cnn", {"mode": "test"}, "--mode: unknown value 'test'; use one of train, infer, forward, generate"),
         (
             "cnn",
             {"loss": "sum", "target": LABEL},

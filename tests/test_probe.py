@@ -33,7 +33,7 @@ from planner.observation import Observation, Settings, Versions
 from planner.process import Reading
 from planner.process_file import find_process_file
 from planner.trace.optimizers import build_optimizer
-from planner.trace.step import empty_batch, run_loop
+from planner.trace.step import Machine, empty_batch, run_loop
 
 
 def tiny() -> nn.Module:
@@ -79,7 +79,7 @@ def heard_on_meta(job: Job) -> list[str]:
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
     with listener:
-        run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, listener.on_phase)
+        run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, listener.on_phase, Machine())
     return listener.heard
 
 

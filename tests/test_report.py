@@ -14,7 +14,19 @@ from planner.budget import Budget
 from planner.device import MIB, Device, FigureKind, Measured, unlimited_device
 from planner.errors import UsageError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
-from planner.job import Job, Loss, Mode, Optimizer, OptimizerImpl, TensorSpec, ZeroGrad
+from planner.job import (
+    Checkpoint,
+    ClipGradients,
+    Job,
+    Loss,
+    MemoryFormat,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    TensorSpec,
+    ZeroGrad,
+)
 from planner.plan import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.replay import Arena
 from planner.report.as_json import estimate_to_json, plan_to_json
@@ -303,6 +315,16 @@ JOBS = st.builds(
     zero_grad=st.sampled_from(ZeroGrad),
     keep_grads=st.booleans(),
     steps=st.integers(1, 100),
+    precision=st.sampled_from(Precision),
+    grad_scaler=st.booleans(),
+    memory_format=st.sampled_from(MemoryFormat),
+    checkpoint=st.sampled_from(Checkpoint),
+    accumulate=st.integers(1, 100),
+    clip_gradients=st.sampled_from(ClipGradients),
+    ema=st.booleans(),
+    ddp=st.booleans(),
+    freeze=st.lists(st.text(min_size=1), max_size=2).map(tuple),
+    new_tokens=st.integers(0, 100),
     source=st.text(),
 )
 
@@ -313,14 +335,31 @@ def test_job_survives_json(job: Job) -> None:
     assert job_from_json(json.loads(json.dumps(job_to_json(job)))) == job
 
 
-@pytest.mark.parametrize("key", sorted(job_to_json(JOB)))
-def test_broken_job_is_refused(key: str) -> None:
-    """A job whose JSON lacks a key, or has nonsense in it, is refused."""
+OF_FIRST_VERSION = (
+    *("model", "source", "model_args", "inputs", "target", "loss", "mode", "optimizer", "optimizer_impl"),
+    *("zero_grad", "keep_grads", "steps"),
+)
+
+
+@pytest.mark.parametrize("key", OF_FIRST_VERSION)
+def test_incomplete_job_is_refused(key: str) -> None:
+    """A job whose JSON lacks a key that all files have is refused."""
     said = job_to_json(JOB)
     with pytest.raises(KeyError):
         job_from_json({name: value for name, value in said.items() if name != key})
+
+
+def test_job_of_an_older_file_has_the_defaults() -> None:
+    """Options that came later are read as their defaults where a file does not know them."""
+    said = job_to_json(replace(JOB, accumulate=4, ema=True))
+    assert job_from_json({name: said[name] for name in OF_FIRST_VERSION}) == JOB
+
+
+@pytest.mark.parametrize("key", sorted(job_to_json(JOB)))
+def test_broken_job_is_refused(key: str) -> None:
+    """A job whose JSON has nonsense in it is refused."""
     with pytest.raises((UsageError, TypeError, AttributeError)):
-        job_from_json(said | {key: 7.5})
+        job_from_json(job_to_json(JOB) | {key: 7.5})
 
 
 def loop_sentence(**options: object) -> str:

@@ -49,7 +49,8 @@ class JobOptions:
         Option(metavar="NAME", help="cross_entropy, mse, bce_with_logits, sum, or output: the model's own."),
     ] = None
     mode: Annotated[
-        Text, Option(metavar="MODE", help="train, infer, or forward: train without a backward pass.")
+        Text,
+        Option(metavar="MODE", help="train, infer, generate, or forward: train without a backward pass."),
     ] = None
     optimizer: Annotated[
         Text,
@@ -65,6 +66,48 @@ class JobOptions:
         bool, Option("--keep-grads", help="zero_grad(set_to_none=False): gradients stay allocated.")
     ] = False
     steps: Annotated[Text, Option(metavar="N", help="Steps that are traced, 3 by default.")] = None
+    precision: Annotated[
+        Text, Option(metavar="NAME", help="fp32, amp-fp16, amp-bf16, or pure fp16 or bf16.")
+    ] = None
+    grad_scaler: Annotated[
+        bool | None,
+        Option("--grad-scaler/--no-grad-scaler", help="Scale the loss; by default with amp-fp16 alone."),
+    ] = None
+    backward_in_autocast: Annotated[
+        bool, Option("--backward-in-autocast", help="The backward pass runs inside the autocast region too.")
+    ] = False
+    memory_format: Annotated[Text, Option(metavar="NAME", help="contiguous or channels_last.")] = None
+    checkpoint: Annotated[
+        Text, Option(metavar="WHAT", help="none, or blocks: repeated blocks run again in the backward pass.")
+    ] = None
+    accumulate: Annotated[
+        Text, Option(metavar="N", help="Micro-batches of the batch size for each step of the optimizer.")
+    ] = None
+    clip_gradients: Annotated[Text, Option(metavar="HOW", help="none, norm or value.")] = None
+    ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights on the GPU.")] = False
+    evaluate: Annotated[
+        bool, Option("--evaluate", help="Evaluate without gradients between the steps, at the same batch.")
+    ] = False
+    ddp: Annotated[bool, Option("--ddp", help="Train with DistributedDataParallel's gradient buckets.")] = (
+        False
+    )
+    ddp_bucket_view: Annotated[
+        bool, Option("--ddp-bucket-view", help="--ddp with gradient_as_bucket_view=True.")
+    ] = False
+    freeze: Annotated[
+        list[str] | None,
+        Option(metavar="PATTERN", help="Parameters not trained, such as 'backbone.*'; repeatable."),
+    ] = None
+    train_only: Annotated[
+        list[str] | None,
+        Option(metavar="PATTERN", help="The only parameters trained, such as '*lora*'; repeatable."),
+    ] = None
+    new_tokens: Annotated[
+        Text, Option(metavar="N", help="Tokens that --mode generate adds to the prompt, which is --input.")
+    ] = None
+    cudnn_benchmark: Annotated[
+        bool, Option("--cudnn-benchmark", help="Plan for torch.backends.cudnn.benchmark = True.")
+    ] = False
     models: Annotated[
         Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
     ] = None
@@ -78,7 +121,11 @@ class JobOptions:
     def keywords(self) -> dict[str, Any]:
         """As the functions of `planner.api` take them."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return given | {"steps": whole("--steps", self.steps, "3")}
+        return given | {
+            "steps": whole("--steps", self.steps, "3"),
+            "accumulate": whole("--accumulate", self.accumulate, "4"),
+            "new_tokens": whole("--new-tokens", self.new_tokens, "128"),
+        }
 
 
 @dataclass(frozen=True, slots=True)

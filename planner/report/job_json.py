@@ -5,18 +5,22 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from planner.job import (
+    Checkpoint,
+    ClipGradients,
     Job,
     Loss,
+    MemoryFormat,
     Mode,
     Optimizer,
     OptimizerImpl,
+    Precision,
     ZeroGrad,
     check_count,
     choose,
     freeze,
     parse_tensor_spec,
 )
-from planner.resolve import MAX_STEPS
+from planner.resolve import MAX_NEW_TOKENS, MAX_STEPS
 
 T = TypeVar("T")
 
@@ -27,6 +31,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "model_args": {key: _thaw(value) for key, value in job.model_args},
         "inputs": [str(spec) for spec in job.inputs],
         "target": None if job.target is None else str(job.target),
+        "freeze": list(job.freeze),
+        "train_only": list(job.train_only),
     }
 
 
@@ -48,7 +54,39 @@ def job_from_json(said: Mapping[str, Any]) -> Job:
         zero_grad=choose(ZeroGrad, said["zero_grad"], "zero_grad"),
         keep_grads=_checked(said["keep_grads"], bool),
         steps=check_count("steps", said["steps"], MAX_STEPS),
+        **_added_later(said),
     )
+
+
+_FLAGS = (
+    *("grad_scaler", "backward_in_autocast", "ema", "evaluate", "ddp", "ddp_bucket_view"),
+    "cudnn_benchmark",
+)
+_CHOICES = {
+    "precision": Precision,
+    "memory_format": MemoryFormat,
+    "checkpoint": Checkpoint,
+    "clip_gradients": ClipGradients,
+}
+
+
+def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that files of the first version did not have; what is missing keeps the default."""
+    fields: dict[str, Any] = {}
+    for name, kind in _CHOICES.items():
+        if name in said:
+            fields[name] = choose(kind, said[name], name)
+    for name in _FLAGS:
+        if name in said:
+            fields[name] = _checked(said[name], bool)
+    for name in ("freeze", "train_only"):
+        if name in said:
+            fields[name] = tuple(_checked(pattern, str) for pattern in said[name])
+    if "accumulate" in said:
+        fields["accumulate"] = check_count("accumulate", said["accumulate"], MAX_STEPS)
+    if said.get("new_tokens", 0) != 0:
+        fields["new_tokens"] = check_count("new_tokens", said["new_tokens"], MAX_NEW_TOKENS)
+    return fields
 
 
 def _checked(value: object, kind: type[T]) -> T:

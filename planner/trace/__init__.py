@@ -15,6 +15,7 @@ from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
 from planner.trace.cuda import cuda_semantics
 from planner.trace.optimizers import build_optimizer
+from planner.trace.precision import convert_model, meta_machine
 from planner.trace.recorder import Recorder
 from planner.trace.sources import build_model
 from planner.trace.step import empty_batch, run_loop
@@ -30,7 +31,7 @@ def trace(
     `build` makes the model with its parameters on meta. Raises UsageError for a model that its source does
     not know, ModelError where it cannot be built, does not accept its inputs, or reads values of tensors.
     """
-    model = build(job)
+    model = convert_model(build(job), job)
     recorder = Recorder(model, capability)
     try:
         with cuda_semantics(capability), recorder.watching_modules(), _without_collector():
@@ -55,7 +56,7 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> None:
             _label(recorder, model, optimizer)
             recorder.mark(step, phase)
 
-        run_loop(model, job, lambda: empty_batch(job, batch, "meta"), optimizer, on_phase)
+        run_loop(model, job, lambda: empty_batch(job, batch, "meta"), optimizer, on_phase, meta_machine(job))
 
 
 def _label(recorder: Recorder, model: nn.Module, optimizer: optim.Optimizer | None) -> None:

@@ -20,7 +20,7 @@ from planner.peers import TrackedPeak
 from planner.trace.layers import Build, told
 from planner.trace.optimizers import build_optimizer
 from planner.trace.sources import build_model
-from planner.trace.step import empty_batch, run_loop
+from planner.trace.step import Machine, empty_batch, run_loop
 
 DEVICE = "cpu"
 _TOTAL = "Total"
@@ -55,7 +55,7 @@ def _track(job: Job, batch: int, model: nn.Module) -> TrackedPeak:
             tracker.reset_mod_stats()  # it takes a second call of the model for an error otherwise
 
     with tracker:
-        run_loop(model, job, lambda: empty_batch(job, batch, DEVICE), optimizer, on_phase)
+        run_loop(model, job, lambda: empty_batch(job, batch, DEVICE), optimizer, on_phase, Machine())
     peak = tracker.get_tracker_snapshot("peak")
     sizes = {kind: size for kinds in peak.values() for kind, size in kinds.items() if kind != _TOTAL}
     return TrackedPeak(tuple((getattr(kind, "value", str(kind)), size) for kind, size in sizes.items()))

@@ -6,7 +6,9 @@ again.
 """
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn, optim
@@ -21,6 +23,24 @@ Fetch = Callable[
 ]  # inputs, keyword inputs, target
 OnPhase = Callable[[int, Phase], None]
 
+
+class Scaler(Protocol):
+    """As much of `torch.amp.GradScaler` as a loop needs."""
+
+    def scale(self, outputs: Tensor) -> Tensor: ...
+    def unscale_(self, optimizer: optim.Optimizer) -> None: ...
+    def step(self, optimizer: optim.Optimizer) -> object: ...
+    def update(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the loop runs on: autocast and gradient scaling are not the same on `meta` and on a GPU."""
+
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # a new region
+    scaler: Scaler | None = None
+
+
 _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
     Loss.CROSS_ENTROPY: F.cross_entropy,
     Loss.MSE: F.mse_loss,
@@ -29,7 +49,12 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 
 
 def run_loop(
-    model: nn.Module, job: Job, fetch: Fetch, optimizer: optim.Optimizer | None, on_phase: OnPhase
+    model: nn.Module,
+    job: Job,
+    fetch: Fetch,
+    optimizer: optim.Optimizer | None,
+    on_phase: OnPhase,
+    machine: Machine,
 ) -> None:
     """Run `job.steps` steps; `on_phase` hears each phase as it starts, and `END` while all names still live.
 
@@ -48,10 +73,12 @@ def run_loop(
             on_phase(step, Phase.FORWARD)
             if optimizer is not None and job.zero_grad is ZeroGrad.BEFORE_FORWARD:
                 optimizer.zero_grad(set_to_none=not job.keep_grads)
-            output = model(*args, **kwargs)
-            if optimizer is None:
-                continue
-            loss = loss_of(job.loss, output, target)
+            region = machine.autocast()
+            with region:
+                output = model(*args, **kwargs)
+                if optimizer is None:
+                    continue
+                loss = loss_of(job.loss, output, target)
             on_phase(step, Phase.BACKWARD)
             if job.zero_grad is ZeroGrad.BEFORE_BACKWARD:
                 optimizer.zero_grad(set_to_none=not job.keep_grads)

@@ -4,7 +4,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: plan test lint clean
+.PHONY: plan test lint traces clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
@@ -17,6 +17,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict planner calibration
 	$(BIN)/lint-imports
+
+# The traces that ship with the planner; after a change of the tracer or of models.yaml.
+traces: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/ship_traces.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -88,7 +88,7 @@ def classification_models() -> list[str]:
     return sorted(torchvision.models.list_models(module=torchvision.models))
 
 
-def plan_model(name: str, mode: Mode, budget: Budget) -> Row:
+def plan_model(name: str, mode: Mode, budget: Budget, source: str = "torchvision") -> Row:
     """Plan one model in one mode, under the defaults of the command line."""
     taken: list[int] = []
     trace_seconds = 0.0
@@ -104,7 +104,7 @@ def plan_model(name: str, mode: Mode, budget: Budget) -> Row:
             trace_seconds += time.perf_counter() - begun
 
     try:
-        job = resolve_job(f"torchvision:{name}", {}, mode=mode.value)
+        job = resolve_job(f"{source}:{name}", {}, mode=mode.value)
         plan = plan_max_batch(job, budget, traced)
     except PlannerError as error:
         return Row(name, mode, traces=len(taken), failure=str(error), trace_seconds=trace_seconds)
@@ -121,7 +121,7 @@ def plan_model(name: str, mode: Mode, budget: Budget) -> Row:
         best.run.peak_reserved_bytes / MIB if best else None,
         best.process_bytes / MIB if best else None,
         len(taken),
-        "; ".join(shown.notes) if anew and shown else "",
+        next((note for note in shown.notes if "straight line" in note), "") if anew and shown else "",
         shown.unknown_ops if shown else (),
         "" if best else "not even batch 1 fits",
         trace_seconds,

@@ -1,29 +1,5 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all: the planner's own way, under the name that this package knows it by."""
 
-import os
-from contextlib import suppress
-from pathlib import Path
+from planner.atomic import write_bytes
 
-from planner.errors import DataFileError
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Put `content` in place by a rename, so that nobody ever reads half of it; makes the folder.
-
-    Raises DataFileError where the file cannot be written.
-    """
-    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise DataFileError(
-            f"{path}: cannot be written: {error.strerror or error}; check the folder"
-        ) from error
-    finally:
-        with suppress(OSError):  # gone by the replacement, or could not even be made
-            partial.unlink()
+__all__ = ["write_bytes"]

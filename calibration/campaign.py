@@ -100,7 +100,7 @@ def run_campaign(campaign: Iterable[Series], lab: Lab) -> Harvest:
 def _request(series: Series, batch: int, cap_bytes: int | None = None) -> ProbeRequest:
     # Whether a history is wanted is no part of what names the run's file: the path is filled in later.
     keep = Path() if batch in series.histories and cap_bytes is None else None
-    return ProbeRequest(series.job, batch, cap_bytes, series.alloc_conf, series.cudnn_benchmark, keep)
+    return ProbeRequest(series.job, batch, cap_bytes, series.alloc_conf, keep)
 
 
 def _obtain(request: ProbeRequest, lab: Lab, progress: _Progress) -> Observation:
@@ -150,8 +150,8 @@ def _seek_limit(series: Series, cap_bytes: int, lab: Lab, progress: _Progress) -
 
 def _is_of(observation: Observation, series: Series) -> bool:
     settings = observation.settings
-    same = settings.alloc_conf == series.alloc_conf and settings.cudnn_benchmark == series.cudnn_benchmark
-    return same and observation.job == series.job and settings.allocator_cap_bytes is None
+    same = settings.alloc_conf == series.alloc_conf and observation.job == series.job
+    return same and settings.allocator_cap_bytes is None
 
 
 def told(observation: Observation) -> str:

@@ -3,10 +3,11 @@
 Raw runs go to `runs/` in the folder, calibrations beside it. All that measures raises NoGpuError without one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
+from math import ceil
 from pathlib import Path
 from time import monotonic
 
@@ -19,22 +20,23 @@ from calibration.measured_records import read_measured_records
 from calibration.observation_file import path_of, save_observation
 from calibration.record import Origins, add_points, key_of
 from calibration.request import ProbeRequest
-from planner.affine import align
 from planner.allocator_rules import parse_alloc_conf
 from planner.calibrated import Calibration, Key, Point
 from planner.catalogue import load_catalogue
+from planner.chip import Chip, chip_of
+from planner.device import find_device
 from planner.errors import ModelError, UsageError
-from planner.events import Outcome, Trace
-from planner.job import Job
+from planner.events import Outcome
+from planner.job import SOURCES, Job
 from planner.observation import Observation
-from planner.plan import FIT_BATCHES, Estimate, Tell, Tracer
+from planner.plan import Estimate, Plan, Tell, Tracer
 from planner.replay import UNLIMITED, replay
 from planner.workload import trace_workload
 
 RUNS = "runs"
 LONGEST_RUN_SECONDS = 600.0
 
-OpenTracer = Callable[[Job, tuple[int, int], Tell], Tracer]  # the second: compute capability
+OpenTracer = Callable[[Job, Chip, Tell], Tracer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +57,28 @@ class Calibrated:
     failures: tuple[str, ...]  # jobs that ran but could not be traced
 
 
-def calibrate(job: Job, batches: Sequence[int], out_dir: Path, minutes: float, tell: Tell) -> Calibrated:
+def calibrate(
+    job: Job, batches: Sequence[int], out_dir: Path, minutes: float, tell: Tell, alloc_conf: str = ""
+) -> Calibrated:
     """Measure a job at these batch sizes, fit, and keep runs and calibration in the folder.
 
     Runs that the folder has already are not made again; those that the time does not suffice for are made
-    by the next call.
+    by the next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF; raises UsageError where it is broken.
     """
     if not batches or min(batches) < 1:
         raise UsageError("--batches: give positive batch sizes, such as 16,32,64,128")
-    return calibrate_series([Series(job, tuple(batches))], out_dir, minutes, tell)
+    parse_alloc_conf(alloc_conf)
+    return calibrate_series([Series(job, tuple(batches), alloc_conf=alloc_conf)], out_dir, minutes, tell)
 
 
-def calibrate_campaign(out_dir: Path, minutes: float, tell: Tell, path: Path = STANDARD) -> Calibrated:
-    """Run a campaign file, by default the one that ships, as far as the time goes; see `calibrate`."""
-    series, about = load_campaign(load_catalogue(), path)
+def calibrate_campaign(
+    out_dir: Path, minutes: float, tell: Tell, path: Path = STANDARD, sources: Collection[str] = SOURCES
+) -> Calibrated:
+    """Run a campaign file, by default the one that ships, as far as the time goes; see `calibrate`.
+
+    Its models come from these sources.
+    """
+    series, about = load_campaign(load_catalogue(), path, sources)
     tell(about)
     return calibrate_series(series, out_dir, minutes, tell)
 
@@ -133,21 +143,28 @@ def _without_cap(observations: Iterable[Observation]) -> list[Observation]:
     return [one for one in observations if one.settings.allocator_cap_bytes is None]
 
 
-def _tracer(job: Job, capability: tuple[int, int], tell: Tell) -> Tracer:
-    return trace_workload(job, None, None, capability).open(tell)
+def _tracer(job: Job, chip: Chip, tell: Tell) -> Tracer:
+    return trace_workload(job, None, None, chip).open(tell)
+
+
+def _chip(key: Key) -> Chip:
+    """The card's, where the database knows it."""
+    try:
+        known = find_device(key.gpu).chip
+    except UsageError:
+        return chip_of(key.versions.capability)
+    return known if known.capability == key.versions.capability else chip_of(key.versions.capability)
 
 
 def _replayed(
     key: Key, observations: Sequence[Observation], tell: Tell, open_tracer: OpenTracer
 ) -> list[Point]:
     """Each run with the peak that the replay without a limit says."""
-    tracer = open_tracer(key.job, key.versions.capability, tell)
-    affine = align(*map(tracer, FIT_BATCHES))
+    tracer = open_tracer(key.job, _chip(key), tell)
     arena = replace(UNLIMITED, rules=parse_alloc_conf(key.settings.alloc_conf))
     peaks: dict[int, int] = {}
     for batch in sorted({observation.batch for observation in observations}):
-        trace = affine if isinstance(affine, Trace) else tracer(batch)
-        peaks[batch] = replay(trace, batch, arena).peak_reserved_bytes
+        peaks[batch] = replay(tracer(batch), batch, arena).peak_reserved_bytes
     return [Point(observation, peaks[observation.batch]) for observation in observations]
 
 
@@ -191,6 +208,59 @@ class Verification:
         if not self.ran:
             return {}
         return {what: said / measured - 1 for what, (said, measured) in pairs.items() if measured}
+
+
+@dataclass(frozen=True, slots=True)
+class LimitCheck:
+    """A largest batch held against runs: it, the next, and one beyond; those after a death are not made."""
+
+    plan: Plan
+    runs: tuple[Verification, ...]  # by rising batch size
+
+    @property
+    def holds(self) -> bool:
+        """Whether every run holds; see `Verification.holds`."""
+        return all(run.holds for run in self.runs)
+
+    @property
+    def lived(self) -> int:
+        """The largest batch size that ran; 0: none did."""
+        return max((run.observation.batch for run in self.runs if run.ran), default=0)
+
+    @property
+    def died(self) -> int | None:
+        """The smallest batch size that ran out of memory; None: none did."""
+        return min((run.observation.batch for run in self.runs if not run.ran), default=None)
+
+
+BEYOND = 1.05  # of the largest batch: so far above it, a run is expected to die
+
+
+def verify_limit(
+    plan: Plan,
+    estimate_at: Callable[[int], Estimate],
+    alloc_conf: str,
+    tell: Tell,
+    probe: Callable[..., Observation] = measure,
+) -> LimitCheck:
+    """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.
+
+    Without a cap that third run would need memory that other processes on the card may leave or take.
+    Raises as `verify`.
+    """
+    largest = plan.search.largest
+    batches = {largest, largest + 1} if plan.first_failure is not None else {largest}
+    if plan.budget.cap_bytes is not None:
+        batches.add(ceil(BEYOND * largest))
+    known = {found.run.batch: found for found in (plan.at_max, plan.first_failure) if found is not None}
+    runs: list[Verification] = []
+    for batch in sorted(batches - {0}):
+        found = known.get(batch) or estimate_at(batch)
+        tell(f"running batch {batch}")
+        runs.append(verify(plan.job, batch, found, alloc_conf, probe))
+        if not runs[-1].ran:
+            break
+    return LimitCheck(plan, tuple(runs))
 
 
 def verify(

@@ -39,7 +39,6 @@ def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:
         "batch": request.batch,
         "allocator_cap_bytes": request.allocator_cap_bytes,
         "alloc_conf": request.alloc_conf,
-        "cudnn_benchmark": request.cudnn_benchmark,
         "history": None if request.history is None else str(request.history.absolute()),
         "device": request.device,
     }

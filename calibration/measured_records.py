@@ -128,7 +128,10 @@ def _read(path: Path, aside: list[SetAside], read: Callable[[dict[str, Any], str
                 aside.append(SetAside(path.name, number, str(reason)))
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, LookupError, RecursionError, UsageError, zlib.error) as error:
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, OverflowError),
+        *(RecursionError, UsageError, zlib.error),
+    ) as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataFileError(f"{path} line {number}: {problem}; remove the line") from error
     return found
@@ -172,7 +175,7 @@ def _read_machine(path: Path) -> _Machine:
         return _Machine(gpu, versions, _is(said["tf32_matmul"], bool), _is(said["tf32_cudnn"], bool))
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise DataFileError(f"{path}: {type(error).__name__}: {error}; it names the GPU") from error
 
 
@@ -283,7 +286,6 @@ def _settings(job: Mapping[str, Any], machine: _Machine, cap_bytes: int | None) 
     return Settings(
         machine.matmul_tf32,
         machine.cudnn_tf32,
-        job["benchmark"],
         job["alloc_conf"],
         allocator_cap_bytes=cap_bytes,
     )

@@ -17,7 +17,6 @@ def observation_path(folder: Path, request: ProbeRequest, gpu: Gpu) -> Path:
     settings = Settings(
         gpu.settings.matmul_tf32,
         gpu.settings.cudnn_tf32,
-        request.cudnn_benchmark,
         request.alloc_conf,
         request.allocator_cap_bytes,
     )

@@ -7,7 +7,7 @@ import json
 import re
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar
@@ -37,12 +37,17 @@ def observation_from_json(said: object) -> Observation:
     """What `observation_to_json` described. Raises ValueError for anything that it never wrote."""
     if not isinstance(said, Mapping):
         raise ValueError("no mapping")
+    job, settings = read_job(said.get("job")), said.get("settings")
+    if isinstance(settings, Mapping) and "cudnn_benchmark" in settings:  # until it became part of the job
+        benchmark = _scalar("cudnn_benchmark", settings["cudnn_benchmark"], bool)
+        settings = {key: value for key, value in settings.items() if key != "cudnn_benchmark"}
+        job = replace(job, cudnn_benchmark=job.cudnn_benchmark or benchmark is True)
     return read_flat(
         Observation,
         said,
-        job=read_job(said.get("job")),
+        job=job,
         versions=read_versions(said.get("versions")),
-        settings=read_flat(Settings, said.get("settings")),
+        settings=read_flat(Settings, settings),
     )
 
 

@@ -58,7 +58,6 @@ def _reply(said: Mapping[str, Any]) -> dict[str, Any]:
             batch=said["batch"],
             allocator_cap_bytes=said["allocator_cap_bytes"],
             alloc_conf=said["alloc_conf"],
-            cudnn_benchmark=said["cudnn_benchmark"],
             history=None if said["history"] is None else Path(said["history"]),
             device=said["device"],
         )
@@ -95,7 +94,7 @@ def observe(request: ProbeRequest) -> Observation:
     gauge = _open_gauge()
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()  # makes the context
-    torch.backends.cudnn.benchmark = request.cudnn_benchmark
+    torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
     gpu, versions, settings = _describe(request.device, gauge)
     settings = replace(
         settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=request.allocator_cap_bytes
@@ -268,7 +267,6 @@ def _describe(device: str, gauge: _Gauge | None) -> tuple[str, Versions, Setting
     settings = Settings(
         matmul_tf32=torch.backends.cuda.matmul.allow_tf32,
         cudnn_tf32=torch.backends.cudnn.allow_tf32,
-        cudnn_benchmark=torch.backends.cudnn.benchmark,
     )
     return torch.cuda.get_device_name(0), versions, settings
 

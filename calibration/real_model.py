@@ -2,7 +2,8 @@
 
 The order is that of a training script: the model is built on the CPU with its initial values (tables of
 indices must hold what they are meant to) and moved, the optimizer is made over what was moved, each batch
-is copied from the CPU.
+is copied from the CPU. Options of the loop are those of `run_loop`; DistributedDataParallel stands there as
+its buckets alone, without a process group, on a GPU too.
 """
 
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from planner.errors import ModelError, PlannerError
 from planner.events import Phase
 from planner.job import Job, Mode, TensorSpec
 from planner.report.job_json import job_to_json
+from planner.trace.formats import format_of, with_own_types
 from planner.trace.optimizers import build_optimizer
 from planner.trace.precision import convert_model, cuda_machine
-from planner.trace.sources import find_constructor
+from planner.trace.sources import complete_by_library, find_constructor
 from planner.trace.step import OnPhase, run_loop
+from planner.trace.trainable import choose_trained
 
 Batch = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]
 Build = Callable[[Job], nn.Module]
@@ -49,8 +52,10 @@ def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build 
     All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
     """
     torch.manual_seed(0)
+    job = complete_by_library(job)
     model = convert_model(build(job), job)
-    host = host_batch(job, batch)
+    choose_trained(model, job)
+    host = host_batch(with_own_types(job), batch)
     on_phase(0, Phase.SETUP)
     model.to(device)
     optimizer = None
@@ -70,7 +75,7 @@ def host_batch(job: Job, batch: int) -> Batch:
         dtype = getattr(torch, spec.dtype)
         shape = (batch, *spec.shape)
         if dtype.is_floating_point or dtype.is_complex:
-            return draw(shape, dtype=dtype)
+            return draw(shape, dtype=dtype).contiguous(memory_format=format_of(job, shape, dtype))
         return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
 
     args = tuple(like(spec, torch.randn) for spec in job.inputs if spec.keyword is None)

@@ -24,6 +24,5 @@ class ProbeRequest:
     batch: int
     allocator_cap_bytes: int | None = None  # a bound on the caching allocator alone
     alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
-    cudnn_benchmark: bool = False
     history: Path | None = None  # where the allocator's history is written; None: it is not recorded
     device: str = "cuda"  # tests say "cpu": the same loop, no figures

@@ -3,13 +3,33 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from planner.advise_api import AdviceResult, advise
     from planner.api import EstimateResult, MaxBatchResult, estimate, max_batch
     from planner.device import Device
+    from planner.gpus_api import GpusResult, gpus
     from planner.job import Job
 
-__all__ = ["Device", "EstimateResult", "Job", "MaxBatchResult", "estimate", "max_batch"]
+__all__ = [
+    "AdviceResult",
+    "Device",
+    "EstimateResult",
+    "GpusResult",
+    "Job",
+    "MaxBatchResult",
+    "advise",
+    "estimate",
+    "gpus",
+    "max_batch",
+]
 
-_HOMES = {"Device": "planner.device", "Job": "planner.job"}
+_HOMES = {
+    "AdviceResult": "planner.advise_api",
+    "Device": "planner.device",
+    "GpusResult": "planner.gpus_api",
+    "Job": "planner.job",
+    "advise": "planner.advise_api",
+    "gpus": "planner.gpus_api",
+}
 
 
 def __getattr__(name: str) -> object:

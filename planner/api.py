@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from planner.errors import PlannerError, UnsavedError
 from planner.job import check_count
 from planner.keywords import (
     Model,
@@ -99,7 +100,8 @@ def max_batch(
 
     `model` is a name as `--model` takes it, a callable that returns an `nn.Module`, or a `Job`; with `trace`
     it is left away. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is needed. `method` is "trace" or
-    "formula". Raises the errors of `planner.errors`; that nothing fits is a result.
+    "formula". Raises the errors of `planner.errors`, among them UnsavedError, which holds the result, where
+    `save_trace` cannot be written; that nothing fits is a result.
     """
     if find_method(method, (Method.TRACE, Method.FORMULA)) is Method.FORMULA:
         from planner.quick_api import max_batch_by_formula
@@ -107,15 +109,16 @@ def max_batch(
         return max_batch_by_formula(model, options)
     refuse_no_card(options)
     budget = budget_of(options)
+    start = perf_counter()  # some sources import their library to know the inputs
     workload = workload_of(model, options, budget)
     budget = calibrate_budget(budget, workload.job, options)
     tell = options.get("tell") or silent
-    start = perf_counter()
     tracer = workload.open(tell)
     import_seconds = perf_counter() - start
     plan = plan_max_batch(workload.job, budget, tracer, tell)
-    _save(workload, tracer, plan.search.largest or 1, options)
-    return MaxBatchResult(plan, import_seconds)
+    result = MaxBatchResult(plan, import_seconds)
+    _save(result, workload, tracer, plan.search.largest or 1, options)
+    return result
 
 
 @overload
@@ -151,21 +154,26 @@ def estimate(
 
         return estimate_quickly(chosen, model, batch, options)
     budget = budget_of(options)
+    start = perf_counter()
     workload = workload_of(model, options, budget)
     budget = calibrate_budget(budget, workload.job, options)
     size = batch_of(batch, workload.batch, workload.job)
     tell = options.get("tell") or silent
-    start = perf_counter()
     tracer = workload.open(tell)
     opened = perf_counter()
     tell(f"tracing batch {size}")
     trace = tracer(size)
     found = estimate_batch(workload.job, trace, size, budget, perf_counter() - opened)
-    _save(workload, tracer, size, options)
-    return EstimateResult(found, opened - start)
+    result = EstimateResult(found, opened - start)
+    _save(result, workload, tracer, size, options)
+    return result
 
 
-def _save(workload: Workload, tracer: Tracer, batch: int, options: Options) -> None:
+def _save(result: object, workload: Workload, tracer: Tracer, batch: int, options: Options) -> None:
     path = options.get("save_trace")
-    if path is not None:
+    if path is None:
+        return
+    try:
         save_workload(workload, tracer, batch, Path(path))
+    except PlannerError as error:
+        raise UnsavedError(error, result) from error

@@ -147,7 +147,7 @@ def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
 
     Of equally near ones the first in `stored` answers, so folders that come first on the search path win.
     """
-    usable = [known for known in stored if _same_settings(known.key.settings, wanted)]
+    usable = [known for known in stored if _same_settings(known.key, wanted)]
     here = [known for known in usable if is_card(wanted.device, known.key.gpu, known.key.versions)]
     mine = [known for known in here if _same_job(known.key.job, wanted.job)]
     exact = [known for known in mine if _same_torch(known.key.versions.torch, wanted.torch)]
@@ -161,6 +161,18 @@ def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
     near = [known for known in usable if known.key.versions.capability[0] == major and known not in here]
     mine = [known for known in near if _same_job(known.key.job, wanted.job)]
     return _by_fit(Level.SAME_ARCHITECTURE, mine) or _by_context(Level.SAME_ARCHITECTURE, near)
+
+
+def find_run(stored: Iterable[Calibration], wanted: Wanted, batch: int) -> Observation | None:
+    """A run of this very job at this batch size on this card that nothing bounded, with all its peaks."""
+    for known in stored:
+        same = _same_settings(known.key, wanted) and _same_job(known.key.job, wanted.job)
+        if same and is_card(wanted.device, known.key.gpu, known.key.versions):
+            for point in known.points:
+                run = point.observation
+                if run.batch == batch and is_whole(run) and run.peak_allocated_bytes is not None:
+                    return run
+    return None
 
 
 def is_card(device: Device, gpu: str, versions: Versions) -> bool:
@@ -226,9 +238,14 @@ def _essence(job: Job) -> tuple[object, ...]:
     return unnamed, sorted(map(repr, job.model_args))
 
 
-def _same_settings(settings: Settings, wanted: Wanted) -> bool:
-    """Whether a run had PyTorch's defaults, save the allocator's options, which are those asked for."""
-    return settings == Settings(alloc_conf=wanted.alloc_conf)
+def _same_settings(key: Key, wanted: Wanted) -> bool:
+    """Whether runs had PyTorch's defaults, save the allocator's options, which are those asked for.
+
+    With cuDNN's benchmark mode even the context may be another one, since it loads the kernels of all plans
+    that it times (inferred).
+    """
+    same_mode = key.job.cudnn_benchmark == wanted.job.cudnn_benchmark
+    return same_mode and key.settings == Settings(alloc_conf=wanted.alloc_conf)
 
 
 def _same_torch(seen: str, wanted: str | None) -> bool:

@@ -5,6 +5,7 @@ version lacks the options that jobs had not got then, and stands for their defau
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,8 @@ _FIT = (
     *("overhead_bytes", "slope", "spread_bytes", "points", "center_bytes", "width_bytes"),
     *("highest_leverage", "outliers"),
 )
+
+_MOVED_TO_JOB = "cudnn_benchmark"  # stood under the settings until it became part of the job
 
 T = TypeVar("T")
 
@@ -72,7 +75,11 @@ def _calibration(entry: Entry) -> Calibration:
         raise top["schema"].broken(f"there never was a schema {schema}")
     entry.children(_TOP)
     source = cast(Origin, top["source"].choice(("measured", "published")))
-    key = Key(_job(top["job"]), top["gpu"].text(), _versions(top["versions"]), _settings(top["settings"]))
+    settings = top["settings"]
+    job = _job(top["job"])
+    if _was_benchmarked(settings):
+        job = replace(job, cudnn_benchmark=True)
+    key = Key(job, top["gpu"].text(), _versions(top["versions"]), _settings(settings))
     points = tuple(_point(item, key, source) for item in top["points"].items())
     if not points:
         raise top["points"].broken("a calibration without a run does not exist")
@@ -140,14 +147,18 @@ def _versions(entry: Entry) -> Versions:
     )
 
 
+def _was_benchmarked(settings: Entry) -> bool:
+    """Whether the settings of a file of the first days say so."""
+    said = settings.mapping().get(_MOVED_TO_JOB)
+    return said is not None and _flag(said)
+
+
 def _settings(entry: Entry) -> Settings:
-    parts = entry.children(
-        ("matmul_tf32", "cudnn_tf32", "cudnn_benchmark", "alloc_conf", "allocator_cap_bytes")
-    )
+    names = ("matmul_tf32", "cudnn_tf32", "alloc_conf", "allocator_cap_bytes")
+    parts = entry.children(names, (_MOVED_TO_JOB,))
     return Settings(
         matmul_tf32=_flag(parts["matmul_tf32"]),
         cudnn_tf32=_flag(parts["cudnn_tf32"]),
-        cudnn_benchmark=_flag(parts["cudnn_benchmark"]),
         alloc_conf=_line(parts["alloc_conf"]),
         allocator_cap_bytes=_whole_or_none(parts["allocator_cap_bytes"]),
     )

@@ -2,36 +2,41 @@
 
 The file maps names to entries. An entry's keys: `source` (SOURCE:NAME or FILE.py:NAME) and `about` (one
 sentence with the origin), both required; `args` (constructor keywords), `inputs` (a list of samples such as
-3x224x224), `target`, `loss`, `mode`, `optimizer`, `steps`, `batch`.
+3x224x224), `target`, `loss`, `mode`, `optimizer`, `precision`, `steps`,
+`batch`.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from planner.errors import UsageError
 from planner.job import (
+    SOURCES,
     CatalogueEntry,
     Loss,
     Mode,
     Optimizer,
-    TensorSpec,
-    freeze,
-    is_argument_name,
-    parse_tensor_spec,
-    split_model,
+    Precision,
 )
-from planner.resolve import MAX_STEPS, complete_job, default_job, merge_job
+from planner.job_entries import arguments_of, count_of, sample_of
+from planner.named_models import check_source
+from planner.resolve import MAX_STEPS, complete_job, default_job, is_completed_by_library, merge_job
 from planner.strict_yaml import Entry, read_entry
 
 MAX_BATCH = 2**31
 
 _REQUIRED = ("source", "about")
-_OPTIONAL = ("args", "inputs", "target", "loss", "mode", "optimizer", "steps", "batch")
+_OPTIONAL = ("args", "inputs", "target", "loss", "mode", "optimizer", "precision", "steps", "batch")
 
 
-def load_catalogue(path: Path | None = None) -> dict[str, CatalogueEntry]:
-    """Read a catalogue, by default the planner's own. Raises `DataFileError`."""
-    return {name: _read_job(name, entry) for name, entry in read_entry(path or _own_path()).mapping().items()}
+def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
+    """Read a catalogue, by default the planner's own, whose entries come from these sources.
+
+    Raises `DataFileError`, also for a FILE.py:NAME where "file" is none of the sources: it would run code.
+    """
+    entries = read_entry(path or _own_path()).mapping()
+    return {name: _read_job(name, entry, sources) for name, entry in entries.items()}
 
 
 def _own_path() -> Path:
@@ -41,25 +46,26 @@ def _own_path() -> Path:
     return installed if installed.exists() else package.parent / "models.yaml"
 
 
-def _read_job(name: str, entry: Entry) -> CatalogueEntry:
+def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEntry:
     if not name or ":" in name or name.endswith(".py"):
         raise entry.broken("a name that --model could take for a source or a file; take another")
     values = entry.children(_REQUIRED, _OPTIONAL)
     fields: dict[str, Any] = {}
-    for key, kind in (("loss", Loss), ("mode", Mode), ("optimizer", Optimizer)):
+    kinds = (("loss", Loss), ("mode", Mode), ("optimizer", Optimizer), ("precision", Precision))
+    for key, kind in kinds:
         if key in values:
             fields[key] = values[key].choice(list(kind))
     if "args" in values:
-        fields["model_args"] = tuple(_args(values["args"]))
+        fields["model_args"] = tuple(arguments_of(values["args"]))
     if "inputs" in values:
-        fields["inputs"] = tuple(_sample(item) for item in values["inputs"].items())
+        fields["inputs"] = tuple(sample_of(item) for item in values["inputs"].items())
     if "target" in values:
-        fields["target"] = _sample(values["target"])
+        fields["target"] = sample_of(values["target"])
     if "steps" in values:
-        fields["steps"] = _count(values["steps"], MAX_STEPS)
-    batch = _count(values["batch"], MAX_BATCH) if "batch" in values else 1
-    job = merge_job(default_job(name, _source(values["source"])), fields)
-    if not job.inputs:
+        fields["steps"] = count_of(values["steps"], MAX_STEPS)
+    batch = count_of(values["batch"], MAX_BATCH) if "batch" in values else 1
+    job = merge_job(default_job(name, _source(values["source"], sources)), fields)
+    if not job.inputs and not is_completed_by_library(job):
         raise entry.broken("missing inputs, for which its source has no default")
     try:
         complete_job(job)
@@ -68,54 +74,8 @@ def _read_job(name: str, entry: Entry) -> CatalogueEntry:
     return CatalogueEntry(job, batch, values["about"].text())
 
 
-def _source(entry: Entry) -> str:
+def _source(entry: Entry, sources: Collection[str]) -> str:
     source = entry.text()
-    try:
-        named = split_model(source).source
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
-    if not named:
+    if not check_source(entry, source, sources):
         raise entry.broken(f"SOURCE:NAME or FILE.py:NAME is wanted, not {source!r}")
     return source
-
-
-def _args(entry: Entry) -> list[tuple[str, Any]]:
-    args: list[tuple[str, Any]] = []
-    for key, value in entry.mapping().items():
-        if not is_argument_name(key):
-            raise value.broken("the name of an argument is wanted")
-        try:
-            args.append((key, _value(value)))
-        except RecursionError:
-            raise value.broken("the list contains itself; write it out") from None
-    return args
-
-
-def _value(entry: Entry) -> object:
-    """A scalar or a list of an argument, lists as tuples."""
-    import yaml
-
-    if isinstance(entry.node, yaml.SequenceNode):
-        return tuple(_value(item) for item in entry.items())
-    if isinstance(entry.node, yaml.MappingNode):
-        raise entry.broken("a scalar or a list is wanted, not keys with values")
-    try:
-        return freeze(yaml.constructor.SafeConstructor().construct_object(entry.node))
-    except (yaml.YAMLError, ValueError, UsageError):
-        raise entry.broken(f"a number, a text, a truth or null is wanted, not {entry.node.value!r}") from None
-
-
-def _sample(entry: Entry) -> TensorSpec:
-    # A sample of one size, such as 10, is a number to YAML.
-    text = str(entry.node.value) if entry.node.tag.endswith(":int") else entry.text()
-    try:
-        return parse_tensor_spec(text)
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
-
-
-def _count(entry: Entry, most: int) -> int:
-    number = entry.number(1, most)
-    if number != int(number):
-        raise entry.broken(f"a whole number is wanted, not {number}")
-    return int(number)

@@ -8,6 +8,7 @@ from planner.events import Outcome, Role, Trace
 from planner.job import Job
 from planner.measured import Archive, Figure, Kind, Source
 from planner.methods import Method
+from planner.observation import Observation
 from planner.plan import Estimate
 from planner.quick import QuickEstimate
 from planner.replay import UNLIMITED, live_at
@@ -47,12 +48,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The peaks of a run, with what earlier models held of them."""
+    """The peaks of a run, with what earlier models held of them.
+
+    Of a stored run of a calibration all peaks are known, the process's too; of the seeds' published ones
+    only what torch printed, reserved at the end.
+    """
 
     printed_bytes: float  # peak allocated
     reserved_bytes: float | None  # at the end
     kept: tuple[Kept, ...]
     source: Source
+    process_bytes: int | None = None  # the peak that NVML showed
 
     @property
     def kept_bytes(self) -> int:
@@ -124,7 +130,7 @@ def compare(
     rows += [
         Row(ALLOCATED, run.peak_allocated_bytes, None, allocated if known else None, verdict),
         Row(RESERVED, run.peak_reserved_bytes, None, known.own_reserved_bytes if known else None, verdict),
-        Row(PROCESS, estimate.process_bytes, None, None, verdict),
+        Row(PROCESS, estimate.process_bytes, None, known.process_bytes if known else None, verdict),
     ]
     unmeasured = None if known else str(measured)
     return Comparison(estimate.job, run.batch, budget, tuple(rows), known, unmeasured, seconds)
@@ -147,6 +153,22 @@ def measured_from(peak: Figure, reserved: Figure | None, kept: Iterable[Kept]) -
         reserved_bytes=None if reserved is None else reserved.quantity.size_bytes,
         kept=tuple(kept),
         source=peak.source,
+    )
+
+
+def measured_by_run(run: Observation) -> Measured | None:
+    """The peaks of a run that a calibration keeps; None where it does not tell the allocated one."""
+    if run.peak_allocated_bytes is None:
+        return None
+    known = {"torch": run.versions.torch, "cuda": run.versions.cuda}
+    versions = tuple((name, version) for name, version in known.items() if version is not None)
+    about = run.about or "a stored run of a calibration"
+    return Measured(
+        printed_bytes=run.peak_allocated_bytes,
+        reserved_bytes=run.peak_reserved_bytes,
+        kept=(),
+        source=Source(f"{run.source} on {run.when}", "torch", about, run.when, run.gpu, versions),
+        process_bytes=run.process_peak_bytes,
     )
 
 

@@ -5,10 +5,12 @@ where a file is read. The file format is described in `devices/README.md`.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from planner.chip import Chip, chip_of
 from planner.errors import DataFileError, UsageError
 from planner.strict_yaml import Entry, read_entry
 
@@ -40,6 +42,36 @@ class Measured:
     kind: FigureKind = FigureKind.UNVERIFIED
 
 
+class Line(StrEnum):
+    """Whom a card is made for; a slice is a part of one (MIG)."""
+
+    CONSUMER = "consumer"
+    WORKSTATION = "workstation"
+    DATACENTER = "datacenter"
+    SLICE = "slice"
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What the database notes of a card besides its memory, and where that comes from."""
+
+    value: float
+    source: str
+    kind: FigureKind
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What helps to choose a card; of it, the multiprocessors decide the scratch memory of some kernels."""
+
+    line: Line
+    multiprocessors: Noted | None = None  # None where no source is known
+    memory_type: str = ""  # such as GDDR6X
+    bandwidth: Noted | None = None  # GB/s, of 10**9 bytes
+    instances: tuple[str, ...] = ()  # of clouds that carry it
+    instances_source: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A GPU, or a bound to plan for."""
@@ -51,6 +83,13 @@ class Device:
     capability: tuple[int, int]  # compute capability; decides kernels and the cuBLAS workspace
     aliases: tuple[str, ...] = ()
     capability_source: str = "assumed"
+    about: About | None = None  # None where the card's file says nothing
+
+    @property
+    def chip(self) -> Chip:
+        """What decides its kernels; with the multiprocessors of the largest such card where nobody knows."""
+        count = None if self.about is None else self.about.multiprocessors
+        return chip_of(self.capability, None if count is None else round(count.value))
 
 
 # A straight line through `total - usable` of the cards in devices/*.yaml, and the deviation around it, as
@@ -149,14 +188,41 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     raise UsageError(f"unknown GPU {name!r}: {found}; for any other card give --gpu-mib N")
 
 
+def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Device, ...]:
+    """The cards of which each word begins a word of the name, an alias, the line, the kind of memory or a
+    cloud's instance, or is the compute capability; case and punctuation do not matter.
+    """
+    wanted = [part.lower() for word in words for part in word.split()]
+    return tuple(device for device in devices if all(_is_found(word, device) for word in wanted))
+
+
+def _is_found(word: str, device: Device) -> bool:
+    about = device.about
+    texts = [device.name, *device.aliases]
+    if about is not None:
+        texts += [about.line.value, about.memory_type, *about.instances]
+    key = "".join(_words(word))
+    is_capability = word == ".".join(map(str, device.capability))
+    return is_capability or (bool(key) and any(_begins_word(key, text) for text in texts))
+
+
+def _begins_word(key: str, text: str) -> bool:
+    words = _words(text)
+    return any("".join(words[index:]).startswith(key) for index in range(len(words)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
 def card_key(name: str) -> str:
     """`NVIDIA GeForce RTX 4090` and `rtx4090` are one card."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
+    return "".join(word for word in _words(name) if word not in ("nvidia", "geforce", "tesla", "quadro"))
 
 
 def _read_device(path: Path) -> Device:
-    parts = read_entry(path).children(("name", "capability", "total", "usable", "context"), ("aliases",))
+    known = ("name", "capability", "total", "usable", "context")
+    parts = read_entry(path).children(known, ("aliases", *_ABOUT))
     capability, capability_source = _capability(parts["capability"])
     total = _figure(parts["total"])
     if total.value < SMALLEST_TOTAL_MIB * MIB:
@@ -172,17 +238,43 @@ def _read_device(path: Path) -> Device:
         capability=capability,
         aliases=tuple(item.text() for item in parts["aliases"].items()) if "aliases" in parts else (),
         capability_source=capability_source,
+        about=_about(parts) if "line" in parts else None,
     )
+
+
+_ABOUT = ("line", "multiprocessors", "memory", "instances")
+_MOST_NOTED = 1_000_000
+_FILE_KINDS = [kind.value for kind in FigureKind if kind is not FigureKind.USER]
+
+
+def _about(parts: dict[str, Entry]) -> About:
+    memory = (
+        parts["memory"].children(("type", "gb_per_second", "kind", "source")) if "memory" in parts else {}
+    )
+    names = parts["instances"].children(("names", "kind", "source")) if "instances" in parts else {}
+    processors = parts["multiprocessors"].children(("count", "kind", "source")) if _ABOUT[1] in parts else {}
+    return About(
+        line=Line(parts["line"].choice([line.value for line in Line])),
+        multiprocessors=_noted(processors, "count") if processors else None,
+        memory_type=memory["type"].text() if memory else "",
+        bandwidth=_noted(memory, "gb_per_second") if memory else None,
+        instances=tuple(item.text() for item in names["names"].items()) if names else (),
+        instances_source=names["source"].text() if names else "",
+    )
+
+
+def _noted(parts: dict[str, Entry], value: str) -> Noted:
+    kind = FigureKind(parts["kind"].choice(_FILE_KINDS))
+    return Noted(parts[value].number(1, _MOST_NOTED), parts["source"].text(), kind)
 
 
 def _figure(entry: Entry) -> Measured:
     parts = entry.children(("mib", "kind", "source"), ("spread_mib",))
-    kinds = [kind.value for kind in FigureKind if kind is not FigureKind.USER]
     return Measured(
         value=round(parts["mib"].number(0, LARGEST_TOTAL_MIB) * MIB),
         source=parts["source"].text(),
         spread=round(parts["spread_mib"].number(0, LARGEST_TOTAL_MIB) * MIB) if "spread_mib" in parts else 0,
-        kind=FigureKind(parts["kind"].choice(kinds)),
+        kind=FigureKind(parts["kind"].choice(_FILE_KINDS)),
     )
 
 

@@ -8,9 +8,21 @@ result (`replay.Outcome`), never an exception.
 class PlannerError(Exception):
     """Base of all errors that a user can cause or mend; its text says what, where and what to do in one
     line.
+
+    What others wrote into files and names may stand in it, so line breaks and control characters, which a
+    terminal would obey, are spelled out.
     """
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if message.isprintable() else "".join(map(_printable, message)))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character == "\n" else character.encode("unicode_escape").decode()
 
 
 class UsageError(PlannerError):
@@ -35,3 +47,14 @@ class NoGpuError(PlannerError):
     """The command measures on a GPU and there is none."""
 
     exit_code = 5
+
+
+class UnsavedError(PlannerError):
+    """The answer is there, in `result`, but what was to be kept of it could not be; text and exit code are
+    those of the error that came in between.
+    """
+
+    def __init__(self, cause: PlannerError, result: object) -> None:
+        super().__init__(str(cause))
+        self.result = result
+        self.exit_code = cause.exit_code

@@ -78,6 +78,17 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Detail:
+    """What an explanation says of a block beyond its size; taken on demand and at one batch size only."""
+
+    block: int
+    shape: tuple[int, ...]
+    dtype: str  # a torch dtype's name; "" where no tensor holds the block
+    source: str  # FILE:LINE of the model's code behind it; "" where there is none
+    code: str  # the text of that line
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """All events of a job's first steps, in order.
 
@@ -93,6 +104,7 @@ class Trace:
         str, ...
     ] = ()  # operators with neither a rule nor a declaration that they take no scratch
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
+    details: tuple[Detail, ...] = ()  # of some blocks, by rising birth; none unless they were asked for
 
     @property
     def is_affine(self) -> bool:
@@ -105,6 +117,7 @@ def check(trace: Trace) -> None:
 
     Blocks are born once, die at most once and after their birth, and have a known site; sizes are positive
     at the batch sizes that the trace speaks of and negative at none. Steps count up; nothing follows the end.
+    Details are of blocks that are born, one for each, and never of an affine trace, whose shapes differ.
     """
     if not trace.batches or min(trace.batches) < 1:
         raise ValueError(f"batch sizes {trace.batches} are no positive numbers")
@@ -137,3 +150,8 @@ def check(trace: Trace) -> None:
                 raise ValueError(f"event {index}: step {event.step} comes after step {step}")
             step = event.step
             ended = event.phase is Phase.END
+    if trace.is_affine and trace.details:
+        raise ValueError("details in a trace that holds for every batch size")
+    blocks = [detail.block for detail in trace.details]
+    if len(set(blocks)) < len(blocks) or not born.issuperset(blocks):
+        raise ValueError("details are of one block each, and of blocks that are born")

@@ -139,7 +139,7 @@ class ModelName(NamedTuple):
     name: str  # what the source calls it; FILE.py:NAME for a file
 
 
-SOURCES = ("torchvision", "timm", "monai", "smp", "zoo")
+SOURCES = ("torchvision", "timm", "hf", "monai", "smp", "zoo")
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
     *("complex64", "complex128"),

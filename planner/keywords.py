@@ -1,14 +1,14 @@
 """The keywords of `planner.api`, which are the options of the command line, as a job and a budget."""
 
+import warnings
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
 from planner.allocator_rules import parse_alloc_conf
 from planner.budget import Budget, make_budget
-from planner.calibrated import Wanted, look_up
+from planner.calibrated import Calibration, Wanted, look_up
 from planner.calibration_file import load_folders, search_path
 from planner.catalogue import load_catalogue
 from planner.device import (
@@ -21,10 +21,24 @@ from planner.device import (
     unlimited_device,
 )
 from planner.errors import UsageError
+from planner.isolate import opener_of
 from planner.job import Job, TensorSpec, check_count, freeze, parse_model_arg, parse_tensor_spec, split_model
+from planner.kept_tracer import Shelves
+from planner.kept_traces import UserShelf
+from planner.named_models import allowed_sources
 from planner.plan import Tell
 from planner.resolve import JobOptions, complete_job, merge_job, resolve_job
-from planner.workload import Factory, Workload, load_workload, trace_workload
+from planner.shipped_traces import ShippedShelf
+from planner.trace_cache import open_cache
+from planner.versions import installed_version
+from planner.workload import (
+    Factory,
+    Workload,
+    complete_from_library,
+    kept_workload,
+    load_workload,
+    take_trace,
+)
 
 Sample = str | TensorSpec
 Model = str | Job | Factory
@@ -59,15 +73,21 @@ class Options(TypedDict, total=False):
     new_tokens: int | None
     cudnn_benchmark: bool | None
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
+    isolate: bool | None  # the model runs in a process of its own
+    time_limit: float | None  # seconds that a trace may take there
     gpu: str | Device | None
     gpu_mib: int | None
     allocator_cap_mib: int | None
     alloc_conf: str | None
     confidence: float | None  # default 0.99
     calibrations: str | PathLike[str] | Sequence[str | PathLike[str]] | None  # folders, looked into first
+    own_calibrations: str | PathLike[str] | None  # a folder looked into after those, where any can answer
     no_calibration: bool | None  # plan without any
     trace: str | PathLike[str] | None  # plan from this file in place of a model
     save_trace: str | PathLike[str] | None
+    cache: str | PathLike[str] | None  # a folder that traces are kept in; None: each is taken anew
+    warn: Tell | None  # hears one line of what went wrong with that and did not matter
     tell: Tell | None  # hears one short line for each thing that takes time
 
 
@@ -77,7 +97,7 @@ _PLAIN: tuple[Any, ...] = (  # those that `JobOptions` takes under the same name
     *("grad_scaler", "backward_in_autocast", "memory_format", "checkpoint", "accumulate", "clip_gradients"),
     *("ema", "evaluate", "ddp", "ddp_bucket_view", "new_tokens", "cudnn_benchmark"),
 )
-_OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "models")
+_OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "models", "isolate")
 
 
 def budget_of(options: Options) -> Budget:
@@ -90,7 +110,7 @@ def budget_of(options: Options) -> Budget:
     if gpu_mib is not None:
         device = generic_device(gpu_mib)
     elif gpu is not None:
-        device = gpu if isinstance(gpu, Device) else find_device(gpu)
+        device = gpu if isinstance(gpu, Device) else _named_device(gpu)
     else:
         device = unlimited_device()
     confidence = options.get("confidence")
@@ -102,39 +122,74 @@ def budget_of(options: Options) -> Budget:
     )
 
 
+def _named_device(name: str) -> Device:
+    if name.lower() == "auto":
+        from planner.local_gpu import local_device
+
+        return local_device()
+    return find_device(name)
+
+
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
     """The budget as the nearest stored calibration corrects it; as it is where none says anything.
 
-    Raises DataFileError for a broken calibration.
+    Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
     """
-    if options.get("no_calibration") or budget.device.total.value >= ENDLESS_BYTES:
+    found = look_up(stored_calibrations(budget, options), wanted_of(budget, job, options))
+    if found is None:
         return budget
-    given = options.get("calibrations") or ()
-    folders = [given] if isinstance(given, str | PathLike) else given
-    stored = load_folders(search_path([Path(folder) for folder in folders]))
-    torch = None if options.get("trace") is not None else _installed_torch()
-    wanted = Wanted(job, budget.device, torch, options.get("alloc_conf") or "")
-    arena, cap = budget.arena, budget.cap_bytes
-    return make_budget(budget.device, budget.confidence, arena.rules, cap, look_up(stored, wanted))
+    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found)
 
 
-def _installed_torch() -> str | None:
-    """The version that a job would be traced with, without an import."""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None
+def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
+    """All that may answer, folder by folder; none on a card without end. Raises as `calibrate_budget`."""
+    given, own = options.get("calibrations") or (), options.get("own_calibrations")
+    if budget.device.total.value >= ENDLESS_BYTES:
+        if given:
+            raise UsageError("--calibrations: calibrations are those of a card; say which, such as --gpu L4")
+        return ()
+    if options.get("no_calibration"):
+        return ()
+    folders = [given] if isinstance(given, str | PathLike) else [*given]
+    paths = [Path(folder) for folder in (*folders, *([] if own is None else [own]))]
+    return load_folders(search_path(list(dict.fromkeys(paths))))
+
+
+def wanted_of(budget: Budget, job: Job, options: Options) -> Wanted:
+    """What is asked of the stored calibrations."""
+    torch = None if options.get("trace") is not None else installed_version("torch")
+    return Wanted(job, budget.device, torch, options.get("alloc_conf") or "")
 
 
 def workload_of(model: Model | None, options: Options, budget: Budget) -> Workload:
     """The job and where its traces come from. Raises UsageError or DataFileError."""
-    capability = budget.device.capability
+    chip = budget.device.chip
     path = options.get("trace")
     if path is not None:
         _refuse_beside_trace(model, options)
-        return load_workload(Path(path), capability)
-    job, batch, factory = job_of(model, options)
-    return trace_workload(job, batch, factory, capability)
+        return load_workload(Path(path), chip)
+    open_workload = opener_of(options)
+    shelves = shelves_of(options)
+    job, batch, factory = job_of(model, options, shelves)
+    if shelves is not None and factory is None:
+        return kept_workload(job, batch, chip, shelves)
+    return open_workload(job, batch, factory, chip, take_trace)
+
+
+def shelves_of(options: Options) -> Shelves | None:
+    """Where kept traces are looked for; nowhere without `cache`, nor where a model is to run by itself.
+
+    Raises UsageError.
+    """
+    folder = options.get("cache")
+    if folder is None or options.get("isolate"):
+        return None
+    cache = open_cache(Path(folder), options.get("warn") or _warn)
+    return Shelves(UserShelf(cache), ShippedShelf())
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=2)
 
 
 def _refuse_beside_trace(model: Model | None, options: Options) -> None:
@@ -146,7 +201,9 @@ def _refuse_beside_trace(model: Model | None, options: Options) -> None:
         )
 
 
-def job_of(model: Model | None, options: Options) -> tuple[Job, int | None, Factory | None]:
+def job_of(
+    model: Model | None, options: Options, shelves: Shelves | None = None
+) -> tuple[Job, int | None, Factory | None]:
     """The whole job, the batch size of its origin where it has one, and the factory where one is given.
 
     Raises UsageError or DataFileError.
@@ -155,12 +212,13 @@ def job_of(model: Model | None, options: Options) -> tuple[Job, int | None, Fact
         raise UsageError("--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME")
     given = _job_options(options)
     path = options.get("models")
-    catalogue = load_catalogue(None if path is None else Path(path))
+    catalogue = load_catalogue(None if path is None else Path(path), allowed_sources(options))
     if isinstance(model, str):
-        job = resolve_job(model, catalogue, **given)
+        job = complete_from_library(resolve_job(model, catalogue, **given), shelves)
         return job, None if split_model(model).source else catalogue[model].batch, None
     base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
-    return complete_job(merge_job(base, given)), None, model if callable(model) else None
+    job = complete_from_library(complete_job(merge_job(base, given)), shelves)
+    return job, None, model if callable(model) else None
 
 
 def _job_options(options: Options) -> JobOptions:

@@ -28,7 +28,10 @@ TITLES = {
 # The model, its input and the memory that its total is held against. A new option is refused until it is
 # listed here.
 _ALL = frozenset(
-    {"model_arg", "input", "models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "tell"}
+    {
+        *("model_arg", "input", "models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "tell"),
+        "own_calibrations",  # nobody has asked for it
+    }
 )
 _LOOP = frozenset(
     {"target", "loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "steps"}

@@ -26,11 +26,10 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the process that change its memory."""
+    """The settings of the process that change its memory and are no part of its job."""
 
     matmul_tf32: bool = False  # `torch.backends.cuda.matmul.allow_tf32`
     cudnn_tf32: bool = True  # `torch.backends.cudnn.allow_tf32`
-    cudnn_benchmark: bool = False
     alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
     allocator_cap_bytes: int | None = None  # as `set_per_process_memory_fraction` bounds the allocator
 

@@ -4,17 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from planner.affine import align, confirm
+from planner.affine import align, refit
 from planner.budget import Budget, process_bytes, upper_process_bytes
 from planner.events import Outcome, Role, Trace
 from planner.job import Job
-from planner.replay import UNLIMITED, Replay, live_at, replay
-from planner.search import Search, largest
+from planner.replay import UNLIMITED, Arena, Replay, live_at, replay
+from planner.search import LARGEST_BATCH, Search, largest
 
 FIT_BATCHES = (
     2,
     3,
 )  # at batch 1 broadcasting and contiguity take shortcuts, so it is no end of a straight line
+
+MOST_REFITS = 6  # after which the last answer stands as the traces so far tell it
 
 Tracer = Callable[[int], Trace]  # the job's trace at a batch size
 Tell = Callable[[str], None]  # hears one short line for each thing that takes time
@@ -63,8 +65,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     run = replay(trace, batch, budget.arena)
     failed, arena = None, budget.arena
     if run.outcome is Outcome.DOES_NOT_FIT:
-        unbounded = replace(budget.arena.rules, per_process_memory_fraction=1.0)
-        failed, arena = run, replace(UNLIMITED, rules=unbounded)
+        failed, arena = run, without_end(budget.arena)
         run = replay(trace, batch, arena)
     return Estimate(
         job,
@@ -81,21 +82,24 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     )
 
 
+def without_end(arena: Arena) -> Arena:
+    """An arena with the same rules and memory that never runs out."""
+    return replace(UNLIMITED, rules=replace(arena.rules, per_process_memory_fraction=1.0))
+
+
 def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda line: None) -> Plan:
-    """The largest batch size that fits the budget: from two traces if they align, confirmed by a third."""
+    """The largest batch size that fits the budget: from two traces if they align, refitted at the answer."""
     start = perf_counter()
     traces = _Traces(tracer, tell)
     source: Callable[[int], Trace] = traces.at
-    affine = align(*map(traces.at, FIT_BATCHES))
-    if isinstance(affine, Trace):
-        whole = affine
-        found = largest(lambda batch: replay(whole, batch, budget.arena).outcome)
-        affine = confirm(affine, traces.at(max(found.largest, 1)))
-    if isinstance(affine, Trace):
-        whole = affine
-        source = lambda batch: whole  # noqa: E731
+    whole = align(*map(traces.at, FIT_BATCHES))
+    if isinstance(whole, Trace):
+        whole, found = _settle(whole, budget.arena, traces)
+    if isinstance(whole, Trace):
+        settled = whole
+        source = lambda batch: traces.at(batch) if traces.has(batch) else settled  # noqa: E731
     else:
-        note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {affine}"
+        note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {whole}"
         source = lambda batch: replace(traces.at(batch), notes=(*traces.at(batch).notes, note))  # noqa: E731
         found = largest(lambda batch: replay(traces.at(batch), batch, budget.arena).outcome)
 
@@ -108,6 +112,37 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
     return Plan(job, budget, found, at_max, first_failure, seconds)
 
 
+def _settle(whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str, Search]:
+    """Search, and trace the answer and its successor, until the search that knows these traces says the same.
+
+    Between batch sizes that were traced, scratch memory that follows no line stands as it was at the last
+    answer; it decides little, so that answers hardly move. Where all of it follows lines, the successor needs
+    no trace of its own.
+    """
+    for _ in range(MOST_REFITS):
+        found = _search(whole, arena, traces)
+        answer = max(found.largest, 1)
+        is_new = not traces.has(answer)
+        refitted = refit(whole, traces.at(answer))
+        if isinstance(refitted, str):
+            return refitted, found
+        if refitted.events == whole.events and is_new and not traces.has(answer + 1):
+            return refitted, found
+        if not is_new and traces.has(answer + 1):
+            return refitted, found
+        whole = refitted
+        if found.largest < LARGEST_BATCH:
+            traces.at(answer + 1)
+    return whole, _search(whole, arena, traces)
+
+
+def _search(whole: Trace, arena: Arena, traces: "_Traces") -> Search:
+    def outcome(batch: int) -> Outcome:
+        return replay(traces.at(batch) if traces.has(batch) else whole, batch, arena).outcome
+
+    return largest(outcome)
+
+
 class _Traces:
     """Takes each trace once and counts the time."""
 
@@ -115,6 +150,9 @@ class _Traces:
         self.seconds = 0.0
         self._tracer, self._tell = tracer, tell
         self._taken: dict[int, Trace] = {}
+
+    def has(self, batch: int) -> bool:
+        return batch in self._taken
 
     def at(self, batch: int) -> Trace:
         if batch not in self._taken:

@@ -16,6 +16,7 @@ from planner.device import MIB, Device
 from planner.events import Trace
 from planner.job import Job
 from planner.keywords import budget_of
+from planner.named_models import allowed_sources
 from planner.plan import Tell
 from planner.process import Account, Process
 from planner.process_file import find_process_file, read_process
@@ -38,6 +39,7 @@ class ReplayOptions(TypedDict, total=False):
     """The options of the command line; None counts as not given."""
 
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    allow_code: bool | None  # the files may name code: FILE.py:NAME
     gpu: str | Device | None
     gpu_mib: int | None
     allocator_cap_mib: int | None  # what is left to torch's allocator
@@ -92,7 +94,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
             "confidence": LIKELIEST,
         }
     )
-    process = _read(source, options.get("models"))
+    process = _read(source, options)
     tracing = _Tracing(budget.device, options.get("tell") or (lambda line: None))
     start = perf_counter()
     account = run(process, tracing.trace, budget.arena)
@@ -116,7 +118,7 @@ def measure_process(source: Source = VARIABLE) -> ProcessResult:
     Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
     TensorFlow, NoGpuError without a GPU.
     """
-    process = _read(source, None)
+    process = _read(source, {})
     start = perf_counter()
     from planner.trace.tensorflow_probe import load_tensorflow, measure
 
@@ -137,9 +139,11 @@ def measure_process(source: Source = VARIABLE) -> ProcessResult:
     )
 
 
-def _read(source: Source, models: str | PathLike[str] | None) -> Process:
+def _read(source: Source, options: ReplayOptions) -> Process:
     path = find_process_file(source) if isinstance(source, str) else Path(source)
-    return read_process(path, load_catalogue(None if models is None else Path(models)))
+    models, sources = options.get("models"), allowed_sources(options)
+    catalogue = load_catalogue(None if models is None else Path(models), sources)
+    return read_process(path, catalogue, sources)
 
 
 def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[str]:
@@ -168,7 +172,7 @@ class _Tracing:
         """The job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            tracer = trace_workload(job, batch, None, self._device.capability).open(self._tell)
+            tracer = trace_workload(job, batch, None, self._device.chip).open(self._tell)
             opened = perf_counter()
             self._tell(f"tracing {job.model} at batch {batch}")
             self._taken[job, batch] = tracer(batch)

@@ -18,11 +18,12 @@
 `batch` that the catalogue knows. docs/notebook.md says what each step does to the memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from planner.errors import UsageError
-from planner.job import CatalogueEntry, is_argument_name, parse_tensor_spec, shown
+from planner.job import SOURCES, CatalogueEntry, is_argument_name, parse_tensor_spec, shown
+from planner.named_models import job_named_in
 from planner.process import (
     Define,
     Delete,
@@ -39,7 +40,6 @@ from planner.process import (
     Train,
     find_flaw,
 )
-from planner.resolve import resolve_job
 from planner.strict_yaml import Entry, read_entry
 
 SHIPPED_FOLDER = Path(__file__).with_name("processes")
@@ -68,11 +68,15 @@ def shipped_processes() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SHIPPED_FOLDER.glob("*.yaml")))
 
 
-def read_process(path: Path, catalogue: Mapping[str, CatalogueEntry]) -> Process:
-    """Read a process. Raises DataFileError, which names the line and the key."""
+def read_process(
+    path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
+) -> Process:
+    """Read a process. Raises DataFileError, which names the line and the key, also for a FILE.py:NAME where
+    "file" is none of the `sources`: it would run code.
+    """
     values = read_entry(path).children(("steps",), ("models",))
     named = values["models"].mapping() if "models" in values else {}
-    reader = _StepReader({name: _model(name, entry, catalogue) for name, entry in named.items()})
+    reader = _StepReader({name: _model(name, entry, catalogue, sources) for name, entry in named.items()})
     entries = values["steps"].items()
     process = tuple(map(reader.read, entries))
     flaw = find_flaw(process)
@@ -84,14 +88,12 @@ def read_process(path: Path, catalogue: Mapping[str, CatalogueEntry]) -> Process
 Known = tuple[Model, int | None]  # a model of the file, and the batch size that the catalogue has for it
 
 
-def _model(name: str, entry: Entry, catalogue: Mapping[str, CatalogueEntry]) -> Known:
+def _model(
+    name: str, entry: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]
+) -> Known:
     if not is_argument_name(name):
         raise entry.broken("the name of a variable is wanted")
-    text = entry.text()
-    try:
-        job = resolve_job(text, catalogue)
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
+    job, text = job_named_in(entry, catalogue, sources), entry.text()
     batch = catalogue[text].batch if text in catalogue else None
     return Model(name, job, batch or _ANY_BATCH), batch
 

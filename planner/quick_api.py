@@ -4,14 +4,36 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Unpack
 
+from planner.calibrated import find_run
 from planner.catalogue import load_catalogue
-from planner.compare import Comparison, Kept, Measured, find_measured, kept_after, measured_from
+from planner.chip import chip_of
+from planner.compare import (
+    Comparison,
+    Kept,
+    Measured,
+    find_measured,
+    kept_after,
+    measured_by_run,
+    measured_from,
+)
 from planner.compare import compare as put_side_by_side
 from planner.device import GENERIC_CAPABILITY
 from planner.errors import UsageError
 from planner.estimators import ask_peers, open_builder, quick_estimate, quick_plan
+from planner.isolate import refuse_isolation
 from planner.job import CatalogueEntry, Job, check_count
-from planner.keywords import Model, Options, batch_of, budget_of, job_of, refuse_no_card, silent
+from planner.keywords import (
+    Model,
+    Options,
+    batch_of,
+    budget_of,
+    calibrate_budget,
+    job_of,
+    refuse_no_card,
+    silent,
+    stored_calibrations,
+    wanted_of,
+)
 from planner.measured import load_measured
 from planner.methods import Method, refuse_unknown_options
 from planner.plan import Tell, estimate
@@ -91,6 +113,7 @@ def estimate_quickly(
 ) -> QuickEstimateResult:
     """`planner.api.estimate` for every method but the trace."""
     refuse_unknown_options(method, options)
+    refuse_isolation(options, "another method than the trace")
     budget = budget_of(options)
     job, known, factory = job_of(model, options)
     size = batch_of(batch, known, job)
@@ -104,6 +127,7 @@ def estimate_quickly(
 def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchResult:
     """`planner.api.max_batch` by the closed formula."""
     refuse_unknown_options(Method.FORMULA, options)
+    refuse_isolation(options, "the formula")
     refuse_no_card(options)
     budget = budget_of(options)
     job, _, factory = job_of(model, options)
@@ -117,7 +141,8 @@ def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchRes
 def compare(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
 ) -> CompareResult:
-    """One batch size by every estimator, beside the measured value where one is stored.
+    """One batch size by every estimator, beside the measured value where one is stored: the run of a
+    calibration on this card, else what the seeds published.
 
     Options are those of `planner.api.estimate` without `trace` and `save_trace`. An estimator that fails has
     its reason in its row; raises the errors of `planner.errors` where the planner's own trace fails.
@@ -129,17 +154,21 @@ def compare(
             raise UsageError(
                 f"--{name.replace('_', '-')}: compare runs the model itself; leave it away, or use estimate"
             )
+    refuse_isolation(options, "compare")
     budget = budget_of(options)
     job, known, factory = job_of(model, options)
+    stored = stored_calibrations(budget, options)
+    budget = calibrate_budget(budget, job, options)
     size = batch_of(batch, known, job)
     tell = options.get("tell") or silent
     start = perf_counter()
-    tracer = trace_workload(job, known, factory, budget.device.capability).open(tell)
+    tracer = trace_workload(job, known, factory, budget.device.chip).open(tell)
     build = open_builder(job, factory, tell)
     tell(f"tracing batch {size}")
     own = estimate(job, tracer(size), size, budget)
     said = ask_peers(job, size, budget, build, tell)
-    measured = _measured(job, size, tell)
+    run = find_run(stored, wanted_of(budget, job, options), size)
+    measured = (run and measured_by_run(run)) or _measured(job, size, tell)
     return CompareResult(put_side_by_side(own, said, measured, perf_counter() - start))
 
 
@@ -158,5 +187,5 @@ def _measured(job: Job, batch: int, tell: Tell) -> Measured | str:
 
 def _kept(name: str, entry: CatalogueEntry, tell: Tell) -> Kept:
     tell(f"tracing {name}, which stayed on the GPU")
-    tracer = trace_workload(entry.job, entry.batch, None, GENERIC_CAPABILITY).open(silent)
+    tracer = trace_workload(entry.job, entry.batch, None, chip_of(GENERIC_CAPABILITY)).open(silent)
     return Kept(name, kept_after(tracer(entry.batch), entry.batch))

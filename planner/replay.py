@@ -35,6 +35,14 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Peaks:
+    """The most that was taken at once in some stretch of the loop, counting what was there before it."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """What happened. After a failure the figures stand as they were when it struck."""
 
@@ -46,6 +54,20 @@ class Replay:
     retries: int  # times that cached segments were released to serve a request
     failure: Failure | None
     peak_event: int  # index of the event with which the allocated peak was reached first
+    step_peaks: tuple[Peaks, ...]  # of each step that began, the first with the set-up before it
+
+    @property
+    def first_step(self) -> Peaks:
+        """The peaks until the second step begins."""
+        return self.step_peaks[0]
+
+    @property
+    def later_steps(self) -> Peaks | None:
+        """The peaks of all steps after the first; None where none began."""
+        later = self.step_peaks[1:]
+        if not later:
+            return None
+        return Peaks(max(p.allocated_bytes for p in later), max(p.reserved_bytes for p in later))
 
 
 def replay(trace: Trace, batch: int, arena: Arena = UNLIMITED) -> Replay:
@@ -84,6 +106,7 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dic
     mark = Mark(0, Phase.SETUP)
     failure = None
     peak_bytes = peak_event = 0
+    steps: list[Peaks] = []
     for index, event in enumerate(trace.events[:stop]):
         if isinstance(event, Alloc):
             size = event.fixed_bytes + event.per_sample_bytes * batch
@@ -98,7 +121,11 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dic
         elif isinstance(event, Free):
             free(blocks.pop(event.block))
         else:
+            if event.step > mark.step > 0:
+                steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+                allocator.reset_peaks()
             mark = event
+    steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
     if failure:
         outcome = Outcome.DOES_NOT_FIT
     else:
@@ -107,10 +134,11 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dic
         batch=batch,
         outcome=outcome,
         peak_allocated_bytes=peak_bytes,
-        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
         end_allocated_bytes=allocator.allocated_bytes,
         retries=allocator.retries,
         failure=failure,
         peak_event=peak_event,
+        step_peaks=tuple(steps),
     )
     return done, blocks

@@ -26,6 +26,7 @@ from planner.job import (
     shown,
     split_model,
 )
+from planner.samples import find_sample
 
 
 class JobOptions(TypedDict, total=False):
@@ -61,16 +62,6 @@ class JobOptions(TypedDict, total=False):
 MAX_STEPS = 100
 MAX_NEW_TOKENS = 2**20
 
-# Beginning of SOURCE:NAME -> one sample of the input and of the target; the first that fits counts.
-_SAMPLES = (
-    (r"torchvision:inception_v3", "3x299x299", "scalar:int64"),
-    (r"torchvision:(segmentation\.|fcn_|deeplabv3_|lraspp_)", "3x520x520", "520x520:int64"),
-    (r"torchvision:(video\.)?(r3d|mc3|r2plus1d)_", "3x16x112x112", "scalar:int64"),
-    (r"torchvision:(video\.)?(s3d|mvit_|swin3d_)", "3x16x224x224", "scalar:int64"),
-    # Lists of images of many sizes, or pairs of images: no default.
-    (r"torchvision:(detection\.|\w+_fpn|fcos_|retinanet_|ssd|optical_flow\.|raft_)", None, None),
-    (r"(torchvision|timm):", "3x224x224", "scalar:int64"),
-)
 _TORCHVISION_FAMILIES = (
     r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|maxvit|mnasnet|mobilenet|regnet|resnet|resnext"
     r"|shufflenet|squeezenet|swin_|vgg|vit_|wide_resnet)"
@@ -106,12 +97,27 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
 def default_job(model: str, source: str) -> Job:
     """The job of a model under the defaults of its source, which may leave its inputs empty."""
     job = Job(model=model, source=source)
-    for beginning, sample, target in _SAMPLES:
-        if re.match(beginning, source or model):
-            if sample is None or target is None:
-                return job
-            return replace(job, inputs=(parse_tensor_spec(sample),), target=parse_tensor_spec(target))
-    return job
+    if _is_of(job, "hf"):
+        return replace(job, loss=Loss.OUTPUT)
+    sample = find_sample(source or model)
+    if sample is None:
+        return replace(job, target=parse_tensor_spec("scalar:int64") if _is_of(job, "timm") else None)
+    return replace(
+        job,
+        inputs=tuple(map(parse_tensor_spec, sample.inputs)),
+        target=None if sample.target is None else parse_tensor_spec(sample.target),
+        loss=sample.loss,
+        model_args=sample.model_args,
+    )
+
+
+def is_completed_by_library(job: Job) -> bool:
+    """Whether the inputs of the job's model are told by its library, so that they may be missing here."""
+    return _is_of(job, "hf") or _is_of(job, "timm")
+
+
+def _is_of(job: Job, source: str) -> bool:
+    return split_model(job.source or job.model).source == source
 
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
@@ -124,13 +130,35 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
+    if "optimizer" in given and base.optimizer_impl is default_impl(base.optimizer):
+        given.setdefault("optimizer_impl", default_impl(given["optimizer"]))
     for name in ("inputs", "freeze", "train_only"):
         if name in given:
             given[name] = tuple(given[name])
+    if given.get("loss") in (Loss.SUM, Loss.OUTPUT):
+        given.setdefault("target", None)  # such a loss compares with none
+    if "inputs" in given and "target" not in given:
+        given["target"] = _resized(base, given["inputs"])
     for name, most in _COUNTS.items():
         if name in given:
             check_count("--" + name.replace("_", "-"), given[name], most)
     return replace(base, **given)
+
+
+def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
+    """The target of a job whose inputs are given anew: a map as large as the input stays so."""
+    if base.target is None or not base.inputs:
+        return base.target
+    target, old, new = base.target.shape, base.inputs[0].shape, inputs[0].shape
+    rank = next((n for n in (3, 2) if len(old) > n and len(new) == len(old) and target[-n:] == old[-n:]), 0)
+    return replace(base.target, shape=(*target[:-rank], *new[-rank:])) if rank else base.target
+
+
+def default_impl(optimizer: Optimizer) -> OptimizerImpl:
+    """What torch takes on CUDA unless told otherwise: all parameters at once, but Adafactor one by one, which
+    is chosen where memory is short (torch/optim/_adafactor.py).
+    """
+    return OptimizerImpl.FOR_LOOP if optimizer is Optimizer.ADAFACTOR else OptimizerImpl.FOREACH
 
 
 def complete_job(job: Job) -> Job:
@@ -139,7 +167,7 @@ def complete_job(job: Job) -> Job:
         raise UsageError(
             f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"
         )
-    if not job.inputs:
+    if not job.inputs and not is_completed_by_library(job):
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT):
         return replace(job, target=None)

@@ -56,6 +56,28 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
 
 
+def boundary_near(fits: Callable[[int], bool], guess: int, limit: int) -> int:
+    """A batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not even 1
+    fits. With a good guess that takes two or three probes. `fits` had better remember its answers.
+    """
+    low = high = max(0, min(guess, limit))
+    stride = 1
+    while low and not fits(low):
+        high, low = low, max(0, low - stride)
+        stride = 2 * stride if guess - low > 1 else 1
+    stride = 1
+    while high == low and low < limit:
+        high = min(low + stride, limit)
+        if fits(high):
+            low, stride = high, stride if low == guess else 2 * stride
+    return _bisect(fits, low, high)
+
+
+def climb_islands(fits: Callable[[int], bool], best: int, limit: int) -> int:
+    """From a batch size that fits on to one with no fitting neighbour above it; from 0, as `largest` does."""
+    return _climb(fits, best, limit)
+
+
 def _climb(fits: Callable[[int], bool], low: int, limit: int) -> int:
     """A boundary above `low`, which is taken to fit, with no fitting neighbour above it."""
     best = _boundary(fits, low, limit)

@@ -8,12 +8,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import DataFileError
 
 if TYPE_CHECKING:
     import yaml
+
+DEEPEST = 100  # levels; ours have 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,10 @@ def read_entry(path: Path) -> Entry:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=loader)
+        text = path.read_text(encoding="utf-8")
+        if _may_be_deep(text):
+            _refuse_depth(path, text, loader)
+        node = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DataFileError(f"{path} line {line}: not YAML ({error.problem})") from error
@@ -122,6 +127,30 @@ def read_entry(path: Path) -> Entry:
     if node is None:
         raise DataFileError(f"{path} line 1: the file is empty")
     return Entry(path, "", _line(node), node)
+
+
+def _may_be_deep(text: str) -> bool:
+    """Whether brackets, dashes and indentation could make more levels than anybody writes."""
+    marks = sum(map(text.count, "[{"))
+    return marks > DEEPEST or any(
+        line.count("-") + line.count("?") + len(line) - len(line.lstrip()) > DEEPEST
+        for line in text.splitlines()
+    )
+
+
+def _refuse_depth(path: Path, text: str, loader: Any) -> None:
+    """Composing takes a level of the C stack for each level of the file, without a bound: PyYAML 6.0 with
+    libyaml crashes at some 50,000. Parsing takes none.
+    """
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            line = event.start_mark.line + 1
+            raise DataFileError(f"{path} line {line}: nested more than {DEEPEST} levels deep")
 
 
 def _line(node: "yaml.Node") -> int:

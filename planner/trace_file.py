@@ -1,8 +1,8 @@
 """A trace as a file that one can attach to a bug report: compressed JSON, read strictly, never executed.
 
-Layout (format 1): `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, `Mark`); `alloc`,
+Layout: `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, `Mark`); `alloc`,
 `free`, `mark` and `sites` hold one column for each field of their class. Trace and job fit in one file, so
-that it plans by itself.
+that it plans by itself. Format 2 has `details` as well; a trace without any is written in format 1.
 """
 
 import json
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planner.errors import DataFileError
-from planner.events import Alloc, Event, Free, Mark, Site, Trace, check
+from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
 from planner.packed import pack, read_packed
 
-FORMAT = 1
+FORMAT, FORMAT_WITH_DETAILS = 1, 2
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
 _KEYS = ("format", "about", "batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
@@ -34,7 +34,7 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
     """
     check(trace)
     document = {
-        "format": FORMAT,
+        "format": FORMAT_WITH_DETAILS if trace.details else FORMAT,
         "about": about,
         "batches": trace.batches,
         "unknown_ops": trace.unknown_ops,
@@ -45,6 +45,8 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
         "free": _columns(Free, trace.events),
         "mark": _columns(Mark, trace.events),
     }
+    if trace.details:
+        document["details"] = _columns(Detail, trace.details)
     packed = pack(json.dumps(document, separators=(",", ":"), allow_nan=False))
     partial = path.parent / f"{path.name}.{os.getpid()}.partial"
     try:
@@ -70,6 +72,7 @@ def load_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
             batches=tuple(_list("batches", int, document["batches"])),
             unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
             notes=tuple(_list("notes", str, document["notes"])),
+            details=tuple(_rows("details", Detail, document["details"])) if "details" in document else (),
         )
         about = document["about"]
         if not isinstance(about, dict):
@@ -98,9 +101,10 @@ def _unpack(path: Path) -> dict[str, Any]:
     found = document.get("format") if isinstance(document, dict) else None
     if type(found) is not int:
         raise ValueError("it names no format")
-    if found != FORMAT:
-        raise ValueError(f"its format is {found}, this version reads {FORMAT}")
-    return _members("the document", _KEYS, document)
+    if found not in (FORMAT, FORMAT_WITH_DETAILS):
+        raise ValueError(f"its format is {found}, this version reads {FORMAT} and {FORMAT_WITH_DETAILS}")
+    keys = (*_KEYS, "details") if found == FORMAT_WITH_DETAILS else _KEYS
+    return _members("the document", keys, document)
 
 
 def _finite(text: str) -> float:
@@ -149,9 +153,11 @@ def _members(name: str, keys: Iterable[str], value: object) -> dict[str, Any]:
 
 
 def _list(name: str, kind: Any, value: object) -> list[Any]:
-    """A list of whole numbers, of texts, or of members of an enumeration of texts."""
+    """A list of whole numbers, of texts, of members of an enumeration of texts, or of tuples of numbers."""
     if not isinstance(value, list):
         raise ValueError(f"{name}: no list")
+    if kind == tuple[int, ...]:
+        return [tuple(_list(name, int, item)) for item in value]
     wanted: type = int if kind is int else str
     for item in value:
         if type(item) is not wanted:

@@ -5,17 +5,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from planner.affine import align, confirm
+from planner.affine import align, refit
+from planner.chip import Chip, chip_of
 from planner.errors import DataFileError, UsageError
 from planner.events import Alloc, Trace
 from planner.job import Job
+from planner.kept_tracer import Fresh, KeptTracer, Shelves
 from planner.plan import FIT_BATCHES, Tell, Tracer
 from planner.report.job_json import job_from_json, job_to_json
+from planner.resolve import is_completed_by_library
 from planner.trace_file import load_trace, save_trace
 
 Factory = Callable[[], object]  # returns an nn.Module
-Capability = tuple[int, int]
+Take = Callable[[Job, int, Chip, Callable[[Job], Any]], Trace]  # the last one builds the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +28,49 @@ class Workload:
 
     job: Job
     batch: int | None  # the job's own batch size, where it has one
-    capability: Capability  # of the GPU that is traced for
+    chip: Chip  # of the GPU that is traced for
     open: Callable[[Tell], Tracer]  # may import torch; the tracer takes each trace once
 
 
-def trace_workload(job: Job, batch: int | None, factory: Factory | None, capability: Capability) -> Workload:
+def take_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
+    """The trace as plans need it."""
+    from planner.trace import trace
+
+    return trace(job, size, chip.capability, build, multiprocessors=chip.multiprocessors)
+
+
+def take_detailed_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
+    """The trace with the details of its blocks, as explanations want them."""
+    from planner.trace import trace
+    from planner.trace.details import Details
+
+    return trace(job, size, chip.capability, build, Details(), multiprocessors=chip.multiprocessors)
+
+
+def complete_from_library(job: Job, shelves: Shelves | None = None) -> Job:
+    """The job with the inputs that its model's library tells, which is imported only for such models, and
+    only where no shelf remembers what it said.
+
+    Raises UsageError or ModelError.
+    """
+    if not is_completed_by_library(job):
+        return job
+    return _completed(job) if shelves is None else shelves.completed(job, _completed)
+
+
+def _completed(job: Job) -> Job:
+    from planner.trace.sources import complete_by_library
+
+    return complete_by_library(job)
+
+
+def trace_workload(
+    job: Job, batch: int | None, factory: Factory | None, chip: Chip, take: Take = take_trace
+) -> Workload:
     """The workload of a job that is traced; with a factory, of the model that it returns."""
 
     def start(tell: Tell) -> Tracer:
         tell("importing torch and the model's library")
-        from planner.trace import trace
         from planner.trace.sources import construct_model, find_constructor
 
         constructor = factory or find_constructor(job)
@@ -41,16 +78,34 @@ def trace_workload(job: Job, batch: int | None, factory: Factory | None, capabil
 
         @cache
         def tracer(size: int) -> Trace:
-            taken = trace(job, size, capability, lambda job: construct_model(job, constructor))
+            taken = take(job, size, chip, lambda job: construct_model(job, constructor))
             return replace(taken, notes=(*taken.notes, note))
 
         return tracer
 
-    return Workload(job, batch, capability, start)
+    return Workload(job, batch, chip, start)
 
 
-def load_workload(path: Path, capability: Capability) -> Workload:
-    """The workload of a file that `save_workload` wrote, to be planned for `capability`; torch is not needed.
+def kept_workload(job: Job, batch: int | None, chip: Chip, shelves: Shelves) -> Workload:
+    """The workload of a job the traces of which are kept; torch is imported for what no shelf has."""
+
+    return Workload(job, batch, chip, lambda tell: KeptTracer(job, chip, shelves, starter_of(job, tell)))
+
+
+def starter_of(job: Job, tell: Tell) -> Callable[[], Fresh]:
+    """What imports torch and the model's library, once it is called, to take traces that are kept."""
+
+    def start() -> Fresh:
+        tell("importing torch and the model's library")
+        from planner.trace.keep import open_keeper
+
+        return open_keeper(job, tell)
+
+    return start
+
+
+def load_workload(path: Path, chip: Chip) -> Workload:
+    """The workload of a file that `save_workload` wrote, to be planned for `chip`; torch is not needed.
 
     Raises DataFileError for a broken file; its tracer raises UsageError for a batch size that the file says
     nothing about.
@@ -66,7 +121,7 @@ def load_workload(path: Path, capability: Capability) -> Workload:
         raise DataFileError(
             f"{path}: broken job of a trace: {type(error).__name__}: {error}; trace anew"
         ) from error
-    if (major, minor) != capability:
+    if (major, minor) != chip.capability:
         note = f"traced for compute capability {major}.{minor}; this GPU's kernels may take other memory"
         trace = replace(trace, notes=(*trace.notes, note))
 
@@ -79,19 +134,19 @@ def load_workload(path: Path, capability: Capability) -> Workload:
             )
         return trace
 
-    return Workload(job, batch, (major, minor), lambda tell: tracer)
+    return Workload(job, batch, chip_of((major, minor)), lambda tell: tracer)
 
 
 def save_workload(workload: Workload, tracer: Tracer, batch: int, path: Path) -> None:
     """Write a trace that plans by itself: for all batch sizes where that is possible, else for this one."""
-    about = {"job": job_to_json(workload.job), "batch": batch, "capability": workload.capability}
+    about = {"job": job_to_json(workload.job), "batch": batch, "capability": workload.chip.capability}
     save_trace(_whole(tracer, batch), path, about)
 
 
 def _whole(tracer: Tracer, batch: int) -> Trace:
     affine = align(*map(tracer, FIT_BATCHES))
-    if isinstance(affine, Trace) and batch not in FIT_BATCHES:
-        affine = confirm(affine, tracer(batch))
+    if isinstance(affine, Trace):
+        affine = refit(affine, tracer(batch))
     return affine if isinstance(affine, Trace) else tracer(batch)
 
 

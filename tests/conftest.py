@@ -1,6 +1,23 @@
 """What all tests share: tests marked `gpu` are skipped, visibly, where torch sees no GPU."""
 
+from collections.abc import Iterator
+
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--runs N`: how often the counted tests run; `make soak` asks for more."""
+    parser.addoption(
+        "--runs", type=int, default=20, help="repetitions of interrupted, concurrent, fuzzed runs"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kept traces of a test run are its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

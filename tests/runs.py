@@ -41,19 +41,19 @@ class FakeMeasure:
     """100 MiB and 10 MiB a sample; it dies where that is more than the cap. Remembers what it was asked."""
 
     seconds_each: float = 0.0
+    besides_mib: int = 0  # what a run takes on top
     now: float = 0.0
     asked: list[ProbeRequest] = field(default_factory=list)
 
     def __call__(self, request: ProbeRequest, timeout_seconds: float) -> Observation:
         self.asked.append(request)
         self.now += self.seconds_each
-        need = (100 + 10 * request.batch) * MIB
+        need = (100 + 10 * request.batch + self.besides_mib) * MIB
         cap = request.allocator_cap_bytes
         oom = cap is not None and need > cap
         settings = replace(
             CARD.settings,
             alloc_conf=request.alloc_conf,
-            cudnn_benchmark=request.cudnn_benchmark,
             allocator_cap_bytes=cap,
         )
         return replace(

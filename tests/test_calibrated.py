@@ -13,7 +13,6 @@ from planner.budget import make_budget, process_bytes, upper_process_bytes
 from planner.calibrated import CONTEXT_DRIFT_BYTES, Calibration, Correction, Level, Wanted, is_card, look_up
 from planner.device import MIB, Device, FigureKind, Measured, generic_device
 from planner.job import Optimizer, ZeroGrad
-from planner.observation import Settings
 
 RULES = AllocatorRules()
 ADAM = replace(JOB, optimizer=Optimizer.ADAM)
@@ -130,9 +129,11 @@ def test_names_of_cards() -> None:
 
 
 def test_benchmarked_runs_say_nothing_of_others() -> None:
-    """Runs with cuDNN's benchmark mode do not answer for the default."""
-    key = replace(KEY, settings=Settings(cudnn_benchmark=True))
-    assert look_up([calibration(key)], Wanted(JOB, CARD)) is None
+    """Runs with cuDNN's benchmark mode answer for jobs with it, and for no other, not even their context."""
+    with_it = replace(JOB, cudnn_benchmark=True)
+    assert look_up([calibration(replace(KEY, job=with_it))], Wanted(JOB, CARD)) is None
+    assert look_up([calibration()], Wanted(with_it, CARD)) is None
+    assert found([calibration(replace(KEY, job=with_it))], Wanted(with_it, CARD)).fit == FIT
 
 
 def corrected(card: Device = CARD, stored: Calibration | None = None) -> Correction:

@@ -24,6 +24,7 @@ from planner.budget import make_budget
 from planner.calibrated import Fit, Point
 from planner.calibration_file import load_folders
 from planner.catalogue import load_catalogue
+from planner.chip import Chip
 from planner.device import generic_device
 from planner.errors import DataFileError, ModelError, NoGpuError, UsageError
 from planner.events import Event, Mark, Outcome, Phase, Site, Trace
@@ -73,7 +74,7 @@ def test_runs_that_differ_in_any_option_are_different_runs(tmp_path: Path) -> No
         Series(JOB, (8,)),
         Series(replace(JOB, optimizer=Optimizer.ADAM), (8,)),
         Series(JOB, (8,), alloc_conf="expandable_segments:True"),
-        Series(JOB, (8,), cudnn_benchmark=True),
+        Series(replace(JOB, cudnn_benchmark=True), (8,)),
     ]
     assert run(tmp_path, FakeMeasure(), tuple(series)).new == 4
     newer = replace(CARD, versions=replace(CARD.versions, torch="2.14.0"))
@@ -305,7 +306,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.parent.iterdir()].count(tmp_path.name) == 1
 
 
-def line(job: Job, capability: tuple[int, int], tell: object) -> Tracer:
+def line(job: Job, chip: Chip, tell: object) -> Tracer:
     """Traces of a job of 100 MiB and 10 MiB a sample."""
 
     def trace(batch: int) -> Trace:
@@ -324,11 +325,11 @@ def test_runs_become_a_calibration_that_the_planner_reads(tmp_path: Path) -> Non
     measure = FakeMeasure()
     observations = run(tmp_path / "runs", measure, (Series(JOB, (8, 16, 32, 64)), SERIES[1])).observations
 
-    def tracer(job: Job, capability: tuple[int, int], tell: object) -> Tracer:
-        assert capability == (8, 6)
+    def tracer(job: Job, chip: Chip, tell: object) -> Tracer:
+        assert chip == Chip((8, 6), 28)
         if job == OTHER_JOB:
             raise ModelError("vgg11: fails")
-        return line(job, capability, tell)
+        return line(job, chip, tell)
 
     found, failures = keep_observations(observations, tmp_path, lambda line: None, tracer)
     assert failures == ("vgg11: fails",)

@@ -4,12 +4,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner.catalogue import load_catalogue
 from planner.errors import DataFileError
-from planner.job import CatalogueEntry, Job, Loss, Mode, TensorSpec
+from planner.job import CatalogueEntry, Job, Loss, Mode, Optimizer, Precision, TensorSpec
 
 IMAGE = TensorSpec((3, 224, 224))
 ENTRY = "a:\n  about: T.\n  source: zoo:X\n"
@@ -59,7 +60,10 @@ UNETR = Job(
 
 def test_catalogue_holds_the_seeds_workloads() -> None:
     """The catalogue has each seed's workload in its configuration and with its batch size."""
-    found = {name: (entry.job, entry.batch) for name, entry in load_catalogue().items()}
+    seeds = {
+        name: entry for name, entry in load_catalogue().items() if not entry.job.source.startswith("hf:")
+    }
+    found = {name: (entry.job, entry.batch) for name, entry in seeds.items()}
     cnn_args = (("channels", 3), ("height", 224), ("width", 224))
     assert found == {
         "tensor_1gib": (TENSOR, 1),
@@ -77,6 +81,33 @@ def test_catalogue_holds_the_seeds_workloads() -> None:
         "davenet_audio": (summed("davenet_audio", "zoo:Davenet", 40, 1024), 128),
         "davenet_image": (summed("davenet_image", "zoo:DavenetImage", 3, 224, 224), 128),
         "conv_pair": (summed("conv_pair", "zoo:ConvPair", 1, 32, 32), 1),
+    }
+
+
+def language_model(name: str, source: str, tokens: int, *args: tuple[str, object], **options: Any) -> Job:
+    """A job whose further inputs transformers tells, with AdamW and the model's own loss."""
+    text = (TensorSpec((tokens,), "int64"),)
+    return Job(name, args, text, loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW, source=source, **options)
+
+
+def llama(name: str, hidden: int, layers: int, heads: int, intermediate: int) -> Job:
+    """A Llama in pure bfloat16."""
+    args = (
+        *(("hidden_size", hidden), ("num_hidden_layers", layers), ("num_attention_heads", heads)),
+        *(("num_key_value_heads", 8), ("intermediate_size", intermediate), ("vocab_size", 128256)),
+        ("max_position_embeddings", 8192),
+    )
+    return language_model(name, "hf:llama", 2048, *args, precision=Precision.BF16)
+
+
+def test_catalogue_holds_language_models() -> None:
+    """The catalogue has BERT, GPT-2 and two Llamas of the sizes that their papers print."""
+    entries = {name: entry for name, entry in load_catalogue().items() if entry.job.source.startswith("hf:")}
+    assert {name: (entry.job, entry.batch) for name, entry in entries.items()} == {
+        "bert_base": (language_model("bert_base", "hf:bert", 128, ("task", "sequence-classification")), 32),
+        "gpt2": (language_model("gpt2", "hf:gpt2", 1024), 8),
+        "llama_8b": (llama("llama_8b", 4096, 32, 32, 14336), 1),
+        "llama_70b": (llama("llama_70b", 8192, 80, 64, 28672), 1),
     }
 
 

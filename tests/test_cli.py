@@ -14,6 +14,7 @@ import planner
 from planner import api
 from planner.cli import run
 from planner.cli.output import working
+from planner.errors import UnsavedError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Loss, TensorSpec
 from planner.report.job_json import job_to_json
@@ -68,7 +69,7 @@ class Item(Base):
 
 class Sparse(nn.Module):
     def forward(self, x):
-        return torch.nonzero(x)
+        return x + torch.nonzero(x).sum()
 
 
 class NonZero(Base):
@@ -554,35 +555,32 @@ def test_wrong_usage(capsys: Capture, command: str, line: str) -> None:
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("name", "place"),
     [
         (
             "Item",
-            "module 'inner' calls aten._local_scalar_dense.default (models.py:21: return x * x.sum().item()),"
-            " which reads values of tensors; a plan has shapes only: take that call out of the traced path",
+            "module 'inner' calls aten._local_scalar_dense.default (models.py:21: return x * x.sum().item())",
         ),
         (
             "NonZero",
-            "module 'inner' calls aten.nonzero.default (models.py:35: return torch.nonzero(x)), "
-            "which reads values of tensors; a plan has shapes only: take that call out of the traced path",
+            "module 'inner' calls aten.nonzero.default (models.py:35: return x + torch.nonzero(x).sum())",
         ),
         (
             "Nms",
             "module 'inner' calls torchvision.nms.default (models.py:49: "
-            "return x[torchvision.ops.nms(x, x[:, 0], 0.5)]), "
-            "which reads values of tensors; a plan has shapes only: take that call out of the traced path",
+            "return x[torchvision.ops.nms(x, x[:, 0], 0.5)])",
         ),
-        (
-            "Masked",
-            "the model's own forward calls aten.index.Tensor (models.py:64: return x[x > 0]), "
-            "which reads values of tensors; a plan has shapes only: take that call out of the traced path",
-        ),
+        ("Masked", "the model's own forward calls aten.index.Tensor (models.py:64: return x[x > 0])"),
     ],
 )
-def test_model_that_reads_values(capsys: Capture, name: str, line: str) -> None:
-    """A model that reads values of tensors is refused with the op, the module and the line; exit code 3."""
-    command = f"estimate --model models.py:{name} --input 4 --loss sum --batch 8"
-    assert outcome(command, capsys) == (3, "", f"planner: models.py:{name}: {line}\n")
+def test_model_that_reads_values(capsys: Capture, name: str, place: str) -> None:
+    """A model that reads values of tensors is answered with values drawn on the CPU; the answer says so."""
+    command = f"estimate --model models.py:{name} --input 4 --loss sum --batch 8 --json"
+    code, out, err = outcome(command, capsys)
+    assert (code, err) == (0, "")
+    drawn = "shapes that depend on them come from values drawn at random on the CPU"
+    told = f"{place}, which reads values: {drawn}, not from data and trained weights"
+    assert told in json.loads(out)["assumptions"]
 
 
 @pytest.mark.usefixtures("models")
@@ -616,18 +614,28 @@ def test_broken_catalogue(capsys: Capture, tmp_path: Path) -> None:
     assert (code, out) == (4, "")
     assert err == (
         f"planner: {path} line 5, mine.lost: unknown key; known are source, about, args, inputs, target, "
-        "loss, mode, optimizer, steps, batch\n"
+        "loss, mode, optimizer, precision, steps, batch\n"
     )
 
 
 def test_trace_that_cannot_be_saved(capsys: Capture, tmp_path: Path) -> None:
-    """A trace that cannot be written is one line and exit code 4."""
+    """A trace that cannot be written is one line and exit code 4, after the answer, which is there."""
     path = tmp_path / "missing" / "x.trace"
-    assert outcome(f"estimate --model conv_pair --save-trace {path}", capsys) == (
-        4,
-        "",
-        f"planner: {path}: cannot write the trace: No such file or directory\n",
-    )
+    for command, key in (
+        ("estimate --model conv_pair", "batch"),
+        ("max-batch --gpu L4 --model conv_pair", "max_batch"),
+    ):
+        code, out, err = outcome(f"{command} --json --save-trace {path}", capsys)
+        assert (code, err) == (4, f"planner: {path}: cannot write the trace: No such file or directory\n")
+        assert json.loads(out)[key] == json.loads(outcome(f"{command} --json", capsys)[1])[key]
+
+
+def test_python_gets_the_answer_that_could_not_be_saved(tmp_path: Path) -> None:
+    """The error holds the result, and the exit code of what went wrong."""
+    with pytest.raises(UnsavedError) as told:
+        api.estimate("conv_pair", save_trace=tmp_path / "missing" / "x.trace")
+    assert isinstance(told.value.result, api.EstimateResult)
+    assert (told.value.result.fits, told.value.exit_code) == ("yes", 4)
 
 
 def failing(error: BaseException) -> Callable[..., None]:
@@ -796,11 +804,15 @@ def test_factory_that_makes_no_model(factory: Callable[[], object], line: str) -
 def test_unknown_name() -> None:
     """The package has its public names and no other."""
     assert sorted(planner.__all__) == [
+        "AdviceResult",
         "Device",
         "EstimateResult",
+        "GpusResult",
         "Job",
         "MaxBatchResult",
+        "advise",
         "estimate",
+        "gpus",
         "max_batch",
     ]
     assert all(getattr(planner, name) is not None for name in planner.__all__)

@@ -20,6 +20,7 @@ from planner.job import Job, Loss, TensorSpec
 from planner.plan import Tracer
 from planner.report.job_json import job_to_json
 from planner.trace_file import save_trace
+from planner.workload import Workload
 
 Capture = pytest.CaptureFixture[str]
 TOY = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
@@ -126,6 +127,33 @@ def test_max_batch_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
         ("calibrate --campaign standard --loss mse", "--loss and --campaign: it says itself what is run"),
         ("calibrate --import . --batches 8", "--batches and --import: it says itself what is run"),
         ("calibrate --import missing", "--import missing: no such folder"),
+        (
+            "calibrate --import . --minutes 5",
+            "--minutes and --import: records are taken over without measuring",
+        ),
+        ("calibrate --import . --alloc-conf x", "--alloc-conf and --import: it says itself what is run"),
+        (
+            "calibrate --campaign standard --cudnn-benchmark",
+            "--cudnn-benchmark and --campaign: it says itself what is run; leave one",
+        ),
+        (
+            "calibrate --campaign standard --no-grad-scaler",
+            "--grad-scaler and --campaign: it says itself what is run; leave one",
+        ),
+        ("calibrate --model resnet50 --batches 8 --alloc-conf x", "allocator configuration: cannot read 'x'"),
+        (
+            "estimate --model cnn --method formula --calibrations .",
+            "--calibrations and --method formula: the closed formula takes no account of it; leave it away",
+        ),
+        (
+            "estimate --model cnn --calibrations .",
+            "--calibrations: calibrations are those of a card; say which, such as --gpu L4",
+        ),
+        (
+            "max-batch --model cnn --allocator-cap-mib 900 --calibrations .",
+            "--calibrations: calibrations are those of a card; say which, such as --gpu L4",
+        ),
+        ("compare --model cnn --calibrations .", "--calibrations: calibrations are those of a card"),
         ("calibrate --model resnet50", "--batches is missing: give at least four batch sizes"),
         ("calibrate --model resnet50 --batches 8,x", "--batches: 'x' is refused; use a whole number"),
         ("calibrate --model resnet50 --batches 8,0", "--batches: '0' is refused; use a whole number"),
@@ -371,3 +399,121 @@ def test_planning_imports_nothing_that_measures() -> None:
     code = "import sys, planner.cli.parse; print([m for m in sys.modules if m.startswith('calibration')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_ones_own_folder_is_in_nobodys_way(own: Path, capsys: Capture) -> None:
+    """Where calibrations cannot answer, the user's own folder is not looked into; nobody asked for it."""
+    store(own, 700)
+    (own / "broken.yaml").write_text("kind: [")
+    for command in ("estimate --model cnn --method formula", "estimate --model cnn"):
+        code, _, err = outcome(command, capsys)
+        assert (code, err) == (0, "")
+    code, _, err = outcome("estimate --model cnn --gpu L4", capsys)
+    assert (code, err.startswith(f"planner: {own / 'broken.yaml'}")) == (4, True)
+
+
+def test_compare_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
+    """A stored run of the very job at this batch is what the figures are held against; the line corrects."""
+    job = Job("zoo:ConvPair", inputs=(TensorSpec((1, 256, 256)),), loss=Loss.SUM)
+    key = replace(KEY, job=job, gpu="RTX 3060 12GB")
+    seen = replace(observation(10, 1_500, key), peak_allocated_bytes=1_000 * MIB)
+    save_calibration(tmp_path, replace(calibration(key), points=(Point(seen, 1_100 * MIB),)))
+    command = "compare --model zoo:ConvPair --input 1x256x256 --loss sum --gpu RTX3060-12GB --batch 10 --json"
+    code, out, err = outcome(f"{command} --calibrations {tmp_path}", capsys)
+    found = json.loads(out)
+    assert (code, err, found["unmeasured"]) == (0, "", None)
+    assert found["measured"] == {
+        "printed_mib": 1_000.0,
+        "kept_mib": {},
+        "allocated_mib": 1_000.0,
+        "reserved_mib": 1_150.0,
+        "process_mib": 1_500.0,
+        "source": "measured on 2026-01-02, torch 2.6.0+cu124, CUDA 12.4; GPU RTX 3060 12GB",
+    }
+    rows = {row["estimator"]: row for row in found["rows"]}
+    reserved, process = rows["reserved"], rows["process"]
+    assert (reserved["against_mib"], process["against_mib"]) == (1_150.0, 1_500.0)
+    assert process["mib"] == pytest.approx(500 + 1.02 * reserved["mib"], abs=0.01)  # the line of `FIT`
+    code, out, _ = outcome(f"{command} --no-calibration", capsys)
+    assert (code, json.loads(out)["measured"]) == (0, None)
+
+
+@pytest.mark.parametrize("options", ["", "--cudnn-benchmark", "--alloc-conf expandable_segments:True"])
+def test_calibrate_under_settings(options: str, tmp_path: Path, gpu: FakeMeasure, capsys: Capture) -> None:
+    """The allocator's options and cuDNN's benchmark mode are those of the runs and of the calibration."""
+    command = f"calibrate --model torchvision:resnet18 --batches 8,16,32,64 --out {tmp_path} {options}"
+    assert outcome(command, capsys)[0] == 0
+    conf = "expandable_segments:True" if "alloc" in options else ""
+    expected = {("cudnn" in options, conf)}
+    assert {(asked.job.cudnn_benchmark, asked.alloc_conf) for asked in gpu.asked} == expected
+    (stored,) = load_folders([tmp_path])
+    assert {(stored.key.job.cudnn_benchmark, stored.key.settings.alloc_conf)} == expected
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any model's traces follow the formula of the made-up runs."""
+
+    def workload(job: Job, batch: int | None, factory: object, capability: tuple[int, int]) -> Workload:
+        return Workload(job, batch, capability, lambda tell: tracer(job, capability, tell))
+
+    monkeypatch.setattr("planner.keywords.trace_workload", workload)
+
+
+LIMIT = "verify --model torchvision:resnet18 --allocator-cap-mib 1000"
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Under a cap of 1,000 MiB 87 is the answer with its margin: it, the next and 1.05 of it are run."""
+    code, out, err = outcome(f"{LIMIT} --json", capsys)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [(asked.batch, asked.allocator_cap_bytes) for asked in gpu.asked] == [
+        (batch, 1_000 * MIB) for batch in (87, 88, 92)
+    ]
+    assert (found["max_batch"], found["holds"]) == (87, True)
+    assert found["true_largest"] == {"at_least": 88, "at_most": 91}
+    told = [(run["batch"], run["ran"], run["estimate"]["fits"]) for run in found["runs"]]
+    assert told == [(87, True, "yes"), (88, True, "no"), (92, False, "no")]
+    assert found["runs"][0]["errors"]["allocated"] == 0
+    lines = outcome(LIMIT, capsys)[1].splitlines()
+    assert lines[0] == ("Confidence 0.99 held: the largest batch was said to be 87; it lies from 88 to 91")
+    assert [line for line in lines if line.startswith("Batch")] == [
+        "Batch 87 was said to fit and ran",
+        "Batch 88 was said not to fit and ran",
+        "Batch 92 was said not to fit and ran out of memory",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Where the largest batch dies, nothing larger is run, the confidence did not hold, and the code is 1."""
+    gpu.besides_mib = 100
+    code, out, _ = outcome(f"{LIMIT} --json", capsys)
+    found = json.loads(out)
+    assert (code, [asked.batch for asked in gpu.asked]) == (1, [87])
+    assert (found["holds"], found["true_largest"]) == (False, {"at_least": 0, "at_most": 86})
+    assert outcome(LIMIT, capsys)[1].splitlines()[0] == (
+        "Confidence 0.99 did NOT hold: the largest batch was said to be 87; it is smaller than 87"
+    )
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Without a cap the largest batch and the next are run, as far as the card has memory."""
+    found = json.loads(outcome(LIMIT.partition(" --alloc")[0] + " --json", capsys)[1])
+    largest = found["max_batch"]
+    assert [asked.batch for asked in gpu.asked] == [largest, largest + 1]
+    assert found["true_largest"] == {"at_least": largest + 1, "at_most": None}
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Where not even 1 fits, 1 is run, and dies here as it was said to."""
+    code, out, _ = outcome(LIMIT.replace("1000", "101"), capsys)
+    assert (code, [asked.batch for asked in gpu.asked]) == (0, [1])
+    assert out.splitlines()[0] == (
+        "Confidence 0.99 held: the largest batch was said to be 0; it is smaller than 1"
+    )

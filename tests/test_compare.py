@@ -211,6 +211,7 @@ def test_json_rows_have_their_figures_or_their_reason() -> None:
         "kept_mib": {"small": 10.0, "large": 30.0},
         "allocated_mib": 200.0,
         "reserved_mib": 270.0,
+        "process_mib": None,
         "source": "A notebook, torch 2.0.1, CUDA 11.8; GPU not told",
     }
     assert json.loads(json.dumps(found))["rows"] == found["rows"]

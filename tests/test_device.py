@@ -1,7 +1,10 @@
 """The cards, their reader and the generic card."""
 
+import re
 import runpy
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,16 +14,21 @@ from planner.device import (
     KEPT_BY_DRIVER_SHARE,
     KEPT_BY_DRIVER_SPREAD_MIB,
     MIB,
+    About,
     Device,
     FigureKind,
+    Line,
     Measured,
+    Noted,
     find_device,
     generic_device,
     generic_usable,
     load_devices,
+    search_devices,
     unlimited_device,
 )
-from planner.errors import DataFileError, UsageError
+from planner.errors import DataFileError, NoGpuError, UsageError
+from planner.local_gpu import local_device
 
 CARD = """\
 name: Test 8GB
@@ -168,8 +176,8 @@ def test_unknown_names_list_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         find_device("A100")
     assert str(caught.value) == (
-        "unknown GPU 'A100': the nearest are A100 80GB, A100 40GB, H100 80GB, V100 16GB; "
-        "for any other card give --gpu-mib N"
+        "unknown GPU 'A100': the nearest are A10 24GB, A100 80GB, A100 40GB, P100 16GB, H100 80GB, "
+        "A10G 24GB; for any other card give --gpu-mib N"
     )
 
 
@@ -182,12 +190,167 @@ def test_unlike_names_list_all(tmp_path: Path) -> None:
 
 
 def test_shipped_cards_make_sense() -> None:
-    """Every card keeps something for the driver, less than a tenth, and a training process finds room."""
+    """Every whole card keeps something for the driver, less than a tenth; a slice is all its own."""
     for device in load_devices():
         kept_share = 1 - device.usable.value / device.total.value
-        assert 0 < kept_share < 0.1, device.name
+        assert device.about is not None, device.name
+        if device.about.line is Line.SLICE:
+            assert kept_share == 0, device.name
+        else:
+            assert 0 < kept_share < 0.1, device.name
         assert 200 * MIB < device.context.value < 1000 * MIB, device.name
-        assert (7, 0) <= device.capability <= (12, 0), device.name
+        assert (6, 0) <= device.capability <= (12, 1), device.name
+
+
+def test_the_database_is_broad() -> None:
+    """At least 60 whole cards of three lines, from GTX 1080 Ti to B200, and slices of A100, H100 and H200."""
+    lines = Counter(device.about.line for device in load_devices() if device.about is not None)
+    assert sum(lines.values()) - lines[Line.SLICE] >= 60
+    assert all(count >= 10 for count in lines.values())
+    assert {find_device(name).capability for name in ("1080 ti", "b200")} == {(6, 1), (10, 0)}
+    slices = [device.name for device in load_devices() if " MIG " in device.name]
+    assert {name.split()[0] for name in slices} == {"A100", "H100", "H200"}
+
+
+@pytest.mark.parametrize("device", load_devices(), ids=lambda device: device.name)
+def test_every_figure_has_an_origin(device: Device) -> None:
+    """No figure is without its kind and source, and what is derived says from what and how far it may lie."""
+    about = device.about
+    assert about is not None
+    noted = [figure for figure in (about.multiprocessors, about.bandwidth) if figure is not None]
+    for figure in (device.total, device.usable, device.context, *noted):
+        assert figure.source.strip(), device.name
+        assert figure.kind is not FigureKind.USER
+    if device.usable.kind is FigureKind.DERIVED:
+        assert device.usable.spread > 0
+        assert re.search(r"\d|have|has|keeps?|slice", device.usable.source)
+    assert bool(about.instances) == bool(about.instances_source)
+
+
+DIFFERENCES = [
+    (re.compile(r"total less (?:the )?([\d,]+) MiB"), lambda card, mib: card.total.value / MIB - mib),
+    (
+        re.compile(r"^(\d+)(?: to \d+)? MiB in logs under earlier drivers, less the 127"),
+        lambda _, mib: mib - 127,
+    ),
+    (re.compile(r"^(\d+) MiB in logs under earlier drivers, less the 190"), lambda _, mib: mib - 190),
+]
+
+
+@pytest.mark.parametrize("device", load_devices(), ids=lambda device: device.name)
+def test_derived_figures_follow_their_rule(device: Device) -> None:
+    """A usable memory that names a difference is the figure that it names less that difference."""
+    if device.usable.kind is not FigureKind.DERIVED:
+        return
+    for rule, compute in DIFFERENCES:
+        match = rule.search(device.usable.source)
+        if match:
+            expected = compute(device, float(match[1].replace(",", "")))
+            assert abs(device.usable.value / MIB - expected) <= max(4, device.usable.spread / MIB / 2)
+
+
+def test_cards_of_one_memory_and_generation_agree() -> None:
+    """Whole cards of one architecture and total see the same memory, but for 1 % of it."""
+    seen: dict[tuple[int, int], Device] = {}
+    for device in load_devices():
+        if device.about is None or device.about.line is Line.SLICE:
+            continue
+        if device.usable.kind is FigureKind.UNVERIFIED:
+            continue
+        key = (device.capability[0] * 10 + device.capability[1], device.total.value)
+        other = seen.setdefault(key, device)
+        assert abs(device.usable.value - other.usable.value) < 0.01 * device.total.value, device.name
+
+
+def test_search() -> None:
+    """Each word begins a word of a card's texts, or is its compute capability."""
+    cards = load_devices()
+
+    def names(*words: str) -> list[str]:
+        return [card.name for card in search_devices(cards, words)]
+
+    assert names("rtx4090") == names("4090") == names("RTX 4090") == ["RTX 4090 24GB"]
+    assert names("g6e") == ["L40S 48GB"]
+    assert names("l4") == ["L4 24GB", "L40 48GB", "L40S 48GB"]
+    assert names("h200", "slice") == ["H200 141GB MIG 1g.18gb", "H200 141GB MIG 3g.71gb"]
+    assert names("10.3") == ["B300 288GB"]
+    assert names("gddr5x", "consumer") == ["GTX 1080 8GB", "GTX 1080 Ti 11GB", "TITAN Xp 12GB"]
+    assert names("of no card") == []
+    assert len(names()) == len(cards)
+
+
+def test_notes_of_a_card(tmp_path: Path) -> None:
+    """What helps to choose a card arrives with its kinds and sources."""
+    notes = """\
+line: consumer
+multiprocessors: {count: 20, kind: datasheet, source: a sheet}
+memory: {type: GDDR6, gb_per_second: 224.5, kind: unverified, source: memory}
+instances: {names: [AWS x1], kind: unverified, source: a page}
+"""
+    write(tmp_path, CARD + notes)
+    assert load_devices(tmp_path)[0].about == About(
+        line=Line.CONSUMER,
+        multiprocessors=Noted(20, "a sheet", FigureKind.DATASHEET),
+        memory_type="GDDR6",
+        bandwidth=Noted(224.5, "memory", FigureKind.UNVERIFIED),
+        instances=("AWS x1",),
+        instances_source="a page",
+    )
+
+
+class FakeNvml:
+    """As much of `pynvml` as is asked."""
+
+    def __init__(self, name: str | bytes, total_mib: int) -> None:
+        self.name, self.total_mib, self.is_open = name, total_mib, False
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:  # noqa: N802
+        return self.name
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> object:  # noqa: N802
+        if not self.total_mib:
+            raise RuntimeError("GPU is lost")
+        return SimpleNamespace(total=self.total_mib * MIB)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return (9, 9)
+
+
+def test_local_card_of_the_database() -> None:
+    """A local card that the database knows by name and memory is that card; NVML is closed again."""
+    nvml = FakeNvml(b"NVIDIA GeForce RTX 4090", 24564)
+    assert local_device(nvml=nvml) == find_device("4090")
+    assert not nvml.is_open
+
+
+def test_local_card_that_nobody_knows() -> None:
+    """Any other local card is what NVML says of it, with the generic line for what torch sees."""
+    device = local_device(nvml=FakeNvml("NVIDIA GeForce RTX 4090", 48000))
+    assert (device.name, device.capability, device.total.value) == (
+        "NVIDIA GeForce RTX 4090",
+        (9, 9),
+        48000 * MIB,
+    )
+    assert device.usable == generic_usable(48000 * MIB)
+
+
+def test_no_local_card() -> None:
+    """Without a GPU that answers, `--gpu auto` is one line and exit code 5."""
+    with pytest.raises(NoGpuError) as caught:
+        local_device(nvml=FakeNvml("broken", 0))
+    assert str(caught.value) == (
+        "--gpu auto: no NVIDIA GPU here (GPU is lost); give --gpu NAME or --gpu-mib N"
+    )
+    assert caught.value.exit_code == 5
 
 
 def test_generic_device() -> None:
@@ -234,7 +397,7 @@ def test_absurd_totals(total_mib: int) -> None:
 def test_generic_constants_come_from_the_cards() -> None:
     """The constants of the generic card are what the fit through the shipped cards prints."""
     script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "fit_generic_device.py"))
-    base, share, spread = script["fit_kept_by_driver"]()
+    base, share, spread = script["fit_kept_by_driver"](script["fitted_cards"]())
     assert (round(base), round(share, 4), round(spread)) == (
         KEPT_BY_DRIVER_MIB,
         KEPT_BY_DRIVER_SHARE,

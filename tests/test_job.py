@@ -166,8 +166,8 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
         ("timm:", "model 'timm:': say which model of timm: timm:NAME"),
         (
             "keras:resnet50",
-            "model 'keras:resnet50': unknown source 'keras'; use torchvision:NAME, timm:NAME, monai:NAME, "
-            "smp:NAME, zoo:NAME or FILE.py:NAME",
+            "model 'keras:resnet50': unknown source 'keras'; use torchvision:NAME, timm:NAME, hf:NAME, "
+            "monai:NAME, smp:NAME, zoo:NAME or FILE.py:NAME",
         ),
         (
             "cnn2",
@@ -180,12 +180,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
             "torchvision:resnet18",
         ),
         ("net.py:Net", "net.py:Net: its inputs are unknown; give one sample, such as --input 3x224x224"),
-        ("smp:Unet", "smp:Unet: its inputs are unknown; give one sample, such as --input 3x224x224"),
-        (
-            "torchvision:fasterrcnn_resnet50_fpn",
-            "torchvision:fasterrcnn_resnet50_fpn: its inputs are unknown; give one sample, such as "
-            "--input 3x224x224",
-        ),
+        ("monai:DiNTS", "monai:DiNTS: its inputs are unknown; give one sample, such as --input 3x224x224"),
     ],
 )
 def test_unusable_model_name_is_refused(model: str, problem: str) -> None:
@@ -232,13 +227,58 @@ def test_options_win_over_the_catalogue() -> None:
         ("torchvision:segmentation.fcn_resnet50", "3x520x520", "520x520:int64"),
         ("torchvision:r3d_18", "3x16x112x112", "scalar:int64"),
         ("torchvision:swin3d_t", "3x16x224x224", "scalar:int64"),
-        ("timm:vit_tiny_patch16_224", "3x224x224", "scalar:int64"),
+        ("monai:UNet", "1x96x96x96", "96x96x96:int64"),
+        ("monai:Unet", "1x96x96x96", "96x96x96:int64"),
+        ("monai:DenseNet121", "1x96x96x96", "scalar:int64"),
     ],
 )
 def test_sources_have_defaults(model: str, sample: str, target: str) -> None:
-    """torchvision's and timm's models come with the sample they are trained on."""
+    """torchvision's and MONAI's models come with a sample of what they are trained on."""
     job = resolve_job(model, CATALOGUE)
     assert (str(job.inputs[0]), str(job.target), job.loss) == (sample, target, Loss.CROSS_ENTROPY)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "target", "loss"),
+    [
+        ("smp:Unet", ("3x256x256",), "1x256x256", Loss.BCE_WITH_LOGITS),
+        ("smp:DPT", ("3x224x224",), "1x224x224", Loss.BCE_WITH_LOGITS),
+        ("torchvision:optical_flow.raft_small", ("3x368x496", "3x368x496"), "2x368x496", Loss.MSE),
+        ("torchvision:detection.ssd300_vgg16", ("3x480x640",), "None", Loss.SUM),
+        ("monai:VoxelMorph", ("1x96x96x96", "1x96x96x96"), "None", Loss.SUM),
+        ("monai:DiffusionModelUNet", ("1x64x64", "timesteps=scalar:int64"), "None", Loss.SUM),
+    ],
+)
+def test_sources_have_losses(model: str, inputs: tuple[str, ...], target: str, loss: Loss) -> None:
+    """What is no classifier comes with its own loss, and with all the inputs that it takes."""
+    job = resolve_job(model, CATALOGUE)
+    assert (tuple(map(str, job.inputs)), str(job.target), job.loss) == (inputs, target, loss)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "target"),
+    [
+        ("smp:Unet", (TensorSpec((3, 512, 384)),), (1, 512, 384)),
+        ("torchvision:segmentation.fcn_resnet50", (TensorSpec((3, 64, 32)),), (64, 32)),
+        ("monai:UNet", (TensorSpec((1, 32, 48, 64)),), (32, 48, 64)),
+        ("monai:DenseNet121", (TensorSpec((1, 32, 48, 64)),), ()),
+        ("torchvision:resnet18", (TensorSpec((3, 512, 512)),), ()),
+    ],
+)
+def test_maps_follow_the_input(model: str, given: tuple[TensorSpec, ...], target: tuple[int, ...]) -> None:
+    """A target that is a map as large as the input is resized with it."""
+    job = resolve_job(model, CATALOGUE, inputs=given)
+    assert job.target is not None
+    assert (job.inputs, job.target.shape) == (given, target)
+
+
+def test_arguments_are_added_to_the_defaults() -> None:
+    """The user's constructor arguments count over those that the source brings, key by key."""
+    job = resolve_job("monai:UNet", CATALOGUE, model_args=(("out_channels", 5), ("num_res_units", 2)))
+    assert job.model_args == (
+        *(("spatial_dims", 3), ("in_channels", 1), ("out_channels", 5)),
+        *(("channels", (16, 32, 64, 128, 256)), ("strides", (2, 2, 2, 2)), ("num_res_units", 2)),
+    )
 
 
 @pytest.mark.parametrize(

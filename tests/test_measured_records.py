@@ -18,7 +18,16 @@ from planner.allocator_rules import MIB
 from planner.calibrated import Refusal
 from planner.errors import DataFileError
 from planner.events import Phase
-from planner.job import Job, Mode, Optimizer, OptimizerImpl, ZeroGrad, parse_tensor_spec
+from planner.job import (
+    Job,
+    MemoryFormat,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    ZeroGrad,
+    parse_tensor_spec,
+)
 from planner.observation import Observation, Settings, Versions
 
 MACHINE = {
@@ -206,7 +215,8 @@ def test_the_options_of_a_record_are_those_of_a_job(tmp_path: Path) -> None:
     assert (job.optimizer, job.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
     assert job.zero_grad is ZeroGrad.BEFORE_BACKWARD
     assert (found[1].job.mode, found[1].job.target) == (Mode.INFER, None)
-    assert found[1].settings == Settings(cudnn_benchmark=True, alloc_conf="expandable_segments:True")
+    assert found[1].settings == Settings(alloc_conf="expandable_segments:True")
+    assert [one.job.cudnn_benchmark for one in found] == [False, True, False, False]
     assert found[1].about == "the target was on the device too"
     assert found[2].job.model == "zoo:CNN"
     assert dict(found[3].job.model_args)["img_size"] == (64, 64, 64)
@@ -253,8 +263,6 @@ def test_an_operator_tells_what_it_took_and_gave_back(tmp_path: Path) -> None:
     [
         ({"model": "hf:bert"}, "hf:bert: the planner has no such model"),
         ({"model": "local:lstm"}, "local:lstm: the planner has no such model"),
-        ({"precision": "amp-bf16"}, "precision amp-bf16 is no option of a job yet"),
-        ({"memory_format": "channels_last"}, "memory format channels_last is no option of a job yet"),
     ],
 )
 def test_what_no_job_says_yet_is_set_aside_with_its_reason(
@@ -265,6 +273,30 @@ def test_what_no_job_says_yet_is_set_aside_with_its_reason(
     found = read_measured_records(put(tmp_path, peaks=text))
     assert found.observations == (SEEN,)
     assert found.set_aside == (SetAside("peaks.jsonl", 2, reason),)
+
+
+@pytest.mark.parametrize(
+    ("what", "fields"),
+    [
+        ({"precision": "amp-bf16"}, {"precision": Precision.AMP_BF16}),
+        ({"precision": "amp-fp16"}, {"precision": Precision.AMP_FP16, "grad_scaler": True}),
+        (
+            {"precision": "amp-fp16", "mode": "infer"},
+            {"precision": Precision.AMP_FP16, "mode": Mode.INFER, "target": None},
+        ),
+        (
+            {"precision": "bf16", "memory_format": "channels_last"},
+            {"precision": Precision.BF16, "memory_format": MemoryFormat.CHANNELS_LAST},
+        ),
+        ({"benchmark": True}, {"cudnn_benchmark": True}),
+    ],
+)
+def test_precision_and_layout_become_options_of_the_job(
+    tmp_path: Path, what: dict[str, object], fields: dict[str, Any]
+) -> None:
+    """measure.py scales the gradients in float16 autocast, where there are gradients."""
+    (found,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS, **what))).observations
+    assert found.job == replace(OURS, **fields)
 
 
 def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None:
@@ -288,14 +320,14 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
     told: list[str] = []
     put(
         source,
-        peaks="".join(runs) + record("peaks", 32, PEAKS, precision="fp16"),
+        peaks="".join(runs) + record("peaks", 32, PEAKS, model="hf:bert"),
         limits=record("limits", 24, LIMITS),
         history=record("history", 32, HISTORY),
     )
     found = import_records(source, out, told.append)
     (calibration,), failures = found.calibrations, found.failures
     assert failures == ()
-    assert told[0] == "set aside: peaks.jsonl line 3: precision fp16 is no option of a job yet"
+    assert told[0] == "set aside: peaks.jsonl line 3: hf:bert: the planner has no such model"
     assert [point.observation.batch for point in calibration.points] == [16, 32]
     assert calibration.points[1].observation == SEEN
     assert isinstance(calibration.fit, Refusal)

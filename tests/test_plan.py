@@ -14,7 +14,7 @@ from planner.device import Device, Measured, generic_device, unlimited_device
 from planner.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
 from planner.job import Job
 from planner.plan import Estimate, Plan, Seconds, estimate, plan_max_batch
-from planner.replay import Arena, Failure, Replay, replay
+from planner.replay import Arena, Failure, Peaks, Replay, replay
 from planner.search import LARGEST_BATCH
 
 JOB = Job("made up")
@@ -221,6 +221,7 @@ def test_nothing_fits() -> None:
         retries=1,
         failure=Failure(0, Phase.SETUP, "", "to", 30 * MIB),
         peak_event=0,
+        step_peaks=(Peaks(0, 0),),
     )
 
 
@@ -259,7 +260,7 @@ def test_estimate_by_hand() -> None:
         job=JOB,
         budget=budget,
         outcome=Outcome.FITS,
-        run=Replay(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1),
+        run=Replay(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1, (Peaks(42 * MIB, 42 * MIB),)),
         failed=None,
         at_peak=dict.fromkeys(Role, 0) | {Role.PARAMETER: 30 * MIB, Role.ACTIVATION: 12 * MIB},
         process_bytes=442 * MIB,

@@ -335,9 +335,11 @@ def test_all_figures_of_a_run_arrive(
     fake_cuda.setattr(calibration.real_model, "run_real", steps)
     path = tmp_path / "run.history.json.gz"
     conf = "max_split_size_mb:64"
-    seen = observe(ProbeRequest(training(), 4, 6_000 * MIB, conf, history=path))
+    job = training(cudnn_benchmark=True)
+    seen = observe(ProbeRequest(job, 4, 6_000 * MIB, conf, history=path))
+    assert torch.backends.cudnn.benchmark
     assert seen == Observation(
-        job=training(),
+        job=job,
         batch=4,
         gpu="NVIDIA GeForce RTX 3060",
         versions=Versions(torch.__version__, "13.0", "9.10.2", "580.65", (8, 6), 12_037 * MIB, 12_288 * MIB),
@@ -425,6 +427,14 @@ def test_an_observation_survives_json() -> None:
         assert observation_from_json(json.loads(json.dumps(observation_to_json(one)))) == one
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_older_runs_say_of_their_settings_what_is_said_of_jobs(said: bool) -> None:
+    """cuDNN's benchmark mode stood among the settings of a run."""
+    older = observation_to_json(RUN)
+    older["settings"]["cudnn_benchmark"] = said
+    assert observation_from_json(older) == replace(RUN, job=replace(RUN.job, cudnn_benchmark=said))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -437,6 +447,7 @@ def test_an_observation_survives_json() -> None:
         ("job", {"model": "x"}, "job: KeyError: 'source'"),
         ("versions", {}, "capability: two whole numbers are wanted"),
         ("settings", None, "settings: no mapping"),
+        ("settings", {"cudnn_benchmark": 1}, "cudnn_benchmark: '1' is no bool"),
     ],
 )
 def test_an_answer_that_no_probe_gives_is_refused(key: str, value: object, words: str) -> None:

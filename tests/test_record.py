@@ -70,7 +70,7 @@ def test_one_file_per_key(tmp_path: Path) -> None:
         replace(KEY, gpu="RTX 4090"),
         replace(KEY, job=replace(JOB, steps=9)),
         replace(KEY, versions=replace(KEY.versions, driver="550")),
-        replace(KEY, settings=replace(KEY.settings, cudnn_benchmark=True)),
+        replace(KEY, settings=replace(KEY.settings, matmul_tf32=True)),
     ]
     for key in keys:
         save_calibration(tmp_path, calibration(key))
@@ -210,6 +210,18 @@ def test_older_jobs(tmp_path: Path) -> None:
     assert "  keep_grads: false\n" in text
     path.write_text(text.replace("  keep_grads: false\n", ""))
     assert load_calibration(path) == calibration()
+
+
+@pytest.mark.parametrize("said", ["true", "false"])
+def test_older_settings(tmp_path: Path, said: str) -> None:
+    """A file that names cuDNN's benchmark mode among the settings says it of the job."""
+    path = save_calibration(tmp_path, calibration())
+    text = path.read_text()
+    assert "  cudnn_tf32: true\n" in text
+    path.write_text(text.replace("  cudnn_tf32: true\n", f"  cudnn_tf32: true\n  cudnn_benchmark: {said}\n"))
+    job = replace(JOB, cudnn_benchmark=said == "true")
+    assert load_calibration(path).key == replace(KEY, job=job)
+    assert {point.observation.job for point in load_calibration(path).points} == {job}
 
 
 def test_search_path(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planner.allocator_rules import MIB, AllocatorRules, parse_alloc_conf
 from planner.errors import UsageError
 from planner.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
-from planner.replay import UNLIMITED, Arena, Failure, Replay, live_at, replay
+from planner.replay import UNLIMITED, Arena, Failure, Peaks, Replay, live_at, replay
 
 # At batch 2: 30 MiB and 12 MiB in segments of their own, 1,024 bytes of a segment of 2 MiB; the last block
 # takes the whole of the 12 MiB, as 1 MiB is too little to be split off.
@@ -44,6 +44,7 @@ def test_fits(capacity_mib: int | None) -> None:
         retries=0,
         failure=None,
         peak_event=4,
+        step_peaks=(Peaks(42 * MIB + 1024, 44 * MIB),),
     )
 
 
@@ -66,6 +67,7 @@ def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_e
         retries=1,
         failure=failure,
         peak_event=peak_event,
+        step_peaks=(Peaks(peak_mib * MIB, peak_mib * MIB),),
     )
 
 
@@ -81,6 +83,7 @@ def test_fits_with_retries(arena: Arena) -> None:
         retries=1,
         failure=None,
         peak_event=2,
+        step_peaks=(Peaks(22 * MIB, 22 * MIB),),
     )
 
 
@@ -96,20 +99,61 @@ def test_end_is_not_the_peak() -> None:
         retries=0,
         failure=None,
         peak_event=2,
+        step_peaks=(Peaks(5 * MIB, 20 * MIB),),
     )
+
+
+def three_steps() -> Trace:
+    """30 MiB to begin with; 12 more in the first step, 20 for good made in it, 14 in the second and third."""
+    step = lambda number, size: (Mark(number, Phase.FORWARD), alloc(number, size * MIB), Free(number))  # noqa: E731
+    events = (
+        *(Mark(0, Phase.SETUP), alloc(10, 32 * MIB), Free(10), alloc(0, 30 * MIB)),
+        *step(1, 12),
+        *(Mark(1, Phase.OPTIMIZER), alloc(4, 20 * MIB)),
+        *step(2, 14),
+        *step(3, 14),
+        Mark(3, Phase.END),
+    )
+    return Trace(events, SITES, (1,))
+
+
+def test_peaks_of_steps() -> None:
+    """Each step has its own peaks, the set-up's counting for the first; cached segments stay reserved."""
+    run = replay(three_steps(), 1)
+    first, later = Peaks(50 * MIB, 64 * MIB), Peaks(64 * MIB, 78 * MIB)
+    assert run.step_peaks == (first, later, later)
+    assert (run.first_step, run.later_steps) == (first, later)
+    assert (run.peak_allocated_bytes, run.peak_reserved_bytes, run.peak_event) == (64 * MIB, 78 * MIB, 10)
+
+
+def test_peaks_of_steps_that_never_began() -> None:
+    """A run that fails in its second step has peaks of two; one that fails in the first has none of later."""
+    second = replay(three_steps(), 1, Arena(64 * MIB))
+    assert second.failure == Failure(2, Phase.FORWARD, "", "to", 14 * MIB)
+    assert second.step_peaks == (Peaks(50 * MIB, 64 * MIB), Peaks(50 * MIB, 64 * MIB))
+    first = replay(three_steps(), 1, Arena(49 * MIB))
+    assert first.failure == Failure(1, Phase.OPTIMIZER, "", "to", 20 * MIB)
+    assert (first.first_step, first.later_steps) == (Peaks(42 * MIB, 44 * MIB), None)
+
+
+def test_a_step_takes_at_least_what_the_one_before_left() -> None:
+    """A step without any request peaks at what is there when it begins."""
+    events = (Mark(1, Phase.FORWARD), alloc(0, 30 * MIB), alloc(1, 40 * MIB), Free(1), Mark(2, Phase.FORWARD))
+    assert replay(Trace(events, SITES, (1,)), 1).later_steps == Peaks(30 * MIB, 70 * MIB)
 
 
 def test_empty_trace() -> None:
     """A trace without events takes nothing."""
     nothing = Trace((), (), (1,))
-    assert replay(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0)
+    assert replay(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
     assert live_at(nothing, 1, UNLIMITED, 0) == dict.fromkeys(Role, 0)
 
 
 def test_no_samples_no_memory() -> None:
     """A block whose line is at zero for this batch size takes no memory."""
     trace = Trace((alloc(0, -MIB, MIB), alloc(1, 512), Free(0)), SITES, (2, 3))
-    assert replay(trace, 1) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1)
+    peaks = (Peaks(512, 2 * MIB),)
+    assert replay(trace, 1) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1, peaks)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +170,9 @@ def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: in
     """The allocator's options reach it."""
     trace = Trace((alloc(0, request_mib * MIB),), SITES, (1,))
     run = replay(trace, 1, Arena(rules=parse_alloc_conf(conf)))
+    peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
     assert run == Replay(
-        1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0
+        1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0, peaks
     )
 
 
@@ -196,6 +241,8 @@ def test_bounds(trace: Trace, batch: int, capacity: int | None, conf: str) -> No
     assert capacity is None or run.peak_reserved_bytes <= capacity
     assert (run.failure is not None) == (run.outcome is Outcome.DOES_NOT_FIT)
     assert (run.retries > 0) == (run.outcome is not Outcome.FITS)
+    assert max(peaks.allocated_bytes for peaks in run.step_peaks) == run.peak_allocated_bytes
+    assert max(peaks.reserved_bytes for peaks in run.step_peaks) == run.peak_reserved_bytes
 
 
 @UNTIMED

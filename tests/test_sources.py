@@ -3,17 +3,21 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from planner.affine import align
 from planner.catalogue import load_catalogue
 from planner.errors import ModelError, UsageError
-from planner.job import SOURCES, Job
+from planner.events import Trace
+from planner.job import SOURCES, Job, Loss, TensorSpec
 from planner.resolve import resolve_job
-from planner.trace.sources import FINDERS, build_model
+from planner.trace import trace
+from planner.trace.sources import FINDERS, build_model, complete_by_library
 from planner.trace.weightless import build_weightless, move_to_meta, parameters_on_meta
 
 MIB = 2**20
@@ -217,6 +221,51 @@ def test_interrupts_pass(tmp_path: Path) -> None:
     """Ctrl-C while a model is built is no error of the model."""
     with pytest.raises(KeyboardInterrupt):
         build_model(Job(model=f"{write(tmp_path, 'def net(): raise KeyboardInterrupt')}:net"))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "inputs", "loss"),
+    [
+        ("timm:resnet18", (), ["3x224x224"], Loss.CROSS_ENTROPY),
+        ("timm:inception_v3", (), ["3x299x299"], Loss.CROSS_ENTROPY),
+        ("timm:vit_base_patch16_siglip_384", (), ["3x384x384"], Loss.SUM),  # features, no classes
+        ("timm:vit_base_patch16_siglip_384", (("num_classes", 7),), ["3x384x384"], Loss.CROSS_ENTROPY),
+        ("timm:vit_tiny_patch16_224", (("img_size", 96), ("in_chans", 1)), ["1x96x96"], Loss.CROSS_ENTROPY),
+    ],
+)
+def test_timm_tells_the_image(
+    model: str, args: tuple[tuple[str, object], ...], inputs: list[str], loss: Loss
+) -> None:
+    """A model of timm gets the image of its own configuration, and a loss that fits what it returns."""
+    job = complete_by_library(resolve_job(model, {}, model_args=args))
+    assert ([str(spec) for spec in job.inputs], job.loss) == (inputs, loss)
+
+
+def test_image_that_is_given_counts() -> None:
+    """An image that the user names is left as it is."""
+    given = (TensorSpec((3, 160, 160)),)
+    assert complete_by_library(resolve_job("timm:resnet18", {}, inputs=given)).inputs == given
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "mode"),
+    [
+        ("timm:sam2_hiera_tiny", (), "train"),
+        ("monai:BasicUNet", (), "train"),
+        ("monai:VQVAE", (), "train"),
+        ("monai:SPADENet", (), "infer"),
+        ("monai:MILModel", (), "infer"),
+        ("smp:Segformer", (("encoder_name", "mit_b0"),), "train"),
+        ("torchvision:optical_flow.raft_small", (), "infer"),
+        ("torchvision:mvit_v1_b", (), "infer"),
+    ],
+)
+def test_models_trace_with_the_defaults_of_their_source(
+    model: str, args: tuple[tuple[str, object], ...], mode: str
+) -> None:
+    """A model of each kind traces with nothing but its name, and two batch sizes give one line for all."""
+    job = replace(resolve_job(model, {}, mode=mode, model_args=args), steps=1)
+    assert isinstance(align(trace(job, 2, (8, 6)), trace(job, 3, (8, 6))), Trace)
 
 
 class ReadsBuffer(nn.Module):

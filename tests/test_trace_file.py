@@ -259,7 +259,7 @@ WHOLE = pack(DOCUMENT)
         (pack({"format": True}), "it names no format"),
         (pack({"format": 1.0}), "it names no format"),
         (pack({"format": "1\n2"}), "it names no format"),
-        (pack({"format": 2}), "its format is 2, this version reads 1"),
+        (pack({"format": 3}), "its format is 3, this version reads 1 and 2"),
         (pack({"format": 1}), "the document: about is missing"),
     ],
 )

@@ -10,7 +10,7 @@ from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block
 from planner.allocator_rules import AllocatorRules
 from planner.catalogue import load_catalogue
-from planner.events import Alloc, Free, Mark, Phase, Trace
+from planner.events import Alloc, Free, Mark, Phase, Role, Trace
 from planner.job import Job, Loss, Mode, parse_tensor_spec
 from planner.trace import trace
 
@@ -68,3 +68,20 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
             if now is phase:
                 seen.append((trace.sites[event.site].module, allocator.allocated_bytes))
     return seen
+
+
+def story_of_tensors(trace: Trace) -> list[str]:
+    """Births as `+bytes role`, deaths as `-bytes`, marks as `phase step`; workspaces are left out."""
+    born: dict[int, Alloc] = {}
+    lines = []
+    for event in trace.events:
+        if isinstance(event, Mark):
+            lines.append(f"{event.phase} {event.step}")
+        elif isinstance(event, Free):
+            if born[event.block].role is not Role.WORKSPACE:
+                lines.append(f"-{born[event.block].fixed_bytes}")
+        else:
+            born[event.block] = event
+            if event.role is not Role.WORKSPACE:
+                lines.append(f"+{event.fixed_bytes} {event.role}")
+    return lines

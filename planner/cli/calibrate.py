@@ -6,14 +6,14 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import Option
-
 from planner.calibrated import Calibration, Fit
 from planner.cli.folders import folder_to_write
 from planner.cli.options import JobOptions, OutputOptions, Text, takes, whole
 from planner.cli.output import answer, working
+from planner.cli.words import Option
 from planner.errors import ModelError, UsageError
 from planner.job import check_count, shown
+from planner.named_models import allowed_sources
 from planner.plan import Tell
 from planner.report.as_json import SCHEMA
 from planner.report.figures import mib
@@ -42,6 +42,9 @@ class CampaignOptions:
     import_dir: Annotated[
         Text,
         Option("--import", metavar="DIR", help="Take over records made by a measuring script; needs no GPU."),
+    ] = None
+    alloc_conf: Annotated[
+        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF of the runs, such as expandable_segments:True.")
     ] = None
     minutes: Annotated[
         Text, Option(metavar="N", help="What measuring may take, 10 by default; the next call goes on.")
@@ -108,9 +111,9 @@ def calibrate_command(job: JobOptions, campaign: CampaignOptions, output: Output
     if len(ways) != 1:
         said = " and ".join(ways) or "nothing to measure"
         raise UsageError(f"{said}: give one of --model NAME, --campaign FILE and --import DIR")
-    folder, minutes = folder_to_write(campaign.out), _minutes(campaign.minutes)
     if job.model is None:
         _refuse_beside(ways[0], job, campaign)
+    folder, minutes = folder_to_write(campaign.out), _minutes(campaign.minutes)
     with working() as tell:
         if campaign.import_dir is not None:
             report = _import(Path(campaign.import_dir), folder, tell)
@@ -121,16 +124,30 @@ def calibrate_command(job: JobOptions, campaign: CampaignOptions, output: Output
 
 
 def refuse_trace(options: dict[str, Any], command: str) -> None:
-    """Raise UsageError where a saved trace is named: what is measured has to be a model."""
+    """Raise UsageError where a saved trace is named: what is measured has to be a model; or isolation asked
+    for, since it runs in a process of its own anyway.
+    """
+    from planner.isolate import refuse_isolation
+
     for name in ("trace", "save_trace"):
         if options.pop(name, None) is not None:
             raise UsageError(f"--{name.replace('_', '-')} and {command}, which runs a model; leave it away")
+    refuse_isolation(options, command)
 
 
 def _refuse_beside(way: str, job: JobOptions, campaign: CampaignOptions) -> None:
-    given = [name for name, value in job.keywords().items() if value] + ["batches"] * bool(campaign.batches)
+    """Raise UsageError for the first option that means nothing beside `way`."""
+    told = job.keywords() | {
+        **dict.fromkeys(("cache", "warn")),  # of no harm to anybody
+        "allow_code": way != "--campaign" and job.allow_code,
+        "batches": campaign.batches,
+        "alloc_conf": campaign.alloc_conf,
+    }
+    given = [name for name, value in told.items() if value or (name == "grad_scaler" and value is not None)]
     if given:
         raise UsageError(f"--{given[0].replace('_', '-')} and {way}: it says itself what is run; leave one")
+    if campaign.import_dir is not None and campaign.minutes is not None:
+        raise UsageError("--minutes and --import: records are taken over without measuring; leave one")
 
 
 def _measure(job: JobOptions, campaign: CampaignOptions, folder: Path, minutes: float, tell: Tell) -> Report:
@@ -139,14 +156,16 @@ def _measure(job: JobOptions, campaign: CampaignOptions, folder: Path, minutes: 
 
     if campaign.campaign is not None:
         path = STANDARD_FILE if campaign.campaign == STANDARD else Path(campaign.campaign)
-        return _report(calibrate_campaign(folder, minutes, tell, path), folder)
+        sources = allowed_sources({"allow_code": job.allow_code})
+        return _report(calibrate_campaign(folder, minutes, tell, path, sources), folder)
     from planner.keywords import Options, job_of
 
     keywords = job.keywords()
     refuse_trace(keywords, "calibrate")
     model = keywords.pop("model")
     wanted, _, _ = job_of(model, cast(Options, keywords))
-    report = _report(calibrate(wanted, _batches(campaign.batches), folder, minutes, tell), folder)
+    batches, alloc_conf = _batches(campaign.batches), campaign.alloc_conf or ""
+    report = _report(calibrate(wanted, batches, folder, minutes, tell, alloc_conf), folder)
     if report.failures and not report.calibrations:
         raise ModelError(report.failures[0])
     return report

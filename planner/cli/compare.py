@@ -4,11 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
 from planner.cli.estimate import BatchOptions
-from planner.cli.options import CardOptions, JobOptions, OutputOptions, Text, takes, whole
+from planner.cli.options import (
+    CalibrationOptions,
+    CardOptions,
+    JobOptions,
+    OutputOptions,
+    Text,
+    takes,
+    whole,
+)
 from planner.cli.output import answer, working
+from planner.cli.words import Option
 from planner.errors import UsageError
 
 
@@ -19,17 +26,23 @@ class PlotOptions:
     plot: Annotated[Text, Option(metavar="FILE", help="Draw it as well: a .png, .svg or .pdf.")] = None
 
 
-@takes(BatchOptions, JobOptions, CardOptions, PlotOptions, OutputOptions)
+@takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, PlotOptions, OutputOptions)
 def compare_command(
-    size: BatchOptions, job: JobOptions, card: CardOptions, picture: PlotOptions, output: OutputOptions
+    size: BatchOptions,
+    job: JobOptions,
+    card: CardOptions,
+    stored: CalibrationOptions,
+    picture: PlotOptions,
+    output: OutputOptions,
 ) -> int:
     """All estimators of one batch side by side, and the measured value where one is stored."""
     batch = whole("--batch", size.batch, "32")
-    path = None if picture.plot is None else _picture(picture.plot)
+    path = None if picture.plot is None else picture_path(picture.plot)
     from planner import quick_api
 
     with working() as tell:
-        result = quick_api.compare(batch=batch, **job.keywords(), **card.keywords(), tell=tell)
+        options = job.keywords() | card.keywords() | stored.keywords()
+        result = quick_api.compare(batch=batch, **options, tell=tell)
         if path is not None:
             from planner.report.plots import draw_comparison
 
@@ -38,7 +51,7 @@ def compare_command(
     return 0
 
 
-def _picture(text: str) -> Path:
+def picture_path(text: str) -> Path:
     """Where to draw. Refuses what would fail after the work is done."""
     from importlib.util import find_spec
 

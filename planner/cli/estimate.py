@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Option
-
 from planner.cli.options import (
     CalibrationOptions,
     CardOptions,
@@ -15,7 +13,8 @@ from planner.cli.options import (
     takes,
     whole,
 )
-from planner.cli.output import answer, working
+from planner.cli.output import answer, answering_first, working
+from planner.cli.words import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def estimate_command(
 
     batch = whole("--batch", size.batch, "32")
     options = job.keywords() | card.keywords() | stored.keywords()
-    with working() as tell:
+    with answering_first(output), working() as tell:
         result = api.estimate(batch=batch, method=how.method, **options, tell=tell)
     answer(result, output)
     return 1 if result.fits == "no" else 0

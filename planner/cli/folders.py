@@ -1,4 +1,4 @@
-"""Where a user's own calibrations lie; the one place that reads the environment for it."""
+"""Where a user's own calibrations and kept traces lie; the one place that reads the environment for it."""
 
 import os
 import sys
@@ -21,11 +21,32 @@ def own_folder() -> Path | None:
     return base / "gpu-batch-planner" / "calibrations"
 
 
+def cache_folder() -> Path | None:
+    """Where traces are kept: in the user's cache folder.
+
+    That is $XDG_CACHE_HOME (https://specifications.freedesktop.org/basedir-spec), which has to be absolute,
+    or ~/.cache, and on Windows %LOCALAPPDATA%. None where no home is known.
+    """
+    windows = sys.platform == "win32"
+    named = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", "")
+    try:
+        base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # neither $HOME nor an entry for the user
+        return None
+    return base / "gpu-batch-planner" / "traces"
+
+
 def folders_to_read(given: list[str] | None) -> list[Path]:
     """The folders of --calibrations, then the user's own if it is there."""
-    own = own_folder()
-    found = [*map(Path, given or ()), *([own] if own is not None and _is_there(own) else [])]
+    own = folder_to_read()
+    found = [*map(Path, given or ()), *([] if own is None else [own])]
     return list(dict.fromkeys(found))
+
+
+def folder_to_read() -> Path | None:
+    """The user's own folder if it is there."""
+    own = own_folder()
+    return own if own is not None and _is_there(own) else None
 
 
 def folder_to_write(given: str | None) -> Path:

@@ -8,7 +8,7 @@ from planner.cli.options import (
     OutputOptions,
     takes,
 )
-from planner.cli.output import answer, working
+from planner.cli.output import answer, answering_first, working
 
 
 @takes(JobOptions, CardOptions, CalibrationOptions, MethodOptions, OutputOptions)
@@ -23,7 +23,7 @@ def max_batch_command(
     from planner import api
 
     options = job.keywords() | card.keywords() | stored.keywords()
-    with working() as tell:
+    with answering_first(output), working() as tell:
         result = api.max_batch(method=how.method, **options, tell=tell)
     answer(result, output)
     return 0 if result.max_batch else 1

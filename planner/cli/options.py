@@ -5,14 +5,14 @@ Every option arrives as a text and stays one until a command runs, so that all r
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any
 
-from typer import Option
-
-from planner.cli.folders import folders_to_read
+from planner.cli.folders import cache_folder, folder_to_read
+from planner.cli.words import Option
 from planner.errors import UsageError
 from planner.job import shown
 
@@ -111,20 +111,35 @@ class JobOptions:
     models: Annotated[
         Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
     ] = None
+    allow_code: Annotated[
+        bool, Option("--allow-code", help="Let the file of --models name code that runs: FILE.py:NAME.")
+    ] = False
+    isolate: Annotated[
+        bool, Option("--isolate", help="Run the model in a process of its own, whatever it does there.")
+    ] = False
+    time_limit: Annotated[
+        Text, Option(metavar="SECONDS", help="What a trace may take with --isolate; 600 by default.")
+    ] = None
     trace: Annotated[
         Text, Option(metavar="FILE", help="Plan from a saved trace in place of a model; needs no torch.")
     ] = None
     save_trace: Annotated[
         Text, Option(metavar="FILE", help="Save the trace for --trace or a bug report.")
     ] = None
+    no_cache: Annotated[
+        bool, Option("--no-cache", help="Trace anew; neither use nor keep traces (see planner cache).")
+    ] = False
 
     def keywords(self) -> dict[str, Any]:
         """As the functions of `planner.api` take them."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "no_cache"}
         return given | {
+            "cache": None if self.no_cache else cache_folder(),
+            "warn": warn,
             "steps": whole("--steps", self.steps, "3"),
             "accumulate": whole("--accumulate", self.accumulate, "4"),
             "new_tokens": whole("--new-tokens", self.new_tokens, "128"),
+            "time_limit": seconds("--time-limit", self.time_limit),
         }
 
 
@@ -196,7 +211,11 @@ class CalibrationOptions(FolderOptions):
         """As the functions of `planner.api` take them."""
         if self.no_calibration and self.calibrations:
             raise UsageError("--calibrations and --no-calibration: one asks for what the other forbids")
-        return {"calibrations": folders_to_read(self.calibrations), "no_calibration": self.no_calibration}
+        return {
+            "calibrations": self.calibrations,
+            "own_calibrations": folder_to_read(),
+            "no_calibration": self.no_calibration,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +253,12 @@ def takes(*groups: type[Any]) -> Callable[[Callable[..., int]], Callable[..., Ac
     return decorate
 
 
+def warn(line: str) -> None:
+    """One line on standard error, after what is shown there of the work."""
+    start = "\r" if sys.stderr.isatty() else ""
+    print(f"{start}planner: {' '.join(line.split())}", file=sys.stderr)
+
+
 def whole(option: str, text: Text, example: str) -> int | None:
     """A whole number; its range is checked by whoever uses it."""
     if text is None:
@@ -251,3 +276,13 @@ def probability(option: str, text: Text) -> float | None:
         return float(text)
     except ValueError:
         raise UsageError(f"{option}: {shown(text)} is refused; use a probability, such as 0.99") from None
+
+
+def seconds(option: str, text: Text) -> float | None:
+    """A number of seconds; its range is checked by whoever uses it."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option}: {shown(text)} is refused; use a number of seconds, such as 60") from None

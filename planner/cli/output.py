@@ -4,9 +4,10 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from planner.cli.options import OutputOptions
+from planner.errors import UnsavedError
 from planner.plan import Tell
 
 
@@ -20,6 +21,16 @@ class Result(Protocol):
 def answer(result: Result, output: OutputOptions) -> None:
     """Print a report, or its JSON on one line."""
     print(json.dumps(result.to_dict()) if output.json else result, flush=True)
+
+
+@contextmanager
+def answering_first(output: OutputOptions) -> Iterator[None]:
+    """Print the answer that is there before the error that it could not be kept goes its way."""
+    try:
+        yield
+    except UnsavedError as error:
+        answer(cast(Result, error.result), output)
+        raise
 
 
 @contextmanager

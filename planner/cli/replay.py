@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from typer import Argument, Option
-
 from planner.cli.options import OutputOptions, Text, takes, whole
 from planner.cli.output import answer, working
+from planner.cli.words import Argument, Option
 from planner.errors import UsageError
 from planner.job import shown
 
@@ -25,6 +24,9 @@ class ReplayOptions:
     models: Annotated[
         Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
     ] = None
+    allow_code: Annotated[
+        bool, Option("--allow-code", help="Let these files name code that runs: FILE.py:NAME.")
+    ] = False
     gpu: Annotated[
         Text, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4; by default one without end.")
     ] = None
@@ -50,6 +52,7 @@ class ReplayOptions:
         """What `replay_process` takes besides the process."""
         return {
             "models": self.models,
+            "allow_code": self.allow_code,
             "gpu": self.gpu,
             "gpu_mib": whole("--gpu-mib", self.gpu_mib, "24000"),
             "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
@@ -70,7 +73,7 @@ def replay_command(options: ReplayOptions, output: OutputOptions) -> int:
             source = options.process or process_api.NOTEBOOK
             result = process_api.replay_process(source, **simulation, tell=tell)
         else:
-            given = [name for name, value in simulation.items() if value is not None]
+            given = [name for name, value in simulation.items() if value not in (None, False)]
             if given:
                 option = given[0].replace("_", "-")
                 raise UsageError(f"--{option} and --framework tensorflow, which measures; leave one away")

@@ -33,6 +33,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "confidence": estimate.budget.confidence,
         "peak_allocated_mib": mib(run.peak_allocated_bytes),
         "peak_reserved_mib": mib(run.peak_reserved_bytes),
+        **_steps(run),
         "end_allocated_mib": mib(run.end_allocated_bytes),
         "process_mib": mib(estimate.process_bytes),
         "process_upper_mib": mib(estimate.process_upper_bytes),
@@ -87,6 +88,17 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
             "cap_mib": None if budget.cap_bytes is None else mib(budget.cap_bytes),
             "rules": asdict(arena.rules),
         },
+    }
+
+
+def _steps(run: Replay) -> dict[str, float | None]:
+    """The first step, which makes the optimizer's state, and all later ones; null where none was traced."""
+    first, later = run.first_step, run.later_steps
+    return {
+        "peak_first_step_mib": mib(first.allocated_bytes),
+        "peak_later_steps_mib": None if later is None else mib(later.allocated_bytes),
+        "peak_reserved_first_step_mib": mib(first.reserved_bytes),
+        "peak_reserved_later_steps_mib": None if later is None else mib(later.reserved_bytes),
     }
 
 

@@ -5,13 +5,19 @@ from dataclasses import fields
 from planner.allocator_rules import AllocatorRules
 from planner.budget import Budget
 from planner.device import MIB, Device
-from planner.job import Job, Mode, ZeroGrad
+from planner.job import ClipGradients, Job, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.plan import Estimate
 
 _ZERO_GRAD = {
     ZeroGrad.BEFORE_FORWARD: "before each forward pass",
     ZeroGrad.BEFORE_BACKWARD: "before each backward pass",
     ZeroGrad.AFTER_STEP: "after each step of the optimizer",
+}
+_TYPES = {
+    Precision.AMP_FP16: "float16",
+    Precision.FP16: "float16",
+    Precision.AMP_BF16: "bfloat16",
+    Precision.BF16: "bfloat16",
 }
 
 
@@ -24,8 +30,9 @@ def of_run(estimate: Estimate) -> tuple[str, ...]:
     """The same without what a table of the card says."""
     return (
         _calibration(estimate.budget),
-        "nothing else runs on the GPU; no autocast, tensors keep the types that the model gives them",
+        f"nothing else runs on the GPU; {_precision(estimate.job)}",
         _loop(estimate.job),
+        *_recipe(estimate.job),
         *_allocator(estimate.budget.arena.rules),
         *_capability(estimate.budget.device),
         *estimate.notes,
@@ -56,6 +63,23 @@ def _of_card(device: Device) -> tuple[str, ...]:
     return (f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}",)
 
 
+def _precision(job: Job) -> str:
+    """Types and memory format of what the model computes with."""
+    kind = _TYPES.get(job.precision, "")
+    if job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
+        last = "the backward pass" if job.backward_in_autocast else "the loss"
+        told = f"CUDA's autocast to {kind} up to {last}, weights stay in float32"
+    elif kind:
+        told = f"no autocast, the model and its float32 inputs and targets are in {kind}"
+    else:
+        told = "no autocast, tensors keep the types that the model gives them"
+    if job.grad_scaler and job.mode is Mode.TRAIN:
+        told += "; the loss is scaled, no step is skipped"
+    if job.memory_format is MemoryFormat.CHANNELS_LAST:
+        told += "; weights and inputs with 4 or 5 dimensions are in channels_last"
+    return told
+
+
 def _loop(job: Job) -> str:
     steps = f"{job.steps} step" + "s" * (job.steps > 1)
     names = "each batch is released before the next is copied"
@@ -63,9 +87,37 @@ def _loop(job: Job) -> str:
         return f"{steps} in eval mode without gradients; {names}, the output lives until the next is there"
     if job.mode is Mode.FORWARD:
         return f"{steps} in training mode with gradients recorded, no loss, no backward pass; {names}"
+    if job.mode is Mode.GENERATE:
+        return (
+            f"{_times(job.steps)}, the prompt is read and {job.new_tokens} tokens are added to it greedily, "
+            "no sequence ends before; the key-value cache grows by concatenation and goes with the call"
+        )
     zeroed = "filled with zeros" if job.keep_grads else "set to None"
     when = _ZERO_GRAD[job.zero_grad]
     return f"{steps}, gradients {zeroed} {when}; {names}, output and loss live until the next are there"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _recipe(job: Job) -> tuple[str, ...]:
+    """What the options of the loop stand for, one sentence each."""
+    if job.mode is not Mode.TRAIN:
+        return ()
+    clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(job.clip_gradients)
+    views = "gradients are views of the buckets" if job.ddp_bucket_view else "beside the gradients themselves"
+    told = {
+        f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
+        f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,
+        "a moving average of parameters and buffers is kept on the GPU": job.ema,
+        "before the last step, two batches of this size are evaluated without gradients; output and loss of "
+        "the training live meanwhile, those of the evaluation afterwards": job.evaluate,
+        "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
+        f"first of 1 MiB and others of 25; {views}": job.ddp,
+        "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp,
+    }
+    return tuple(sentence for sentence, is_so in told.items() if is_so)
 
 
 def _allocator(rules: AllocatorRules) -> tuple[str, ...]:

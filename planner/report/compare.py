@@ -77,8 +77,11 @@ def _measured_table(comparison: Comparison, measured: Measured) -> list[str]:
         lines += _sized("this model alone", measured.allocated_bytes, "what the errors above refer to")
     if measured.own_reserved_bytes is not None:
         less = ", less the same, though their segments hold more" if measured.kept else ""
-        remark = f"at the end{less}; for `planner, reserved`"
+        when = "at the end" if measured.process_bytes is None else "at its peak"
+        remark = f"{when}{less}; for `planner, reserved`"
         lines += _sized("reserved", measured.own_reserved_bytes, remark)
+    if measured.process_bytes is not None:
+        lines += _sized("process", measured.process_bytes, "as NVML showed it; for `planner, process`")
     return [*lines, *_flattered(comparison, measured)]
 
 
@@ -126,5 +129,6 @@ def _measured_to_json(measured: Measured) -> dict[str, Any]:
         "kept_mib": {kept.model: mib(kept.size_bytes) for kept in measured.kept},
         "allocated_mib": round(measured.allocated_bytes / 2**20, 3),
         "reserved_mib": None if reserved is None else round(reserved / 2**20, 3),
+        "process_mib": None if measured.process_bytes is None else mib(measured.process_bytes),
         "source": source_text(measured.source),
     }

@@ -1,10 +1,10 @@
 """What the text reports share: aligned tables, wrapped entries, and the sections on the job and the card."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 
 from planner.budget import Budget
-from planner.job import Job, Mode, OptimizerImpl
+from planner.job import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
 from planner.report.figures import is_endless, mib
 
 WIDTH = 100
@@ -26,11 +26,46 @@ def job_text(job: Job) -> str:
 def doing(job: Job) -> str:
     """The part of a job that is not the model."""
     if job.mode is Mode.INFER:
-        return "inference"
+        return ", ".join(("inference", *_numbers(job)))
+    if job.mode is Mode.GENERATE:
+        return ", ".join((f"generation of {job.new_tokens} tokens", *_numbers(job)))
     if job.mode is Mode.FORWARD:
-        return "forward pass with gradients recorded"
+        return ", ".join(("forward pass with gradients recorded", *_numbers(job)))
     how = "" if job.optimizer_impl is OptimizerImpl.FOREACH else f" ({job.optimizer_impl})"
-    return f"training with {job.optimizer}{how}, {job.loss} loss"
+    parts = (f"training with {job.optimizer}{how}", f"{job.loss} loss", *_numbers(job), *_recipe(job))
+    return ", ".join(parts)
+
+
+def _numbers(job: Job) -> Iterator[str]:
+    """Precision and layout where they are not the usual ones."""
+    if job.precision is not Precision.FP32:
+        yield str(job.precision)
+    if job.grad_scaler:
+        yield "gradient scaling"
+    if job.memory_format is not MemoryFormat.CONTIGUOUS:
+        yield str(job.memory_format)
+    if job.cudnn_benchmark:
+        yield "cudnn.benchmark"
+
+
+def _recipe(job: Job) -> Iterator[str]:
+    """The rest of what is not as in the simplest loop."""
+    if job.checkpoint is not Checkpoint.NONE:
+        yield f"checkpointed {job.checkpoint}"
+    if job.accumulate > 1:
+        yield f"{job.accumulate} micro-batches a step"
+    if job.clip_gradients is not ClipGradients.NONE:
+        yield f"gradients clipped by {job.clip_gradients}"
+    if job.ema:
+        yield "moving average of the weights"
+    if job.evaluate:
+        yield "evaluation between the steps"
+    if job.ddp:
+        yield "gradient buckets as views" if job.ddp_bucket_view else "gradient buckets"
+    if job.freeze:
+        yield f"frozen: {' '.join(job.freeze)}"
+    if job.train_only:
+        yield f"trained only: {' '.join(job.train_only)}"
 
 
 def _value(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of the reports; the only module that imports matplotlib (the extra `plot`)."""
+"""Pictures of comparisons; needs matplotlib (the extra `plot`)."""
 
 from pathlib import Path
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from planner.device import MIB
 from planner.events import Phase
 from planner.plan import Estimate, Plan, Seconds
-from planner.replay import Failure
+from planner.replay import Failure, Replay
 from planner.report.assumptions import of_run, short_op
 from planner.report.figures import breakdown, mib, mib_parts
 from planner.report.layout import (
@@ -32,14 +32,14 @@ def max_batch_text(plan: Plan, import_seconds: float) -> str:
     if plan.at_max is not None and plan.first_failure is not None:
         lines += ["", *_beyond(plan.first_failure, plan.search.largest)]
     if shown is not None:
-        lines += ["", *_assumed(shown)]
+        lines += ["", *assumed(shown)]
     return "\n".join([*lines, _time(plan.seconds, import_seconds)])
 
 
 def estimate_text(estimate: Estimate, import_seconds: float) -> str:
     """The report of `planner estimate`."""
-    lines = [*_verdict(estimate), *entry("Job", job_text(estimate.job))]
-    lines += ["", *card_table(estimate.budget), "", *_memory(estimate), "", *_assumed(estimate)]
+    lines = [*verdict(estimate), *entry("Job", job_text(estimate.job))]
+    lines += ["", *card_table(estimate.budget), "", *_memory(estimate), "", *assumed(estimate)]
     return "\n".join([*lines, _time(estimate.seconds, import_seconds)])
 
 
@@ -57,7 +57,8 @@ def _answer(plan: Plan) -> list[str]:
     return lines
 
 
-def _verdict(estimate: Estimate) -> list[str]:
+def verdict(estimate: Estimate) -> list[str]:
+    """Whether the batch fits, and where it fails if it does not."""
     batch, sure = estimate.run.batch, f"at confidence {estimate.budget.confidence:g}"
     process = f"{mib(estimate.process_bytes, DIGITS):,} MiB"
     if estimate.failed is not None:
@@ -82,17 +83,32 @@ def _memory(estimate: Estimate) -> list[str]:
     if estimate.failed is None:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
     unlimited = ", no limit" if estimate.failed is not None else ""
-    lines = [
+    return [
         *table(f"Batch {run.batch}{unlimited}", rows),
+        *_steps(run),
         "",
-        heading("The process consists of") + "   share",
+        *consists_of(estimate),
     ]
+
+
+def consists_of(estimate: Estimate) -> list[str]:
+    """The breakdown of the process as a table."""
+    lines = [heading("The process consists of") + "   share"]
     parts = breakdown(estimate)
     for name, rounded in mib_parts(parts, DIGITS).items():
         if parts[name]:
             share = parts[name] / estimate.process_bytes
             lines.append(f"  {name:<{NAMES}}{rounded:>12,.1f}  {share:6.1%}")
     return lines
+
+
+def _steps(run: Replay) -> list[str]:
+    """The peaks of the first step and of later ones, where they are not the same."""
+    first, later = run.first_step, run.later_steps
+    if later is None or mib(first.allocated_bytes, DIGITS) == mib(later.allocated_bytes, DIGITS):
+        return []
+    sizes = [f"{mib(peaks.allocated_bytes, DIGITS):,.1f} MiB" for peaks in (first, later)]
+    return [f"  peak allocated in the first step {sizes[0]}, in later ones {sizes[1]}"]
 
 
 def _failure(estimate: Estimate) -> list[str]:
@@ -128,7 +144,8 @@ def _beyond(failure: Estimate, largest: int) -> list[str]:
     ]
 
 
-def _assumed(estimate: Estimate) -> list[str]:
+def assumed(estimate: Estimate) -> list[str]:
+    """What the answer takes for granted, one sentence each."""
     return ["Assumed", *(line for sentence in of_run(estimate) for line in wrapped("  - ", sentence))]
 
 

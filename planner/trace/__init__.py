@@ -5,48 +5,109 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn, optim
 
+from planner.chip import chip_of
 from planner.errors import ModelError, PlannerError
 from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
+from planner.trace.clean import left_clean, text_of
 from planner.trace.cuda import cuda_semantics
+from planner.trace.cuda.rnn import flatten_weights
+from planner.trace.details import Details
+from planner.trace.detection import detection_batch, is_detector
+from planner.trace.formats import with_own_types
+from planner.trace.hf import is_padded, notes_of
+from planner.trace.hf_values import known_values
 from planner.trace.optimizers import build_optimizer
 from planner.trace.precision import convert_model, meta_machine
-from planner.trace.recorder import Recorder
-from planner.trace.sources import build_model
-from planner.trace.step import empty_batch, run_loop
+from planner.trace.real_cpu import Values, ValuesNeededError, built_with_values, values_kept
+from planner.trace.recast import Calls
+from planner.trace.recorder import Recorder, Run
+from planner.trace.shapes import run_on_meta
+from planner.trace.sources import build_model, complete_by_library
+from planner.trace.step import Fetch, empty_batch, run_loop
+from planner.trace.trainable import choose_trained
 
 __all__ = ["trace"]
 
 
+@left_clean()
 def trace(
-    job: Job, batch: int, capability: tuple[int, int], build: Callable[[Job], nn.Module] = build_model
+    job: Job,
+    batch: int,
+    capability: tuple[int, int],
+    build: Callable[[Job], nn.Module] = build_model,
+    details: Details | None = None,
+    calls: Calls | None = None,
+    path_of: tuple[int, int] | None = None,
+    multiprocessors: int | None = None,
 ) -> Trace:
     """The events of the job's first steps at this batch size on a GPU of this compute capability.
 
-    `build` makes the model with its parameters on meta. Raises UsageError for a model that its source does
-    not know, ModelError where it cannot be built, does not accept its inputs, or reads values of tensors.
+    `build` makes the model with its parameters on meta; `details`, if given, collects those of the blocks,
+    which takes time, `calls` those of operators with rules; `path_of` stands for the capability wherever it
+    decides which operators run. Without `multiprocessors` it is for the largest such GPU. Raises UsageError
+    for a model that its source does not know, ModelError where it cannot be built, does not accept its
+    inputs, or reads values of tensors that a run on the CPU cannot give.
     """
-    model = convert_model(build(job), job)
-    recorder = Recorder(model, capability)
+    job = complete_by_library(job)
+    path_of = capability if path_of is None else path_of
+
+    def take(model: nn.Module, run: Run) -> Trace:
+        return _take(
+            job,
+            model,
+            batch,
+            Recorder(model, chip_of(capability, multiprocessors), details, calls, run),
+            path_of,
+        )
+
     try:
-        with cuda_semantics(capability), recorder.watching_modules(), _without_collector():
-            _run(job, model, batch, recorder)
-            return recorder.finish(batch)
-    except PlannerError:
+        return take(build(job), run_on_meta)
+    except ValuesNeededError as error:
+        first = error
+    if calls is not None:
+        calls.found.clear()
+    with values_kept():
+        with built_with_values() as known:
+            model = build(job)
+        values = Values(known)
+        taken = take(model, values.run)
+    return replace(taken, notes=(*taken.notes, first.note(values)))
+
+
+def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: tuple[int, int]) -> Trace:
+    model = convert_model(model, job)
+    choose_trained(model, job)
+    job = with_own_types(job)
+    try:
+        with (
+            cuda_semantics(path_of),
+            known_values(padded=is_padded(job)),
+            recorder.watching_modules(),
+            _without_collector(),
+        ):
+            notes = _run(job, model, batch, recorder)
+            return recorder.finish(batch, (*notes_of(job), *notes))
+    except (PlannerError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        raise ModelError(_explain(job, batch, recorder, error)) from error
+    except BaseException as error:  # a model may raise anything
+        raise _explain(job, batch, recorder, error) from error
 
 
-def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> None:
+def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
     recorder.mark(0, Phase.SETUP)
-    for module, tensor in _in_order_of_apply(model):
-        recorder.adopt(tensor, Role.PARAMETER, module, "to")
+    for name, module in _in_order_of_apply(model):
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                recorder.adopt(tensor, Role.PARAMETER, name, "to")
+        for buffer in flatten_weights(module):
+            recorder.adopt(buffer, Role.PARAMETER, name, "flatten_parameters")
     with recorder:
         optimizer = None
         if job.mode is Mode.TRAIN:
@@ -56,7 +117,14 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> None:
             _label(recorder, model, optimizer)
             recorder.mark(step, phase)
 
-        run_loop(model, job, lambda: empty_batch(job, batch, "meta"), optimizer, on_phase, meta_machine(job))
+        machine = replace(meta_machine(job), label=recorder.label)
+        return run_loop(model, job, _batches(model, job, batch), optimizer, on_phase, machine)
+
+
+def _batches(model: nn.Module, job: Job, batch: int) -> Fetch:
+    if is_detector(model):
+        return lambda: detection_batch(model, job, batch, "meta")
+    return lambda: empty_batch(job, batch, "meta")
 
 
 def _label(recorder: Recorder, model: nn.Module, optimizer: optim.Optimizer | None) -> None:
@@ -72,13 +140,11 @@ def _label(recorder: Recorder, model: nn.Module, optimizer: optim.Optimizer | No
                 recorder.label(value, Role.OPTIMIZER)
 
 
-def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers in the order in which `Module.to` moves them: children first, then its own."""
+def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Modules in the order in which `Module.to` moves what they hold: children first."""
     for name, child in model.named_children():
         yield from _in_order_of_apply(child, f"{prefix}.{name}" if prefix else name)
-    for tensor in (*model._parameters.values(), *model._buffers.values()):
-        if tensor is not None:
-            yield prefix, tensor
+    yield prefix, model
 
 
 @contextmanager
@@ -99,27 +165,29 @@ _READS_VALUES = re.compile(
 )
 
 
-def _explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> str:
+def _explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
     """One line: the module and operator that failed, the source line that called it, and what to do."""
     place, running, line = recorder.place(), recorder.running or "", _source_line(error)
-    if _READS_VALUES.search(running) or "nonzero" in str(error):
-        return (
-            f"{job.model}: {place} calls {running}{line}, which reads values of tensors; "
-            "a plan has shapes only: take that call out of the traced path"
-        )
-    text = " ".join(str(error).split()) or type(error).__name__
+    said = text_of(error)
+    # torch: "Cannot copy out of meta tensor", "... cannot be called on meta tensors", "... 'Meta' backend"
+    if _READS_VALUES.search(running) or "nonzero" in said or "meta" in said.lower():
+        return ValuesNeededError(job.model, f"{place} calls {running or 'code'}{line}")
+    text = " ".join(said.split()) or type(error).__name__
     if isinstance(error, SystemExit):
         text = f"it ends the process with code {error.code}"
     text = text if len(text) <= 200 else text[:197] + "..."
     op = f" in {running}" if running else ""
-    return f"{job.model}: {place} fails at batch {batch}{op}{line}: {text}; check --input and --target"
+    return ModelError(
+        f"{job.model}: {place} fails at batch {batch}{op}{line}: {text}; check --input and --target"
+    )
 
 
 def _source_line(error: BaseException) -> str:
-    """The innermost line of code that is neither torch's nor the planner's."""
+    """The innermost line that is neither torch's nor the planner's; of torchvision, those of models count."""
     own = str(Path(__file__).resolve().parent)
-    theirs = str(Path(torch.__file__).resolve().parent)
+    theirs = str(Path(torch.__file__).resolve().parent)  # also the beginning of torchvision's
+    models = str(Path("torchvision", "models"))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((own, theirs, "<")):
+        if models in frame.filename or not frame.filename.startswith((own, theirs, "<")):
             return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
     return ""

@@ -1,13 +1,15 @@
-"""Optimizers with the defaults that they have on CUDA."""
+"""Optimizers with the defaults that they have on CUDA, gradient clipping, and averages of the weights."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from torch import nn, optim
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from planner.errors import UsageError
-from planner.job import Optimizer, OptimizerImpl
+from planner.job import ClipGradients, Optimizer, OptimizerImpl
 
 _CONSTRUCTORS: dict[Optimizer, Callable[..., optim.Optimizer]] = {
     Optimizer.SGD: partial(optim.SGD, lr=1e-3),
@@ -34,8 +36,9 @@ def build_optimizer(
 ) -> optim.Optimizer:
     """The optimizer over these parameters, in this implementation.
 
-    On CUDA torch chooses `foreach` unless told otherwise; on meta it would choose the loop, so it is always
-    told. Raises UsageError where torch has no fused implementation of the optimizer.
+    On CUDA torch chooses `foreach` unless told otherwise (torch/optim/optimizer.py,
+    `_default_to_fused_or_foreach`), for Adafactor the loop; on a CPU always the loop. So it is always told.
+    All parameters form one group. Raises UsageError where torch has no fused implementation of the optimizer.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH}
@@ -47,3 +50,27 @@ def build_optimizer(
             )
         options = {"fused": True}
     return _CONSTRUCTORS[kind](trained, **options)
+
+
+def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
+    """Clip the gradients in place, as scripts do between the backward pass and the optimizer's step.
+
+    On CUDA both ways run over all gradients at once (torch/nn/utils/clip_grad.py); the norm's result is kept
+    by nobody.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if kind is ClipGradients.NORM:
+        clip_grad_norm_(trained, max_norm=1.0)
+    elif kind is ClipGradients.VALUE:
+        clip_grad_value_(trained, clip_value=1.0)
+
+
+def make_average(model: nn.Module) -> AveragedModel:
+    """A moving average of the model on its device: a copy of all parameters and buffers.
+
+    `update_parameters(model)` after each step of the optimizer brings it up to date: the first time it
+    copies, later it averages the parameters over one list, and it copies the buffers each time
+    (torch/optim/swa_utils.py). Its counter stays on the CPU.
+    """
+    average = get_ema_multi_avg_fn(0.999)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=average)

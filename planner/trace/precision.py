@@ -1,33 +1,45 @@
 """Precision and memory format of a job: what it makes of the model and of the loop's machine."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
-from planner.errors import UsageError
 from planner.job import Job, MemoryFormat, Precision
-from planner.trace.step import Machine
+from planner.trace.cuda.scaler import MetaScaler
+from planner.trace.formats import PURE, format_of
+from planner.trace.machine import Machine, Scaler
 
-_PURE = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+_AUTOCAST = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 
 def convert_model(model: nn.Module, job: Job) -> nn.Module:
-    """The model in the job's own precision and memory format, as `model.half()` and `model.to` convert it."""
-    if job.precision in _PURE:
-        model = model.to(_PURE[job.precision])
+    """The model in the job's own precision and memory format, in place, wherever its tensors are.
+
+    As `model.half()` or `model.bfloat16()`, and `model.to(memory_format=torch.channels_last)`, which
+    concerns weights of 4 dimensions; weights of 5 get `channels_last_3d`, which `Module.to` has no one call
+    for.
+    """
+    if job.precision in PURE:
+        model = model.to(getattr(torch, PURE[job.precision]))
     if job.memory_format is MemoryFormat.CHANNELS_LAST:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.dim() in (4, 5):
+                tensor.data = tensor.data.to(memory_format=format_of(job, tensor.shape, tensor.dtype))
     return model
 
 
 def meta_machine(job: Job) -> Machine:
-    """The machine of a trace. Raises UsageError for a precision that is not modelled."""
-    if job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
-        raise UsageError(f"--precision {job.precision}: autocast is not modelled yet; use fp32, fp16 or bf16")
-    return Machine()
+    """The machine of a trace; its regions count while `cuda_semantics` is open."""
+    return _machine(job, MetaScaler() if job.grad_scaler else None)
 
 
 def cuda_machine(job: Job) -> Machine:
     """The machine of a run on a GPU."""
-    if job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
-        raise UsageError(f"--precision {job.precision}: autocast is not modelled yet; use fp32, fp16 or bf16")
-    return Machine()
+    return _machine(job, torch.amp.GradScaler("cuda") if job.grad_scaler else None)
+
+
+def _machine(job: Job, scaler: Scaler | None) -> Machine:
+    if job.precision not in _AUTOCAST:
+        return Machine(scaler=scaler)
+    return Machine(partial(torch.autocast, "cuda", dtype=_AUTOCAST[job.precision]), scaler)

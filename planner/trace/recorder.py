@@ -6,9 +6,10 @@ takes and gives back comes from the rules of `scratch/`, and where autograd on a
 does the record.
 """
 
+import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import _StopRecomputationError
 
+from planner.chip import Chip
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
-from planner.trace.scratch import CPU_OUTPUTS, State, Workspaces, scratch_bytes, state_of
-from planner.trace.shapes import SHORTCUTS
+from planner.trace.details import Details
+from planner.trace.recast import Calls
+from planner.trace.scratch import (
+    CPU_OUTPUTS,
+    RULES,
+    Held,
+    Made,
+    Release,
+    State,
+    Step,
+    Workspaces,
+    state_of,
+)
+from planner.trace.scratch.gemm import OPS as BLAS
+from planner.trace.scratch.steps import positional
+from planner.trace.shapes import run_on_meta
 
 aten = torch.ops.aten
+
+# What an operator gives: called with it, its arguments and the phase of the loop.
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
 
 
 @dataclass(slots=True)
@@ -46,11 +66,21 @@ class _Owner:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records blocks while it is the active mode. One recorder makes one trace."""
 
-    def __init__(self, model: nn.Module, capability: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        chip: Chip,
+        details: Details | None = None,
+        calls: Calls | None = None,
+        run: Run = run_on_meta,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._details = details
+        self._calls = calls
+        self._run = run
         self.unknown_ops: set[str] = set()
         self.running: str | None = None  # the operator in flight, for error messages
-        self._capability = capability
+        self._chip = chip
         self._events: list[_Block | int | Mark] = []  # a birth, the number of a block that dies, or a mark
         self._owners: dict[int, _Owner] = {}  # storage identity -> its block
         self._alive: dict[int, _Block] = {}
@@ -64,7 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             [""],
         )  # from this autograd sequence number on, this module
         self._phase = Phase.SETUP
-        self._workspaces = Workspaces(capability)
+        self._workspaces = Workspaces(chip.capability)
         self._sum: tuple[_Block, _Owner] | None = None  # an addition that may turn out to be in place
         self._closed = False
 
@@ -107,7 +137,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def watching_modules(self) -> Iterator[None]:
         """Follow which module runs, for the sites of blocks and for error messages."""
         before = hooks.register_module_forward_pre_hook(self._enter)
-        after = hooks.register_module_forward_hook(self._leave)
+        after = hooks.register_module_forward_hook(self._leave, always_call=True)
         try:
             yield
         finally:
@@ -125,30 +155,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 events.append(entry)
         sites = tuple(Site(module, op) for module, op in self._sites)
-        return Trace(tuple(events), sites, (batch,), tuple(sorted(self.unknown_ops)), notes)
+        born = [event.block for event in events if isinstance(event, Alloc)]
+        details = () if self._details is None else self._details.of(born)
+        return Trace(tuple(events), sites, (batch,), tuple(sorted(self.unknown_ops)), notes, details)
 
     # ---- what torch tells
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._details is not None:
+            self._details.on_operator()
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = self._classify(func)
         if kind == "view":
             return func(*args, **kwargs) if kwargs else func(*args)
         self.running = str(func)
-        shortcut = SHORTCUTS.get(func)
-        out = NotImplemented if shortcut is None else shortcut(*args, **(kwargs or {}))
-        if out is NotImplemented:
-            if func is aten._local_scalar_dense.default and self._phase is Phase.OPTIMIZER:
-                return 1.0  # optimizers read norms and step counts, none of which decides memory
-            out = func(*args, **kwargs) if kwargs else func(*args)
-        if kind == "creates":
-            self._note_outputs(func, out)
-        elif kind == "resizes":
-            self._note_resized(func, out)
-        self._note_scratch(func, args, out)
+        out = self._run(func, args, kwargs or {}, self._phase)
+        self._note_kernel(func, kind, positional(func, args, kwargs) if func in RULES else args, out)
         if func is aten.add.Tensor and self._phase is Phase.BACKWARD and not torch.is_grad_enabled():
             self._expect_sum_in_place(args, out)
         self.running = None
@@ -172,13 +197,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(out, Tensor):
             self._note(out, role, func)
             return
-        on_cpu = CPU_OUTPUTS.get(func, ())
-        for position, item in enumerate(out if isinstance(out, (tuple, list)) else ()):
-            if isinstance(item, Tensor):
-                if position not in on_cpu:
-                    self._note(item, role, func)
-            elif isinstance(item, (tuple, list)):
-                self._note_outputs(func, item)
+        for tensor in self._new_tensors(func, out):
+            self._note(tensor, role, func)
 
     def _note_resized(self, func: Any, out: Tensor) -> None:
         """A resized storage is a new block; the old one dies once its contents are copied
@@ -193,11 +213,71 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             owner.block = self._birth(storage.nbytes(), old.role, func)
             self._death(old)
 
-    def _note_scratch(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        for size in scratch_bytes(func, args, out, self._capability):
-            self._death(self._birth(size, Role.WORKSPACE, func))
+    def _note_kernel(self, func: Any, kind: str, args: tuple[Any, ...], out: Any) -> None:
+        """Record the outputs of an operator, what its kernel takes beside them, and what cuBLAS keeps."""
+        rule = RULES.get(func)
+        start = len(self._events)
+        held: list[_Block] = []
+        outputs: list[Tensor] = []
+        if kind == "resizes":
+            self._note_resized(func, out)
+        elif rule is not None:
+            outputs = self._without_known(self._new_tensors(func, out)) if kind == "creates" else []
+            held = self._note_steps(func, rule(args, out, self._chip), outputs)
+        elif kind == "creates":
+            self._note_outputs(func, out)
         for size in self._workspaces.first_use(func, self._phase):
             self._birth(size, Role.WORKSPACE, func)
+        while held:
+            self._death(held.pop())
+        if self._calls is not None and (rule is not None or func in BLAS):
+            place = Site(self._where(), str(func))
+            self._calls.on_kernel(start, len(self._events), place, func, args, out, outputs)
+
+    def _note_steps(self, func: Any, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[_Block]:
+        """Record what a rule wrote down; the result is what the kernel holds until it returns."""
+        role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
+        held: list[_Block] = []
+        coming = iter(outputs)
+        if Made.OUTPUT not in steps and Made.REST not in steps:
+            steps = (Made.REST, *steps)
+        for step in (*steps, Made.REST):
+            if step is Made.OUTPUT:
+                for tensor in coming:
+                    self._note(tensor, role, func)
+                    break
+            elif step is Made.REST:
+                for tensor in coming:
+                    self._note(tensor, role, func)
+            elif step is Made.RELEASE or isinstance(step, Release):
+                for _ in range(step.blocks if isinstance(step, Release) else len(held)):
+                    self._death(held.pop())
+            elif isinstance(step, Held):
+                if step.size_bytes:  # no rule gives back one of no bytes
+                    held.append(self._birth(step.size_bytes, Role.WORKSPACE, func))
+            elif step:
+                self._death(self._birth(step, Role.WORKSPACE, func))
+        return held
+
+    def _new_tensors(self, func: Any, out: Any) -> list[Tensor]:
+        """The tensors of a result in order, those left out that a CUDA kernel keeps on the CPU."""
+        if isinstance(out, Tensor):
+            return [out]
+        on_cpu = CPU_OUTPUTS.get(func, ())
+        found: list[Tensor] = []
+        for position, item in enumerate(out if isinstance(out, (tuple, list)) else ()):
+            if position not in on_cpu and item is not None:
+                found.extend(self._new_tensors(None, item))
+        return found
+
+    def _without_known(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Those that are no views of blocks that live already, and one of each storage."""
+        found: dict[int, Tensor] = {}
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key not in self._owners:
+                found.setdefault(key, tensor)
+        return list(found.values())
 
     def _note(self, tensor: Tensor, role: Role, op: Any, module: str | None = None) -> None:
         if tensor.device.type != "meta":
@@ -207,6 +287,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._owners or storage.nbytes() == 0:
             return
         owner = _Owner(self._birth(storage.nbytes(), role, op, module))
+        if self._details is not None:
+            self._details.on_tensor(owner.block.number, tensor)
 
         def died(_: Any) -> None:
             del self._owners[key]
@@ -222,6 +304,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._blocks += 1
         self._alive[block.number] = block
         self._events.append(block)
+        if self._details is not None:
+            self._details.on_birth(block.number)
         return block
 
     def _death(self, block: _Block) -> None:
@@ -269,7 +353,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.append((id(module), self._names.get(id(module), type(module).__name__)))
         self._mark_graph()
 
-    def _leave(self, module: nn.Module, _args: Any, _out: Any) -> None:
+    def _leave(self, module: nn.Module, _args: Any, out: Any) -> None:
+        error = sys.exception() if out is None else None
+        if error is not None and not isinstance(error, _StopRecomputationError):
+            return  # the module raised, and an error message names the place; a checkpoint only stops early
         while self._stack.pop()[0] != id(module):
             pass  # a module inside this one raised, and this one went on
         self._mark_graph()

@@ -17,6 +17,9 @@ from torch import nn
 
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.job import Job, nearest, shown, split_model
+from planner.trace import hf, timm_inputs
+from planner.trace.clean import Changes, left_clean, text_of
+from planner.trace.hf_inputs import complete_inputs
 from planner.trace.torchvision_shim import prepare_torchvision
 from planner.trace.weightless import build_weightless
 
@@ -44,9 +47,9 @@ def construct_model(job: Job, constructor: Constructor) -> nn.Module:
     arguments = {key: _thaw(value) for key, value in job.model_args}
     try:
         model = build_weightless(lambda: constructor(**arguments))
-    except PlannerError:
+    except (PlannerError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a model may raise anything
         problem = f"{job.model}: its constructor fails: {_first_line(error)}"
         raise ModelError(f"{problem}; check --model-arg, or see the traceback with --debug") from error
     if not isinstance(model, nn.Module):
@@ -68,10 +71,41 @@ def find_in_torchvision(name: str) -> Constructor:
 
 def find_in_timm(name: str) -> Constructor:
     """Any name that timm lists, with or without the tag of its weights."""
+    timm = _import_timm(name)
+    return partial(timm.create_model, name, pretrained=False)
+
+
+def _import_timm(name: str) -> ModuleType:
+    """timm, if it has a model of this name."""
     timm = _import_library("timm", extra="timm")
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
-    return partial(timm.create_model, name, pretrained=False)
+    return timm
+
+
+def find_in_hf(name: str) -> Constructor:
+    """A model type or class of transformers, or a folder with config.json; see `planner.trace.hf`."""
+    return partial(hf.build, import_transformers(), name)
+
+
+def import_transformers() -> ModuleType:
+    """transformers, which imports most of itself only when it is used."""
+    return _import_library("transformers", extra="hf")
+
+
+def complete_by_library(job: Job) -> Job:
+    """The job with the inputs that only the model's library knows; other sources' jobs as they are.
+
+    Raises UsageError for inputs that the model does not take, ModelError where the library is missing.
+    """
+    source, name = split_model(job.source or job.model)
+    arguments = {key: _thaw(value) for key, value in job.model_args}
+    if source == "timm":
+        timm = _import_timm(name)
+        return timm_inputs.complete_inputs(job, timm.get_pretrained_cfg(name), arguments)
+    if source != hf.SOURCE:
+        return job
+    return complete_inputs(job, hf.choose_class(import_transformers(), name, arguments))
 
 
 def find_in_monai(name: str) -> Constructor:
@@ -96,12 +130,13 @@ def find_in_file(name: str) -> Constructor:
     if not path.is_file():
         raise UsageError(f"model {shown(name)}: there is no file {shown(file)}; check the path")
     prepare_torchvision()
-    module = _run_file(path)
+    module, changes = _run_file(path)
     found = getattr(module, attribute, None)
     if found is None:
         raise _unknown(path.name, attribute, [key for key, value in vars(module).items() if callable(value)])
 
     def construct(**arguments: Any) -> object:
+        changes.apply()  # the file may have set a dtype or a path that its models count on
         if isinstance(found, nn.Module):
             if arguments:
                 raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
@@ -115,6 +150,7 @@ def find_in_file(name: str) -> Constructor:
 FINDERS: Mapping[str, Callable[[str], Constructor]] = {
     "torchvision": find_in_torchvision,
     "timm": find_in_timm,
+    "hf": find_in_hf,
     "monai": find_in_monai,
     "smp": find_in_smp,
     "zoo": find_in_zoo,
@@ -156,8 +192,11 @@ def _without_downloads(constructor: Callable[..., Any]) -> Constructor:
     return partial(constructor, **dict.fromkeys(weights))
 
 
-def _run_file(path: Path) -> ModuleType:
-    """Import a file under a module name of its own, with its folder importable as if it were run."""
+def _run_file(path: Path) -> tuple[ModuleType, Changes]:
+    """Import a file under a module name of its own, with its folder importable as if it were run.
+
+    What it changes in the process is put back, and told.
+    """
     name = f"_planner_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -165,15 +204,18 @@ def _run_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
-        with _importing_beside(path):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
+        with left_clean() as changes:
+            with _importing_beside(path):
+                spec.loader.exec_module(module)
+            return module, changes()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        sys.modules.pop(name, None)
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f"{path.name}:{lines[-1]}" if lines else path.name
         raise ModelError(f"{where}: importing the file fails: {_first_line(error)}; mend the file") from error
-    return module
 
 
 @contextmanager
@@ -199,5 +241,5 @@ def _thaw(value: Any) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

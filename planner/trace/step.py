@@ -2,50 +2,76 @@
 
 The names of the loop decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
 device is gone before the next one is copied; the output and the loss live until their names are bound
-again.
+again. An evaluation between the steps runs while the names of the step before are still bound, and has
+names of its own, which stay bound likewise.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
-from planner.events import Phase
-from planner.job import Job, Loss, Mode, TensorSpec, ZeroGrad
+from planner.events import Phase, Role
+from planner.job import Checkpoint, ClipGradients, Job, Loss, Mode, TensorSpec, ZeroGrad
+from planner.trace.checkpoint import checkpointed_blocks
+from planner.trace.ddp import Buckets, data_parallel
+from planner.trace.formats import format_of
+from planner.trace.generate import run_generation
+from planner.trace.machine import Fetch, Machine, OnPhase, Scaler
+from planner.trace.optimizers import clip, make_average
 
-Fetch = Callable[
-    [], tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]
-]  # inputs, keyword inputs, target
-OnPhase = Callable[[int, Phase], None]
+__all__ = ["Fetch", "Machine", "OnPhase", "Scaler", "empty_batch", "loss_of", "run_loop"]
 
-
-class Scaler(Protocol):
-    """As much of `torch.amp.GradScaler` as a loop needs."""
-
-    def scale(self, outputs: Tensor) -> Tensor: ...
-    def unscale_(self, optimizer: optim.Optimizer) -> None: ...
-    def step(self, optimizer: optim.Optimizer) -> object: ...
-    def update(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the loop runs on: autocast and gradient scaling are not the same on `meta` and on a GPU."""
-
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # a new region
-    scaler: Scaler | None = None
-
+EVALUATED_BATCHES = 2  # in the second, the names of the first are still bound
 
 _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
     Loss.CROSS_ENTROPY: F.cross_entropy,
     Loss.MSE: F.mse_loss,
     Loss.BCE_WITH_LOGITS: F.binary_cross_entropy_with_logits,
 }
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names of a script; what they are bound to is alive."""
+
+    args: tuple[Tensor, ...] = ()
+    kwargs: dict[str, Tensor] = field(default_factory=dict)
+    target: Tensor | None = None
+    output: Any = None
+    loss: Tensor | None = None
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Let go of the last batch, then copy the next."""
+        self.args, self.kwargs, self.target = (), {}, None
+        self.args, self.kwargs, self.target = fetch()
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """A loop that trains, with all that it keeps between steps."""
+
+    model: nn.Module
+    job: Job
+    fetch: Fetch
+    optimizer: optim.Optimizer
+    on_phase: OnPhase
+    machine: Machine
+    buckets: Buckets | None
+    average: AveragedModel | None
+    names: _Names = field(default_factory=_Names)
+    evaluated: _Names = field(default_factory=_Names)
+
+    def zero_grad(self, when: ZeroGrad) -> None:
+        """Here the gradients are let go of, if the job does so at this place."""
+        if self.job.zero_grad is when:
+            self.optimizer.zero_grad(set_to_none=not self.job.keep_grads)
 
 
 def run_loop(
@@ -55,40 +81,124 @@ def run_loop(
     optimizer: optim.Optimizer | None,
     on_phase: OnPhase,
     machine: Machine,
-) -> None:
+) -> tuple[str, ...]:
     """Run `job.steps` steps; `on_phase` hears each phase as it starts, and `END` while all names still live.
 
-    `fetch` copies a new batch to the device. `optimizer` is None in the modes that have none.
+    `fetch` copies a new batch to the device. `optimizer` is None in the modes that have none. The sentences
+    that come back are to be repeated with whatever is concluded from the run. Raises ModelError where the
+    model has no blocks to checkpoint, or does not generate.
     """
-    training = job.mode is not Mode.INFER
-    model.train(training)
-    args: tuple[Tensor, ...] = ()
-    kwargs: dict[str, Tensor] = {}
-    output = loss = None
-    with torch.set_grad_enabled(training):
+    if job.mode is Mode.GENERATE:
+        return run_generation(model, job, fetch, on_phase, machine)
+    model.train(job.mode is not Mode.INFER)
+    notes: tuple[str, ...] = ()
+    with ExitStack() as kept:
+        if job.checkpoint is Checkpoint.BLOCKS and job.mode is not Mode.INFER:
+            notes = kept.enter_context(checkpointed_blocks(model, job))
+        if optimizer is None:
+            _run_forward(model, job, fetch, on_phase, machine)
+            return notes
+        buckets = kept.enter_context(data_parallel(model, job, machine.label)) if job.ddp else None
+        average = make_average(model) if job.ema else None
+        _train(_Script(model, job, fetch, optimizer, on_phase, machine, buckets, average))
+    return notes
+
+
+def _run_forward(model: nn.Module, job: Job, fetch: Fetch, on_phase: OnPhase, machine: Machine) -> None:
+    """Forward passes and nothing else."""
+    names = _Names()
+    with torch.set_grad_enabled(job.mode is Mode.FORWARD):
         for step in range(1, job.steps + 1):
             on_phase(step, Phase.INPUTS)
-            args, kwargs, target = (), {}, None  # the loop's names go to the next batch before it is copied
-            args, kwargs, target = fetch()
+            names.fetch(fetch)
             on_phase(step, Phase.FORWARD)
-            if optimizer is not None and job.zero_grad is ZeroGrad.BEFORE_FORWARD:
-                optimizer.zero_grad(set_to_none=not job.keep_grads)
-            region = machine.autocast()
-            with region:
-                output = model(*args, **kwargs)
-                if optimizer is None:
-                    continue
-                loss = loss_of(job.loss, output, target)
-            on_phase(step, Phase.BACKWARD)
-            if job.zero_grad is ZeroGrad.BEFORE_BACKWARD:
-                optimizer.zero_grad(set_to_none=not job.keep_grads)
-            loss.backward()  # type: ignore[no-untyped-call]
-            on_phase(step, Phase.OPTIMIZER)
-            optimizer.step()
-            if job.zero_grad is ZeroGrad.AFTER_STEP:
-                optimizer.zero_grad(set_to_none=not job.keep_grads)
+            with machine.autocast():
+                names.output = model(*names.args, **names.kwargs)
         on_phase(job.steps, Phase.END)
-    del output, loss
+
+
+def _train(script: _Script) -> None:
+    job = script.job
+    if script.average is not None:
+        for tensor in (*script.average.parameters(), *script.average.buffers()):
+            script.machine.label(tensor, Role.OPTIMIZER)
+    with torch.enable_grad():
+        for step in range(1, job.steps + 1):
+            if job.evaluate and step == job.steps:
+                _evaluate(script, step)
+            for micro in range(job.accumulate):
+                _forward_and_backward(script, step, micro)
+            _update(script, step)
+        script.on_phase(job.steps, Phase.END)
+
+
+def _forward_and_backward(script: _Script, step: int, micro: int) -> None:
+    """One micro-batch: `loss / N` and its backward pass, which adds to the gradients that are there."""
+    job, names = script.job, script.names
+    script.on_phase(step, Phase.INPUTS)
+    names.fetch(script.fetch)
+    script.on_phase(step, Phase.FORWARD)
+    if micro == 0:
+        script.zero_grad(ZeroGrad.BEFORE_FORWARD)
+    with script.machine.autocast():
+        if script.buckets is not None:
+            script.buckets.before_forward()
+        names.output = script.model(*names.args, **names.kwargs)
+        names.loss = loss_of(job.loss, names.output, names.target)
+        if job.accumulate > 1:
+            names.loss = names.loss / job.accumulate
+        if job.backward_in_autocast:
+            _backward(script, step, micro)
+    if not job.backward_in_autocast:
+        _backward(script, step, micro)
+
+
+def _backward(script: _Script, step: int, micro: int) -> None:
+    script.on_phase(step, Phase.BACKWARD)
+    if micro == 0:
+        script.zero_grad(ZeroGrad.BEFORE_BACKWARD)
+    loss, scaler = script.names.loss, script.machine.scaler
+    assert loss is not None
+    if scaler is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+    else:
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+
+def _update(script: _Script, step: int) -> None:
+    """Clip, step, and bring the average up to date."""
+    job, optimizer, scaler = script.job, script.optimizer, script.machine.scaler
+    script.on_phase(step, Phase.OPTIMIZER)
+    if job.clip_gradients is not ClipGradients.NONE:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        clip(job.clip_gradients, script.model.parameters())
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    if script.average is not None:
+        script.average.update_parameters(script.model)
+    script.zero_grad(ZeroGrad.AFTER_STEP)
+
+
+def _evaluate(script: _Script, step: int) -> None:
+    """Forward passes and losses in eval mode without gradients, as between two epochs.
+
+    Before the last step, so that of the usual three the first two show what training is like without it.
+    """
+    names = script.evaluated
+    script.model.eval()
+    with torch.no_grad():
+        for _ in range(EVALUATED_BATCHES):
+            script.on_phase(step, Phase.INPUTS)
+            names.fetch(script.fetch)
+            script.on_phase(step, Phase.FORWARD)
+            with script.machine.autocast():
+                names.output = script.model(*names.args, **names.kwargs)
+                names.loss = loss_of(script.job.loss, names.output, names.target)
+    script.model.train()
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
@@ -112,7 +222,8 @@ def empty_batch(
     """Uninitialised inputs and target of this batch size on the device."""
 
     def empty(spec: TensorSpec) -> Tensor:
-        return torch.empty(batch, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+        shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
+        return torch.empty(shape, dtype=dtype, device=device, memory_format=format_of(job, shape, dtype))
 
     args = tuple(empty(spec) for spec in job.inputs if spec.keyword is None)
     kwargs = {spec.keyword: empty(spec) for spec in job.inputs if spec.keyword is not None}

@@ -72,11 +72,14 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
     """The common shape, or None where there is none."""
     sizes = []
     for place in range(-max(map(len, shapes)), 0):
-        found = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
-        if len(found) > 1:
-            return None
-        sizes.append(found.pop() if found else 1)
-    return torch.Size(sizes)
+        common = 1
+        for shape in shapes:
+            if len(shape) >= -place and shape[place] != 1 and shape[place] != common:
+                if common != 1:
+                    return None
+                common = shape[place]
+        sizes.append(common)
+    return tuple(sizes)
 
 
 def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

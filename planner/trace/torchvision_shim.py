@@ -3,7 +3,8 @@
 The registry's torchvision is built for CUDA. Beside a CPU-only torch its extension does not load, and
 torchvision goes on without it, but registers fake kernels for two operators that only the extension defines
 (torchvision/_meta_registrations.py). So their schemas must be there before torchvision is imported, and only
-then: where the extension does load, a second definition of the same schemas would abort the process.
+then: where the extension does load, a second definition of the same schemas would abort the process. The
+others that `torchvision_ops` has are defined with them.
 """
 
 import importlib.machinery
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+from planner.trace.torchvision_ops import define_missing
 
 
 def prepare_torchvision() -> None:
@@ -21,10 +22,7 @@ def prepare_torchvision() -> None:
     spec = None if "torchvision" in sys.modules else importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or _loads_extension(Path(spec.origin).parent):
         return
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            # `define` without a library of its own keeps the definition for the life of the process.
-            torch.library.define(f"torchvision::{name}", _SCHEMA)
+    define_missing()
 
 
 def _loads_extension(package: Path) -> bool:

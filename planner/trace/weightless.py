@@ -25,22 +25,39 @@ def build_weightless(construct: Callable[[], object]) -> object:
     )
     for way in ways[:-1]:
         try:
-            return _build(construct, way)
+            return _build(construct, way)[0]
         except Exception as error:
-            # So torch speaks when values of a meta tensor are asked for: "Cannot copy out of meta tensor",
-            # "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors".
-            if "meta" not in str(error).lower():
+            if not _is_about_meta(error):
                 raise
-    return _build(construct, ways[-1])
+    return _build(construct, ways[-1])[0]
 
 
-def _build(construct: Callable[[], object], way: Callable[[], AbstractContextManager[object]]) -> object:
+def build_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
+    """What `construct` returns, and pairs of a tensor with values and its like on meta: all buffers, and such
+    parameters as come from elsewhere than a constructor. Raises what the constructor raises.
+    """
+    try:
+        return _build(construct, parameters_on_meta)
+    except Exception as error:
+        if not _is_about_meta(error):
+            raise
+    return _build(construct, nullcontext)
+
+
+def _is_about_meta(error: Exception) -> bool:
+    """So torch speaks when values of a meta tensor are asked for: "Cannot copy out of meta tensor",
+    "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors".
+    """
+    return "meta" in str(error).lower()
+
+
+def _build(
+    construct: Callable[[], object], way: Callable[[], AbstractContextManager[object]]
+) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     with warnings.catch_warnings(), way():
         warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
         model = construct()
-    if isinstance(model, nn.Module):
-        move_to_meta(model)
-    return model
+    return model, move_to_meta(model) if isinstance(model, nn.Module) else []
 
 
 @contextmanager
@@ -66,10 +83,13 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def move_to_meta(model: nn.Module) -> None:
-    """Put what is not on meta there; unlike `Module.to`, this keeps shared tensors shared."""
+def move_to_meta(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Put what is not on meta there; unlike `Module.to`, this keeps shared tensors shared.
+
+    Returns each tensor that was elsewhere with its like on meta.
+    """
     likes: dict[int, Tensor] = {}
-    kept: list[Tensor] = []  # keeps the ids in `likes` from being used again
+    moved: list[tuple[Tensor, Tensor]] = []  # also keeps the ids in `likes` from being used again
     for module in model.modules():
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for held in registries:
@@ -78,8 +98,9 @@ def move_to_meta(model: nn.Module) -> None:
                     continue
                 if id(tensor) not in likes:
                     likes[id(tensor)] = _like(tensor)
-                    kept.append(tensor)
+                    moved.append((tensor, likes[id(tensor)]))
                 held[name] = likes[id(tensor)]
+    return moved
 
 
 def _like(tensor: Tensor) -> Tensor:

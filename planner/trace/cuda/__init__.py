@@ -2,7 +2,7 @@
 
 Composite operators ask for the device of their inputs and take another path on CUDA than on meta. Kernels
 registered from Python at the `AutogradMeta` key answer as CUDA would; they are global to the process, so
-they stand only while `cuda_semantics` is open.
+they stand only while `cuda_semantics` is open. So do the kernels of CUDA's autocast, at a key of its own.
 """
 
 import sys
@@ -14,7 +14,20 @@ from unittest import mock
 
 import torch
 
-from planner.trace.cuda import attention, dropout, linear
+from planner.trace.cuda import (
+    attention,
+    autocast,
+    autocast_queries,
+    autocast_rnn,
+    dropout,
+    encoder,
+    linear,
+    losses,
+    norms,
+    optimizers,
+    rnn,
+    softmax,
+)  # fmt: skip
 
 _OPEN = threading.Lock()
 
@@ -30,14 +43,18 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+            casts = autocast.CastCache()
             stack.callback(library._destroy)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
-                for rules in (attention, dropout, linear):
+                for rules in (attention, dropout, encoder, linear, losses, norms, optimizers, rnn, softmax):
                     for name, kernel in rules.kernels(capability).items():
                         library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
-            for target, replacement in _device_lists():
+                for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
+                    library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
+            for target, replacement in (*_device_lists(), *autocast_queries.patches(casts.clear)):
                 stack.enter_context(mock.patch(target, replacement))
+            stack.enter_context(autocast.included())
             yield
     finally:
         _OPEN.release()
@@ -47,8 +64,9 @@ def _device_lists() -> Iterator[tuple[str, object]]:
     """Python code that looks at the device or at compiled extensions, and what it shall answer for `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
-    # fused optimizers refuse parameters on meta
-    yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
+    # nn.TransformerEncoderLayer names the devices inline, with the one of an out-of-tree backend as a variable
+    yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"
+    yield from optimizers.device_lists()
     # torchvision's operators ask for the extension before they are called; on a GPU it is there
     for name, module in list(sys.modules.items()):
         if name.startswith("torchvision.ops.") and hasattr(module, "_assert_has_ops"):

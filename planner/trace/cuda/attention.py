@@ -1,7 +1,8 @@
-"""`scaled_dot_product_attention` as on CUDA: which kernel runs, and what it is handed.
+"""`scaled_dot_product_attention` as on CUDA: what the chosen kernel is handed.
 
-The selector is ATen/native/transformers/cuda/sdp_utils.cpp, the dispatch
-ATen/native/transformers/attention.cpp.
+The dispatch is ATen/native/transformers/attention.cpp (torch 2.13; its operators are those that the installed
+library runs on the CPU). What the kernels keep for the backward pass is what their operators return:
+flash and cuDNN their sums of rows, B x H x rows floats; the efficient one in steps of 32 rows.
 """
 
 from collections.abc import Callable
@@ -11,76 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from planner.trace.cuda.attention_choice import Kernel, Request, choose
+
 aten = torch.ops.aten
-
-
-def _flash_applies(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    capability: tuple[int, int],
-) -> bool:
-    width = query.shape[-1]
-    return (
-        capability >= (8, 0)
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and mask is None
-        and query.dim() == 4
-        and width == key.shape[-1] == value.shape[-1] <= 256
-        and not (is_causal and query.shape[-2] != key.shape[-2])
-        and all(t.stride(-1) == 1 for t in (query, key, value))
-    )
-
-
-def _efficient_applies(query: Tensor, key: Tensor, value: Tensor, capability: tuple[int, int]) -> bool:
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    if query.dtype is torch.bfloat16 and capability < (8, 0):
-        return False
-    if query.dim() != 4 or not (half or query.dtype is torch.float32):
-        return False
-    tensor_cores = capability >= (8, 0) or (half and capability >= (7, 0))
-    alignment = (8 if half else 4) if tensor_cores else 1
-    return (
-        query.shape[-1] % alignment == 0
-        and value.shape[-1] % alignment == 0
-        and query.shape[1] == key.shape[1] == value.shape[1]
-        and all(t.stride(-1) == 1 for t in (query, key, value))
-    )
-
-
-def _aligned_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask as the memory-efficient kernel wants it: expanded, then its last dimension padded to 16.
-
-    Padding an expanded mask writes it out in full: batch x heads x rows x columns.
-    """
-    mask = mask.expand(*query.shape[:3], key.shape[2])
-    columns = mask.shape[-1]
-    return F.pad(mask, [0, -columns % 16])[..., :columns] if columns % 16 else mask
-
-
-def _math(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool,
-) -> Tensor:  # fmt: skip
-    """The composite path, with the in-place addition of the mask that CUDA tensors get."""
-    root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    query = query * root
-    if is_causal:
-        rows, columns = query.shape[-2], key.shape[-2]
-        mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril()
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    scores = torch.matmul(query, key.transpose(-2, -1) * root)
-    if mask is not None:
-        scores.add_(mask)
-    scores = aten._safe_softmax(scores, -1)
-    if dropout_p > 0:
-        scores = torch.dropout(scores, dropout_p, True)
-    return torch.matmul(scores, value)
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
@@ -90,46 +24,96 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        mask = attn_mask
-        if mask is not None and mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-        if _flash_applies(query, key, value, attn_mask, is_causal, capability):
-            width = query.shape[-1]
-            padded = [F.pad(t, [0, -width % 8]) if width % 8 else t for t in (query, key, value)]
-            scale = width**-0.5 if scale is None else scale
-            out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[
-                0
-            ]
-            return out[..., :width] if width % 8 else out
-        if _efficient_applies(query, key, value, capability):
-            if mask is not None:
-                mask = _aligned_mask(mask, query, key)
-            grad = query.requires_grad or key.requires_grad or value.requires_grad
-            return aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, grad, dropout_p, is_causal, scale=scale
-            )[0]
-        return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        request = Request(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        match choose(request, capability):
+            case Kernel.FLASH:
+                return _flash(request, scale)
+            case Kernel.EFFICIENT:
+                return _efficient(request, scale)
+            case Kernel.CUDNN:
+                mask = _additive(attn_mask, query.dtype)
+                return aten._scaled_dot_product_cudnn_attention(
+                    query, key, value, mask, request.needs_grad, dropout_p, is_causal, False, scale=scale
+                )[0]
+            case Kernel.MATH:
+                return _math(request, scale)
 
-    def attend_multi_head(
-        query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
-        qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
-        need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
-    ) -> Any:  # fmt: skip
-        """The fast path of nn.MultiheadAttention in inference (native/transformers/cuda/attention.cu)."""
-        width = embed_dim // num_head
-        heads = query.view(query.shape[0], -1, num_head, width).transpose(1, 2)
-        fused = _flash_applies(heads, heads, heads, mask, False, capability) or _efficient_applies(
-            heads, heads, heads, capability
-        )
-        if query is key is value and width % 8 == 0 and not need_weights and mask is None and fused:
-            projected = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
-            q, k, v = (t.view(t.shape[0], -1, num_head, width).transpose(1, 2) for t in projected)
-            out = F.scaled_dot_product_attention(q, k, v)
-            return F.linear(out.transpose(1, 2).reshape(query.shape), proj_weight, proj_bias), None
-        with torch._C._AutoDispatchBelowAutograd():
-            return aten._native_multi_head_attention(
-                query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
-                mask, need_weights, average_attn_weights, mask_type,
-            )  # fmt: skip
+    return {"scaled_dot_product_attention": attend}
 
-    return {"scaled_dot_product_attention": attend, "_native_multi_head_attention": attend_multi_head}
+
+def _flash(request: Request, scale: float | None) -> Tensor:
+    """Heads are padded to a multiple of 8 outside the kernel, in copies that it then saves."""
+    width = request.query.shape[-1]
+    padded = [
+        F.pad(t, [0, -width % 8]) if width % 8 else t for t in (request.query, request.key, request.value)
+    ]
+    scale = width**-0.5 if scale is None else scale
+    out: Tensor = aten._scaled_dot_product_flash_attention(
+        *padded, request.dropout_p, request.is_causal, False, scale=scale
+    )[0]
+    return out[..., :width] if width % 8 else out
+
+
+def _efficient(request: Request, scale: float | None) -> Any:
+    mask = _additive(request.mask, request.query.dtype)
+    if mask is not None:
+        mask = _aligned(mask).expand(*request.query.shape[:3], request.key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(
+        request.query, request.key, request.value, mask, request.needs_grad, request.dropout_p,
+        request.is_causal, scale=scale,
+    )[0]  # fmt: skip
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask of booleans as one of numbers to add (`convert_boolean_attn_mask`), of the mask's own shape."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    nothing = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+    return torch.where(mask, nothing, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """`preprocess_mask`: rows of the mask must start at multiples of 8 elements, or it is padded in a copy.
+
+    The copy has the mask's own shape: since torch 2.5 it is made before the mask is expanded to batch and
+    heads; torch 2.0 to 2.4 expanded first and padded to 16.
+    """
+    if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
+        return mask
+    columns = mask.shape[-1]
+    return F.pad(mask, [0, 8 - columns % 8])[..., :columns]
+
+
+def _math(request: Request, scale: float | None) -> Tensor:
+    """`_scaled_dot_product_attention_math`, with the in-place addition of the mask that CUDA tensors get.
+
+    Halves are computed in float32, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on (since
+    torch 2.5), and the scores are rounded to halves as a second result, which nobody reads.
+    """
+    query, key, value = request.query, request.key, request.value
+    dtype = query.dtype
+    half = dtype in (torch.float16, torch.bfloat16)
+    if half and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+        query, key, value = query.float(), key.float(), value.float()
+    root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
+    scaled = query * root
+    mask = request.mask
+    if request.is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    # A causal mask is made in the dtype of the scores, one that was given in that of the inputs.
+    mask = _additive(mask, scaled.dtype if request.is_causal else dtype)
+    keys, values = _ungrouped(request, key), _ungrouped(request, value)
+    scores = torch.matmul(scaled, keys.transpose(-2, -1) * root)
+    if mask is not None:
+        scores.add_(mask)
+    scores = aten._safe_softmax(scores, -1)
+    if request.dropout_p > 0:
+        scores = torch.dropout(scores, request.dropout_p, True)
+    _rounded = scores.to(dtype)  # alive until the result is there
+    return torch.matmul(scores, values).to(dtype)
+
+
+def _ungrouped(request: Request, tensor: Tensor) -> Tensor:
+    """Keys or values repeated for every head of the query that shares them."""
+    groups = request.query.shape[-3] // tensor.shape[-3] if request.enable_gqa else 1
+    return tensor.repeat_interleave(groups, -3) if groups > 1 else tensor

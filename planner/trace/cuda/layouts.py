@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.trace.scratch.norms import is_cudnn_batch_norm
 from planner.trace.strides import channels_last, contiguous, new, suggests_channels_last
 
 aten = torch.ops.aten
@@ -71,17 +72,39 @@ def _fits_layer_norm(
     return _is_floating(x, weight, bias) and all(t is None or tuple(t.shape) == sizes for t in (weight, bias))
 
 
-# ---- batch norm: ATen/native/cudnn/BatchNorm.cpp
+def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    """Contiguous, with one figure per row; torch has no meta kernel."""
+    lead = x.dim() - len(normalized)
+    rows = (*x.shape[:lead], *[1] * len(normalized))
+    return (
+        new(x.shape, contiguous(x.shape), x.dtype),
+        new(rows, contiguous(rows), _statistics_dtype(x.dtype)),
+    )
+
+
+def _fused_rms_norm_backward(
+    grad: Tensor, x: Tensor, normalized: Sequence[int], rstd: Tensor, weight: Tensor | None,
+    mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    return (
+        new(x.shape, contiguous(x.shape), x.dtype) if mask[0] else None,
+        new(weight.shape, contiguous(weight.shape), weight.dtype) if mask[1] and weight is not None else None,
+    )
+
+
+# ---- batch norm: ATen/native/cudnn/BatchNorm.cpp, ATen/native/cuda/Normalization.cu
 
 
 def _native_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
-    """As cuDNN does it: in evaluation it saves no statistics, where torch's meta kernel makes two copies."""
-    if not _fits_batch_norm(x, weight) or bias is None or (not training and (mean is None or var is None)):
+    """cuDNN saves no statistics in evaluation, where torch's meta kernel makes two copies; the native kernel
+    saves them always.
+    """
+    if not _fits_batch_norm(x, weight) or (not training and (mean is None or var is None)):
         return NotImplemented
-    saved = (x.shape[1] if training else 0,)
+    saved = (x.shape[1] if training or not is_cudnn_batch_norm(x, weight, bias, training) else 0,)
     kind = _statistics_dtype(x.dtype)
     return new(x.shape, _kept_format(x), x.dtype), new(saved, (1,), kind), new(saved, (1,), kind)
 
@@ -90,24 +113,29 @@ def _native_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Any, var: Any, save_mean: Any, save_invstd: Any,
     train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """cuDNN makes all three gradients, wanted or not; torch's meta kernel heeds the mask for two of them."""
+    """cuDNN makes all three gradients, wanted or not; torch's meta kernel heeds the mask for two of them, the
+    native kernel for all.
+    """
     if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
+    wanted = (True, True, True) if is_cudnn_batch_norm(x, weight, weight, train) else mask
     channels = weight.shape
     return (
-        new(x.shape, _kept_format(x), x.dtype),
-        new(channels, (1,), weight.dtype),
-        new(channels, (1,), weight.dtype),
+        new(x.shape, _kept_format(x), x.dtype) if wanted[0] else None,
+        new(channels, (1,), weight.dtype) if wanted[1] else None,
+        new(channels, (1,), weight.dtype) if wanted[2] else None,
     )
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """What cuDNN takes, half precision with parameters of single precision included."""
-    if x.dim() < 2 or 0 in x.shape or weight is None or not (x.is_meta and weight.is_meta):
+    """Packed inputs, half precision with parameters of single precision included."""
+    if x.dim() < 2 or 0 in x.shape or not x.is_meta or not x.dtype.is_floating_point:
         return False
-    pairs = ((torch.float32, torch.float32), (torch.float64, torch.float64), (torch.float16, torch.float32))
     packed = x.is_contiguous() or suggests_channels_last(x)
-    return (x.dtype, weight.dtype) in pairs and weight.shape == x.shape[1:2] and packed
+    if weight is None:
+        return packed
+    mixed = x.dtype.itemsize == 2 and weight.dtype is torch.float32
+    return weight.is_meta and (weight.dtype is x.dtype or mixed) and weight.shape == x.shape[1:2] and packed
 
 
 def _kept_format(x: Tensor) -> tuple[int, ...]:
@@ -169,6 +197,63 @@ def _cudnn_format(x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int,
     return contiguous(shape)
 
 
+# ---- products of groups: ATen/native/GroupedMMUtils.h
+
+
+def _grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    """Rows of a multiple of 16 bytes. Groups lie along the dimension that one factor lacks, or both; their
+    bounds are values. torch's meta kernel refuses single precision, which CUDA multiplies group by group.
+    """
+    kind = out_dtype or a.dtype
+    ranks = a.dim(), b.dim()
+    if (offs is None) != (ranks == (3, 3)) or not _is_floating(a, b):
+        return NotImplemented
+    lead = () if offs is None or 3 in ranks else (offs.shape[0],)
+    if ranks == (3, 3):
+        lead = (a.shape[0],)
+    shape = (*lead, a.shape[-2], b.shape[-1])
+    unit = 16 // kind.itemsize
+    row = -(-shape[-1] // unit) * unit
+    return new(shape, contiguous((*shape[:-1], row)), kind)
+
+
+# ---- losses
+
+
+def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
+    """The mean is written into the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
+    if reduction == 0 or not _is_floating(x, target, weight) or x.shape != target.shape or 0 in x.shape:
+        return NotImplemented
+    return new(x.shape, contiguous(x.shape), x.dtype).as_strided((), ())
+
+
+def _ctc_loss(
+    scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """The forward variables are kept (ATen/native/cuda/LossCTC.cu); torch has no meta kernel."""
+    steps, samples = scores.shape[:2]
+    longest = _longest_target(targets, target_lengths)
+    alpha = (samples, steps, 2 * longest + 1)
+    return new((samples,), (1,), scores.dtype), new(alpha, contiguous(alpha), scores.dtype)
+
+
+def _longest_target(targets: Tensor, lengths: Any) -> int:
+    """By the lengths where they are known; else as long as the targets are padded to."""
+    if isinstance(lengths, Tensor):
+        if not lengths.is_meta:
+            return int(lengths.max())
+        return targets.shape[-1]
+    return max(int(length) for length in lengths)
+
+
+def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:
+    return new(scores.shape, contiguous(scores.shape), scores.dtype)
+
+
 # ---- others that answer contiguous
 
 
@@ -203,8 +288,16 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 KERNELS: Mapping[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _native_layer_norm,
     aten.native_layer_norm_backward.default: _native_layer_norm_backward,
+    aten._fused_rms_norm.default: _fused_rms_norm,
+    aten._fused_rms_norm_backward.default: _fused_rms_norm_backward,
     aten.native_batch_norm.default: _native_batch_norm,
     aten.native_batch_norm_backward.default: _native_batch_norm_backward,
+    aten._grouped_mm.default: _grouped_mm,
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.roll.default: _roll,

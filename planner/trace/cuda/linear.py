@@ -16,7 +16,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         return torch.matmul(x, weight.t()) if bias is None else torch.matmul(x, weight.t()).add_(bias)
     if x.dim() == 2:
         return torch.addmm(bias, x, weight.t())
-    if x.dim() >= 3 and x.is_contiguous():
+    if x.is_contiguous():  # of any rank, 1 included, since torch 2.13 at the latest
         return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t()).view(*x.shape[:-1], weight.shape[0])
     return torch.matmul(x, weight.t()).add_(bias)
 

@@ -4,24 +4,47 @@ An operator is in one of three states: it has a rule here, it is declared free o
 unknown. Unknown operators are named in every answer.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import torch
 
-from planner.trace.scratch import attention, gemm
+from planner.trace.scratch import (
+    attention,
+    convolution,
+    copying,
+    gemm,
+    indexing,
+    losses,
+    norms,
+    reductions,
+    rnn,
+    sorting,
+    transforms,
+)  # fmt: skip
 from planner.trace.scratch.free import FREE
 from planner.trace.scratch.gemm import Workspaces
+from planner.trace.scratch.steps import Held, Made, Release, Rule, Step
 
-__all__ = ["CPU_OUTPUTS", "State", "Workspaces", "scratch_bytes", "state_of"]
+__all__ = [
+    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "State", "Step", "Workspaces", "state_of",
+]  # fmt: skip
 
-Rule = Callable[
-    [tuple[Any, ...], Any, tuple[int, int]], tuple[int, ...]
-]  # arguments, result, capability -> bytes
-
-RULES: dict[Any, Rule] = dict(attention.RULES)
-CPU_OUTPUTS: dict[Any, tuple[int, ...]] = (
+RULES: Mapping[Any, Rule] = {
+    **copying.RULES,
+    **attention.RULES,
+    **convolution.RULES,
+    **gemm.RULES,
+    **indexing.RULES,
+    **losses.RULES,
+    **norms.RULES,
+    **reductions.RULES,
+    **rnn.RULES,
+    **sorting.RULES,
+    **transforms.RULES,
+}
+CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = (
     attention.CPU_OUTPUTS
 )  # positions of results that a CUDA kernel keeps on CPU
 
@@ -34,6 +57,8 @@ class State(StrEnum):
 
 def state_of(func: Any) -> State:
     """Whether the scratch memory of this operator is known."""
+    if func in convolution.UNKNOWN:
+        return State.UNKNOWN
     if func in RULES or func in gemm.OPS:
         return State.RULE
     schema = func._schema
@@ -45,9 +70,3 @@ def state_of(func: Any) -> State:
     if aliases and all(alias is not None and not alias.is_write for alias in aliases):
         return State.FREE  # a view
     return State.UNKNOWN
-
-
-def scratch_bytes(func: Any, args: tuple[Any, ...], out: Any, capability: tuple[int, int]) -> tuple[int, ...]:
-    """Sizes of the blocks that the kernel takes one after the other and gives back before it returns."""
-    rule = RULES.get(func)
-    return () if rule is None else rule(args, out, capability)

@@ -11,35 +11,51 @@ _NAMES = """
     constant_pad_nd zero_ fill_ _unsafe_view _reshape_alias lift_fresh repeat roll flip masked_fill
     masked_fill_ where tril triu select_backward slice_backward diagonal_backward unfold_backward
     new_empty_strided resize_ set_ split_with_sizes normal_ uniform_ bernoulli_ bernoulli rand randn
-    as_strided_ index
-    reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward
+    as_strided_ index eye full_like rand_like randn_like randint randint_like exponential_ log_normal_
+    geometric_ cauchy_ random_ normal bernoulli scatter scatter_ scatter_add scatter_add_
+    scatter_reduce scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_
+    slice_scatter select_scatter diagonal_scatter take put masked_scatter unsafe_split
+    unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin
+    bucketize searchsorted
+    replication_pad1d replication_pad2d replication_pad3d _pin_memory
+    _padded_dense_to_jagged_forward block_diag cartesian_prod vander fft_fftfreq fft_rfftfreq
     # dropout, activations and normalisation with a kernel of their own
-    native_dropout native_dropout_backward native_layer_norm native_layer_norm_backward native_batch_norm
-    native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward _softmax _log_softmax
-    _softmax_backward_data _log_softmax_backward_data glu glu_backward prelu _prelu_kernel
-    hardswish_ hardswish_backward hardsigmoid_backward hardtanh_backward leaky_relu_backward
-    _prelu_kernel_backward rms_norm log_sigmoid_forward log_sigmoid_backward
+    native_dropout native_dropout_backward cudnn_batch_norm cudnn_batch_norm_backward glu glu_backward prelu
+    _prelu_kernel hardswish hardswish_ hardswish_backward hardsigmoid_backward hardtanh_backward
+    leaky_relu_backward _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward elu_backward
+    softplus_backward celu_ selu_ rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_backward
+    mish_backward silu_backward gelu_backward softshrink_backward hardshrink_backward threshold_backward
+    _weight_norm_interface _weight_norm_interface_backward
     # pooling, sampling
-    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices
-    max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d adaptive_max_pool2d
-    _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward upsample_nearest2d
-    upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward upsample_trilinear3d upsample_trilinear3d_backward upsample_bicubic2d
-    upsample_bicubic2d_backward upsample_linear1d upsample_linear1d_backward pixel_shuffle
-    pixel_unshuffle grid_sampler_2d im2col col2im
+    _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool3d_backward
+    max_pool2d_with_indices max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool2d_backward
+    upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d upsample_linear1d
+    _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa
+    pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
+    grid_sampler_3d_backward affine_grid_generator cudnn_grid_sampler cudnn_grid_sampler_backward
     # look-ups and losses
-    _local_scalar_dense
-    embedding nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward gather
-    index_select mse_loss mse_loss_backward binary_cross_entropy binary_cross_entropy_backward
+    _local_scalar_dense _assert_async
+    embedding gather index_select kthvalue mode trace dist histc bincount floor_divide _grouped_mm
+    mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward
+    binary_cross_entropy_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward
+    multilabel_margin_loss_backward _embedding_bag _embedding_bag_forward_only
+    _embedding_bag_per_sample_weights_backward _cdist_forward _cdist_backward cross linalg_cross
+    # cells of recurrent layers (native/cuda/RNN.cu): their workspace is an output
+    _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
+    _thnn_fused_gru_cell_backward _thnn_differentiable_lstm_cell_backward _cudnn_init_dropout_state
     # attention whose scratch is nothing but outputs
     _scaled_dot_product_efficient_attention _fused_sdp_choice
     # optimizers in place
     _foreach_add_ _foreach_mul_ _foreach_sub_ _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_
     _foreach_lerp_ _foreach_sqrt_ _foreach_neg_ _foreach_zero_ _foreach_copy_ _foreach_sqrt _foreach_add
     _foreach_mul _foreach_sub _foreach_div _foreach_neg _foreach_pow _foreach_reciprocal_
-    _foreach_maximum_ _foreach_sign_ _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_ lerp_
+    _foreach_maximum_ _foreach_sign_ _foreach_clamp_min_ _foreach_clamp_max_ _foreach_rsqrt_
+    _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_ lerp_
     addcmul_ addcdiv_
+    # gradient scaling: the gradients and the scale change in place (native/cuda/AmpKernels.cu)
+    _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
 FREE = frozenset(f"aten::{name}" for line in _NAMES.splitlines() if "#" not in line for name in line.split())

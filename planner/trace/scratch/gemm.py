@@ -1,4 +1,4 @@
-"""The workspaces that cuBLAS keeps.
+"""Matrix products: the workspaces that cuBLAS keeps, and the copies of operands that it cannot read.
 
 ATen/cuda/CublasHandlePool.cpp: the first use of a handle takes a workspace from the caching allocator and
 keeps it for ever, one per (handle, stream). Handles belong to threads, and a training process has two that
@@ -7,11 +7,15 @@ cuBLASLt uses the same workspace by default (unified since torch 2.11; torch 2.9
 MiB).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from planner.chip import Chip
 from planner.events import Phase
+from planner.trace.scratch.steps import Held, Rule, Step, tensor_bytes
 
 aten = torch.ops.aten
 
@@ -30,6 +34,7 @@ OPS = frozenset(
         aten.dot.default,
         aten.vdot.default,
         aten._native_multi_head_attention.default,
+        aten._euclidean_dist.default,
     }
 )
 
@@ -59,3 +64,36 @@ class Workspaces:
             return ()
         self._taken.add(backward)
         return (self._bytes,)
+
+
+# ---- operands that are copied, since cuBLAS wants rows or columns next to each other
+# (prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas, ATen/native/cuda/Blas.cpp and
+# cuBlasCommonArgs.h)
+
+
+def _unreadable(matrix: Tensor) -> tuple[Step, ...]:
+    """The copy of one operand, the last two dimensions of which are a matrix."""
+    rows, columns = matrix.shape[-2:]
+    down, right = matrix.stride()[-2:]
+    if (down == 1 and right >= max(1, rows)) or (right == 1 and down >= max(1, columns)):
+        return ()
+    if matrix.is_contiguous() or (matrix.dim() == 2 and matrix.t().is_contiguous()):
+        return ()
+    return (Held(tensor_bytes(matrix)),)
+
+
+def _of_two(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    return (*_unreadable(args[0]), *_unreadable(args[1]))
+
+
+def _of_three(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """The first argument is added to the product."""
+    return (*_unreadable(args[1]), *_unreadable(args[2]))
+
+
+RULES: Mapping[Any, Rule] = {
+    aten.mm.default: _of_two,
+    aten.bmm.default: _of_two,
+    aten.addmm.default: _of_three,
+    aten.baddbmm.default: _of_three,
+}

@@ -1,0 +1,95 @@
+"""The longest common subsequence of two rows of numbers, exactly, fast enough for tens of thousands.
+
+Bit-parallel: one row of the table of lengths is one large integer, whose bit j is 0 where the length grows
+at column j (Crochemore, Iliopoulos, Pinzon and Reid 2001; Hyyrö 2004). Where the rows would take too much
+memory, the problem is halved first (Hirschberg 1975).
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+MOST_TABLE_BITS = 2**30  # 128 MiB
+
+Pair = tuple[int, int]
+
+
+def align_rows(
+    first: Sequence[int], second: Sequence[int], most_table_bits: int = MOST_TABLE_BITS
+) -> list[Pair]:
+    """Pairs of indices of equal numbers, rising on both sides, as many as there can be.
+
+    Of several such pairings the choice is arbitrary but always the same. `most_table_bits` bounds the memory.
+    """
+    start, end = 0, 0
+    shorter = min(len(first), len(second))
+    while start < shorter and first[start] == second[start]:
+        start += 1
+    while end < shorter - start and first[-1 - end] == second[-1 - end]:
+        end += 1
+    inner = _align(first[start : len(first) - end], second[start : len(second) - end], most_table_bits)
+    return [
+        *((index, index) for index in range(start)),
+        *((one + start, other + start) for one, other in inner),
+        *((len(first) - index, len(second) - index) for index in range(end, 0, -1)),
+    ]
+
+
+def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) -> list[Pair]:
+    if not first or not second:
+        return []
+    if len(second) > 1 and len(first) * len(second) > most_table_bits:
+        return _align_halves(first, second, most_table_bits)
+    return _trace_back(first, second, _rows(first, second))
+
+
+def _rows(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The rows of the table: entry i for the first i numbers of `second`, bit j for number j of `first`."""
+    places: dict[int, int] = {}
+    for column, number in enumerate(first):
+        places[number] = places.get(number, 0) | 1 << column
+    full = (1 << len(first)) - 1
+    row = full
+    rows = [row]
+    for number in second:
+        found = row & places.get(number, 0)
+        row = ((row + found) | (row - found)) & full
+        rows.append(row)
+    return rows
+
+
+def _trace_back(first: Sequence[int], second: Sequence[int], rows: list[int]) -> list[Pair]:
+    pairs = []
+    column, row = len(first), len(second)
+    while column and row:
+        if first[column - 1] == second[row - 1]:
+            column, row = column - 1, row - 1
+            pairs.append((column, row))
+        elif rows[row] >> (column - 1) & 1:  # the last column adds nothing
+            column -= 1
+        else:
+            row -= 1
+    return pairs[::-1]
+
+
+def _align_halves(first: Sequence[int], second: Sequence[int], most_table_bits: int) -> list[Pair]:
+    middle = len(second) // 2
+    ahead = _lengths(first, second[:middle])
+    behind = _lengths(first[::-1], second[middle:][::-1])[::-1]
+    split = max(range(len(first) + 1), key=lambda column: ahead[column] + behind[column])
+    before = _align(first[:split], second[:middle], most_table_bits)
+    after = _align(first[split:], second[middle:], most_table_bits)
+    return [*before, *((one + split, other + middle) for one, other in after)]
+
+
+def _lengths(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Length of the common subsequence of `second` and each beginning of `first`, from the empty one on."""
+    places: dict[int, int] = {}
+    for column, number in enumerate(first):
+        places[number] = places.get(number, 0) | 1 << column
+    full = (1 << len(first)) - 1
+    row = full
+    for number in second:
+        found = row & places.get(number, 0)
+        row = ((row + found) | (row - found)) & full
+    bits = f"{row:0{len(first)}b}"[::-1]
+    return list(accumulate((bit == "0" for bit in bits), initial=0))

@@ -1,0 +1,65 @@
+"""`planner cache`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from planner.cli.folders import cache_folder
+from planner.cli.options import OutputOptions, takes, warn
+from planner.cli.output import answer
+from planner.cli.words import Argument
+from planner.errors import UsageError
+from planner.trace_cache import Usage, open_cache
+
+CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """What to do with the kept traces."""
+
+    what: Annotated[
+        list[str] | None, Argument(metavar="[clear]", help="clear: delete them all; else only count them.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a folder keeps, or kept until now."""
+
+    folder: Path
+    usage: Usage
+    limit_bytes: int
+    is_cleared: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner cache`."""
+        return {
+            "schema": 1,
+            "folder": str(self.folder),
+            "entries": self.usage.entries,
+            "size_mib": self.usage.size_bytes / 2**20,
+            "limit_mib": self.limit_bytes / 2**20,
+            "cleared": self.is_cleared,
+        }
+
+    def __str__(self) -> str:
+        held = f"{self.usage.entries} kept traces, {self.usage.size_bytes / 2**20:.1f} MiB"
+        if self.is_cleared:
+            return f"{self.folder}: {held} deleted"
+        return f"{self.folder}: {held} of at most {self.limit_bytes / 2**20:.0f}"
+
+
+@takes(CacheOptions, OutputOptions)
+def cache_command(asked: CacheOptions, output: OutputOptions) -> int:
+    """The traces that are kept from earlier plans: how many, how large; clear deletes them."""
+    words = list(asked.what or ())
+    if words not in ([], [CLEAR]):
+        raise UsageError(f"cache {' '.join(words)}: only clear can be done; see planner cache --help")
+    folder = cache_folder()
+    if folder is None:
+        raise UsageError("no home folder is known to keep traces in: set XDG_CACHE_HOME")
+    cache = open_cache(folder, warn)
+    usage = cache.clear() if words else cache.usage()
+    answer(CacheReport(folder, usage, cache.limit_bytes, bool(words)), output)
+    return 0

@@ -1,0 +1,53 @@
+"""`planner devices`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from planner.cli.options import OutputOptions, takes
+from planner.cli.output import answer
+from planner.cli.words import Argument
+from planner.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Which cards."""
+
+    words: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[WORDS]...",
+            help="Each is found in a card's name, aliases, line (consumer, workstation, datacenter, slice), "
+            "memory or cloud instances, or is its compute capability; auto: this machine's card.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What was found."""
+
+    devices: tuple[Device, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner devices`."""
+        from planner.report.devices import devices_to_json
+
+        return devices_to_json(self.devices)
+
+    def __str__(self) -> str:
+        from planner.report.devices import devices_text
+
+        return devices_text(self.devices)
+
+
+@takes(SearchOptions, OutputOptions)
+def devices_command(search: SearchOptions, output: OutputOptions) -> int:
+    """The GPUs that the planner knows, each figure with its source."""
+    from planner.device import load_devices, search_devices
+    from planner.local_gpu import local_device
+
+    words = list(search.words or ())
+    found = (local_device(),) if words == ["auto"] else search_devices(load_devices(), words)
+    answer(Devices(found), output)
+    return 0 if found else 1

@@ -1,0 +1,110 @@
+"""`planner explain`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from planner.births import Recording
+from planner.cli.compare import picture_path
+from planner.cli.estimate import BatchOptions
+from planner.cli.options import (
+    CalibrationOptions,
+    CardOptions,
+    JobOptions,
+    OutputOptions,
+    Text,
+    takes,
+    whole,
+)
+from planner.cli.output import answer, working
+from planner.cli.words import Option
+from planner.errors import UsageError
+from planner.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    """How much is told, and where else."""
+
+    top: Annotated[
+        Text, Option(metavar="N", help="Largest tensors and differences shown, 10 by default.")
+    ] = None
+    depth: Annotated[
+        Text, Option(metavar="N", help="Levels of modules shown, by default as many as are readable.")
+    ] = None
+    plot: Annotated[Text, Option(metavar="FILE", help="Draw the memory over time: a .png, .svg or .pdf.")] = (
+        None
+    )
+    html: Annotated[
+        Text, Option(metavar="FILE", help="Write one page with all of it, for any batch on any GPU: a .html.")
+    ] = None
+    snapshot: Annotated[
+        Text, Option(metavar="FILE", help="Write the run as a pickle that torch's memory_viz opens.")
+    ] = None
+    against: Annotated[
+        Text,
+        Option(
+            metavar="HISTORY",
+            help="Compare with what a GPU's allocator recorded: a history of planner verify or calibrate, "
+            "a pickle of torch.cuda.memory._snapshot(), or a folder of measuring records.",
+        ),
+    ] = None
+
+
+@takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, ExplainOptions, OutputOptions)
+def explain_command(
+    size: BatchOptions,
+    job: JobOptions,
+    card: CardOptions,
+    stored: CalibrationOptions,
+    how: ExplainOptions,
+    output: OutputOptions,
+) -> int:
+    """Where the memory of one batch goes: categories, modules, tensors, gaps, steps."""
+    from planner import explain_api
+
+    batch = whole("--batch", size.batch, "32")
+    top, depth = whole("--top", how.top, "10"), whole("--depth", how.depth, "2")
+    picture = None if how.plot is None else picture_path(how.plot)
+    page = None if how.html is None else page_path(how.html)
+    against = None if how.against is None else _Recorded(Path(how.against))
+    options = job.keywords() | card.keywords() | stored.keywords()
+    with working() as tell:
+        result = explain_api.explain(batch=batch, against=against, top=top, depth=depth, **options, tell=tell)
+        if picture is not None:
+            tell("drawing")
+            result.draw(picture)
+        if page is not None:
+            from planner.curve_api import batch_curve
+
+            curve = batch_curve(batch=result.explanation.run.batch, **options, tell=tell)
+            tell("writing the page")
+            result.save_page(page, curve)
+        if how.snapshot is not None:
+            result.save_snapshot(Path(how.snapshot))
+    answer(result, output)
+    return 0
+
+
+def page_path(text: str) -> Path:
+    """Where to write the page. Refuses what would fail after the work is done."""
+    from importlib.util import find_spec
+
+    path = Path(text)
+    if path.suffix not in (".html", ".htm"):
+        raise UsageError(f"--html {text}: give a file that ends in .html")
+    if find_spec("plotly") is None:
+        raise UsageError("--html needs plotly: pip install 'gpu-batch-planner[page]'")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Reads what a GPU recorded, once the job is known: a folder may hold many records."""
+
+    path: Path
+
+    def __call__(self, job: Job, batch: int) -> Recording:
+        from calibration.recording import load_recording
+
+        return load_recording(self.path, job, batch)

@@ -1,0 +1,97 @@
+"""`planner gpus`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from planner.cli.compare import picture_path
+from planner.cli.estimate import BatchOptions
+from planner.cli.options import (
+    CalibrationOptions,
+    JobOptions,
+    OutputOptions,
+    Text,
+    probability,
+    takes,
+    whole,
+)
+from planner.cli.output import answer, working
+from planner.cli.words import Option
+from planner.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """Which GPUs, in which order, and where else to."""
+
+    sort: Annotated[
+        Text, Option(metavar="KEY", help="max_batch (default), memory, name, process or headroom.")
+    ] = None
+    filter: Annotated[
+        list[str] | None,
+        Option(
+            metavar="WORDS", help="Only GPUs that planner devices WORDS lists; repeatable, all must hold."
+        ),
+    ] = None
+    min_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at least N MiB.")] = None
+    max_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at most N MiB.")] = None
+    csv: Annotated[bool, Option("--csv", help="Comma-separated values in place of the table.")] = False
+    plot: Annotated[
+        Text,
+        Option(metavar="FILE", help="Draw peak memory against batch size as well: a .png, .svg or .pdf."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """What holds for every GPU."""
+
+    allocator_cap_mib: Annotated[
+        Text, Option(metavar="N", help="A bound on the caching allocator alone, on every GPU.")
+    ] = None
+    alloc_conf: Annotated[
+        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
+    ] = None
+    confidence: Annotated[
+        Text, Option(metavar="P", help="The answer holds with this probability; 0.99 by default.")
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """As `planner.gpus` takes them."""
+        return {
+            "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
+            "alloc_conf": self.alloc_conf,
+            "confidence": probability("--confidence", self.confidence),
+        }
+
+
+@takes(BatchOptions, JobOptions, MemoryOptions, CalibrationOptions, ChoiceOptions, OutputOptions)
+def gpus_command(
+    size: BatchOptions,
+    job: JobOptions,
+    memory: MemoryOptions,
+    stored: CalibrationOptions,
+    choice: ChoiceOptions,
+    output: OutputOptions,
+) -> int:
+    """Every known GPU with its largest batch, or those that run --batch B."""
+    if choice.csv and output.json:
+        raise UsageError("--csv and --json: both say how to answer; give one of them")
+    batch = whole("--batch", size.batch, "32")
+    path = None if choice.plot is None else picture_path(choice.plot)
+    bounds = {
+        "min_mib": whole("--min-mib", choice.min_mib, "24000"),
+        "max_mib": whole("--max-mib", choice.max_mib, "48000"),
+    }
+    from planner.gpus_api import gpus
+
+    options = job.keywords() | memory.keywords() | stored.keywords() | bounds
+    with working() as tell:
+        result = gpus(batch=batch, sort=choice.sort, filter=choice.filter, **options, tell=tell)
+        if path is not None:
+            tell("drawing")
+            result.draw(path)
+    if choice.csv:
+        print(result.to_csv(), flush=True)
+    else:
+        answer(result, output)
+    return 0 if any(fit.max_batch for fit in result.fits) else 1

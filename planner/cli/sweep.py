@@ -1,0 +1,130 @@
+"""`planner sweep`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from planner.cli.options import (
+    CalibrationOptions,
+    OutputOptions,
+    Text,
+    probability,
+    seconds,
+    takes,
+    whole,
+)
+from planner.cli.output import answer, working
+from planner.cli.words import Argument, Option
+from planner.errors import UsageError
+from planner.job import check_count, shown
+from planner.plan import Tell
+
+if TYPE_CHECKING:
+    from planner.sweep import Swept
+    from planner.sweep_pool import Engine
+
+MOST_JOBS = 1024
+LOCAL, DASK = "local", "dask"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """Which grid, where it runs, and where it is kept."""
+
+    file: Annotated[Text, Argument(metavar="FILE", help="A grid of models, recipes and GPUs in YAML.")] = None
+    jobs: Annotated[Text, Option(metavar="N", help="Processes at a time; by default one for each core.")] = (
+        None
+    )
+    engine: Annotated[Text, Option(metavar="NAME", help="local, the default, or dask.")] = None
+    scheduler: Annotated[
+        Text, Option(metavar="ADDRESS", help="Of the Dask cluster, such as tcp://10.0.0.1:8786.")
+    ] = None
+    results: Annotated[
+        Text,
+        Option(metavar="DIR", help="Where finished jobs are kept, by default FILE without .yaml + .results."),
+    ] = None
+    csv: Annotated[Text, Option(metavar="FILE", help="Write the cells as comma-separated values.")] = None
+    parquet: Annotated[Text, Option(metavar="FILE", help="Write the cells as a Parquet file.")] = None
+    models: Annotated[
+        Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
+    ] = None
+    allow_code: Annotated[
+        bool, Option("--allow-code", help="Let these files name code that runs: FILE.py:NAME.")
+    ] = False
+    isolate: Annotated[
+        bool, Option("--isolate", help="Run each model in a process of its own, whatever it does there.")
+    ] = False
+    time_limit: Annotated[
+        Text, Option(metavar="SECONDS", help="What a trace may take with --isolate; 600 by default.")
+    ] = None
+    confidence: Annotated[
+        Text, Option(metavar="P", help="The answers hold with this probability; 0.99 by default.")
+    ] = None
+
+
+@takes(SweepOptions, CalibrationOptions, OutputOptions)
+def sweep_command(options: SweepOptions, stored: CalibrationOptions, output: OutputOptions) -> int:
+    """Every model in every recipe on every GPU of a file, in parallel; call again to go on."""
+    if options.file is None:
+        raise UsageError("FILE is missing: name a sweep file; docs/sweep.md shows one")
+    with working() as tell:
+        swept = _run(options, stored, Path(options.file), tell)
+    answer(swept, output)
+    _write(swept, options)
+    return 1 if swept.failures else 0
+
+
+def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: Tell) -> "Swept":
+    from planner.catalogue import load_catalogue
+    from planner.isolate import limit_of
+    from planner.named_models import allowed_sources
+    from planner.sweep import sweep
+    from planner.sweep_file import load_grid
+    from planner.sweep_store import open_store
+
+    shared: dict[str, Any] = {
+        **stored.keywords(),
+        "isolate": options.isolate,
+        "time_limit": seconds("--time-limit", options.time_limit),
+        "confidence": probability("--confidence", options.confidence),
+    }
+    limit_of(shared)
+    sources = allowed_sources({"allow_code": options.allow_code})
+    catalogue = load_catalogue(None if options.models is None else Path(options.models), sources)
+    grid = load_grid(path, catalogue, sources)
+    folder = path.with_suffix(".results") if options.results is None else Path(options.results)
+    calibrations = [*map(Path, shared["calibrations"] or ()), *filter(None, [shared["own_calibrations"]])]
+    store = open_store(folder, calibrations, tell)
+    return sweep(grid, catalogue, shared, store, _engine(options), tell)
+
+
+def _engine(options: SweepOptions) -> "Engine":
+    from planner.sweep_pool import DaskEngine, LocalEngine
+
+    jobs = whole("--jobs", options.jobs, "2")
+    name = options.engine or LOCAL
+    if name not in (LOCAL, DASK):
+        raise UsageError(f"--engine: unknown value {shown(name)}; use one of {LOCAL}, {DASK}")
+    if name == DASK:
+        if options.scheduler is None:
+            raise UsageError("--engine dask: say where the cluster is: --scheduler tcp://HOST:8786")
+        if jobs is not None:
+            raise UsageError("--jobs and --engine dask: the cluster has its own; leave --jobs away")
+        return DaskEngine(options.scheduler)
+    if options.scheduler is not None:
+        raise UsageError("--scheduler: it is that of --engine dask; add that")
+    return LocalEngine(
+        len(os.sched_getaffinity(0)) if jobs is None else check_count("--jobs", jobs, MOST_JOBS)
+    )
+
+
+def _write(swept: "Swept", options: SweepOptions) -> None:
+    """After the answer, so that a file that cannot be written costs no answer."""
+    from planner.atomic import write_bytes
+    from planner.report.sweep import sweep_csv, sweep_parquet
+
+    if options.csv is not None:
+        write_bytes(Path(options.csv), sweep_csv(swept).encode())
+    if options.parquet is not None:
+        write_bytes(Path(options.parquet), sweep_parquet(swept))

@@ -1,0 +1,52 @@
+"""One job on many cards while its model runs in a process of its own: each card planned by itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from planner.budget import Budget
+from planner.card_fits import CardFit, Floor
+from planner.chip import Chip
+from planner.events import Trace
+from planner.isolate import Apart
+from planner.job import Job
+from planner.plan import Estimate, Tracer, estimate, plan_max_batch
+
+
+@dataclass(slots=True)
+class FromApart:
+    """The traces of one process, which serves all cards."""
+
+    job: Job
+    apart: Apart
+    _tracers: dict[Chip, Tracer] = field(default_factory=dict)
+
+    def at(self, batch: int, chip: Chip) -> Trace:
+        """The whole trace."""
+        if chip not in self._tracers:
+            self._tracers[chip] = cache(lambda size: self.apart.trace(size, chip))
+        return self._tracers[chip](batch)
+
+    def floor(self, chip: Chip) -> Floor:
+        """Nothing is known from below."""
+        return lambda batch: 0
+
+    def fit(self, budgets: Sequence[Budget], batch: int | None) -> tuple[CardFit, ...]:
+        """What each card can do, as `plan_max_batch` says it."""
+        return tuple(self._fit(budget, batch) for budget in budgets)
+
+    def _fit(self, budget: Budget, batch: int | None) -> CardFit:
+        chip = budget.device.chip
+        plan = plan_max_batch(self.job, budget, lambda size: self.at(size, chip))
+        size = batch or plan.search.largest or 1
+        found: Estimate | None = plan.at_max if size == plan.search.largest else None
+        if found is None:
+            found = estimate(self.job, self.at(size, chip), size, budget)
+        return CardFit(
+            budget,
+            plan.search.largest,
+            size,
+            found.outcome,
+            found.process_bytes,
+            found.process_upper_bytes,
+        )

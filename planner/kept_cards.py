@@ -1,0 +1,40 @@
+"""The traces of one job for many cards, from shelves of kept traces; what none has is traced and kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from planner.card_fits import Floor, least_bytes
+from planner.chip import Chip
+from planner.events import Trace
+from planner.job import Job
+from planner.kept_tracer import Fresh, KeptTracer, Shelves
+
+
+@dataclass(slots=True)
+class KeptCards:
+    """One tracer for each kind of GPU; they share what torch has to do."""
+
+    job: Job
+    shelves: Shelves
+    start: Callable[[], Fresh]  # imports torch
+    _tracers: dict[Chip, KeptTracer] = field(default_factory=dict)
+    _fresh: list[Fresh] = field(default_factory=list)  # one at most
+
+    def at(self, batch: int, chip: Chip) -> Trace:
+        """The whole trace."""
+        return self._tracer(chip)(batch)
+
+    def floor(self, chip: Chip) -> Floor:
+        """What the model's own tensors take at the least, where it has a loop."""
+        loop = self._tracer(chip).loop()
+        return (lambda batch: 0) if loop is None else least_bytes(loop.own.events)
+
+    def _tracer(self, chip: Chip) -> KeptTracer:
+        if chip not in self._tracers:
+            self._tracers[chip] = KeptTracer(self.job, chip, self.shelves, self._start_once)
+        return self._tracers[chip]
+
+    def _start_once(self) -> Fresh:
+        if not self._fresh:
+            self._fresh.append(self.start())
+        return self._fresh[0]

@@ -1,0 +1,117 @@
+"""A tracer that looks on shelves of kept traces first, and keeps what it has to take."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from planner.chip import Chip
+from planner.events import Trace
+from planner.job import Job
+from planner.kept_traces import Found, UserShelf
+from planner.plan import FIT_BATCHES
+from planner.shipped_traces import ShippedShelf
+from planner.stored_loop import StoredLoop
+from planner.versions import installed_version, public_version
+
+
+class Fresh(Protocol):
+    """Takes traces with torch."""
+
+    def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
+        """The job's loop where it has one, and what belongs beside it."""
+
+    def run(self, batch: int, chip: Chip) -> StoredLoop:
+        """One batch size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelves:
+    """Where kept traces are looked for, in this order."""
+
+    user: UserShelf
+    shipped: ShippedShelf
+
+    def completed(self, job: Job, complete: Callable[[Job], Job]) -> Job:
+        """The job as its library completes it, which is asked, and kept, where no shelf knows."""
+        known = self.user.completed(job) or self.shipped.completed(job)
+        if known is not None:
+            return known
+        completed = complete(job)
+        self.user.keep_completed(job, completed)
+        return completed
+
+
+@dataclass(slots=True)
+class KeptTracer:
+    """The job's traces from shelves; what none has is traced, and kept on the user's."""
+
+    job: Job
+    chip: Chip
+    shelves: Shelves
+    start: Callable[[], Fresh]  # imports torch
+    _known: list[Found] = field(default_factory=list)
+    _fresh: Fresh | None = None
+    _read: set[int] = field(default_factory=set)  # shelves whose loops are known
+    _tried: bool = False  # whether a loop was looked for
+    _taken: dict[int, Trace] = field(default_factory=dict)
+
+    def __call__(self, batch: int) -> Trace:
+        """The trace at this batch size. Raises the errors of a trace."""
+        if batch not in self._taken:
+            self._taken[batch] = self._from_known(batch) or self._from_shelves(batch) or self._traced(batch)
+        return self._taken[batch]
+
+    def loop(self) -> StoredLoop | None:
+        """The job's loop, where it has one. Raises the errors of a trace."""
+        self(FIT_BATCHES[0])
+        loops = (found.loop for found in self._known if found.loop.last > found.loop.first)
+        return next(loops, None)
+
+    def _from_known(self, batch: int) -> Trace | None:
+        for found in self._known:
+            trace = found.loop.at(batch, self.chip.multiprocessors)
+            if trace is not None:
+                note = _note(found.torch)
+                return replace(trace, notes=(*trace.notes, note))
+        return None
+
+    def _from_shelves(self, batch: int) -> Trace | None:
+        for number, shelf in enumerate((self.shelves.user, self.shelves.shipped)):
+            if number not in self._read:
+                self._read.add(number)
+                self._known += shelf.loops(self.job, self.chip)
+            trace = self._from_known(batch)
+            run = None if trace else shelf.run(self.job, self.chip, batch)
+            if run is not None:
+                self._known.append(run)
+                trace = self._from_known(batch)
+            if trace is not None:
+                return trace
+        return None
+
+    def _traced(self, batch: int) -> Trace:
+        fresh: Fresh = self._fresh or self.start()
+        self._fresh = fresh
+        if batch in FIT_BATCHES and not self._tried:  # whoever asks for these will ask for more
+            self._tried = True
+            for loop in fresh.loops(self.chip):
+                self._keep(loop)
+        trace = self._from_known(batch)
+        if trace is None:
+            self._keep(fresh.run(batch, self.chip))
+            trace = self._from_known(batch)
+        assert trace is not None
+        return trace
+
+    def _keep(self, loop: StoredLoop) -> None:
+        self._known.append(Found(loop, installed_version("torch") or "?"))
+        self.shelves.user.keep_loop(self.job, self.chip, loop)
+
+
+def _note(torch: str) -> str:
+    installed = installed_version("torch")
+    if installed is None:
+        how = f"beforehand with PyTorch {torch}, which is not installed here"
+    else:
+        how = f"with PyTorch {installed if public_version(installed) == public_version(torch) else torch}"
+    return f"traced {how}; other versions keep other tensors"

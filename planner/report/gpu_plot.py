@@ -1,0 +1,125 @@
+"""Peak memory against batch size, with a line for each card: the picture of `planner gpus`."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from planner.card_fits import CardFit, CardTable, curve
+from planner.device import MIB, Line
+from planner.errors import DataFileError, UsageError
+from planner.report.layout import doing
+
+GIB = 1024 * MIB
+OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
+_SIZE_INCHES = (9.0, 5.2)
+_DPI = 110  # about 1000 pixels wide: as a README shows it
+_MOST_LABELS = 14  # lines with a name; more cannot be read
+_LABEL_POINTS = 10.5
+_NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
+_LABEL_SHARE = 0.048  # of the height of the axes that one label takes
+
+
+def draw_gpus(table: CardTable, path: Path) -> None:
+    """The curve of the job and the cards that it crosses; the suffix of the path says which format.
+
+    Of many cards, those are named that lie furthest apart. Raises UsageError where no card runs the job,
+    DataFileError where the file cannot be written.
+    """
+    cards = sorted(
+        (fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.budget.device.usable.value
+    )
+    if not cards:
+        raise UsageError("--plot: no GPU runs the job, so there is nothing to draw")
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    shown = _spread_out(cards)
+    _curve(axes, table)
+    _cards(axes, shown)
+    _frame(axes, table, shown)
+    try:
+        figure.savefig(path, bbox_inches="tight")  # the names lie outside of the axes
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot write the picture: {error.strerror}") from error
+
+
+def _spread_out(cards: list[CardFit]) -> list[CardFit]:
+    """Up to so many cards as can be named, as evenly as they come by memory, the first and last with
+    them, whole cards rather than slices."""
+    if len(cards) <= _MOST_LABELS:
+        return cards
+    whole = [fit for fit in cards if not _is_slice(fit)]
+    cards = whole or cards
+    low, high = (cards[end].budget.device.usable.value for end in (0, -1))
+    wanted = [low + (high - low) * step / (_MOST_LABELS - 1) for step in range(_MOST_LABELS)]
+    nearest = [min(cards, key=lambda fit: abs(fit.budget.device.usable.value - size)) for size in wanted]
+    names = {fit.budget.device.name for fit in nearest}
+    return [fit for fit in cards if fit.budget.device.name in names]
+
+
+def _is_slice(fit: CardFit) -> bool:
+    about = fit.budget.device.about
+    return about is not None and about.line is Line.SLICE
+
+
+def _curve(axes: Axes, table: CardTable) -> None:
+    points = curve(table)
+    axes.plot(
+        [batch for batch, _ in points], [size / GIB for _, size in points], color=OWN, linewidth=2.2, zorder=3
+    )
+
+
+def _cards(axes: Axes, cards: list[CardFit]) -> None:
+    """A line at each card's memory, a dot at its largest batch and what that takes, names on the right."""
+    top = max(fit.max_batch for fit in cards)
+    heights = [fit.budget.device.usable.value / GIB for fit in cards]
+    axes.set_ylim(0, 1.06 * max(heights))
+    axes.set_xlim(0, 1.03 * top)
+    for fit, height, label in zip(cards, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
+        axes.plot([0, 1.03 * top], [height, height], color=LINES, linewidth=0.9, zorder=1)
+        axes.plot([fit.max_batch], [fit.process_bytes / GIB], "o", color=OWN, markersize=5, zorder=4)
+        name, right = fit.budget.device.name, axes.get_xlim()[1]
+        axes.annotate(
+            f"{fit.max_batch:,}",
+            (right, height),
+            xytext=(_NUMBERS_END, label),
+            textcoords=axes.get_yaxis_transform(),
+            fontsize=_LABEL_POINTS,
+            fontweight="bold",
+            color=OWN,
+            ha="right",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": LINES, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0},
+        )
+        axes.text(
+            _NUMBERS_END + 0.015,
+            label,
+            name,
+            transform=axes.get_yaxis_transform(),
+            fontsize=_LABEL_POINTS,
+            color=TEXT,
+            va="center",
+        )
+
+
+def _apart(heights: list[float], ceiling: float) -> list[float]:
+    """Where the names stand: at their line's height, or as far off it as it takes not to overlap."""
+    step = _LABEL_SHARE * ceiling
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + step) if placed else max(height, step / 2))
+    overflow = placed[-1] - (ceiling - step / 2)
+    if overflow > 0:
+        placed[-1] -= overflow
+        for index in range(len(placed) - 2, -1, -1):
+            placed[index] = min(placed[index], placed[index + 1] - step)
+    return placed
+
+
+def _frame(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
+    axes.set_xlabel("batch size", fontsize=11)
+    axes.set_ylabel("GiB of the process at its peak", fontsize=11)
+    title = f"{table.job.model}: {doing(table.job)}, {table.job.precision}"
+    axes.set_title(f"{title}\nlargest batch at confidence {table.confidence:g}", fontsize=12, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color=LINES, linewidth=0.5, alpha=0.6)

@@ -1,0 +1,156 @@
+"""The table to read before buying or renting, as text, JSON and CSV."""
+
+import csv
+import io
+from typing import Any
+
+from planner.card_fits import CardFit, CardTable
+from planner.report.as_json import SCHEMA
+from planner.report.figures import mib
+from planner.report.job_json import job_to_json
+from planner.report.layout import entry, job_text, time_text, wrapped
+from planner.search import LARGEST_BATCH
+
+_NAMES = 33
+_COLUMNS = ("batch", "process", "at most", "headroom", "total")
+_NO_FIT = "-"
+
+
+def gpus_to_json(table: CardTable) -> dict[str, Any]:
+    """The JSON object of `planner gpus`; MiB are rounded to 0.001."""
+    return {
+        "schema": SCHEMA,
+        "model": table.job.model,
+        "job": job_to_json(table.job),
+        "batch": table.batch,
+        "confidence": table.confidence,
+        "rows": [_row(fit) for fit in table.fits],
+        "left_out": table.left_out,
+        "assumptions": list(table.notes),
+        "unknown_ops": list(table.unknown_ops),
+        "seconds": {
+            "import": round(table.import_seconds, 3),
+            "trace": round(table.seconds.trace, 3),
+            "replay": round(table.seconds.replay, 3),
+        },
+    }
+
+
+def gpus_to_csv(table: CardTable) -> str:
+    """A line of names, then one for each card; instances are separated by semicolons."""
+    text = io.StringIO()
+    rows = [_row(fit) for fit in table.fits]
+    names = (
+        list(rows[0]) if rows else ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
+    )
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        flat = {"capability": ".".join(map(str, row["capability"])), "instances": "; ".join(row["instances"])}
+        writer.writerow(row | flat)
+    return text.getvalue().removesuffix("\n")
+
+
+def gpus_text(table: CardTable) -> str:
+    """The report of `planner gpus`, at most 100 columns wide."""
+    lines = [*_answer(table), *entry("Job", job_text(table.job)), ""]
+    if table.fits:
+        lines += [_heading(), *(_line(fit) for fit in table.fits), "", *_legend(table)]
+    lines += [*_assumed(table), _took(table)]
+    return "\n".join(lines)
+
+
+def source_of(fit: CardFit) -> str:
+    """What stands behind the figures: a calibration and how near it is, or the published residuals."""
+    correction = fit.budget.correction
+    if correction is None:
+        return "no calibration: margins of published runs"
+    return f"{correction.level}: {correction.about}"
+
+
+def _row(fit: CardFit) -> dict[str, Any]:
+    device, fits = fit.budget.device, bool(fit.max_batch)
+    correction = fit.budget.correction
+    about = device.about
+    return {
+        "gpu": device.name,
+        "total_mib": mib(device.total.value),
+        "max_batch": fit.max_batch,
+        "process_mib": mib(fit.process_bytes) if fits else None,
+        "calibrated": fit.is_calibrated,
+        "source": source_of(fit),
+        "batch": fit.batch if fits else None,
+        "fits": fit.outcome.value,
+        "process_upper_mib": mib(fit.process_upper_bytes) if fits else None,
+        "headroom_mib": mib(fit.headroom_bytes) if fits else None,
+        "usable_mib": mib(device.usable.value),
+        "usable_kind": device.usable.kind.value,
+        "level": None if correction is None else correction.level.value,
+        "capability": list(device.capability),
+        "line": None if about is None else about.line.value,
+        "instances": [] if about is None else list(about.instances),
+    }
+
+
+def _answer(table: CardTable) -> list[str]:
+    sure, count = f"at confidence {table.confidence:g}", len(table.fits)
+    if table.batch is None:
+        best = sum(1 for fit in table.fits if fit.max_batch)
+        return entry("Largest batch", f"of {count} GPUs {sure}; {best} of them run the job")
+    return entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
+
+
+def _heading() -> str:
+    return f"{'GPU':<{_NAMES}}" + "".join(f"{name:>10}" for name in _COLUMNS) + "  MiB  how sure"
+
+
+def _line(fit: CardFit) -> str:
+    device = fit.budget.device
+    largest = f"{fit.max_batch:,}" if fit.max_batch < LARGEST_BATCH else "any"
+    sizes = (fit.process_bytes, fit.process_upper_bytes, fit.headroom_bytes)
+    shown = [f"{round(mib(size)):,}" if fit.max_batch else _NO_FIT for size in sizes]
+    cells = [largest if fit.max_batch else "none", *shown, f"{round(mib(device.total.value)):,}"]
+    return (
+        f"{device.name:<{_NAMES}.{_NAMES}}"
+        + "".join(f"{cell:>10}" for cell in cells)
+        + f"       {_sure(fit)}"
+    )
+
+
+def _sure(fit: CardFit) -> str:
+    """One word for the calibration, and a mark where the card's memory is not published."""
+    correction = fit.budget.correction
+    words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
+    word = "default" if correction is None or correction.fit is None else words[correction.level.value]
+    return f"{word}{'' if fit.budget.device.usable.kind.value in ('published', 'measured') else '*'}"
+
+
+def _legend(table: CardTable) -> list[str]:
+    which = f"batch {table.batch}" if table.batch else "the largest batch"
+    lines = wrapped(
+        "",
+        f"process, at most, headroom: of {which}, as nvidia-smi shows it; at confidence "
+        f"{table.confidence:g}; what it leaves of the memory that torch sees",
+    )
+    meanings = {
+        "default": "default: no calibration of this job, margins of published runs",
+        "measured": "measured: a calibration of this job on this GPU",
+        "near": "near: one on this GPU under other versions",
+        "related": "related: one on another GPU of this architecture",
+        "*": "*: what torch sees of the card's memory is derived, not published",
+    }
+    used = {_sure(fit) for fit in table.fits}
+    words = {word.rstrip("*") for word in used} | ({"*"} if any("*" in word for word in used) else set())
+    return lines + wrapped("", "; ".join(text for word, text in meanings.items() if word in words))
+
+
+def _assumed(table: CardTable) -> list[str]:
+    texts = list(table.notes)
+    if table.unknown_ops:
+        texts.append(f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
+    return [line for text in texts for line in wrapped("  - ", text)]
+
+
+def _took(table: CardTable) -> str:
+    spent = table.seconds
+    return time_text({"importing": table.import_seconds, "tracing": spent.trace, "replaying": spent.replay})

@@ -1,0 +1,168 @@
+"""A grid of models, recipes and GPUs: each model in each recipe is traced once and planned for all GPUs.
+
+What a worker found is kept at once, and not computed again by a later call; a job that fails is told, and the
+others go on.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from time import perf_counter
+from typing import Any
+
+from planner.errors import UsageError
+from planner.job import CatalogueEntry
+from planner.plan import Tell
+from planner.resolve import JobOptions, resolve_job
+from planner.sweep_file import Grid, NamedModel, Recipe
+from planner.sweep_pool import Engine, run_all
+from planner.sweep_store import Store
+from planner.sweep_work import Done, Task, device_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model in one recipe on one GPU."""
+
+    model: str
+    recipe: str
+    gpu: str
+    total_mib: float
+    max_batch: int  # 0 where not even 1 fits
+    process_mib: float | None  # of that batch, as nvidia-smi shows it; None where nothing fits
+    process_upper_mib: float | None  # the same at the confidence
+    headroom_mib: float | None
+    calibrated: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A model in a recipe that gave no answer."""
+
+    model: str
+    recipe: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The grid; `str` gives the tables."""
+
+    grid: Grid
+    cells: tuple[Cell, ...]  # by model, recipe and GPU in the order of the file
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+    unknown_ops: tuple[str, ...]
+    new: int  # cells that this call computed
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner sweep`."""
+        from planner.report.sweep import sweep_to_json
+
+        return sweep_to_json(self)
+
+    def __str__(self) -> str:
+        from planner.report.sweep import sweep_text
+
+        return sweep_text(self)
+
+
+def sweep(
+    grid: Grid,
+    catalogue: Mapping[str, CatalogueEntry],
+    options: Mapping[str, Any],
+    store: Store,
+    engine: Engine,
+    tell: Tell,
+) -> Swept:
+    """Compute what the store does not have yet; `options` are those of `planner.gpus` for all jobs.
+
+    Raises DataFileError where a result cannot be kept; what was kept before stays.
+    """
+    start = perf_counter()
+    tasks, failures = _tasks(grid, catalogue, options)
+    found = {key: store.find(task) for key, task in tasks.items()}
+    left = [(key, _missing(task, found[key])) for key, task in tasks.items()]
+    asked = [(key, task) for key, task in left if task.devices]
+    tell(f"{len(asked)} of {len(tasks)} jobs to run")
+    new = 0
+    for ended, (place, done) in enumerate(run_all([task for _, task in asked], engine), 1):
+        key, task = asked[place]
+        if done.failure:
+            failures[key] = done.failure
+        else:
+            store.keep(task, done)
+            found[key] = _together(found[key], done)
+            new += len(done.cells)
+        failed = f", {len(failures)} failed" if failures else ""
+        tell(f"{ended} of {len(asked)} jobs{failed}; {' '.join(key)} took {done.seconds:.1f} s")
+    return Swept(
+        grid,
+        tuple(_cells(grid, found)),
+        tuple(Failure(*key, failures[key]) for key in _keys(grid) if key in failures),
+        tuple(dict.fromkeys(note for done in found.values() for note in done.notes)),
+        tuple(sorted({op for done in found.values() for op in done.unknown_ops})),
+        new,
+        perf_counter() - start,
+    )
+
+
+_Key = tuple[str, str]  # the names of a model and of a recipe
+
+
+def _keys(grid: Grid) -> Iterator[_Key]:
+    return ((model.name, recipe.name) for model in grid.models for recipe in grid.recipes)
+
+
+def _tasks(
+    grid: Grid, catalogue: Mapping[str, CatalogueEntry], options: Mapping[str, Any]
+) -> tuple[dict[_Key, Task], dict[_Key, str]]:
+    """The jobs of the grid, and why some of them make none."""
+    tasks: dict[_Key, Task] = {}
+    failures: dict[_Key, str] = {}
+    for model in grid.models:
+        for recipe in grid.recipes:
+            try:
+                tasks[model.name, recipe.name] = _task(grid, model, recipe, catalogue, options)
+            except UsageError as error:
+                failures[model.name, recipe.name] = str(error)
+    return tasks, failures
+
+
+def _task(
+    grid: Grid,
+    model: NamedModel,
+    recipe: Recipe,
+    catalogue: Mapping[str, CatalogueEntry],
+    options: Mapping[str, Any],
+) -> Task:
+    chosen: JobOptions = {**model.options, **recipe.options}
+    job = resolve_job(model.model, catalogue, **chosen)
+    memory = {"alloc_conf": recipe.alloc_conf, "allocator_cap_mib": recipe.allocator_cap_mib}
+    return Task(model.name, recipe.name, job, grid.gpus, {**options, **memory})
+
+
+def _missing(task: Task, found: Done) -> Task:
+    devices = tuple(device for device in task.devices if device_digest(device) not in found.cells)
+    return replace(task, devices=devices)
+
+
+def _together(one: Done, other: Done) -> Done:
+    return replace(
+        other,
+        cells={**one.cells, **other.cells},
+        notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
+        unknown_ops=tuple(dict.fromkeys((*one.unknown_ops, *other.unknown_ops))),
+    )
+
+
+def _cells(grid: Grid, found: Mapping[_Key, Done]) -> Iterator[Cell]:
+    names = [field.name for field in fields(Cell)]
+    digests = [device_digest(device) for device in grid.gpus]
+    for model, recipe in _keys(grid):
+        known = found[model, recipe].cells if (model, recipe) in found else {}
+        for digest in digests:
+            if digest in known:
+                said = {**known[digest], "model": model, "recipe": recipe}
+                yield Cell(**{name: said[name] for name in names})

@@ -1,0 +1,70 @@
+"""What transformers' code would read in tensors, answered without values while a trace runs.
+
+Its masks depend on whether the attention mask masks anything (masking_utils.py): if not, no mask is made and
+attention runs with `is_causal` or without any; if so, a boolean mask of batch x 1 x rows x columns is. The
+job says which of the two. Packed sequences are not looked for, and checks of inputs pass.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+_MASKS = "transformers.masking_utils"
+_RECURRENT = "create_recurrent_attention_mask"
+
+
+@contextmanager
+def known_values(*, padded: bool) -> Iterator[None]:
+    """While open, transformers takes attention masks as padded, or as full, without reading them."""
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        # `torch_compilable_check` of transformers: the inputs are taken for sound
+        stack.enter_context(mock.patch("torch._check_tensor_all_with", lambda *_: None))
+        masks = sys.modules.get(_MASKS)
+        for module, name, replacement in _answers(masks, padded) if masks is not None else ():
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While open, transformers keeps its advice to itself."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Functions of masking_utils and what stands for them; the names are those of transformers 5."""
+    find_packed = masks.find_packed_sequence_indices
+
+    def find_no_packed(position_ids: Any) -> None:
+        find_packed(position_ids)  # for its temporaries; positions that simply count up end without a mask
+
+    yield masks, "find_packed_sequence_indices", find_no_packed
+    # A trace by transformers' own notion reads no mask and therefore makes it.
+    yield masks, "is_tracing", lambda tensor=None: True
+    if padded:
+        return
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        if hasattr(masks, name):
+            yield masks, name, _without_padding(getattr(masks, name))
+    for module in list(sys.modules.values()):  # models import this one by its name
+        if getattr(module, "__name__", "").startswith("transformers.") and _RECURRENT in vars(module):
+            yield module, _RECURRENT, lambda *_, **__: None
+
+
+def _without_padding(decide: Callable[..., bool]) -> Callable[..., bool]:
+    """What the function decides where no padding mask is given."""
+
+    def decided(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
+        return decide(None, *args, **kwargs)
+
+    return decided

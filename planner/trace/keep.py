@@ -1,0 +1,167 @@
+"""A loop in the form in which it is stored: the rules' answers as terms, the whole held against a run."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from planner.chip import Chip
+from planner.errors import ModelError
+from planner.events import Alloc, Free
+from planner.job import Job
+from planner.stored_loop import Kernel, StoredLoop
+from planner.terms import Case, work_out
+from planner.trace.loops import Loops, Tell, UnsteadyError
+from planner.trace.recast import Loop, Run, Shape, differs, find_loop
+from planner.trace.recast import _Line as Line
+from planner.trace.scratch import RULES
+from planner.trace.scratch.gemm import workspace_bytes
+from planner.trace.sketches import Sketch, ask
+from planner.trace.sources import construct_model, find_constructor
+from planner.trace.symbols import Number, Record
+
+CONFIRMED_BYTES = (2**39, 2**36)  # batches that take so much are run to confirm a loop; the first that works
+ALONE_BYTES = 2**30  # where two samples take so much, somebody may ask for one
+LARGEST_BATCH = 2**24  # as of a search, which the tracer does not know
+FIRST_BATCH = 2  # at batch 1 torch takes shortcuts, so no line goes through it
+MOST_CASES = 128  # of one kind of call; with more of them, batch sizes in between are traced
+# Of GPUs from the smallest to the largest, about; a chip in between mostly goes the same way.
+MULTIPROCESSORS = (14, 20, 24, 28, 34, 40, 46, 58, 68, 72, 80, 84, 108, 128, 132, 142, 148, 170, 188)
+
+
+def find_loops(loops: Loops, chip: Chip, confirmed: dict[int, int]) -> tuple[StoredLoop, ...]:
+    """The job's loop on GPUs of this compute capability; none where it has none that holds.
+
+    A large job's run at batch 1 comes beside it, since small cards ask for that. `confirmed` remembers for
+    each loop, by identity, up to which batch size it was found to hold.
+    """
+    try:
+        loop = loops.of(chip)
+    except UnsteadyError:
+        return ()
+    if any("values drawn at random" in note for note in loop.trace.notes):
+        return ()  # shapes that depend on values are on no line
+    if id(loop) not in confirmed:
+        confirmed[id(loop)] = _confirmed(loops, loop, chip)
+    last = confirmed[id(loop)]
+    if not last:
+        return ()
+    found = _stored(loop, chip, FIRST_BATCH, last)
+    return (found, take_run(loops, 1, chip)) if _is_large(loop) else (found,)
+
+
+def _confirmed(loops: Loops, loop: Loop, chip: Chip) -> int:
+    """The largest batch size tried at which a run does what the loop says; 0 for a loop that is wrong."""
+    for most_bytes in CONFIRMED_BYTES:
+        batch = _batch_taking(loop, most_bytes)
+        with suppress(ModelError):  # too large for torch itself
+            if not loops.confirm(batch, chip):
+                return batch
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Takes a job's traces in the form in which they are kept."""
+
+    runs: Loops
+    _confirmed: dict[int, int] = field(default_factory=dict)
+
+    def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
+        """As `find_loops`."""
+        return find_loops(self.runs, chip, self._confirmed)
+
+    def run(self, batch: int, chip: Chip) -> StoredLoop:
+        """As `take_run`."""
+        return take_run(self.runs, batch, chip)
+
+
+def open_keeper(job: Job, tell: Tell) -> Keeper:
+    """Imports the library of the job's model. Raises UsageError or ModelError."""
+    constructor = find_constructor(job)
+    return Keeper(Loops(job, lambda job: construct_model(job, constructor), tell))
+
+
+def take_run(loops: Loops, batch: int, chip: Chip) -> StoredLoop:
+    """A run at one batch size, as a loop that holds for no other. Raises the errors of a trace."""
+    run = loops.run(batch, chip)
+    moved = Run(replace(run.trace, batches=(batch + 1,)), run.calls)
+    with suppress(UnsteadyError):
+        found = _stored(find_loop(run, moved), chip, batch, batch)
+        again = found.at(batch, chip.multiprocessors)
+        if again is not None and not differs(again, run.trace):
+            return found
+    # Its kernels cannot be told from the rest, so it holds for these multiprocessors only.
+    return StoredLoop(run.trace, (), (), 0, batch, batch)
+
+
+def _batch_taking(loop: Loop, most_bytes: int) -> int:
+    """A batch size the loop's own blocks of which take so much at once, about."""
+    now = slope = 0
+    most_fixed = most_slope = 0
+    sizes: dict[int, tuple[int, int]] = {}
+    for event in loop.own:
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.fixed_bytes, event.per_sample_bytes
+            now, slope = now + event.fixed_bytes, slope + event.per_sample_bytes
+            most_fixed, most_slope = max(most_fixed, now), max(most_slope, slope)
+        elif isinstance(event, Free):
+            fixed_bytes, per_sample_bytes = sizes[event.block]
+            now, slope = now - fixed_bytes, slope - per_sample_bytes
+    most = (most_bytes - most_fixed) // max(most_slope, 1)
+    return max(FIRST_BATCH + 2, min(most, LARGEST_BATCH))
+
+
+def _is_large(loop: Loop) -> bool:
+    return _batch_taking(loop, ALONE_BYTES) <= FIRST_BATCH + 2
+
+
+def _stored(loop: Loop, chip: Chip, first: int, last: int) -> StoredLoop:
+    kernels = tuple(
+        Kernel(kernel.kind, kernel.site, kernel.before, kernel.outputs, kernel.takes_blas)
+        for kernel in loop.kernels
+    )
+    cases = tuple(tuple(_cases(*kind, chip, first, last)) for kind in loop.kinds)
+    own = replace(loop.trace, events=loop.own, batches=(first, first + 1), details=())
+    return StoredLoop(own, kernels, cases, workspace_bytes(chip.capability), first, last)
+
+
+def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:
+    """What the rule of an operator answers to these batch sizes, as far as they are tried."""
+    rule = RULES.get(func)
+    if rule is None:
+        return [Case(first, last, (), (), ())]
+    found: list[Case] = []
+    for batch in _tried(first, last):
+        if found and found[-1].low <= batch <= found[-1].high and not found[-1].guards:
+            continue
+        for count in (chip.multiprocessors, *MULTIPROCESSORS):
+            if len(found) == MOST_CASES:
+                return found
+            if count != chip.multiprocessors and not any(case.asks_multiprocessors for case in found):
+                break
+            if all(work_out(case, batch, count) is None for case in reversed(found)):
+                record = Record(batch)
+                asked = Chip(chip.capability, count)
+                found.append(ask(rule, _numbered(args, record), _numbered(out, record), asked, record))
+    return found
+
+
+def _tried(first: int, last: int) -> Iterator[int]:
+    """Every batch size up to 16, then eight for each doubling."""
+    batch = first
+    while batch < last:
+        yield batch
+        batch += max(1, batch // 8)
+    yield last
+
+
+def _numbered(value: Any, record: Record) -> Any:
+    if isinstance(value, Line):
+        number = value.fixed + value.slope * record.batch
+        return Number(record, number, (value.fixed, value.slope))
+    if isinstance(value, Shape):
+        return Sketch(_numbered(value.sizes, record), _numbered(value.strides, record), value.dtype)
+    if isinstance(value, tuple):
+        return tuple(_numbered(item, record) for item in value)
+    return value

@@ -1,0 +1,94 @@
+"""A job from a module that exists already and a batch of its data, as training frameworks have them.
+
+The module is copied without its weights, which costs no memory; the loop calls it through a step that the
+framework names, such as a LightningModule's `training_step`, and takes what that returns for the loss.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from planner.errors import UsageError
+from planner.job import Job, Loss, Mode, TensorSpec
+
+Step = Callable[[nn.Module, Any], Any]  # the module and a batch -> the loss, or what has it under "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """What a plan needs to know about a module in use."""
+
+    inputs: tuple[TensorSpec, ...]  # the tensors of the batch, one sample each
+    batch: int  # the batch size that they were seen with
+    build: Callable[[], nn.Module]  # a copy without weights, whose forward pass is the step
+
+
+class _StepModule(nn.Module):
+    """A module whose forward pass is one step on the tensors of a batch."""
+
+    def __init__(self, module: nn.Module, step: Step, rebuild: Callable[[Iterable[Tensor]], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._step, self._rebuild = step, rebuild
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self._step(self.module, self._rebuild(tensors))
+
+
+def read_live_model(
+    module: nn.Module, sample: object, step: Step, left_behind: Iterable[object] = ()
+) -> LiveModel:
+    """The module with a batch of its data.
+
+    `sample` is a batch as the data loader gives it: tensors in tuples, lists and mappings, the batch size
+    being the first dimension of each. What stands in `left_behind`, such as a trainer, is not copied; the
+    copy has None in its place. Raises UsageError for a batch without tensors or with several batch sizes.
+    """
+    leaves, structure = tree_flatten(sample)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if not tensors:
+        raise UsageError("the sample batch has no tensors; give one as the data loader does")
+    if len(sizes) > 1 or None in sizes:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise UsageError(f"the tensors of the sample batch have several batch sizes: {shapes}; give others")
+    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def rebuild(given: Iterable[Tensor]) -> Any:
+        filled = list(leaves)
+        for position, tensor in zip(positions, given, strict=True):
+            filled[position] = tensor
+        return tree_unflatten(filled, structure)
+
+    specs = tuple(
+        TensorSpec(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors
+    )
+    forgotten = tuple(left_behind)
+    (batch,) = sizes
+    assert batch is not None
+    return LiveModel(specs, batch, lambda: _StepModule(copy_weightless(module, forgotten), step, rebuild))
+
+
+def copy_weightless(module: nn.Module, left_behind: Iterable[object] = ()) -> nn.Module:
+    """A deep copy with all parameters and buffers on meta; None stands for what is left behind."""
+    memo: dict[int, Any] = {id(thing): None for thing in left_behind}
+    for tensor in (*module.parameters(), *module.buffers()):
+        like = torch.empty_like(tensor, device="meta", requires_grad=False)
+        if isinstance(tensor, nn.Parameter):
+            like = nn.Parameter(like, tensor.requires_grad)
+        memo[id(tensor)] = like
+    gradients = [parameter.grad for parameter in module.parameters()]
+    for gradient in gradients:
+        if gradient is not None:
+            memo[id(gradient)] = None
+    return copy.deepcopy(module, memo)
+
+
+def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
+    """The job of a live model; what it returns is the loss."""
+    return Job(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)

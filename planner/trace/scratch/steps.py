@@ -1,0 +1,102 @@
+"""What a kernel asks of the allocator, step by step, as a rule writes it down.
+
+A rule answers for one call of an operator with a sequence of steps:
+
+- a plain number: a block of so many bytes, given back before the next step;
+- `Held`: a block that lives until it is released, or the kernel returns;
+- `Release(n)`: the `n` held blocks that were taken last are given back; `Made.RELEASE`: all of them;
+- `Made.OUTPUT`: the next of the operator's outputs is made here; `Made.REST`: all that are still to be made.
+
+A rule that names no output has them made before its first step; those that it does not name are made after
+its last. Blocks of no bytes are none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from torch import Tensor
+
+from planner.chip import Chip
+from planner.trace.strides import channels_last, suggests_channels_last
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A block beside which the kernel takes others."""
+
+    size_bytes: int
+
+
+class Made(Enum):
+    OUTPUT = auto()  # the next output
+    REST = auto()  # all outputs that are not made yet
+    RELEASE = auto()  # all held blocks are given back
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """So many of the held blocks are given back, the latest first."""
+
+    blocks: int
+
+
+Step = int | Held | Release | Made
+
+
+Rule = Callable[[tuple[Any, ...], Any, Chip], tuple[Step, ...]]  # arguments, result, chip
+
+
+def argument(args: tuple[Any, ...], position: int, default: Any = None) -> Any:
+    """An argument that the caller may have left to its default; torch then hands on a shorter tuple."""
+    return args[position] if len(args) > position else default
+
+
+def tensor_bytes(t: Tensor) -> int:
+    """Elements times their size: what a contiguous copy takes.
+
+    >>> import torch
+    >>> tensor_bytes(torch.empty(2, 3, device="meta").expand(4, 2, 3))
+    96
+    """
+    return t.numel() * t.element_size()
+
+
+def copies(*tensors: Tensor | None) -> tuple[Step, ...]:
+    """The copies that `contiguous()` makes of those that are not, held until the kernel returns."""
+    return tuple(Held(tensor_bytes(t)) for t in tensors if t is not None and not t.is_contiguous())
+
+
+def positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
+    """All arguments in the order of the operator's schema, where some were given by name.
+
+    >>> import torch
+    >>> x = torch.empty(2)
+    >>> positional(torch.ops.aten.sort.stable, (x,), {"stable": True})[1:]
+    (True, -1, False)
+    """
+    if not kwargs:
+        return args
+    rest = func._schema.arguments[len(args) :]
+    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
+
+
+def packed_copies(*tensors: Tensor | None) -> tuple[Step, ...]:
+    """As `copies` for kernels that also take tensors in the channels-last format of their rank."""
+    return tuple(Held(tensor_bytes(t)) for t in tensors if t is not None and not is_packed(t))
+
+
+def is_packed(t: Tensor) -> bool:
+    """Contiguous, or without gaps in the format that its strides suggest (`suggest_memory_format`)."""
+    return t.is_contiguous() or (suggests_channels_last(t) and t.stride() == channels_last(t.shape))
+
+
+def copies_like(x: Tensor, *others: Tensor | None) -> tuple[Step, ...]:
+    """Copies of the others where they are not in the format that the strides of `x` suggest."""
+    last = suggests_channels_last(x)
+
+    def fits(t: Tensor) -> bool:
+        return t.stride() == channels_last(t.shape) if last else t.is_contiguous()
+
+    return tuple(Held(tensor_bytes(t)) for t in others if t is not None and not fits(t))

@@ -1,0 +1,131 @@
+"""Tensors whose sizes remember what a rule does with them, and the asking of a rule with such."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.chip import Chip
+from planner.terms import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case
+from planner.trace.scratch import Held, Made, Rule, Step
+from planner.trace.scratch.steps import Release
+from planner.trace.symbols import Number, Record, as_number
+
+
+class Sizes(tuple[Any, ...]):
+    """As much of torch.Size as rules use."""
+
+    def numel(self) -> Any:
+        """The product."""
+        return prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return Sizes(found) if isinstance(index, slice) else found
+
+
+class Sketch:
+    """As much of a tensor on meta as rules look at; its sizes may be Numbers."""
+
+    is_meta = True
+    __class__ = Tensor  # type: ignore[assignment]  # rules tell tensors from None by it
+
+    def __init__(self, sizes: Iterable[Any], strides: Iterable[Any], dtype: torch.dtype) -> None:
+        self.shape, self._strides, self.dtype = Sizes(sizes), tuple(strides), dtype
+
+    def stride(self, dim: int | None = None) -> Any:
+        """All strides, or that of one dimension."""
+        return self._strides if dim is None else self._strides[dim]
+
+    def size(self, dim: int | None = None) -> Any:
+        """All sizes, or that of one dimension."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """The rank."""
+        return len(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The rank."""
+        return len(self.shape)
+
+    def numel(self) -> Any:
+        """Elements."""
+        return self.shape.numel()
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    def is_contiguous(self) -> bool:
+        """c10/core/Contiguity.h: dimensions of size 1 may have any stride."""
+        expected: Any = 1
+        if self.numel() == 0:
+            return True
+        for size, stride in zip(reversed(self.shape), reversed(self._strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected = expected * size
+        return True
+
+    def transpose(self, a: int, b: int) -> "Sketch":
+        """The same memory with two dimensions exchanged."""
+        order = list(range(self.dim()))
+        order[a], order[b] = order[b], order[a]
+        return Sketch([self.shape[d] for d in order], [self._strides[d] for d in order], self.dtype)
+
+    def t(self) -> "Sketch":
+        """The transpose of a matrix."""
+        return self.transpose(0, 1)
+
+    def reshape(self, size: int) -> "Sketch":
+        """All in a row, which is all that rules ask for."""
+        if size != -1:
+            raise NotImplementedError(f"reshape({size})")
+        return Sketch([self.numel()], [1], self.dtype)
+
+
+def ask(rule: Rule, args: Any, out: Any, chip: Chip, record: Record) -> Case:
+    """What the rule answers to arguments with Numbers of this record in them."""
+    processors = Number(record, chip.multiprocessors, None, record.place((MULTIPROCESSORS, 0, 0)))
+    steps = rule(args, out, Chip(chip.capability, processors))  # type: ignore[arg-type]
+    answers = tuple(_answer(record, step) for step in steps)
+    return _pruned(Case(record.low, record.high, tuple(record.nodes), tuple(record.guards), answers))
+
+
+def _answer(record: Record, step: Step) -> Answer:
+    if isinstance(step, Made):
+        return Answer(_LETTERS[step], record.place((CONSTANT, 0, 0)))
+    if isinstance(step, Release):
+        return Answer("r", as_number(record, step.blocks).place())
+    letter, size = ("h", step.size_bytes) if isinstance(step, Held) else ("p", step)
+    return Answer(letter, as_number(record, size).place())
+
+
+_LETTERS = {Made.OUTPUT: "o", Made.REST: "a", Made.RELEASE: "e"}
+
+
+def _pruned(case: Case) -> Case:
+    """Without the nodes that neither comparisons nor answers need."""
+    wanted = {place for guard in case.guards for place in (guard.left, guard.right)}
+    wanted |= {answer.term for answer in case.answers}
+    for place in range(len(case.nodes) - 1, -1, -1):
+        letter, a, b = case.nodes[place]
+        if place in wanted and letter not in (BATCH, CONSTANT, MULTIPROCESSORS):
+            wanted |= {a, b}
+    places = {old: new for new, old in enumerate(sorted(wanted))}
+    leaves = (BATCH, CONSTANT, MULTIPROCESSORS)
+    nodes = tuple(
+        (letter, a, b) if letter in leaves else (letter, places[a], places[b])
+        for letter, a, b in (case.nodes[old] for old in sorted(wanted))
+    )
+    guards = tuple(
+        replace(guard, left=places[guard.left], right=places[guard.right]) for guard in case.guards
+    )
+    answers = tuple(Answer(answer.letter, places[answer.term]) for answer in case.answers)
+    return replace(case, nodes=nodes, guards=guards, answers=answers)

@@ -1,0 +1,209 @@
+"""Models whose course depends on values are traced with values on the CPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tracing import AMPERE, born, job_of
+
+from planner.affine import align
+from planner.errors import ModelError
+from planner.events import Trace, check
+from planner.job import Job, Loss, Mode
+from planner.resolve import resolve_job
+from planner.trace import real_cpu, recipes, trace
+from planner.trace.nms import nms
+from planner.trace.sources import construct_model
+
+DRAWN = "come from values drawn at random on the CPU, not from data and trained weights"
+COMPUTED = "which reads values: they were computed on the CPU"
+
+
+def trace_of(make: Callable[[], nn.Module], job: Job, batch: int) -> Trace:
+    """The trace of a model that `make` makes, as a user's constructor is called."""
+    return trace(job, batch, AMPERE, lambda job: construct_model(job, make))
+
+
+class Calls(nn.Module):
+    """A model out of one function."""
+
+    def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+class Masks(nn.Module):
+    """Keeps the columns that a buffer names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.tensor([True, False, True, True]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, self.kept]
+
+
+class Mixture(nn.Module):
+    """Sends each row to one of two experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 2)
+        self.experts = nn.ModuleList([nn.Linear(8, 16), nn.Linear(8, 16)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1)
+        rows = [torch.where(chosen == i)[0] for i in range(2)]
+        return sum(expert(x[row]).sum() for expert, row in zip(self.experts, rows, strict=True))
+
+
+def test_values_of_buffers_are_known() -> None:
+    """A mask that the constructor wrote keeps three columns of four, and nothing is drawn."""
+    taken = trace_of(Masks, job_of("4"), 5)
+    assert born(taken, "index.Tensor") == [5 * 3 * 4]
+    assert len(taken.notes) == 1
+    assert taken.notes[0].endswith(COMPUTED)
+
+
+@pytest.mark.parametrize(
+    ("count", "elements"),
+    [
+        (lambda x: torch.arange(5, device=x.device).sum(), 10),
+        (lambda x: torch.tensor([2, 7], device=x.device).max(), 7),
+        (lambda x: torch.as_tensor(6, device=x.device) + x.new_tensor([1]).long()[0], 7),
+        (lambda x: torch.ones(4, 3, device=x.device).t()[1:].sum(), 8),
+        (lambda x: torch.eye(3, device=x.device).cumsum(0).count_nonzero(), 6),
+        (lambda x: (torch.arange(9, device=x.device).view(3, 3) % 2 == 0).nonzero().shape[0], 5),
+        (lambda x: torch.tensor([3, 1, 3], device=x.device).unique().tolist()[1], 3),
+    ],
+)
+def test_what_no_chance_is_in_is_computed(count: Callable[[Tensor], int], elements: int) -> None:
+    """Values that follow from numbers in the code decide sizes exactly."""
+    taken = trace_of(lambda: Calls(lambda x: x.new_zeros(int(count(x)))), job_of("4"), 2)
+    assert born(taken, "new_zeros")[-1] == 4 * elements
+    assert taken.notes[0].endswith(COMPUTED)
+
+
+def test_writes_are_seen_through_views_and_not_before() -> None:
+    """A write in place changes what later reads of any view give, and nothing that was made before it."""
+
+    def forward(x: Tensor) -> Tensor:
+        base = torch.ones(4, device=x.device)
+        doubled = base * 2
+        base[1:3].add_(doubled[1:3])
+        before, after = int(doubled.sum()), int(base.sum())
+        return x.new_zeros(before, after)
+
+    assert born(trace_of(lambda: Calls(forward), job_of("4"), 2), "new_zeros")[-1] == 4 * 8 * 8
+
+
+def test_values_reach_the_cpu() -> None:
+    """A tensor that is copied to the CPU has its values there, and takes no memory on the GPU."""
+    seen: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        seen.append(torch.arange(3, device=x.device).cpu() + 1)
+        return x.sum()
+
+    taken = trace_of(lambda: Calls(forward), job_of("4"), 2)
+    assert seen[-1].tolist() == [1, 2, 3]
+    assert born(taken, "_to_copy") == []
+
+
+def test_chance_is_the_same_in_every_trace() -> None:
+    """Two traces of a mixture of experts are one and the same, and every row goes to one expert."""
+    job = job_of("8", mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=2)
+    one, two = (trace_of(Mixture, job, 64) for _ in range(2))
+    check(one)
+    assert one == two
+    routed, *rows = [size for size in born(one, "addmm") if size <= 64 * 16 * 4][:3]  # else a workspace
+    assert (routed, sum(rows)) == (64 * 2 * 4, 64 * 16 * 4)
+    assert one.notes[0].endswith(DRAWN)
+
+
+def test_products_are_not_computed() -> None:
+    """A batch whose products would take the CPU minutes is traced: a column of what they give is drawn."""
+
+    def forward(x: Tensor) -> Tensor:
+        wide = x @ x.new_empty(2**14, 2**14) @ x.new_empty(2**14, 2**14)
+        return x[(wide @ x.new_empty(2**14, 1))[:, 0] > 0]
+
+    taken = trace_of(lambda: Calls(forward), job_of(str(2**14)), 2**14)
+    kept = born(taken, "index.Tensor")[-1] / 4 / 2**14
+    assert abs(kept - 2**13) < 4 * 64  # of 2**14 fair coins, by four standard deviations
+
+
+def test_values_change_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is read, the second tracer records what the first does, block by block."""
+    job = replace(resolve_job("torchvision:resnet18", {}, optimizer="adam"), steps=2)
+    first = trace(job, 2, AMPERE)
+    monkeypatch.setattr("planner.trace.run_on_meta", real_cpu.Values().run)
+    assert trace(job, 2, AMPERE) == first
+
+
+def test_torch_is_as_it_was_afterwards() -> None:
+    """The generator, the threads and what makes tensors are restored, also after an error."""
+
+    def broken(x: Tensor) -> Tensor:
+        x.sum().item()
+        torch.rand(1)
+        raise ValueError("stop")
+
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, Tensor.new_tensor
+    with pytest.raises(ModelError, match="stop; check --input"):
+        trace_of(lambda: Calls(broken), job_of("4"), 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert (torch.tensor, torch.as_tensor, Tensor.new_tensor) == (tensor, as_tensor, new_tensor)
+
+
+def test_values_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that would fill the machine are not drawn; one line says so."""
+    monkeypatch.setattr(recipes, "MOST_BYTES", 2**20)
+    with pytest.raises(ModelError) as error:
+        trace_of(lambda: Calls(lambda x: x[x > 0]), job_of(str(2**19)), 1)
+    assert str(error.value) == (
+        "values of a tensor of 2 MiB are read, which is more than the 1 MiB that are drawn at random; "
+        "take a smaller batch"
+    )
+
+
+def test_models_with_shapes_alone_are_built_once() -> None:
+    """A model that reads nothing is traced on shapes, and one that fails otherwise is not tried again."""
+    built: list[str] = []
+
+    def make(forward: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+        return lambda: built.append("once") or Calls(forward)  # type: ignore[func-returns-value]
+
+    assert trace_of(make(F.relu), job_of("4"), 2).notes == ()
+    with pytest.raises(ModelError):
+        trace_of(make(lambda x: x @ x), job_of("4"), 2)
+    assert built == ["once", "once"]
+
+
+def test_boxes_that_overlap_a_better_one_go() -> None:
+    """Of boxes that share more than the threshold, the one of the highest score stays; by falling score."""
+    boxes = torch.tensor([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [0, 5, 10, 15.0]])
+    assert nms(boxes, torch.tensor([0.5, 0.9, 0.7, 0.6]), 0.5).tolist() == [1, 2, 3]
+    assert nms(boxes, torch.tensor([0.5, 0.9, 0.7, 0.6]), 0.2).tolist() == [1, 2]
+    assert nms(boxes[:0], torch.empty(0), 0.5).tolist() == []
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.INFER])
+def test_detector_is_traced(mode: Mode) -> None:
+    """A detector of torchvision is traced with lists of images; a second image needs more than the first."""
+    job = resolve_job("torchvision:detection.fasterrcnn_mobilenet_v3_large_320_fpn", {}, mode=mode.value)
+    one, two = (trace(replace(job, steps=1), batch, AMPERE) for batch in (1, 2))
+    check(two)
+    assert one.notes[-1].endswith(DRAWN)
+    assert sum(born(two)) > sum(born(one))
+    assert isinstance(align(one, two), str)
+    images = [size for size in born(two, "empty.memory_format") if size == 3 * 480 * 640 * 4]
+    assert len(images) == 2

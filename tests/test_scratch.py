@@ -1,0 +1,369 @@
+"""What kernels take beside their outputs: the steps of each rule on shapes whose bytes are written out."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_recorder import Apply, story
+from torch import Tensor, nn
+from tracing import AMPERE, HOPPER, born, job_of, trace_of
+
+from planner.chip import chip_of
+from planner.events import check
+from planner.job import Mode
+from planner.trace.scratch import RULES, Held, Made, Release, State, state_of
+from planner.trace.scratch.reductions import reduction
+from planner.trace.scratch.sorting import radix_sort_bytes
+from planner.trace.scratch.steps import Step, positional
+
+aten = torch.ops.aten
+REST, OUTPUT, RELEASE = Made.REST, Made.OUTPUT, Made.RELEASE
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A contiguous tensor."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def index(*shape: int) -> Tensor:
+    """A contiguous tensor of indices."""
+    return meta(*shape, dtype=torch.int64)
+
+
+def last(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor in the channels-last format."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return meta(*shape, dtype=dtype).to(memory_format=formats[len(shape)])
+
+
+def steps(func: Any, *args: Any, out: Any = None, capability: tuple[int, int] = AMPERE) -> tuple[Step, ...]:
+    """What the operator's rule says of these arguments; the result is torch's own where it is not given."""
+    result = func(*args) if out is None else out
+    return tuple(RULES[func](args, result, chip_of(capability)))
+
+
+# ---- the recorder and the steps
+
+
+class Pool(nn.Module):
+    """One operator with two outputs of 4 and 8 bytes."""
+
+    def forward(self, x: Tensor) -> Any:
+        return aten.max_pool2d_with_indices(x, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ((), "+4 +8"),
+        ((7,), "+4 +8 +7 -7"),
+        ((Held(7), Held(9)), "+4 +8 +7 +9 -9 -7"),
+        ((Held(7), REST), "+7 +4 +8 -7"),
+        ((OUTPUT, 7, OUTPUT, 9), "+4 +7 -7 +8 +9 -9"),
+        ((OUTPUT, 7), "+4 +7 -7 +8"),
+        ((Held(7), OUTPUT, RELEASE, 9, REST), "+7 +4 -7 +9 -9 +8"),
+        ((Held(7), Held(9), Release(1), REST), "+7 +9 -9 +4 +8 -7"),
+        ((Held(0), 0), "+4 +8"),
+    ],
+    ids=str,
+)
+def test_a_rule_orders_outputs_and_scratch(
+    written: tuple[Step, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks before, between and after the outputs; those that are held go in reverse order."""
+    func = aten.max_pool2d_with_indices.default
+    monkeypatch.setitem(RULES, func, lambda args, out, capability: written)  # type: ignore[arg-type]
+    trace = trace_of(Pool, job_of("1x2x2", mode=Mode.INFER), 1)
+    check(trace)
+    lines = [line.split()[0] for line in story(trace)]
+    start = lines.index("forward") + 1
+    assert " ".join(lines[start : lines.index("end")]) == told
+
+
+def test_arguments_by_name_are_put_in_order() -> None:
+    """A rule finds arguments by position, however they were given."""
+    x = meta(3)
+    assert positional(aten.sort.stable, (x,), {"stable": True, "dim": 0})[1:] == (True, 0, False)
+    assert positional(aten.sum.dim_IntList, (x, [0]), {}) == (x, [0])
+
+
+def test_states_of_operators() -> None:
+    """A rule, a declaration, a tag or a view make an operator known; all else is not."""
+    assert state_of(aten.embedding_dense_backward.default) is State.RULE
+    assert state_of(aten.mm.default) is State.RULE
+    assert state_of(aten.gather.default) is State.FREE
+    assert state_of(aten.sin.default) is State.FREE
+    assert state_of(aten.view.default) is State.FREE
+    assert state_of(aten._linalg_svd.default) is State.UNKNOWN
+
+
+# ---- products
+
+
+def test_operands_that_cublas_cannot_read_are_copied() -> None:
+    """Rows or columns must be next to each other; an expanded gradient has neither."""
+    grad = meta(1).expand(2, 5)
+    assert steps(aten.mm.default, grad.t(), meta(2, 3)) == (Held(40),)
+    assert steps(aten.mm.default, meta(3, 4).t(), meta(3, 5)) == ()
+    assert steps(aten.addmm.default, meta(5), meta(2, 6)[:, :3], meta(3, 5)) == ()
+    assert steps(aten.addmm.default, meta(5), meta(2, 6)[:, ::2], meta(3, 5)) == (Held(24),)
+    assert steps(aten.bmm.default, meta(2, 3, 4).permute(2, 0, 1), meta(4, 3, 5)) == (Held(96),)
+    assert steps(aten.bmm.default, meta(2, 3, 4), meta(1, 4, 5).expand(2, 4, 5)) == ()
+
+
+# ---- reductions
+
+
+def test_a_bias_gradient_splits_its_rows_over_the_gpu() -> None:
+    """25,216 rows of 768: 168 blocks per output on 84 multiprocessors, each with 32 x 4 outputs in a buffer
+    that has room for 128 times as many (Reduce.cuh multiplies by the block's width once more).
+    """
+    assert reduction(meta(25216, 768), [0], 4, chip_of(AMPERE)) == (Held(4 * 768 * 168 * 128), Held(4 * 6))
+    assert steps(aten.sum.dim_IntList, meta(25216, 768), [0], True) == (Held(66_060_288), Held(24))
+    hopper = steps(aten.sum.dim_IntList, meta(25216, 768), [0], True, capability=HOPPER)
+    assert hopper == (Held(4 * 768 * 352 * 128), Held(24))
+
+
+def test_reductions_that_stay_in_their_blocks() -> None:
+    """Few inputs per output, or outputs enough for all multiprocessors: nothing is handed over."""
+    assert steps(aten.mean.dim, meta(128, 2048, 7, 7), [2, 3]) == ()
+    assert steps(aten.sum.dim_IntList, meta(128, 1000), [0]) == ()
+    assert steps(aten.sum.default, meta(10)) == ()
+    assert steps(aten.amax.default, meta(100_000, 512), [1]) == ()
+
+
+def test_a_sum_of_everything() -> None:
+    """19,267,584 inputs: 512 threads with 4 values at a time, 252 blocks, one partial result each."""
+    assert steps(aten.sum.default, meta(128, 3, 224, 224)) == (Held(4 * 252), Held(4))
+
+
+def test_partial_results_that_are_pairs_are_larger() -> None:
+    """Mean and variance take four times a sum's buffer, a maximum with its place as much."""
+    x = meta(128, 3, 224, 224)
+    assert steps(aten.var.correction, x, out=meta()) == (Held(16 * 252), Held(4))
+    assert steps(aten.argmax.default, x, out=meta()) == (Held(16 * 252), Held(4))
+
+
+def test_logsumexp_takes_the_exponentials() -> None:
+    """The maxima and a tensor like the input, before the result."""
+    assert steps(aten.logsumexp.default, meta(4, 5, 6), [-1]) == (Held(80), Held(480), REST)
+
+
+def test_the_norm_of_a_list_takes_partial_norms() -> None:
+    """For each of three tensors as many chunks of 65,536 elements as the largest has."""
+    tensors = [meta(10), meta(70_000), meta(1)]
+    assert steps(aten._foreach_norm.Scalar, tensors) == (Held(3 * 2 * 4),)
+
+
+# ---- normalisation
+
+
+def test_layer_norm_copies_strided_inputs_first() -> None:
+    """The copy is made before the outputs and lives beside them."""
+    weight = meta(6)
+    x = meta(2, 6, 4).transpose(1, 2)
+    assert steps(aten.native_layer_norm.default, x, [6], weight, weight, 1e-5) == (Held(192), REST)
+    assert steps(aten.native_layer_norm.default, meta(2, 4, 6), [6], weight, weight, 1e-5) == (REST,)
+
+
+def backward_of_layer_norm(rows: int, columns: int) -> tuple[Step, ...]:
+    x, weight, figure = meta(rows, columns), meta(columns), meta(rows, 1)
+    args = (x, x, [columns], figure, figure, weight, weight, [True, True, True])
+    return steps(aten.native_layer_norm_backward.default, *args)
+
+
+def test_layer_norm_with_many_rows_sums_in_two_passes() -> None:
+    """401,408 rows of 96 (ConvNeXt at batch 128): 10,922 rows of partial sums for each of two gradients."""
+    partial = Held(10_922 * 96 * 4)
+    summed = (OUTPUT, Held(4 * 96 * 86 * 64), Held(8), Release(2))  # 86 blocks per output
+    assert backward_of_layer_norm(128 * 56 * 56, 96) == (
+        OUTPUT, Held(384), Held(384), partial, partial, *summed, *summed,
+    )  # fmt: skip
+    assert backward_of_layer_norm(128 * 197, 768) == (OUTPUT, REST)
+    assert backward_of_layer_norm(64 * 1024, 96) == (OUTPUT, REST)
+
+
+def test_group_norm() -> None:
+    """Scale and shift per sample and channel; in the backward pass two sums and three coefficients."""
+    x, weight, figure = meta(2, 6, 4, 4), meta(6), meta(2, 3)
+    assert steps(aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5) == (
+        REST, Held(48), Held(48),
+    )  # fmt: skip
+    assert steps(aten.native_group_norm.default, x, None, None, 2, 6, 16, 3, 1e-5) == (REST,)
+    args = (x, x, figure, figure, weight, 2, 6, 16, 3, [True, True, True])
+    assert steps(aten.native_group_norm_backward.default, *args) == (
+        REST, Held(48), Held(48), Held(48), Held(24), Held(24),
+    )  # fmt: skip
+
+
+def test_group_norm_over_channels_last() -> None:
+    """Moments per sample, group and row of 24 bytes; 4 rows of 4 pixels."""
+    x, weight = last(2, 6, 4, 4), meta(6)
+    found = steps(
+        aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5, out=(x, meta(2, 3), meta(2, 3))
+    )
+    assert found == (REST, 2 * 3 * 4 * 24, Held(48), Held(48))
+
+
+def test_batch_norm_in_bfloat16_and_channels_last() -> None:
+    """No cuDNN for bfloat16: staging of 4 figures for 64 channels and 98 rows of blocks, and semaphores."""
+    x, weight = last(32, 64, 56, 56, dtype=torch.bfloat16), meta(64)
+    args = (x, weight, weight, weight, weight, True, 0.1, 1e-5)
+    assert steps(aten.native_batch_norm.default, *args) == (Held(4 * 64 * 128 * 4), Held(8))
+    plain = (meta(32, 64, 56, 56, dtype=torch.bfloat16), *args[1:])
+    assert steps(aten.native_batch_norm.default, *plain) == ()
+
+
+def test_batch_norm_wants_the_gradient_in_the_inputs_format() -> None:
+    """A contiguous gradient of a channels-last activation is copied, and an expanded one."""
+    weight = meta(6)
+    for x, grad, size in (
+        (last(2, 6, 4, 4), meta(2, 6, 4, 4), 768),
+        (meta(2, 6, 4, 4), last(2, 6, 4, 4), 768),
+        (meta(2, 6, 4, 4), meta(2, 6, 1, 1).expand(2, 6, 4, 4), 768),
+        (last(2, 6, 4, 4), last(2, 6, 4, 4), 0),
+    ):
+        args = (grad, x, weight, weight, weight, weight, weight, True, 1e-5, [True] * 3)
+        expected = (Held(size), REST) if size else (REST,)
+        assert steps(aten.native_batch_norm_backward.default, *args, out=(x, weight, weight)) == expected
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "copied"),
+    [
+        (aten._softmax.default, (meta(2, 3, 4).transpose(1, 2), -1, False), 96),
+        (aten._log_softmax.default, (last(2, 3, 4, 4), 1, False), 384),
+        (aten.max_pool2d_with_indices.default, (meta(2, 6, 4, 4)[:, ::2], [2, 2]), 384),
+        (aten.max_pool2d_with_indices.default, (last(2, 6, 4, 4), [2, 2]), 0),
+        (aten.avg_pool3d.default, (last(1, 2, 4, 4, 4), [2, 2, 2]), 512),
+        (aten.cumsum.default, (meta(4, 5).t(), 0), 80),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_kernels_copy_what_they_cannot_read(func: Any, args: tuple[Any, ...], copied: int) -> None:
+    """A contiguous copy before the outputs, held beside them; no copy where the kernel takes the format."""
+    assert steps(func, *args) == ((Held(copied), REST) if copied else ())
+
+
+def test_an_average_pools_gradient_follows_the_input() -> None:
+    """A contiguous gradient is copied for an input in channels last, but adaptive pools read any strides."""
+    grad, x = meta(2, 6, 2, 2), last(2, 6, 4, 4)
+    pool = (grad, x, [2, 2], [2, 2], [0, 0], False, True, None)
+    assert steps(aten.avg_pool2d_backward.default, *pool) == (Held(192), REST)
+    assert steps(aten._adaptive_avg_pool2d_backward.default, grad, x) == (REST,)
+
+
+# ---- look-ups
+
+
+def test_embedding_gradient_of_few_indices_needs_nothing() -> None:
+    """Up to 3072 indices one kernel does it all."""
+    assert steps(aten.embedding_dense_backward.default, meta(3072, 8), index(3072), 50, -1, False) == (REST,)
+
+
+def test_embedding_gradient_of_many_indices_sorts_them() -> None:
+    """4096 indices into 1000 rows of 8: sorted, then 4096 / 10 + 1000 partial rows in float32."""
+    found = steps(
+        aten.embedding_dense_backward.default,
+        meta(2, 2048, 8, dtype=torch.bfloat16),
+        index(2, 2048),
+        1000,
+        -1,
+        False,
+    )
+    assert found == (
+        Held(32_768), Held(32_768), 32_768 + radix_sort_bytes(4096, 8, 8), REST, Held(8000), Held(8),
+        Held(8000), Held(8000), Held(8), Held(1409 * 8), Held(1409 * 8 * 4),
+    )  # fmt: skip
+
+
+def test_accumulating_index_put_sorts_its_indices() -> None:
+    """2401 positions of a table of 169 rows and 3 columns, as in Swin's relative positions."""
+    args = (meta(169, 3), [index(2401)], meta(2401, 3), True)
+    linear = 2401 * 8
+    assert steps(aten.index_put.default, *args) == (
+        REST, Held(linear), Held(linear), Held(linear), linear + radix_sort_bytes(2401, 8, 8),
+    )  # fmt: skip
+    assert steps(aten.index_put.default, *args[:3], False) == ()
+
+
+# ---- sorting
+
+
+def test_short_rows_are_sorted_in_place() -> None:
+    """Up to 4096 elements: the numbers 0, 1, 2, ... of one row."""
+    assert steps(aten.sort.default, meta(7, 4096)) == (32_768,)
+    assert steps(aten.topk.default, meta(7, 100_000), 5) == ()
+
+
+def test_long_rows_are_sorted_together() -> None:
+    """Three rows of 5000: pairs of index and row, twice, then the keys; sorted along another dimension, the
+    input and both results are laid out anew.
+    """
+    pair, keys = 8 * 15_000, 4 * 15_000
+    body = (
+        Held(pair), Held(pair), keys + radix_sort_bytes(15_000, 4, 8), radix_sort_bytes(15_000, 8, 0)
+    )  # fmt: skip
+    assert steps(aten.sort.default, meta(3, 5000)) == (REST, *body)
+    assert steps(aten.sort.default, meta(5000, 3), 0) == (REST, Held(keys), Held(keys), Held(pair), *body)
+    assert steps(aten.sort.default, meta(5000)) == (REST, Held(40_000), radix_sort_bytes(5000, 4, 8))
+
+
+# ---- losses
+
+
+def test_a_mean_squared_error_is_made_in_full_first() -> None:
+    """The result, then a loss per element; without reduction the result is that loss."""
+    x = meta(4, 5)
+    assert steps(aten.mse_loss.default, x, x) == (REST, Held(80))
+    assert steps(aten.mse_loss.default, x, x, 0) == ()
+
+
+def test_cross_entropy_of_logits_takes_two_tensors() -> None:
+    """The logarithm of the sigmoid and the loss per element, before the result."""
+    x = meta(4, 5)
+    func = aten.binary_cross_entropy_with_logits.default
+    assert steps(func, x, x) == (Held(80), Held(80), REST)
+    assert steps(func, x, x, None, None, 0) == (Held(80), REST)
+
+
+def test_binary_cross_entropy_keeps_the_whole_loss() -> None:
+    """Its mean lies in the storage of the loss per element, which lives as long as the mean does."""
+
+    def loss(x: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy(x, torch.empty_like(x))
+
+    trace = trace_of(lambda: Apply(loss), job_of("25", mode=Mode.INFER), 2)
+    assert born(trace, "binary_cross_entropy") == [200, 4]
+
+
+def test_ctc_loss_keeps_the_forward_variables() -> None:
+    """Four samples, 50 steps, targets of up to 30 labels with blanks between: 61 states."""
+
+    def loss(x: Tensor) -> Tensor:
+        targets = torch.empty(4, 30, dtype=torch.int64, device=x.device)
+        scores = x.transpose(0, 1).log_softmax(2)
+        return nn.functional.ctc_loss(scores, targets, torch.full((4,), 50), torch.tensor([30, 7, 9, 2]))
+
+    trace = trace_of(lambda: Apply(loss), job_of("50x20"), 4)
+    assert born(trace, "_ctc_loss") == [32, 32, 32, 16, 4 * 50 * 61 * 4]
+
+
+# ---- transforms
+
+
+def test_distances_extend_both_sets_of_points() -> None:
+    """30 and 40 points of 5 coordinates, extended to 7."""
+    x, y = meta(2, 30, 5), meta(2, 40, 5)
+    found = steps(aten._euclidean_dist.default, x, y)
+    assert found[-3:] == (Held(2 * 30 * 7 * 4), Held(2 * 40 * 7 * 4), REST)
+
+
+def test_fourier_transforms_take_a_work_area() -> None:
+    """As large as the larger of input and output; to real values the input is copied as well."""
+    x, y = meta(2, 8, 8), meta(2, 8, 5, dtype=torch.complex64)
+    assert steps(aten._fft_r2c.default, x, [1, 2], 0, True) == (REST, 640)
+    assert steps(aten._fft_c2r.default, y, [1, 2], 2, 8) == (REST, Held(640), 640)

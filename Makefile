@@ -4,13 +4,17 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: plan test lint traces clean
+.PHONY: plan test lint traces soak clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
+soak: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -s --runs 1000 tests/test_robustness.py tests/test_fuzz.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -176,8 +176,8 @@ def report(rows: Sequence[Row], name: str, title: str, about: str, libraries: Se
     told = sorted(f"{row.model}, {row.mode}: {row.notes}" for row in rows if row.notes and not row.failure)
     parts = [
         f"# {title}",
-        f"Written by `python benchmarks/{name}.py`: the largest batch on a generic card of {GPU_MIB:,} MiB at "
-        f"confidence {CONFIDENCE}, three steps, fp32. {about} {_versions(libraries)}",
+        f"Written by `python benchmarks/{name}.py`: the largest batch on a generic card of {GPU_MIB:,} MiB "
+        f"at confidence {CONFIDENCE}, three steps, fp32. {about} {_versions(libraries)}",
         'Sizes "exact": every size is a straight line in the batch size, from two traces and confirmed by a '
         'third; "anew": each probe was traced by itself. Seconds are those of the processor for the whole '
         "plan, the building of the model included, in a process that has imported the libraries. An operator "

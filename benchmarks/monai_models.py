@@ -44,8 +44,8 @@ def main() -> None:
     entries = [Entry(name, f"monai:{name}", skipped=_SKIPPED.get(name, "")) for name in chosen_names()]
     about = (
         "Volumes of 96 voxels a side with one channel and two classes, and the arguments of "
-        "planner/samples.py; training: SGD, cross entropy, or the sum of the outputs of what is no classifier. Inference: eval "
-        "mode, no gradients."
+        "planner/samples.py; training: SGD, cross entropy, or the sum of outputs of what is no classifier. "
+        "Inference: eval mode, no gradients."
     )
     run(entries, "monai_models", "Networks of MONAI, planned", about, ["monai"])
 

@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 from threading import Event, Timer
 from typing import IO, Any
 
-from planner import errors
 from planner.chip import Chip
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import DataFileError, ModelError, PlannerError, UsageError
 from planner.events import Trace
 from planner.job import Job
 from planner.plan import Tell, Tracer
@@ -31,6 +30,9 @@ from planner.workload import Factory, Take, Workload, take_detailed_trace, take_
 DEFAULT_LIMIT_SECONDS = 600.0
 LONGEST_LIMIT_SECONDS = 10**6
 MOST_ANSWER_BYTES = 2**16
+_KINDS: dict[str, type[PlannerError]] = {
+    kind.__name__: kind for kind in (UsageError, ModelError, DataFileError)
+}
 
 Opener = Callable[[Job, int | None, Factory | None, Chip, Take], Workload]  # as `trace_workload`
 
@@ -67,7 +69,7 @@ def opener_of(options: Mapping[str, object]) -> Opener:
     def open_apart(
         job: Job, batch: int | None, factory: Factory | None, chip: Chip, take: Take = take_trace
     ) -> Workload:
-        kind = {take_trace: "plain", take_detailed_trace: "details"}[take]
+        kind = "details" if take is take_detailed_trace else "plain"
 
         def start(tell: Tell) -> Tracer:
             tell("starting a process for the model")
@@ -112,9 +114,10 @@ class Apart:
             _end(self._process)
             raise
         if "error" in answer:
-            kind = getattr(errors, str(answer["error"]), None)
-            known = isinstance(kind, type) and issubclass(kind, PlannerError)
-            raise (kind if known else ModelError)(str(answer.get("message"))[:1000])
+            kind = _KINDS.get(str(answer["error"]), ModelError)
+            raise kind(str(answer.get("message"))[:1000])
+        if not path.is_file():  # a pipe would never end
+            raise ModelError(f"{self._model}: its process left no trace of batch {batch}")
         trace, _ = load_trace(path)
         path.unlink()
         return trace

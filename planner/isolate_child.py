@@ -1,7 +1,7 @@
 """The process in which `--isolate` runs a model: requests in as lines of JSON, traces out as files.
 
-A line has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; each is answered
-by a line of JSON: {} once the file is there, or `error` and `message`.
+A line has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; each is
+answered by a line of JSON: {} once the file is there, or `error` and `message`.
 """
 
 import faulthandler

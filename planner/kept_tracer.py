@@ -7,7 +7,7 @@ from typing import Protocol
 from planner.chip import Chip
 from planner.events import Trace
 from planner.job import Job
-from planner.kept_traces import Found, UserShelf
+from planner.kept_traces import Found, Shelf, UserShelf
 from planner.plan import FIT_BATCHES
 from planner.shipped_traces import ShippedShelf
 from planner.stored_loop import StoredLoop
@@ -76,7 +76,8 @@ class KeptTracer:
         return None
 
     def _from_shelves(self, batch: int) -> Trace | None:
-        for number, shelf in enumerate((self.shelves.user, self.shelves.shipped)):
+        shelves: tuple[Shelf, ...] = (self.shelves.user, self.shelves.shipped)
+        for number, shelf in enumerate(shelves):
             if number not in self._read:
                 self._read.add(number)
                 self._known += shelf.loops(self.job, self.chip)

@@ -1,5 +1,6 @@
 """The keywords of `planner.api`, which are the options of the command line, as a job and a budget."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -177,15 +178,24 @@ def workload_of(model: Model | None, options: Options, budget: Budget) -> Worklo
 
 
 def shelves_of(options: Options) -> Shelves | None:
-    """Where kept traces are looked for; nowhere without `cache`, nor where a model is to run by itself.
+    """Where kept traces are looked for: nowhere without `cache`, for a model in a process of its own, or
+    where torch is set otherwise than by default.
 
     Raises UsageError.
     """
     folder = options.get("cache")
-    if folder is None or options.get("isolate"):
+    if folder is None or options.get("isolate") or _is_torch_changed():
         return None
     cache = open_cache(Path(folder), options.get("warn") or _warn)
     return Shelves(UserShelf(cache), ShippedShelf())
+
+
+def _is_torch_changed() -> bool:
+    """Whether this process has set what traces depend on and no key says."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return torch.are_deterministic_algorithms_enabled() or torch.get_default_dtype() is not torch.float32
 
 
 def _warn(line: str) -> None:

@@ -30,7 +30,7 @@ TITLES = {
 _ALL = frozenset(
     {
         *("model_arg", "input", "models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "tell"),
-        "own_calibrations",  # nobody has asked for it
+        *("own_calibrations", "cache", "warn"),  # nobody has asked for them
     }
 )
 _LOOP = frozenset(

@@ -1,4 +1,4 @@
-"""Models that a data file names: any of a registered source, and code of a FILE.py only where that is allowed.
+"""Models that a data file names: any of a registered source, and code of a FILE.py only where allowed.
 
 A file that somebody sent may be read without a thought, because nothing that it names is ever executed. Code
 runs only if the user named it on the command line, or allowed the file to name it with --allow-code.

@@ -201,7 +201,7 @@ _MONAI: Mapping[str, Sample] = {
     "hovernet": _on("3x256x256"),
     "quicknat": _on("1x256x256"),
     "navit": _on(  # of the size of ViT-B; each sample is a list of images
-        "1x1x96x96x96", image_size=96, patch_size=16, in_channels=1, num_classes=2, hidden_size=768,
+        "1x1x192x192x192", image_size=192, patch_size=16, in_channels=1, num_classes=2, hidden_size=768,
         mlp_dim=3072, num_layers=12, num_heads=12,
     ),
     "vista3d132": _on("1x96x96x96 class_vector=1:int64"),

@@ -149,7 +149,7 @@ def _refuse_depth(path: Path, text: str, loader: Any) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            line = event.start_mark.line + 1
+            line = event.start_mark.line + 1 if event.start_mark else 1
             raise DataFileError(f"{path} line {line}: nested more than {DEEPEST} levels deep")
 
 

@@ -16,56 +16,26 @@ from planner.resolve import JobOptions, resolve_job
 from planner.sweep_file import Grid, NamedModel, Recipe
 from planner.sweep_pool import Engine, run_all
 from planner.sweep_store import Store
+from planner.sweep_table import Cell, Failure, SweepTable
 from planner.sweep_work import Done, Task, device_digest
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One model in one recipe on one GPU."""
+class SweepResult:
+    """The grid with its cells; `str` gives the tables."""
 
-    model: str
-    recipe: str
-    gpu: str
-    total_mib: float
-    max_batch: int  # 0 where not even 1 fits
-    process_mib: float | None  # of that batch, as nvidia-smi shows it; None where nothing fits
-    process_upper_mib: float | None  # the same at the confidence
-    headroom_mib: float | None
-    calibrated: bool
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A model in a recipe that gave no answer."""
-
-    model: str
-    recipe: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """The grid; `str` gives the tables."""
-
-    grid: Grid
-    cells: tuple[Cell, ...]  # by model, recipe and GPU in the order of the file
-    failures: tuple[Failure, ...]
-    notes: tuple[str, ...]
-    unknown_ops: tuple[str, ...]
-    new: int  # cells that this call computed
-    seconds: float
+    table: SweepTable
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `planner sweep`."""
         from planner.report.sweep import sweep_to_json
 
-        return sweep_to_json(self)
+        return sweep_to_json(self.table)
 
     def __str__(self) -> str:
         from planner.report.sweep import sweep_text
 
-        return sweep_text(self)
+        return sweep_text(self.table)
 
 
 def sweep(
@@ -75,7 +45,7 @@ def sweep(
     store: Store,
     engine: Engine,
     tell: Tell,
-) -> Swept:
+) -> SweepResult:
     """Compute what the store does not have yet; `options` are those of `planner.gpus` for all jobs.
 
     Raises DataFileError where a result cannot be kept; what was kept before stays.
@@ -97,7 +67,7 @@ def sweep(
             new += len(done.cells)
         failed = f", {len(failures)} failed" if failures else ""
         tell(f"{ended} of {len(asked)} jobs{failed}; {' '.join(key)} took {done.seconds:.1f} s")
-    return Swept(
+    table = SweepTable(
         grid,
         tuple(_cells(grid, found)),
         tuple(Failure(*key, failures[key]) for key in _keys(grid) if key in failures),
@@ -106,6 +76,7 @@ def sweep(
         new,
         perf_counter() - start,
     )
+    return SweepResult(table)
 
 
 _Key = tuple[str, str]  # the names of a model and of a recipe

@@ -2,7 +2,7 @@
 
     about: what the sweep is for
     models:
-      - resnet50                            # a name of the catalogue, SOURCE:NAME, or FILE.py:NAME (--allow-code)
+      - resnet50                # a name of the catalogue, SOURCE:NAME, or FILE.py:NAME (--allow-code)
       - {model: "timm:vit_tiny_patch16_224", input: [3x384x384], model_arg: {img_size: 384}, name: vit 384}
     recipes:                                # a name, and options as the command line has them
       sgd: {}

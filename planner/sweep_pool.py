@@ -20,7 +20,7 @@ class Engine(Protocol):
     """Where tasks run."""
 
     width: int  # tasks at a time
-    lost: tuple[type[BaseException], ...]  # what is raised where a worker died
+    lost: Any  # the exceptions that are raised where a worker died
 
     def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
         """Run tasks, at most `width` at a time; each is told as soon as it is done."""
@@ -58,7 +58,7 @@ class LocalEngine:
     def __init__(self, jobs: int) -> None:
         self.width = jobs
         loky = _import("joblib.externals.loky", "sweep")
-        self.lost = (loky.process_executor.BrokenProcessPool,)
+        self.lost: tuple[type[BaseException], ...] = (loky.process_executor.BrokenProcessPool,)
         self._joblib = _import("joblib", "sweep")
 
     def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
@@ -82,7 +82,7 @@ class DaskEngine:
                 f"--scheduler {scheduler}: no worker of a Dask cluster answers: {problem}"
             ) from error
         self.width = max(1, sum(self._client.ncores().values()))
-        self.lost = (distributed.scheduler.KilledWorker,)
+        self.lost: tuple[type[BaseException], ...] = (distributed.scheduler.KilledWorker,)
 
     def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
         """As Engine says."""

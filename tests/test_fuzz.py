@@ -257,7 +257,7 @@ def test_any_words_of_the_command_line(parse_text: Callable[[str], object], runs
 
 @pytest.mark.parametrize("name", [name for name in READERS if is_yaml(READERS[name])])
 def test_a_yaml_bomb_is_refused_or_small(name: str, tmp_path: Path) -> None:
-    """Aliases of aliases, which stand for 10**9 values, and values nested 200,000 deep come to a quick end."""
+    """Aliases of aliases, which stand for 10**9 values, and 200,000 levels come to a quick end."""
     reader = READERS[name]
     bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
     document = parse(reader)

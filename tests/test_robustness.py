@@ -1,4 +1,4 @@
-"""Whatever models, files, other processes and the machine do: one clear line, and nothing broken or left over.
+"""Whatever models, files, other processes and the machine do: one clear line, and nothing broken or left.
 
 `--runs N` sets how often the counted tests run (`make soak`: 1,000 in all); each prints what it counted.
 """
@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,10 +217,8 @@ def test_a_model_that_changes_the_process_leaves_it_clean(tmp_path: Path, name: 
     job = job_of(file, name)
     before = state()
     constructor = find_constructor(job)
-    try:
+    with suppress(ModelError):  # some of it makes the model itself fail, as it would on a GPU
         trace(job, 2, AMPERE, lambda job: construct_model(job, constructor))
-    except ModelError:
-        pass  # some of it makes the model itself fail, as it would on a GPU
     assert state() == before
     leaf = torch.ones(2, requires_grad=True)
     (leaf * 2).sum().backward()
@@ -308,7 +306,7 @@ def _commands_of_group(folder: Path) -> str:
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
             try:
-                if Path(os.readlink(entry / "cwd")) in (folder, Path.cwd()):
+                if (entry / "cwd").readlink() in (folder, Path.cwd()):
                     found.append(
                         (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     )
@@ -346,8 +344,8 @@ COMMANDS: dict[str, tuple[str, Callable[[str], list[str]]]] = {
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_data_file_names_no_code(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A FILE.py:NAME in a catalogue, campaign, process or sweep file is refused with exit code 4 and its line,
-    and the file is not run.
+    """A FILE.py:NAME in a catalogue, campaign, process or sweep file is refused with exit code 4 and its
+    line, and the file is not run.
     """
     text, command = COMMANDS[kind]
     code, path = tmp_path / "evil.py", tmp_path / "data.yaml"
@@ -549,7 +547,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, runs: int) ->
 def test_interrupted_processes_leave_nothing_half_written(
     tmp_path: Path, runs: int, number: signal.Signals
 ) -> None:
-    """Processes are interrupted or killed while they write: what they told is there, and everything is whole."""
+    """Processes are stopped while they write: what they told is there, and everything is whole."""
     chance = random.Random(number)
     total = lost = broken = partial = 0
     for turn in range(runs):

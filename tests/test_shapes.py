@@ -33,7 +33,15 @@ def torchs(func: Any, *args: Any, **kwargs: Any) -> Any:
     """The layout that torch's own meta kernel gives, or that it raises."""
     try:
         return layout(func(*args, **kwargs))
-    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError):
+    except (
+        RuntimeError,
+        ValueError,
+        IndexError,
+        TypeError,
+        NotImplementedError,
+        AssertionError,
+        ArithmeticError,
+    ):
         return RAISES
 
 
@@ -99,15 +107,24 @@ numbers = st.sampled_from((2, 0.5, True, 1 + 2j))
 UNARY = [
     aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default, aten.tanh.default,
     aten.hardtanh.default, aten.hardswish.default, aten.hardsigmoid.default, aten.exp.default,
-    aten.neg.default,
+    aten.neg.default, aten.leaky_relu.default, aten.elu.default, aten.rsqrt.default, aten.sqrt.default,
+    aten.reciprocal.default, aten.sin.default, aten.cos.default, aten.log.default, aten.abs.default,
 ]  # fmt: skip
 WITH_NUMBER = [
     aten.mul.Scalar, aten.div.Scalar, aten.clamp_min.default, aten.eq.Scalar, aten.ne.Scalar, aten.ge.Scalar,
     aten.le.Scalar, aten.gt.Scalar, aten.lt.Scalar, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
-    aten.div.Tensor, aten.add_.Tensor, aten.div_.Tensor,
+    aten.div.Tensor, aten.add_.Tensor, aten.div_.Tensor, aten.mul_.Tensor, aten.rsub.Scalar,
+    aten.div_.Scalar, aten.mul_.Scalar, aten.pow_.Scalar, aten.clamp_min_.default, aten.pow.Tensor_Scalar,
+    aten.leaky_relu.default, aten.leaky_relu_.default,
 ]  # fmt: skip
-BINARY = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add_.Tensor]
-IN_PLACE = [aten.silu_.default, aten.hardtanh_.default, aten.hardswish_.default]
+BINARY = [
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add_.Tensor, aten.div_.Tensor,
+    aten.mul_.Tensor,
+]  # fmt: skip
+IN_PLACE = [
+    aten.silu_.default, aten.hardtanh_.default, aten.hardswish_.default, aten.leaky_relu_.default,
+    aten.elu_.default, aten.rsqrt_.default, aten.sqrt_.default,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("func", [*UNARY, *IN_PLACE], ids=str)
@@ -150,6 +167,201 @@ def test_clamp(tensors: list[Tensor], low: Any, high: Any) -> None:
     """A clamp between numbers answers as torch's meta kernel, or not at all."""
     args = (*tensors, low, high)
     assert ours(aten.clamp.default, *args) in (NotImplemented, torchs(aten.clamp.default, *args))
+
+
+@settings(max_examples=150, deadline=None)
+@given(tensors=operands(1), low=st.none() | numbers, high=st.none() | numbers)
+def test_clamp_in_place(tensors: list[Tensor], low: Any, high: Any) -> None:
+    """A clamp in place answers as torch's meta kernel, or not at all."""
+    args = (*tensors, low, high)
+    assert ours(aten.clamp_.default, *args) in (NotImplemented, torchs(aten.clamp_.default, *args))
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1, 1.0, 2, 2.0, 3, -1, 1.5])
+@settings(max_examples=60, deadline=None)
+@given(tensors=operands(1))
+def test_powers(exponent: float, tensors: list[Tensor]) -> None:
+    """Each power answers as torch's meta kernel, which takes another way for some of them, or not at all."""
+    for func in (aten.pow.Tensor_Scalar, aten.pow_.Scalar):
+        assert ours(func, *tensors, exponent) in (NotImplemented, torchs(func, *tensors, exponent))
+
+
+@settings(max_examples=200, deadline=None)
+@given(tensors=operands(2), weight=numbers)
+def test_lerp_in_place(tensors: list[Tensor], weight: Any) -> None:
+    """A step towards another tensor answers as torch's meta kernel, or not at all."""
+    args = (*tensors, weight)
+    assert ours(aten.lerp_.Scalar, *args) in (NotImplemented, torchs(aten.lerp_.Scalar, *args))
+
+
+@pytest.mark.parametrize("func", [aten.addcmul_.default, aten.addcdiv_.default], ids=str)
+@settings(max_examples=200, deadline=None)
+@given(tensors=operands(3), value=numbers)
+def test_blends_in_place(func: Any, tensors: list[Tensor], value: Any) -> None:
+    """The addition of a product or a quotient answers as torch's meta kernel, or not at all."""
+    assert ours(func, *tensors, value=value) in (NotImplemented, torchs(func, *tensors, value=value))
+
+
+# ---- lists of tensors
+
+
+@st.composite
+def tensor_lists(draw: st.DrawFn, count: int) -> list[list[Tensor]]:
+    """Lists that agree tensor by tensor in most cases."""
+    layouts = draw(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=3))
+    dtype = draw(floats)
+    lists = []
+    for _ in range(count):
+        kinds = [other if draw(st.integers(0, 9)) == 0 else dtype for _, other in layouts]
+        lists.append([draw(laid_out(shape, kind)) for (shape, _), kind in zip(layouts, kinds, strict=True)])
+    return lists
+
+
+FOREACH = [
+    *((func, 1, (2.0,)) for func in (
+        aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar,
+    )),
+    *((func, 1, ()) for func in (
+        aten._foreach_sqrt_.default, aten._foreach_sqrt.default, aten._foreach_neg.default,
+    )),
+    *((func, 2, ()) for func in (aten._foreach_add_.List, aten._foreach_add.List)),
+    (aten._foreach_lerp_.Scalar, 2, (0.1,)),
+    (aten._foreach_addcmul_.Scalar, 3, (0.1,)),
+    (aten._foreach_addcdiv_.Scalar, 3, (0.1,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("func", "count", "rest"), FOREACH, ids=str)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_lists_of_tensors(func: Any, count: int, rest: tuple[Any, ...], data: st.DataObject) -> None:
+    """An operator over lists of tensors answers as torch's meta kernel, or not at all."""
+    lists = data.draw(tensor_lists(count))
+    assert ours(func, *lists, *rest) in (NotImplemented, torchs(func, *lists, *rest))
+
+
+@pytest.mark.parametrize(
+    ("func", "count"), [(aten._foreach_div_.ScalarList, 1), (aten._foreach_addcdiv_.ScalarList, 3)], ids=str
+)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_lists_of_tensors_and_numbers(func: Any, count: int, data: st.DataObject) -> None:
+    """An operator over lists of tensors and one of numbers answers as torch's meta kernel, or not at all."""
+    lists = data.draw(tensor_lists(count))
+    steps = [0.5] * data.draw(st.sampled_from((len(lists[0]), len(lists[0]), 2)))
+    assert ours(func, *lists, steps) in (NotImplemented, torchs(func, *lists, steps))
+
+
+@settings(max_examples=100, deadline=None)
+@given(lists=tensor_lists(1), shape=st.sampled_from(((), (), (1,))), data=st.data())
+def test_lists_of_tensors_and_one_factor(
+    lists: list[list[Tensor]], shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    """Scaling a list by a number on the GPU answers as torch's meta kernel, or not at all."""
+    factor = data.draw(laid_out(shape, data.draw(st.just(lists[0][0].dtype) | dtypes)))
+    func = aten._foreach_mul_.Tensor
+    assert ours(func, *lists, factor) in (NotImplemented, torchs(func, *lists, factor))
+
+
+# ---- new tensors and copies
+
+formats = st.sampled_from(
+    (None, torch.preserve_format, torch.contiguous_format, torch.contiguous_format, torch.channels_last)
+)
+devices = st.sampled_from((None, torch.device("meta"), torch.device("meta"), torch.device("cpu")))
+LIKES = [aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten._to_copy.default]
+
+
+@pytest.mark.parametrize("func", LIKES, ids=str)
+@settings(max_examples=200, deadline=None)
+@given(
+    tensors=operands(1),
+    dtype=st.none() | dtypes,
+    device=st.none() | st.just(torch.device("meta")),
+    form=formats,
+)
+def test_tensors_like_others(
+    func: Any, tensors: list[Tensor], dtype: torch.dtype | None, device: torch.device | None, form: Any
+) -> None:
+    """A tensor as large as another answers as torch's meta kernel, or not at all."""
+    options = {"dtype": dtype, "device": device, "memory_format": form}
+    assert ours(func, *tensors, **options) in (NotImplemented, torchs(func, *tensors, **options))
+
+
+@settings(max_examples=200, deadline=None)
+@given(tensors=operands(1), form=formats)
+def test_clones(tensors: list[Tensor], form: Any) -> None:
+    """A clone answers as torch's meta kernel, or not at all."""
+    func = aten.clone.default
+    assert ours(func, *tensors, memory_format=form) in (
+        NotImplemented,
+        torchs(func, *tensors, memory_format=form),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors=operands(1), dtype=st.none() | dtypes, form=formats)
+def test_full_like(tensors: list[Tensor], dtype: torch.dtype | None, form: Any) -> None:
+    """A filled tensor as large as another answers as torch's meta kernel, or not at all."""
+    func, options = aten.full_like.default, {"dtype": dtype, "memory_format": form}
+    assert ours(func, *tensors, 1, **options) in (NotImplemented, torchs(func, *tensors, 1, **options))
+
+
+@pytest.mark.parametrize("func", [*LIKES, aten.clone.default], ids=str)
+def test_tensors_like_others_elsewhere(func: Any) -> None:
+    """Copies from the CPU, or to it, are left to torch."""
+    assert SHORTCUTS[func](torch.empty(2)) is NotImplemented
+    assert SHORTCUTS[func](meta(2), device=torch.device("cpu")) is NotImplemented
+    assert SHORTCUTS[func](meta(2), pin_memory=True) is NotImplemented
+
+
+FACTORIES = [aten.zeros.default, aten.ones.default, aten.empty.memory_format]
+
+
+@pytest.mark.parametrize("func", FACTORIES, ids=str)
+@settings(max_examples=100, deadline=None)
+@given(shape=shapes, dtype=st.none() | dtypes)
+def test_factories(func: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    """A new tensor on meta answers as torch's meta kernel, or not at all."""
+    options = {"dtype": dtype, "device": torch.device("meta")}
+    assert ours(func, shape, **options) in (NotImplemented, torchs(func, shape, **options))
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=shapes, dtype=st.none() | dtypes, value=numbers)
+def test_filled_tensors(shape: tuple[int, ...], dtype: torch.dtype | None, value: Any) -> None:
+    """A filled tensor, and one of a single number, answer as torch's meta kernels, or not at all."""
+    options = {"dtype": dtype, "device": torch.device("meta")}
+    for func, args in ((aten.full.default, (shape, value)), (aten.scalar_tensor.default, (value,))):
+        assert ours(func, *args, **options) in (NotImplemented, torchs(func, *args, **options))
+
+
+@pytest.mark.parametrize("func", FACTORIES, ids=str)
+def test_factories_elsewhere(func: Any) -> None:
+    """A new tensor on the CPU is left to torch, and so are sizes that make no sense."""
+    assert SHORTCUTS[func]([2, 3]) is NotImplemented
+    assert SHORTCUTS[func]([2, 3], device=torch.device("cpu")) is NotImplemented
+    assert SHORTCUTS[func]([2, -3], device=torch.device("meta")) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    "func", [aten.new_zeros.default, aten.new_empty.default, aten.new_ones.default], ids=str
+)
+@settings(max_examples=100, deadline=None)
+@given(tensors=operands(1), shape=shapes, dtype=st.none() | dtypes, device=devices)
+def test_factories_beside_a_tensor(
+    func: Any, tensors: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype | None,
+    device: torch.device | None,
+) -> None:  # fmt: skip
+    """A new tensor beside another answers as torch's meta kernel, or not at all."""
+    options = {"dtype": dtype, "device": device}
+    if device is not None and device.type == "cpu":
+        assert ours(func, *tensors, shape, **options) is NotImplemented
+    else:
+        assert ours(func, *tensors, shape, **options) in (
+            NotImplemented,
+            torchs(func, *tensors, shape, **options),
+        )
 
 
 dims = st.none() | st.lists(st.integers(-6, 5), max_size=3)
@@ -218,6 +430,29 @@ def test_cat(tensors: list[Tensor], dim: int) -> None:
     assert ours(aten.cat.default, tensors, dim) in (NotImplemented, torchs(aten.cat.default, tensors, dim))
 
 
+@settings(max_examples=200, deadline=None)
+@given(tensors=operands(2) | operands(1), rows=st.integers(0, 2), dim=st.integers(-6, 5), data=st.data())
+def test_cat_with_empty_rows(tensors: list[Tensor], rows: int, dim: int, data: st.DataObject) -> None:
+    """Rows of no elements are left out of what is joined, as torch does, or not at all."""
+    row = meta(rows // 2, dtype=tensors[0].dtype)
+    args = (data.draw(st.permutations([row, *tensors])), dim)
+    assert ours(aten.cat.default, *args) in (NotImplemented, torchs(aten.cat.default, *args))
+
+
+@settings(max_examples=200, deadline=None)
+@given(shape=shapes, count=st.integers(1, 3), dim=st.integers(-6, 5), data=st.data())
+def test_stack(shape: tuple[int, ...], count: int, dim: int, data: st.DataObject) -> None:
+    """Stacked tensors are laid out as torch's meta kernel says, or not at all."""
+    dtype = data.draw(dtypes)
+    tensors = [data.draw(laid_out(shape, dtype)) for _ in range(count)]
+    if count > 1 and data.draw(st.integers(0, 4)) == 0:
+        tensors[1] = data.draw(laid_out(data.draw(shapes), data.draw(dtypes)))
+    assert ours(aten.stack.default, tensors, dim) in (
+        NotImplemented,
+        torchs(aten.stack.default, tensors, dim),
+    )
+
+
 @settings(max_examples=300, deadline=None)
 @given(shape=shapes, dim=st.integers(-6, 5), index=st.integers(-4, 4), data=st.data())
 def test_select_backward(shape: tuple[int, ...], dim: int, index: int, data: st.DataObject) -> None:
@@ -254,12 +489,10 @@ def test_slice_backward(
 @settings(max_examples=200, deadline=None)
 @given(tensors=operands(2), dim=st.integers(-6, 5), to_float=st.booleans(), dtype=st.none() | dtypes)
 def test_log_softmax(tensors: list[Tensor], dim: int, to_float: bool, dtype: torch.dtype | None) -> None:
-    """The logarithm of a softmax and its gradient answer as torch's meta kernels, or not at all."""
+    """A softmax, its logarithm and the gradient of that answer as torch's meta kernels, or not at all."""
     forward = (tensors[0], dim, to_float)
-    assert ours(aten._log_softmax.default, *forward) in (
-        NotImplemented,
-        torchs(aten._log_softmax.default, *forward),
-    )
+    for func in (aten._log_softmax.default, aten._softmax.default):
+        assert ours(func, *forward) in (NotImplemented, torchs(func, *forward))
     backward = (*tensors, dim, dtype or tensors[0].dtype)
     assert ours(aten._log_softmax_backward_data.default, *backward) in (
         NotImplemented,
@@ -341,13 +574,24 @@ DERIVATIVES: list[tuple[Any, tuple[Any, ...]]] = [
 def test_derivatives(func: Any, rest: tuple[Any, ...], tensors: list[Tensor]) -> None:
     """The gradient of an activation is laid out as a sum of the gradient and the input, in this order."""
     grad, x = tensors
-    expected = NotImplemented if grad.shape != x.shape else ours(aten.add.Tensor, grad, x)
+    alike = grad.shape == x.shape and grad.dtype is x.dtype
+    expected = ours(aten.add.Tensor, grad, x) if alike else NotImplemented
     assert ours(func, grad, x, *rest) == expected
-    swapped = NotImplemented if grad.shape != x.shape else ours(aten.add.Tensor, x, grad)
+    assert ours(aten.elu_backward.default, grad, 1, 1, 1, True, x) == expected
+    swapped = ours(aten.add.Tensor, x, grad) if alike else NotImplemented
     assert ours(aten.threshold_backward.default, grad, x, 0) == swapped
+    assert ours(aten.leaky_relu_backward.default, grad, x, 0.1, False) == swapped
 
 
-@pytest.mark.parametrize(("func", "rest"), [*DERIVATIVES, (aten.threshold_backward.default, (0,))], ids=str)
+@pytest.mark.parametrize(
+    ("func", "rest"),
+    [
+        *DERIVATIVES,
+        (aten.threshold_backward.default, (0,)),
+        (aten.leaky_relu_backward.default, (0.1, True)),
+    ],
+    ids=str,
+)
 @settings(max_examples=50, deadline=None)
 @given(shape=solid_shapes, dtype=floats)
 def test_derivatives_of_contiguous_inputs(
@@ -356,6 +600,89 @@ def test_derivatives_of_contiguous_inputs(
     """Where gradient and input are contiguous, the gradient of an activation is laid out as torch says."""
     args = (torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape, dtype=dtype, device="meta"))
     assert ours(func, *args, *rest) == torchs(func, *args, *rest)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors=operands(2), masked=st.booleans())
+def test_gradient_of_dropout(tensors: list[Tensor], masked: bool) -> None:
+    """The gradient of dropout answers as torch's meta kernel, or not at all."""
+    grad, mask = tensors
+    args = (grad, mask.to(torch.bool) if masked else mask, 1.25)
+    func = aten.native_dropout_backward.default
+    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
+
+
+@settings(max_examples=50, deadline=None)
+@given(shape=solid_shapes, dtype=floats)
+def test_gradient_of_elu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The gradient of a contiguous ELU is laid out as torch says."""
+    x = meta(*shape, dtype=dtype)
+    agrees(aten.elu_backward.default, x, 1.0, 1.0, 1.0, True, x)
+
+
+# ---- norms and sampling
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shape=st.lists(sizes, min_size=1, max_size=4).map(tuple), groups=st.integers(0, 3),
+    kinds=st.tuples(st.none() | floats, floats), dtype=dtypes, data=st.data(),
+    mask=st.lists(st.booleans(), min_size=3, max_size=3),
+)  # fmt: skip
+def test_group_norm(
+    shape: tuple[int, ...], groups: int, kinds: tuple[torch.dtype | None, torch.dtype], dtype: torch.dtype,
+    data: st.DataObject, mask: list[bool],
+) -> None:  # fmt: skip
+    """Group norm and its gradients answer as torch's meta kernels, or not at all."""
+    x, grad = data.draw(laid_out(shape, dtype)), data.draw(laid_out(shape, dtype))
+    channels = shape[1] if len(shape) > 1 else 1
+    weight = None if kinds[0] is None else meta(channels, dtype=data.draw(st.just(dtype) | st.just(kinds[0])))
+    sizes = shape[0], channels, x[0, 0].numel() if x.dim() > 1 and x.numel() else 1
+    args = (x, weight, weight, *sizes, groups, 1e-5)
+    assert ours(aten.native_group_norm.default, *args) in (
+        NotImplemented,
+        torchs(aten.native_group_norm.default, *args),
+    )
+    figures = meta(shape[0], groups, dtype=data.draw(st.just(dtype) | st.just(kinds[1])))
+    args = (grad, x, figures, figures, weight, *sizes, groups, mask)
+    assert ours(aten.native_group_norm_backward.default, *args) in (
+        NotImplemented,
+        torchs(aten.native_group_norm_backward.default, *args),
+    )
+
+
+def test_group_norm_with_parameters_of_its_dtype_is_covered() -> None:
+    """In half precision as well, where the statistics have the dtype of the input."""
+    x, weight = meta(2, 6, 4, 4, dtype=torch.bfloat16), meta(6, dtype=torch.bfloat16)
+    y = ((2, 6, 4, 4), (96, 16, 4, 1), torch.bfloat16, 384)
+    figure = ((2, 3), (3, 1), torch.bfloat16, 12)
+    assert ours(aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5) == (y, figure, figure)
+
+
+@pytest.mark.parametrize(
+    ("func", "rank"), [(aten.upsample_bilinear2d.default, 2), (aten.upsample_trilinear3d.default, 3)], ids=str
+)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_upsampling(func: Any, rank: int, data: st.DataObject) -> None:
+    """Interpolation answers as torch's meta kernel, or not at all."""
+    shape = tuple(data.draw(st.lists(sizes, min_size=rank + 1, max_size=rank + 2)))
+    x = data.draw(laid_out(shape, data.draw(floats)))
+    size = data.draw(st.lists(st.integers(0, 5), min_size=rank, max_size=rank))
+    assert ours(func, x, size, True) in (NotImplemented, torchs(func, x, size, True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=st.lists(sizes, min_size=1, max_size=4).map(tuple), dtype=floats, data=st.data())
+def test_batch_norm_without_parameters(
+    shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """The gradient of instance norm answers as torch's meta kernel, or not at all."""
+    x, grad = data.draw(laid_out(shape, dtype)), data.draw(laid_out(shape, dtype))
+    saved = meta(*shape[1:2])
+    args = (grad, x, None, None, None, saved, saved, True, 1e-5, [True, False, False])
+    func = aten.native_batch_norm_backward.default
+    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
 
 
 # ---- kernels that CUDA lays out otherwise: as torch for contiguous inputs, by their own rule for others
@@ -684,6 +1011,7 @@ def test_awkward_cases(func: Any, args: tuple[Any, ...]) -> None:
 # ---- frequent cases must be covered, or a trace takes ten times as long
 
 SLICE = meta(2, 6, 4, 5)[:, 1:4]
+HALF, MASK = meta(2, 3, dtype=torch.bfloat16), meta(2, dtype=torch.bool)
 COVERED: list[tuple[Any, tuple[Any, ...], Layout]] = [
     (aten.add.Tensor, (meta(2, 3), meta(2, 3)), ((2, 3), (3, 1), torch.float32, 24)),
     (aten.add.Tensor, (SLICE, SLICE), ((2, 3, 4, 5), (60, 20, 5, 1), torch.float32, 480)),
@@ -708,6 +1036,19 @@ COVERED: list[tuple[Any, tuple[Any, ...], Layout]] = [
     (aten.mean.dim, (meta(2, 3, 4, 5), [-1, -2], True), ((2, 3, 1, 1), (3, 1, 1, 1), torch.float32, 24)),
     (aten.cat.default, ([meta(2, 3), meta(2, 1)], 1), ((2, 4), (4, 1), torch.float32, 32)),
     (aten.cat.default, ([meta(2, 3, 4, 5), SLICE], 1), ((2, 6, 4, 5), (120, 20, 5, 1), torch.float32, 960)),
+    (aten.cat.default, ([meta(0), meta(2, 3)], -2), ((2, 3), (3, 1), torch.float32, 24)),
+    (aten.cat.default, ([image(2, 3, 4, 5)] * 2, 1), ((2, 6, 4, 5), (120, 1, 30, 6), torch.float32, 960)),
+    (aten.stack.default, ([meta(2, 3)] * 4, 1), ((2, 4, 3), (12, 3, 1), torch.float32, 96)),
+    (aten.pow.Tensor_Scalar, (meta(2, 3), 3.0), ((2, 3), (3, 1), torch.float32, 24)),
+    (aten.mul.Tensor, (HALF, meta(1, 3)), ((2, 3), (3, 1), torch.float32, 24)),
+    (aten.mul.Tensor, (HALF, meta()), ((2, 3), (3, 1), torch.bfloat16, 12)),
+    (aten._softmax.default, (meta(2, 3), -1, False), ((2, 3), (3, 1), torch.float32, 24)),
+    (aten.clone.default, (image(2, 3, 4, 5),), ((2, 3, 4, 5), (60, 1, 15, 3), torch.float32, 480)),
+    (aten._to_copy.default, (HALF,), ((2, 3), (3, 1), torch.bfloat16, 12)),
+    (aten.zeros_like.default, (meta(),), ((), (), torch.float32, 4)),
+    (aten.native_dropout_backward.default, (meta(2), MASK, 2.0), ((2,), (1,), torch.float32, 8)),
+    (aten.upsample_bilinear2d.default, (meta(1, 2, 3, 4), [6, 5], False),
+     ((1, 2, 6, 5), (60, 30, 5, 1), torch.float32, 240)),
     (aten.mm.default, (meta(2, 3), meta(4, 3).t()), ((2, 4), (4, 1), torch.float32, 32)),
     (aten.bmm.default, (meta(5, 2, 3), meta(5, 4, 3).mT), ((5, 2, 4), (8, 4, 1), torch.float32, 160)),
     (aten.addmm.default, (meta(4), meta(2, 3), meta(4, 3).t()), ((2, 4), (4, 1), torch.float32, 32)),
@@ -728,7 +1069,15 @@ def test_every_shortcut_is_held_against_torch() -> None:
         aten.mean.dim, aten.linalg_vector_norm.default, aten.mm.default, aten.bmm.default,
         aten.addmm.default, aten.cat.default, aten.select_backward.default, aten.slice_backward.default,
         aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.nll_loss_forward.default,
-        aten.nll_loss_backward.default, aten.native_dropout.default, aten._foreach_add_.List,
+        aten.nll_loss_backward.default, aten.native_dropout.default, aten.native_dropout_backward.default,
+        aten.elu_backward.default, aten.leaky_relu_backward.default, aten.clamp_.default, aten.lerp_.Scalar,
+        aten.addcmul_.default, aten.addcdiv_.default, *(func for func, _, _ in FOREACH),
+        aten._foreach_div_.ScalarList, aten._foreach_addcdiv_.ScalarList, aten._foreach_mul_.Tensor,
+        *LIKES, aten.clone.default, aten.full_like.default, *FACTORIES, aten.full.default,
+        aten.scalar_tensor.default, aten.new_zeros.default, aten.new_empty.default, aten.new_ones.default,
+        aten.stack.default, aten._softmax.default, aten.native_group_norm.default,
+        aten.native_group_norm_backward.default, aten.upsample_bilinear2d.default,
+        aten.upsample_trilinear3d.default,
     }  # fmt: skip
     fused = {aten._fused_sgd_.default, aten._fused_adagrad_.default}  # torch has no meta kernel for them
     assert set(SHORTCUTS) == tested | fused | set(rnn.KERNELS)  # those of recurrent layers: test_rnn.py

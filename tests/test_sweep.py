@@ -18,10 +18,11 @@ from planner.device import find_device, generic_device
 from planner.errors import DataFileError, UsageError
 from planner.report.sweep import sweep_csv, sweep_parquet
 from planner.resolve import resolve_job
-from planner.sweep import Cell, Failure, Swept, sweep
+from planner.sweep import SweepResult, sweep
 from planner.sweep_file import Grid, NamedModel, Recipe, load_grid
 from planner.sweep_pool import DaskEngine, Found, run_all
 from planner.sweep_store import Store, open_store
+from planner.sweep_table import Cell, Failure, SweepTable
 from planner.sweep_work import Done, Task, device_digest, run_task
 
 CATALOGUE = load_catalogue()
@@ -57,7 +58,7 @@ class Deadly(Fine):
 """
 
 
-class Died(Exception):
+class DiedError(Exception):
     """A worker is gone."""
 
 
@@ -67,13 +68,13 @@ class HereEngine:
 
     width: int = 2
     deadly: str = ""
-    lost: tuple[type[BaseException], ...] = (Died,)
+    lost: tuple[type[BaseException], ...] = (DiedError,)
     ran: list[str] = field(default_factory=list)
 
     def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
         for place, task in tasks:
             if task.model == self.deadly:
-                raise Died
+                raise DiedError
             self.ran.append(f"{task.model} {task.recipe} {len(task.devices)}")
             yield place, run_task(task)
 
@@ -92,8 +93,8 @@ def store_in(folder: Path) -> Store:
     return open_store(folder / "results", [], quiet)
 
 
-def swept(grid: Grid, folder: Path, engine: HereEngine) -> Swept:
-    return sweep(grid, CATALOGUE, {}, store_in(folder), engine, quiet)
+def swept(grid: Grid, folder: Path, engine: HereEngine) -> SweepTable:
+    return sweep(grid, CATALOGUE, {}, store_in(folder), engine, quiet).table
 
 
 def task_of(model: str, *devices: object) -> Task:
@@ -248,7 +249,7 @@ def store_key(task: Task) -> str:
 
 
 def test_a_task_that_kills_its_worker_is_found_and_left_out() -> None:
-    """Of those under way when a worker died, each is run alone: the deadly one is told, the others are done."""
+    """Of those under way when a worker died each runs alone: the deadly one is told, the others are done."""
     tasks = [task_of(name, L4) for name in ("conv_pair", "basic_encoder", "cnn")]
     tasks[1] = replace(tasks[1], model="deadly")
     found = dict(run_all(tasks, HereEngine(deadly="deadly")))
@@ -299,10 +300,10 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
                     killed.append(next(iter(client.run(os.getpid).values())))
                     os.kill(killed[0], signal.SIGKILL)
 
-            found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), engine, kill_once)
+            found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), engine, kill_once).table
     assert killed and found.failures == ()
-    assert len(found.cells) == len(set((c.model, c.recipe, c.gpu) for c in found.cells)) == 16 == found.new
-    again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), HereEngine(), quiet)
+    assert len(found.cells) == len({(c.model, c.recipe, c.gpu) for c in found.cells}) == 16 == found.new
+    again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), HereEngine(), quiet).table
     assert (again.new, again.cells) == (0, found.cells)
 
 
@@ -340,8 +341,8 @@ def test_the_table_of_a_sweep() -> None:
     )
     cell = Cell("net", "sgd", L4.name, 23034.0, 1234, 20000.0, 21000.0, 500.0, False, "none")
     small = replace(cell, gpu=SMALL.name, max_batch=0, process_mib=None)
-    found = Swept(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
-    assert str(found).splitlines() == [
+    found = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
+    assert str(SweepResult(found)).splitlines() == [
         "two GPUs",
         "",
         "net: largest batch",

@@ -21,7 +21,7 @@ from planner.job import check_count, shown
 from planner.plan import Tell
 
 if TYPE_CHECKING:
-    from planner.sweep import Swept
+    from planner.sweep import SweepResult
     from planner.sweep_pool import Engine
 
 MOST_JOBS = 1024
@@ -72,10 +72,10 @@ def sweep_command(options: SweepOptions, stored: CalibrationOptions, output: Out
         swept = _run(options, stored, Path(options.file), tell)
     answer(swept, output)
     _write(swept, options)
-    return 1 if swept.failures else 0
+    return 1 if swept.table.failures else 0
 
 
-def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: Tell) -> "Swept":
+def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: Tell) -> "SweepResult":
     from planner.catalogue import load_catalogue
     from planner.isolate import limit_of
     from planner.named_models import allowed_sources
@@ -119,12 +119,12 @@ def _engine(options: SweepOptions) -> "Engine":
     )
 
 
-def _write(swept: "Swept", options: SweepOptions) -> None:
+def _write(swept: "SweepResult", options: SweepOptions) -> None:
     """After the answer, so that a file that cannot be written costs no answer."""
     from planner.atomic import write_bytes
     from planner.report.sweep import sweep_csv, sweep_parquet
 
     if options.csv is not None:
-        write_bytes(Path(options.csv), sweep_csv(swept).encode())
+        write_bytes(Path(options.csv), sweep_csv(swept.table).encode())
     if options.parquet is not None:
-        write_bytes(Path(options.parquet), sweep_parquet(swept))
+        write_bytes(Path(options.parquet), sweep_parquet(swept.table))

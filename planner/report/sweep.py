@@ -4,45 +4,46 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.errors import ModelError
 from planner.report.as_json import SCHEMA
 from planner.report.layout import wrapped
 from planner.search import LARGEST_BATCH
-
-if TYPE_CHECKING:
-    from planner.sweep import Cell, Swept
+from planner.sweep_table import Cell, Failure, SweepTable
 
 _GPU_WIDTH, _RECIPE_WIDTH = 33, 13
 _RECIPES = 5  # beside each other
 
 
-def sweep_to_json(swept: "Swept") -> dict[str, Any]:
+def sweep_to_json(table: SweepTable) -> dict[str, Any]:
     """The JSON object of `planner sweep`; MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
-        "about": swept.grid.about,
-        "cells": [asdict(cell) for cell in swept.cells],
-        "failures": [asdict(failure) for failure in swept.failures],
-        "new_cells": swept.new,
-        "assumptions": list(swept.notes),
-        "unknown_ops": list(swept.unknown_ops),
-        "seconds": round(swept.seconds, 3),
+        "about": table.grid.about,
+        "cells": [asdict(cell) for cell in table.cells],
+        "failures": [asdict(failure) for failure in table.failures],
+        "new_cells": table.new,
+        "assumptions": list(table.notes),
+        "unknown_ops": list(table.unknown_ops),
+        "seconds": round(table.seconds, 3),
     }
 
 
-def sweep_csv(swept: "Swept") -> str:
+def sweep_csv(table: SweepTable) -> str:
     """A line of names, then one for each cell; empty where nothing fits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _names(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(cell) for cell in swept.cells)
+    writer.writerows(asdict(cell) for cell in table.cells)
     return text.getvalue()
 
 
-def sweep_parquet(swept: "Swept") -> bytes:
-    """The same columns as a Parquet file, typed; null where nothing fits. Raises ModelError without pyarrow."""
+def sweep_parquet(table: SweepTable) -> bytes:
+    """The same columns as a Parquet file, typed; null where nothing fits.
+
+    Raises ModelError without pyarrow.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -51,34 +52,34 @@ def sweep_parquet(swept: "Swept") -> bytes:
     kinds = {"total_mib": pyarrow.float64(), "max_batch": pyarrow.int64(), "calibrated": pyarrow.bool_()}
     kinds |= dict.fromkeys(("process_mib", "process_upper_mib", "headroom_mib"), pyarrow.float64())
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in _names()])
-    table = pyarrow.Table.from_pylist([asdict(cell) for cell in swept.cells], schema=schema)
     sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink)
+    rows = [asdict(cell) for cell in table.cells]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), sink)
     return bytes(sink.getvalue())
 
 
-def sweep_text(swept: "Swept") -> str:
+def sweep_text(table: SweepTable) -> str:
     """A table for each model: the largest batch of each GPU in each recipe; at most 100 columns wide."""
-    grid = swept.grid
+    grid = table.grid
     lines = wrapped("", grid.about)
-    found = {(cell.model, cell.recipe, cell.gpu): cell for cell in swept.cells}
+    found = {(cell.model, cell.recipe, cell.gpu): cell for cell in table.cells}
     for model in grid.models:
         lines += ["", f"{model.name}: largest batch"]
         for start in range(0, len(grid.recipes), _RECIPES):
             recipes = [recipe.name for recipe in grid.recipes[start : start + _RECIPES]]
             lines += _table(model.name, recipes, [gpu.name for gpu in grid.gpus], found)
-    lines += [""] + [line for failure in swept.failures for line in wrapped("Failed: ", _said(failure))]
-    if swept.unknown_ops:
-        lines += wrapped("  - ", f"scratch memory is not counted for {', '.join(swept.unknown_ops)}")
+    lines += [""] + [line for failure in table.failures for line in wrapped("Failed: ", _said(failure))]
+    if table.unknown_ops:
+        lines += wrapped("  - ", f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
     lines.append(
-        f"{len(swept.cells):,} cells, {swept.new:,} of them new, {len(swept.failures):,} jobs failed, "
-        f"in {swept.seconds:.1f} s"
+        f"{len(table.cells):,} cells, {table.new:,} of them new, {len(table.failures):,} jobs failed, "
+        f"in {table.seconds:.1f} s"
     )
     return "\n".join(lines)
 
 
 def _table(
-    model: str, recipes: Sequence[str], gpus: Sequence[str], found: "dict[tuple[str, str, str], Cell]"
+    model: str, recipes: Sequence[str], gpus: Sequence[str], found: dict[tuple[str, str, str], Cell]
 ) -> Iterator[str]:
     yield f"{'GPU':<{_GPU_WIDTH}}" + "".join(
         f"{name[: _RECIPE_WIDTH - 1]:>{_RECIPE_WIDTH}}" for name in recipes
@@ -88,7 +89,7 @@ def _table(
         yield f"{gpu:<{_GPU_WIDTH}.{_GPU_WIDTH}}" + "".join(f"{text:>{_RECIPE_WIDTH}}" for text in shown)
 
 
-def _batch(cell: "Cell | None") -> str:
+def _batch(cell: Cell | None) -> str:
     if cell is None:
         return "failed"
     if cell.max_batch >= LARGEST_BATCH:
@@ -96,11 +97,9 @@ def _batch(cell: "Cell | None") -> str:
     return f"{cell.max_batch:,}" if cell.max_batch else "none"
 
 
-def _said(failure: Any) -> str:
+def _said(failure: Failure) -> str:
     return f"{failure.model} {failure.recipe}: {failure.why}"
 
 
 def _names() -> list[str]:
-    from planner.sweep import Cell
-
     return [field.name for field in fields(Cell)]

@@ -2,6 +2,7 @@
 
 import gc
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +92,7 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
             known_values(padded=is_padded(job)),
             recorder.watching_modules(),
             _without_collector(),
+            _without_compiler(),
         ):
             notes = _run(job, model, batch, recorder)
             return recorder.finish(batch, (*notes_of(job), *notes))
@@ -157,6 +159,16 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """What the model compiles runs as it is written: a compiler would see the recorder's code as well."""
+    if "torch._dynamo" not in sys.modules:  # it is not imported for a model that compiles nothing
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 # Operators whose result, or the shape of it, depends on values that a trace on meta does not have.

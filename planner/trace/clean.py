@@ -137,7 +137,7 @@ class Changes:
 
 @contextmanager
 def left_clean() -> Iterator[Callable[[], Changes]]:
-    """What runs in here changes nothing that outlasts it. Gives a function that tells what is changed so far."""
+    """What runs in here changes nothing that outlasts it. Gives a function that tells what is changed."""
     settings = [(setting, setting.read()) for setting in _settings()]
     of_the_process = [(setting, setting.read()) for setting in _of_the_process()]
     modes = _Modes()
@@ -186,7 +186,7 @@ class _Modes:
             torch.autocast_decrement_nesting()
         if torch.is_inference_mode_enabled() != self._inference:
             # Whoever left it on may hold the guard that would turn it off; one of ours does it now.
-            torch._C._InferenceMode(self._inference).__enter__()
+            torch._C._InferenceMode(self._inference).__enter__()  # type: ignore[no-untyped-call]
 
 
 def _autocast_nesting() -> int:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from planner.chip import Chip
 from planner.errors import ModelError
-from planner.events import Alloc, Free
+from planner.events import Alloc, Event, Free, Role
 from planner.job import Job
 from planner.stored_loop import Kernel, StoredLoop
 from planner.terms import Case, work_out
@@ -20,8 +20,10 @@ from planner.trace.sketches import Sketch, ask
 from planner.trace.sources import construct_model, find_constructor
 from planner.trace.symbols import Number, Record
 
-CONFIRMED_BYTES = (2**39, 2**36)  # batches that take so much are run to confirm a loop; the first that works
-ALONE_BYTES = 2**30  # where two samples take so much, somebody may ask for one
+# A batch that takes so much beside the model is run to confirm a loop: as much as the largest servers have,
+# or, where torch itself cannot count so far, the largest GPUs of some years ago.
+CONFIRMED_BYTES = (2**39, 2**36)
+ALONE_BYTES = 2**30
 LARGEST_BATCH = 2**24  # as of a search, which the tracer does not know
 FIRST_BATCH = 2  # at batch 1 torch takes shortcuts, so no line goes through it
 MOST_CASES = 128  # of one kind of call; with more of them, batch sizes in between are traced
@@ -96,24 +98,27 @@ def take_run(loops: Loops, batch: int, chip: Chip) -> StoredLoop:
 
 
 def _batch_taking(loop: Loop, most_bytes: int) -> int:
-    """A batch size the loop's own blocks of which take so much at once, about."""
-    now = slope = 0
-    most_fixed = most_slope = 0
-    sizes: dict[int, tuple[int, int]] = {}
+    """A batch size at which what grows with it takes so much at once, or more."""
+    now = most = 0
+    slopes: dict[int, int] = {}
     for event in loop.own:
         if isinstance(event, Alloc):
-            sizes[event.block] = event.fixed_bytes, event.per_sample_bytes
-            now, slope = now + event.fixed_bytes, slope + event.per_sample_bytes
-            most_fixed, most_slope = max(most_fixed, now), max(most_slope, slope)
+            slopes[event.block] = event.per_sample_bytes
+            now += event.per_sample_bytes
+            most = max(most, now)
         elif isinstance(event, Free):
-            fixed_bytes, per_sample_bytes = sizes[event.block]
-            now, slope = now - fixed_bytes, slope - per_sample_bytes
-    most = (most_bytes - most_fixed) // max(most_slope, 1)
-    return max(FIRST_BATCH + 2, min(most, LARGEST_BATCH))
+            now -= slopes[event.block]
+    return max(FIRST_BATCH + 2, min(most_bytes // max(most, 1) + 1, LARGEST_BATCH))
 
 
 def _is_large(loop: Loop) -> bool:
-    return _batch_taking(loop, ALONE_BYTES) <= FIRST_BATCH + 2
+    """Whether parameters or two samples take so much that somebody may ask for one sample alone."""
+    fixed_bytes = sum(event.fixed_bytes for event in loop.own if _is_parameter(event))
+    return fixed_bytes > ALONE_BYTES or _batch_taking(loop, ALONE_BYTES) <= FIRST_BATCH + 2
+
+
+def _is_parameter(event: Event) -> TypeGuard[Alloc]:
+    return isinstance(event, Alloc) and event.role is Role.PARAMETER
 
 
 def _stored(loop: Loop, chip: Chip, first: int, last: int) -> StoredLoop:

@@ -30,6 +30,7 @@ from planner.trace.scratch import (
     Held,
     Made,
     Release,
+    Rule,
     State,
     Step,
     Workspaces,
@@ -55,16 +56,35 @@ class _Block:
     site: int
 
 
-@dataclass(slots=True)
-class _Owner:
-    """What a living storage owns; `block` changes when a sum takes over its operand's block."""
+class _Owner(weakref.ref[Any]):
+    """A living storage and the block that it owns; a sum may take over its operand's block."""
+
+    __slots__ = ("block", "key")
 
     block: _Block
-    reference: weakref.ref[Any] | None = None
+    key: int  # the storage's identity
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What is asked of an operator whenever it runs."""
+
+    func: Any
+    name: str
+    kind: str  # "view", "inplace", "resizes" or "creates"
+    rule: Rule | None
+    uses_blas: bool
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records blocks while it is the active mode. One recorder makes one trace."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would wrap each call so that its compiler skips it, but here nothing is compiled, and the
+        wrapper takes 2 us and the compiler's import.
+        """
+        return False
 
     def __init__(
         self,
@@ -86,7 +106,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, _Block] = {}
         self._blocks = 0
         self._sites: dict[tuple[str, str], int] = {}
-        self._kinds: dict[Any, str] = {}
+        self._operators: dict[int, _Operator] = {}  # by identity: their own hash is slow
         self._names = {id(module): name for name, module in model.named_modules()}
         self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by identity and name
         self._graph: tuple[list[int], list[str]] = (
@@ -166,18 +186,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if self._details is not None:
             self._details.on_operator()
-        kind = self._kinds.get(func)
-        if kind is None:
-            kind = self._kinds[func] = self._classify(func)
+        op = self._operators.get(id(func)) or self._learn(func)
+        kind = op.kind
         if kind == "view":
             return func(*args, **kwargs) if kwargs else func(*args)
-        self.running = str(func)
-        out = self._run(func, args, kwargs or {}, self._phase)
-        self._note_kernel(func, kind, positional(func, args, kwargs) if func in RULES else args, out)
-        if func is aten.add.Tensor and self._phase is Phase.BACKWARD and not torch.is_grad_enabled():
+        self.running = op.name
+        phase = self._phase
+        out = self._run(func, args, kwargs or {}, phase)
+        if op.rule is not None or op.uses_blas or kind == "resizes":
+            self._note_kernel(op, args if op.rule is None else positional(func, args, kwargs), out)
+        elif kind == "creates":
+            self._note_outputs(op, out)
+        if func is aten.add.Tensor and phase is Phase.BACKWARD and not torch.is_grad_enabled():
             self._expect_sum_in_place(args, out)
         self.running = None
         return out
+
+    def _learn(self, func: Any) -> _Operator:
+        op = _Operator(func, str(func), self._classify(func), RULES.get(func), func in BLAS)
+        self._operators[id(func)] = op
+        return op
 
     def _classify(self, func: Any) -> str:
         if state_of(func) is State.UNKNOWN:
@@ -192,49 +220,50 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "view" if aliases and not any(alias.is_write for alias in aliases) else "inplace"
         return "creates"
 
-    def _note_outputs(self, func: Any, out: Any) -> None:
+    def _note_outputs(self, op: _Operator, out: Any) -> None:
         role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
         if isinstance(out, Tensor):
-            self._note(out, role, func)
+            self._note(out, role, op.name)
             return
-        for tensor in self._new_tensors(func, out):
-            self._note(tensor, role, func)
+        for tensor in self._new_tensors(op.func, out):
+            self._note(tensor, role, op.name)
 
-    def _note_resized(self, func: Any, out: Tensor) -> None:
+    def _note_resized(self, op: _Operator, out: Tensor) -> None:
         """A resized storage is a new block; the old one dies once its contents are copied
         (native/cuda/Resize.cpp).
         """
         storage = out.untyped_storage()
         owner = self._owners.get(storage._cdata)
         if owner is None:
-            self._note(out, Role.TEMPORARY, func)
+            self._note(out, Role.TEMPORARY, op.name)
         elif owner.block.size_bytes != storage.nbytes():
             old = owner.block
-            owner.block = self._birth(storage.nbytes(), old.role, func)
+            owner.block = self._birth(storage.nbytes(), old.role, op.name)
             self._death(old)
 
-    def _note_kernel(self, func: Any, kind: str, args: tuple[Any, ...], out: Any) -> None:
+    def _note_kernel(self, op: _Operator, args: tuple[Any, ...], out: Any) -> None:
         """Record the outputs of an operator, what its kernel takes beside them, and what cuBLAS keeps."""
-        rule = RULES.get(func)
         start = len(self._events)
         held: list[_Block] = []
         outputs: list[Tensor] = []
-        if kind == "resizes":
-            self._note_resized(func, out)
-        elif rule is not None:
-            outputs = self._without_known(self._new_tensors(func, out)) if kind == "creates" else []
-            held = self._note_steps(func, rule(args, out, self._chip), outputs)
-        elif kind == "creates":
-            self._note_outputs(func, out)
-        for size in self._workspaces.first_use(func, self._phase):
-            self._birth(size, Role.WORKSPACE, func)
+        if op.kind == "resizes":
+            self._note_resized(op, out)
+        elif op.rule is not None:
+            if op.kind == "creates":
+                outputs = self._without_known(self._new_tensors(op.func, out))
+            held = self._note_steps(op, op.rule(args, out, self._chip), outputs)
+        elif op.kind == "creates":
+            self._note_outputs(op, out)
+        if op.uses_blas:
+            for size in self._workspaces.first_use(op.func, self._phase):
+                self._birth(size, Role.WORKSPACE, op.name)
         while held:
             self._death(held.pop())
-        if self._calls is not None and (rule is not None or func in BLAS):
-            place = Site(self._where(), str(func))
-            self._calls.on_kernel(start, len(self._events), place, func, args, out, outputs)
+        if self._calls is not None and (op.rule is not None or op.uses_blas):
+            place = Site(self._where(), op.name)
+            self._calls.on_kernel(start, len(self._events), place, op.func, args, out, outputs)
 
-    def _note_steps(self, func: Any, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[_Block]:
+    def _note_steps(self, op: _Operator, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[_Block]:
         """Record what a rule wrote down; the result is what the kernel holds until it returns."""
         role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
         held: list[_Block] = []
@@ -244,19 +273,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for step in (*steps, Made.REST):
             if step is Made.OUTPUT:
                 for tensor in coming:
-                    self._note(tensor, role, func)
+                    self._note(tensor, role, op.name)
                     break
             elif step is Made.REST:
                 for tensor in coming:
-                    self._note(tensor, role, func)
+                    self._note(tensor, role, op.name)
             elif step is Made.RELEASE or isinstance(step, Release):
                 for _ in range(step.blocks if isinstance(step, Release) else len(held)):
                     self._death(held.pop())
             elif isinstance(step, Held):
                 if step.size_bytes:  # no rule gives back one of no bytes
-                    held.append(self._birth(step.size_bytes, Role.WORKSPACE, func))
+                    held.append(self._birth(step.size_bytes, Role.WORKSPACE, op.name))
             elif step:
-                self._death(self._birth(step, Role.WORKSPACE, func))
+                self._death(self._birth(step, Role.WORKSPACE, op.name))
         return held
 
     def _new_tensors(self, func: Any, out: Any) -> list[Tensor]:
@@ -279,33 +308,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 found.setdefault(key, tensor)
         return list(found.values())
 
-    def _note(self, tensor: Tensor, role: Role, op: Any, module: str | None = None) -> None:
-        if tensor.device.type != "meta":
+    def _note(self, tensor: Tensor, role: Role, op: str, module: str | None = None) -> None:
+        if not tensor.is_meta:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._owners or storage.nbytes() == 0:
+        if key in self._owners:
             return
-        owner = _Owner(self._birth(storage.nbytes(), role, op, module))
+        size_bytes = storage.nbytes()
+        if size_bytes == 0:
+            return
+        owner = _Owner(storage, self._died)
+        owner.key = key
+        owner.block = self._birth(size_bytes, role, op, module)
+        self._owners[key] = owner
         if self._details is not None:
             self._details.on_tensor(owner.block.number, tensor)
 
-        def died(_: Any) -> None:
-            del self._owners[key]
-            self._death(owner.block)
+    def _died(self, owner: Any) -> None:
+        del self._owners[owner.key]
+        self._death(owner.block)
 
-        owner.reference = weakref.ref(storage, died)
-        self._owners[key] = owner
-
-    def _birth(self, size_bytes: int, role: Role, op: Any, module: str | None = None) -> _Block:
+    def _birth(self, size_bytes: int, role: Role, op: str, module: str | None = None) -> _Block:
         self._sum = None
-        key = (self._where() if module is None else module, str(op))
-        block = _Block(self._blocks, size_bytes, role, self._sites.setdefault(key, len(self._sites)))
-        self._blocks += 1
-        self._alive[block.number] = block
+        sites, number = self._sites, self._blocks
+        key = (self._where() if module is None else module, op)
+        block = _Block(number, size_bytes, role, sites.setdefault(key, len(sites)))
+        self._blocks = number + 1
+        self._alive[number] = block
         self._events.append(block)
         if self._details is not None:
-            self._details.on_birth(block.number)
+            self._details.on_birth(number)
         return block
 
     def _death(self, block: _Block) -> None:

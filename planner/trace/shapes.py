@@ -14,95 +14,12 @@ import torch
 from torch import Tensor
 
 from planner.events import Phase
+from planner.trace import fresh, pointwise
 from planner.trace.cuda import layouts, rnn
-from planner.trace.strides import LAST, broadcast, contiguous, is_plain, new, pointwise_strides
+from planner.trace.pointwise import over_all
+from planner.trace.strides import LAST, channels_last, contiguous, is_plain, new, suggests_channels_last
 
 aten = torch.ops.aten
-
-
-# ---- pointwise operators
-
-
-def _pointwise(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """One output over all operands, floating-point tensors of one dtype, broadcast or not.
-
-    Operands that are no tensors are taken for numbers, which decide nothing here. `dtype` is that of the
-    output where it is not the operands'.
-    """
-    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    kind = tensors[0].dtype
-    if not kind.is_floating_point or any(t.dtype is not kind for t in tensors):
-        return NotImplemented
-    if any(isinstance(operand, complex) for operand in operands):
-        return NotImplemented
-    return _over(tensors, dtype or kind)
-
-
-def _over(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
-    """An output of this dtype over these operands, laid out as by ATen/TensorIterator.cpp."""
-    if not all(t.is_meta for t in tensors):
-        return NotImplemented
-    shape: Sequence[int] = tensors[0].shape
-    if any(t.shape != shape for t in tensors):
-        common = broadcast([t.shape for t in tensors])
-        if common is None:
-            return NotImplemented  # torch's own kernel words the error
-        shape = common
-    if 0 in shape:
-        return NotImplemented
-    strides = [t.stride() if t.shape == shape else t.expand(shape).stride() for t in tensors]
-    plain = contiguous(shape)
-    if all(stride == plain for stride in strides):
-        return new(shape, plain, dtype)
-    # torch converts half precision there and back, which puts what is expanded or of size 1 in order.
-    if any(t.dtype.itemsize == 2 and (0 in t.stride() or 1 in t.shape) and not is_plain(t) for t in tensors):
-        return NotImplemented
-    found = pointwise_strides(shape, strides)
-    return NotImplemented if found is None else new(shape, found, dtype)
-
-
-def _truth(x: Tensor, *numbers: Any) -> Any:
-    """A comparison with a number."""
-    return _pointwise(x, *numbers, dtype=torch.bool)
-
-
-def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
-    if condition.dtype is not torch.bool or x.dtype is not y.dtype or not x.dtype.is_floating_point:
-        return NotImplemented
-    return _over((condition, x, y), x.dtype)
-
-
-def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
-    return NotImplemented if low is None and high is None else _pointwise(x, low, high)
-
-
-def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """One kernel over the gradient and the input, in this order (ATen/native/Activation.cpp).
-
-    torch's meta kernels compose several, which end in another layout where the two differ in theirs.
-    """
-    return _pointwise(grad, x) if grad.shape == x.shape else NotImplemented
-
-
-def _threshold_backward(grad: Tensor, x: Tensor, threshold: Any) -> Any:
-    """As `_derivative`, but the input comes first."""
-    return _derivative(x, grad)
-
-
-def _itself(x: Tensor, *numbers: Any, **_: Any) -> Any:
-    """A pointwise operator in place, over one tensor."""
-    if any(isinstance(number, Tensor | complex) for number in numbers):
-        return NotImplemented
-    return x if is_plain(x) and x.dtype.is_floating_point else NotImplemented
-
-
-def _add_in_place(x: Tensor, y: Any, *, alpha: Any = 1) -> Any:
-    if isinstance(y, int) and isinstance(alpha, int):  # steps and batches are counted
-        return x if is_plain(x) and x.dtype in (torch.int64, torch.float32) else NotImplemented
-    if not isinstance(y, Tensor) or not isinstance(alpha, int | float) or x.dtype is not y.dtype:
-        return NotImplemented
-    fits = is_plain(x) and y.is_meta and x.shape == y.shape and x.dtype.is_floating_point
-    return x if fits else NotImplemented
 
 
 # ---- reductions
@@ -159,22 +76,40 @@ def _bmm(a: Tensor, b: Tensor) -> Any:
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Contiguous as soon as one part is (ATen/native/TensorShape.h, cat_compute_output_memory_format)."""
-    first = tensors[0]
-    rank = first.dim()
-    if not -rank <= dim < rank or (rank in LAST and not any(is_plain(t) for t in tensors)):
+    """Channels last where all parts suggest it, else contiguous (ATen/native/TensorShape.h,
+    cat_compute_output_memory_format); rows of no elements are left out, whatever the rank of the others.
+    """
+    kind = tensors[0].dtype
+    if any(t.dtype is not kind or not t.is_meta for t in tensors):
+        return NotImplemented
+    parts = [t for t in tensors if t.dim() != 1 or t.shape[0]]
+    rank = parts[0].dim() if parts else 0
+    if not -rank <= dim < rank or any(t.dim() != rank for t in parts):
         return NotImplemented
     dim %= rank
-    shape = list(first.shape)
-    for t in tensors[1:]:
-        if t.dim() != rank:
+    shape = list(parts[0].shape)
+    rest = shape[:dim], shape[dim + 1 :]
+    shape[dim] = 0
+    for t in parts:
+        own = list(t.shape)
+        if (own[:dim], own[dim + 1 :]) != rest or 0 in own:
             return NotImplemented
-        shape[dim] += t.shape[dim]
-    for t in tensors:
-        rest_differs = any(a != b for i, (a, b) in enumerate(zip(t.shape, shape, strict=True)) if i != dim)
-        if rest_differs or t.dtype is not first.dtype or not t.is_meta or 0 in t.shape:
-            return NotImplemented
-    return new(shape, contiguous(shape), first.dtype)
+        shape[dim] += own[dim]
+    if rank in LAST and all(map(suggests_channels_last, tensors)):
+        return new(shape, channels_last(shape), kind)
+    return new(shape, contiguous(shape), kind)
+
+
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    first = tensors[0]
+    shape, kind, rank = first.shape, first.dtype, first.dim() + 1
+    if not -rank <= dim < rank or not is_plain(first):
+        return NotImplemented
+    if any(t.shape != shape or t.dtype is not kind or not is_plain(t) for t in tensors):
+        return NotImplemented
+    dim %= rank
+    stacked = (*shape[:dim], len(tensors), *shape[dim:])
+    return new(stacked, contiguous(stacked), kind)
 
 
 def _select_backward(grad: Tensor, shape: Sequence[int], dim: int, index: int) -> Any:
@@ -202,14 +137,15 @@ def _slice_backward(grad: Tensor, shape: Sequence[int], dim: int, start: int, en
 # ---- the rest
 
 
-def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
     fits = is_plain(x) and -x.dim() <= dim < x.dim() and not half_to_float
-    return _pointwise(x) if fits else NotImplemented
+    return over_all(x) if fits else NotImplemented
 
 
 def _log_softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    fits = is_plain(grad) and is_plain(output) and grad.shape == output.shape and dtype is grad.dtype
-    return _pointwise(grad, output) if fits and -grad.dim() <= dim < grad.dim() else NotImplemented
+    fits = is_plain(grad) and is_plain(output) and grad.shape == output.shape
+    fits = fits and dtype is grad.dtype is output.dtype
+    return over_all(grad, output) if fits and -grad.dim() <= dim < grad.dim() else NotImplemented
 
 
 def _is_nll(x: Tensor, target: Tensor, weight: Any, reduction: int) -> bool:
@@ -229,59 +165,83 @@ def _nll_loss_backward(
 ) -> Any:
     if not _is_nll(x, target, weight, reduction) or grad.dim() != 0 or total.dim() != 0:
         return NotImplemented
-    return _pointwise(x)
+    return over_all(x)
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     if not train or not is_plain(x) or not x.dtype.is_floating_point:
         return NotImplemented
-    return _pointwise(x), _pointwise(x, dtype=torch.bool)
+    return over_all(x), over_all(x, dtype=torch.bool)
+
+
+# ---- norms and sampling whose meta kernels are long compositions
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, samples: int, channels: int, area: int,
+    groups: int, eps: float,
+) -> Any:  # fmt: skip
+    """As ATen/native/group_norm.cpp where the input and the parameters have one dtype."""
+    if not _fits_group_norm(x, weight, bias, samples, channels, area, groups):
+        return NotImplemented
+    figures = (samples, groups)
+    return over_all(x), new(figures, contiguous(figures), x.dtype), new(figures, contiguous(figures), x.dtype)
+
+
+def _group_norm_backward(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, samples: int, channels: int,
+    area: int, groups: int, mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    fits = _fits_group_norm(x, weight, None, samples, channels, area, groups)
+    fits = fits and is_plain(grad) and grad.shape == x.shape and grad.dtype is x.dtype
+    for figures in (mean, rstd):
+        fits = fits and is_plain(figures) and figures.shape == (samples, groups) and figures.dtype is x.dtype
+    if not fits:
+        return NotImplemented
+    return (
+        over_all(x) if mask[0] else None,
+        new((channels,), (1,), x.dtype) if mask[1] else None,
+        new((channels,), (1,), x.dtype) if mask[2] else None,
+    )
+
+
+def _fits_group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, samples: int, channels: int, area: int, groups: int
+) -> bool:
+    if not is_plain(x) or not x.dtype.is_floating_point or groups < 1 or channels % groups:
+        return False
+    if x.dim() < 2 or tuple(x.shape[:2]) != (samples, channels) or x.numel() != samples * channels * area:
+        return False
+    given = [t for t in (weight, bias) if t is not None]
+    return all(is_plain(t) and t.shape == (channels,) and t.dtype is x.dtype for t in given)
+
+
+def _native_batch_norm_backward(*args: Any) -> Any:
+    """As in `layouts`, and without parameters (ATen/native/cuda/Normalization.cu)."""
+    out = layouts.KERNELS[aten.native_batch_norm_backward.default](*args)
+    if out is not NotImplemented:
+        return out
+    grad, x, weight, mean, var, save_mean, save_invstd, train, _, mask = args
+    fits = weight is None and train and list(mask) == [True, False, False] and mean is None and var is None
+    fits = fits and is_plain(x) and x.dim() > 1 and is_plain(grad) and grad.shape == x.shape
+    for saved in (save_mean, save_invstd):
+        fits = fits and is_plain(saved) and saved.shape == x.shape[1:2]
+    return (over_all(x), None, None) if fits and grad.dtype is x.dtype else NotImplemented
+
+
+def _upsample(x: Tensor, size: Sequence[int], *_: Any) -> Any:
+    fits = is_plain(x) and x.dim() == len(size) + 2 and x.dtype.is_floating_point and min(size) > 0
+    shape = (*x.shape[:2], *size)
+    return new(shape, contiguous(shape), x.dtype) if fits else NotImplemented
 
 
 def _in_place(*_: Any, **__: Any) -> None:
     """An operator that only changes its arguments and has no kernel on meta."""
 
 
-def _foreach_in_place(tensors: Sequence[Tensor], others: Sequence[Tensor], **_: Any) -> Any:
-    """An operator in place over two lists, tensor by tensor."""
-    if len(tensors) != len(others):
-        return NotImplemented
-    for x, y in zip(tensors, others, strict=True):
-        if x.shape != y.shape or x.dtype is not y.dtype or not (x.is_meta and y.is_meta):
-            return NotImplemented
-    return None
-
-
 SHORTCUTS: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(
-        (
-            aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
-            aten.mul.Scalar, aten.div.Scalar, aten.clamp_min.default,
-            aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default, aten.tanh.default,
-            aten.hardtanh.default, aten.hardswish.default, aten.hardsigmoid.default,
-            aten.exp.default, aten.neg.default,
-        ),
-        _pointwise,
-    ),
-    **dict.fromkeys(
-        (aten.eq.Scalar, aten.ne.Scalar, aten.ge.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.lt.Scalar),
-        _truth,
-    ),
-    **dict.fromkeys(
-        (
-            aten.gelu_backward.default, aten.silu_backward.default, aten.sigmoid_backward.default,
-            aten.tanh_backward.default, aten.hardtanh_backward.default, aten.hardswish_backward.default,
-            aten.hardsigmoid_backward.default,
-        ),
-        _derivative,
-    ),
-    **dict.fromkeys(
-        (aten.silu_.default, aten.hardtanh_.default, aten.hardswish_.default, aten.div_.Tensor), _itself
-    ),
-    aten.threshold_backward.default: _threshold_backward,
-    aten.clamp.default: _clamp,
-    aten.where.self: _where,
-    aten.add_.Tensor: _add_in_place,
+    **pointwise.KERNELS,
+    **fresh.KERNELS,
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,
     aten.linalg_vector_norm.default: _vector_norm,
@@ -289,19 +249,25 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,
     aten.cat.default: _cat,
+    aten.stack.default: _stack,
     aten.select_backward.default: _select_backward,
     aten.slice_backward.default: _slice_backward,
-    aten._log_softmax.default: _log_softmax,
+    aten._log_softmax.default: _softmax,
+    aten._softmax.default: _softmax,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.native_dropout.default: _native_dropout,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.upsample_bilinear2d.default: _upsample,
+    aten.upsample_trilinear3d.default: _upsample,
     aten._fused_sgd_.default: _in_place,
     aten._fused_adagrad_.default: _in_place,
-    aten._foreach_add_.List: _foreach_in_place,
     **layouts.KERNELS,
     **rnn.KERNELS,
-}  # fmt: skip
+    aten.native_batch_norm_backward.default: _native_batch_norm_backward,
+}
 
 
 def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:

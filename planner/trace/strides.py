@@ -95,7 +95,7 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
         found = contiguous(shape) if packed else channels_last(shape)
     else:  # neither, or both for want of dimensions larger than 1
         found = _in_order(shape, _innermost_first(shape, operands))
-    if len(operands) == 1 and found != operands[0] and _is_dense(shape, operands[0]):
+    if len(operands) == 1 and found != operands[0] and is_dense(shape, operands[0]):
         return None
     return found
 
@@ -150,7 +150,7 @@ def _is_packed(shape: Sequence[int], strides: Sequence[int], outermost_first: Se
     return True
 
 
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Without gaps and overlaps in any order."""
     step = 1
     for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] > 1):

@@ -64,7 +64,7 @@ def _device_lists() -> Iterator[tuple[str, object]]:
     """Python code that looks at the device or at compiled extensions, and what it shall answer for `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
-    # nn.TransformerEncoderLayer names the devices inline, with the one of an out-of-tree backend as a variable
+    # nn.TransformerEncoderLayer names the devices inline, with that of an out-of-tree backend as a variable
     yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"
     yield from optimizers.device_lists()
     # torchvision's operators ask for the extension before they are called; on a GPU it is there

@@ -83,7 +83,7 @@ def _gradients_of_scale(
     steps: list[Step] = [Held(tensor_bytes(t)) for t in wanted]
     steps += copies(grad)
     steps += [Held(blocks * columns * t.element_size()) for t in wanted]
-    for t in wanted:
+    for _ in wanted:
         summed = reduction(Matrix(blocks, columns), [0], 4, chip)
         steps += [Made.OUTPUT, *summed, Release(len(summed))]
     return tuple(steps)

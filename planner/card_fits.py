@@ -6,10 +6,11 @@ that the batch does not fit. Neither changes an answer: each is the one that `pl
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import linear_regression
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -90,8 +91,15 @@ def curve(table: CardTable, points: int = 40) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def fit_cards(budgets: Iterable[Budget], traces: Traces, batch: int | None = None) -> tuple[CardFit, ...]:
+def fit_cards(
+    budgets: Iterable[Budget],
+    traces: Traces,
+    batch: int | None = None,
+    guesses: Mapping[Arena, int] = MappingProxyType({}),
+) -> tuple[CardFit, ...]:
     """The largest batch size of each card, and the figures at `batch` or, by default, at the largest.
+
+    Where the traces know no floor, the search starts from `guesses`.
 
     Batch sizes that fit above some that do not are a habit of the job, not of the card: a card that stays
     below the line of the others is searched anew as `largest` does, and where that finds more, so is every
@@ -103,7 +111,7 @@ def fit_cards(budgets: Iterable[Budget], traces: Traces, batch: int | None = Non
         for kind, group in groupby(cards, key=_kind)
     ]
     gaps: list[tuple[int, int]] = []  # the floor's largest batch, and how far below it a card stays
-    suspects = [(shelf, arena) for shelf in shelves for arena in _search(shelf, gaps)]
+    suspects = [(shelf, arena) for shelf in shelves for arena in _search(shelf, gaps, guesses)]
     if any(_searched_alone(shelf, arena) != shelf.largest[arena] for shelf, arena in suspects):
         for shelf in shelves:
             for arena in shelf.largest:
@@ -125,7 +133,7 @@ class _Shelf:
     largest: dict[Arena, int] = field(default_factory=dict)
 
 
-def _search(shelf: _Shelf, gaps: list[tuple[int, int]]) -> list[Arena]:
+def _search(shelf: _Shelf, gaps: list[tuple[int, int]], guesses: Mapping[Arena, int]) -> list[Arena]:
     """Find the boundary of each card from those of the cards before, which `gaps` remembers; gives those that
     lie lower than could be guessed.
     """
@@ -134,10 +142,11 @@ def _search(shelf: _Shelf, gaps: list[tuple[int, int]]) -> list[Arena]:
         arena, top = budget.arena, shelf.runs.top(budget.arena)
         if arena not in shelf.largest:
             # Without a floor the guess would be the largest number there is: gallop from the bottom instead.
-            guess = _guess(gaps, top) if top < LARGEST_BATCH else 0
+            # Each probe is then a run of the model, and no card can be told to lie low.
+            guess = _guess(gaps, top) if top < LARGEST_BATCH else guesses.get(arena, 0)
             best = shelf.largest[arena] = boundary_near(shelf.runs.teller(arena), guess, top)
             is_low = best < guess - max(USUAL_ERROR, guess // 100)
-            if is_low or top - best > max(USUAL_GAP, top // USUAL_GAP):
+            if top < LARGEST_BATCH and (is_low or top - best > max(USUAL_GAP, top // USUAL_GAP)):
                 low.append(arena)
             if best and top < LARGEST_BATCH:
                 gaps.append((top, top - best))

@@ -1,8 +1,8 @@
 """`planner gpus` for Python: one job on every card of the database."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
@@ -32,6 +32,7 @@ from planner.keywords import (
 from planner.plan import Seconds, Tell, Tracer
 from planner.search import LARGEST_BATCH
 from planner.trace_file import load_trace
+from planner.versions import installed_version
 from planner.workload import Factory, load_workload, starter_of, trace_workload
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def _open(
 
     constructor = factory or find_constructor(job)
     loops = Loops(job, lambda job: construct_model(job, constructor), tell)
-    note = f"traced with PyTorch {version('torch')}; other versions keep other tensors"
+    note = f"traced with PyTorch {installed_version('torch')}; other versions keep other tensors"
     return job, _FromLoops(job, factory, loops, tell, note)
 
 
@@ -280,21 +281,30 @@ def _fit(
         traces.distrust(chip)
     again = [budget for budget in budgets if budget.device.chip in doubted]
     kept = [fit for fit in fits if fit.budget.device.chip not in doubted]
-    return (*kept, *fit_cards(again, traces, batch))
+    said = {fit.budget.arena: fit.max_batch for fit in fits}  # by the loop, which is not far off
+    return (*kept, *fit_cards(again, traces, batch, said))
 
 
 def _doubted(traces: _FromLoops, fits: Sequence[CardFit]) -> set[Chip]:
-    """The kinds of GPUs whose loop is not what a run at their largest answer gives."""
-    largest: dict[int, CardFit] = {}
-    users: dict[int, set[Chip]] = {}
+    """The kinds of GPUs whose loop is not what a run at their largest answer gives.
+
+    Where a loop proves wrong it is for large batches, as beyond 2**31 elements: those that stay below are
+    found by bisection.
+    """
+    users: dict[int, dict[Chip, int]] = {}
     for fit in sorted(fits, key=lambda fit: fit.max_batch):
         loop = traces.loop(fit.budget.device.chip)
         if loop is not None:
-            largest[id(loop)] = fit
-            users.setdefault(id(loop), set()).add(fit.budget.device.chip)
-    wrong = [
-        key
-        for key, fit in largest.items()
-        if traces.loops.confirm(max(1, fit.max_batch), fit.budget.device.chip)
-    ]
-    return set().union(*(users[key] for key in wrong))
+            largest = users.setdefault(id(loop), {})
+            largest.pop(fit.budget.device.chip, None)
+            largest[fit.budget.device.chip] = max(1, fit.max_batch)
+
+    def differs(user: tuple[Chip, int]) -> bool:
+        return bool(traces.loops.confirm(user[1], user[0]))
+
+    doubted: set[Chip] = set()
+    for largest in users.values():
+        rising = list(largest.items())
+        if differs(rising[-1]):
+            doubted |= {chip for chip, _ in rising[bisect_left(rising[:-1], True, key=differs) :]}
+    return doubted

@@ -11,20 +11,17 @@ def installed_version(distribution: str) -> str | None:
     The names of such folders are fixed (packaging.python.org, recording installed projects); of installers
     that keep another form, importlib.metadata knows, which takes 20 ms to import.
     """
-    wanted = re.compile(re.escape(_normal(distribution)) + r"-([^-]+)\.dist-info")
+    wanted = _normal(distribution)
     for folder in dict.fromkeys(sys.path):
-        try:
-            names = [path.name for path in Path(folder or ".").iterdir() if path.suffix == ".dist-info"]
-        except OSError:  # no folder, or none of ours
-            continue
-        for name in names:
-            found = wanted.fullmatch(_normal(name.rpartition("-")[0]) + "-" + name.rpartition("-")[2])
-            if found:
-                return found[1]
-    from importlib.metadata import PackageNotFoundError, version
+        for path in Path(folder or ".").glob("*.dist-info"):
+            name, _, version = path.name.removesuffix(".dist-info").partition("-")
+            if _normal(name) == wanted:
+                return version
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_by_metadata
 
     try:
-        return version(distribution)
+        return version_by_metadata(distribution)
     except PackageNotFoundError:
         return None
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from planner.plan import FIT_BATCHES, Tell, Tracer
 from planner.report.job_json import job_from_json, job_to_json
 from planner.resolve import is_completed_by_library
 from planner.trace_file import load_trace, save_trace
+from planner.versions import installed_version
 
 Factory = Callable[[], object]  # returns an nn.Module
 Take = Callable[[Job, int, Chip, Callable[[Job], Any]], Trace]  # the last one builds the model
@@ -74,7 +74,7 @@ def trace_workload(
         from planner.trace.sources import construct_model, find_constructor
 
         constructor = factory or find_constructor(job)
-        note = f"traced with PyTorch {version('torch')}; other versions keep other tensors"
+        note = f"traced with PyTorch {installed_version('torch')}; other versions keep other tensors"
 
         @cache
         def tracer(size: int) -> Trace:

@@ -214,6 +214,12 @@ def test_versions_without_metadata() -> None:
     assert installed_version("pytest") == pytest.__version__
     assert installed_version("PyYAML") == installed_version("pyyaml") == yaml.__version__
     assert installed_version("no-such-distribution") is None
+    code = (
+        "import sys; from planner.versions import installed_version\n"
+        "print(installed_version('torch') is not None, 'importlib.metadata' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True False\n"
     assert (public_version("2.13.0+cpu"), public_version(None)) == ("2.13.0", None)
 
 

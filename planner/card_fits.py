@@ -250,8 +250,14 @@ class _Runs:
 
 
 def room_bytes(arena: Arena) -> int | None:
-    bounds = [bound for bound in (arena.capacity_bytes, arena.limit_bytes) if bound is not None]
-    return min(bounds, default=None)
+    """The most that the allocator can come to hold; None: there is no end.
+
+    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
+    """
+    limit_bytes = arena.limit_bytes
+    if limit_bytes is not None and arena.rules.expandable_segments:
+        limit_bytes += arena.rules.large_segment_bytes
+    return min((bound for bound in (arena.capacity_bytes, limit_bytes) if bound is not None), default=None)
 
 
 def is_plain(arena: Arena) -> bool:

@@ -13,6 +13,7 @@ from runs import CARD, FakeMeasure
 from calibration.record import save_calibration
 from planner.calibrated import Fit, Point
 from planner.calibration_file import TABLES_FOLDER, load_folders
+from planner.chip import Chip
 from planner.cli import folders, run
 from planner.device import MIB, find_device
 from planner.events import Alloc, Mark, Phase, Role, Site, Trace
@@ -454,10 +455,10 @@ def test_calibrate_under_settings(options: str, tmp_path: Path, gpu: FakeMeasure
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any model's traces follow the formula of the made-up runs."""
 
-    def workload(job: Job, batch: int | None, factory: object, capability: tuple[int, int]) -> Workload:
-        return Workload(job, batch, capability, lambda tell: tracer(job, capability, tell))
+    def workload(job: Job, batch: int | None, chip: Chip, shelves: object) -> Workload:
+        return Workload(job, batch, chip, lambda tell: tracer(job, chip.capability, tell))
 
-    monkeypatch.setattr("planner.keywords.trace_workload", workload)
+    monkeypatch.setattr("planner.keywords.kept_workload", workload)
 
 
 LIMIT = "verify --model torchvision:resnet18 --allocator-cap-mib 1000"

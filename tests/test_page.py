@@ -148,6 +148,16 @@ def test_each_point_is_the_estimate(trace: Trace, budgets: list[Any], most: int,
             )
 
 
+def test_pages_may_pass_the_cap() -> None:
+    """Where segments expand, 20 MiB and a byte fit under a cap of 23 MiB: the pages of 20 MiB pass it."""
+    events = (Alloc(0, 20 * MIB + 1, 0, Role.ACTIVATION, 0), Mark(1, Phase.FORWARD))
+    trace = Trace(events, (Site("", "aten.empty"),), (2, 3))
+    card = make_budget(generic_device(1100), 0.9, AllocatorRules(expandable_segments=True), 23 * MIB)
+    curve = take_curve([(card, 1)], _Same(trace), 1)
+    assert curve.cards[0].points[0].outcome is Outcome.FITS
+    assert curve.cards[0].points[0].peak_reserved_bytes == 40 * MIB
+
+
 def test_the_card_asked_for_is_chosen(tmp_path: Path) -> None:
     """Every card has its own largest batch; the one of the options stands among them, known or not."""
     path = saved(tmp_path)

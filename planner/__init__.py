@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from planner.advise_api import AdviceResult, advise
     from planner.api import EstimateResult, MaxBatchResult, estimate, max_batch
     from planner.device import Device
+    from planner.explain_api import ExplainResult, explain
     from planner.gpus_api import GpusResult, gpus
     from planner.job import Job
 
@@ -13,11 +14,13 @@ __all__ = [
     "AdviceResult",
     "Device",
     "EstimateResult",
+    "ExplainResult",
     "GpusResult",
     "Job",
     "MaxBatchResult",
     "advise",
     "estimate",
+    "explain",
     "gpus",
     "max_batch",
 ]
@@ -25,9 +28,11 @@ __all__ = [
 _HOMES = {
     "AdviceResult": "planner.advise_api",
     "Device": "planner.device",
+    "ExplainResult": "planner.explain_api",
     "GpusResult": "planner.gpus_api",
     "Job": "planner.job",
     "advise": "planner.advise_api",
+    "explain": "planner.explain_api",
     "gpus": "planner.gpus_api",
 }
 

@@ -12,8 +12,8 @@ from planner.curve import BatchCurve
 from planner.differ import Difference, compare_with_recording
 from planner.errors import ModelError
 from planner.events import Trace
-from planner.explain import Explanation, Shown
-from planner.explain import explain as explain_run
+from planner.explanation import Explanation, Shown
+from planner.explanation import explain as explain_run
 from planner.isolate import opener_of
 from planner.job import Checkpoint, ClipGradients, Job, Mode, check_count
 from planner.keywords import (

@@ -812,11 +812,13 @@ def test_unknown_name() -> None:
         "AdviceResult",
         "Device",
         "EstimateResult",
+        "ExplainResult",
         "GpusResult",
         "Job",
         "MaxBatchResult",
         "advise",
         "estimate",
+        "explain",
         "gpus",
         "max_batch",
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.allocator_rules import MIB, AllocatorRules
 from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Free, Mark, Phase, Role, Site, Trace
-from planner.explain import (
+from planner.explanation import (
     Explanation,
     Fragmentation,
     Gap,

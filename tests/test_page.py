@@ -22,7 +22,7 @@ from planner.curve import BatchCurve, CurvePoint, Grid, curve_sizes, take_curve
 from planner.curve_api import batch_curve
 from planner.device import generic_device, load_devices, unlimited_device
 from planner.events import Alloc, Detail, Free, Mark, Outcome, Phase, Role, Site, Trace
-from planner.explain import Shown, explain
+from planner.explanation import Shown, explain
 from planner.job import Job, Loss, TensorSpec
 from planner.plan import estimate, without_end
 from planner.replay import UNLIMITED, Arena, replay

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.differ import Difference
 from planner.events import Phase, Role
-from planner.explain import Explanation, Fragmentation, LiveBlock, ModuleShare, Moment, Shown, fold
+from planner.explanation import Explanation, Fragmentation, LiveBlock, ModuleShare, Moment, Shown, fold
 from planner.plan import Estimate
 from planner.report.assumptions import short_op
 from planner.report.difference import difference_lines

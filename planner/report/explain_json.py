@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.differ import Difference, SidePeak
 from planner.events import Role
-from planner.explain import Explanation, LiveBlock, ModuleShare, Moment, Shown, fold
+from planner.explanation import Explanation, LiveBlock, ModuleShare, Moment, Shown, fold
 from planner.plan import Estimate
 from planner.replay import Replay
 from planner.report.as_json import SCHEMA, estimate_to_json

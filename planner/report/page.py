@@ -17,7 +17,7 @@ from planner.card_fits import room_bytes
 from planner.curve import BatchCurve, CardCurve
 from planner.errors import DataFileError
 from planner.events import Outcome, Trace
-from planner.explain import Explanation, LiveBlock, Shown
+from planner.explanation import Explanation, LiveBlock, Shown
 from planner.plan import Estimate
 from planner.report.as_json import SCHEMA
 from planner.report.assumptions import assumptions, short_op

@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 from planner.curve import BatchCurve, CardCurve
 from planner.device import MIB
 from planner.events import Alloc, Event, Free, Mark, Phase, Trace
-from planner.explain import Explanation
+from planner.explanation import Explanation
 from planner.plan import Estimate
 from planner.report.assumptions import short_op
 from planner.report.colours import CATEGORY_COLOURS

@@ -7,7 +7,7 @@ from plotly import graph_objects as go
 
 from planner.device import MIB
 from planner.events import Role
-from planner.explain import Explanation
+from planner.explanation import Explanation
 from planner.report.assumptions import short_op
 from planner.report.colours import CATEGORY_COLOURS
 from planner.report.page_figures import Figure, escape_hover, make_figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from planner.device import MIB
 from planner.errors import DataFileError
 from planner.events import Phase
-from planner.explain import Explanation
+from planner.explanation import Explanation
 from planner.job import Job
 from planner.report.colours import CATEGORY_COLOURS
 from planner.report.layout import doing

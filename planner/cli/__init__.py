@@ -30,6 +30,8 @@ def run(arguments: list[str]) -> int:
     """Run a command line and give its exit code: the one place where errors become a line and a code."""
     debug = "--debug" in arguments
     try:
+        if "_PLANNER_COMPLETE" in os.environ and _complete():
+            return 0
         # Here and not above, so that an interrupt during the imports ends as quietly as any other.
         from planner.cli.parse import parse
 
@@ -50,6 +52,16 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         kind = type(error).__name__
         return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
+
+
+def _complete() -> bool:
+    """Answer a shell that asks what may stand at the cursor."""
+    from planner.cli.completion import answer_shell
+
+    found = answer_shell(os.environ)
+    if found is not None:
+        print(found, flush=True)
+    return found is not None
 
 
 def _complain(message: str, code: int, debug: bool) -> int:

@@ -18,7 +18,6 @@ _Complaint: type[Exception] = typer.BadParameter.__mro__[2]
 def parse_by_typer(arguments: list[str]) -> Action:
     """What the arguments ask for; a call for help, or none at all, is answered here. Raises UsageError."""
     app = typer.Typer(
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help="How large a batch of a PyTorch model fits a GPU, told without the GPU.",

@@ -49,7 +49,7 @@ def read_plainly(command: Callable[..., Any], arguments: Sequence[str]) -> dict[
     """The values of a command's parameters; None for anything but known options with their values."""
     words = words_of(command)
     values = {name: found.default for name, found in inspect.signature(command).parameters.items()}
-    known = _spellings(words)
+    known = spellings(words)
     places = [name for name, (_, word) in words.items() if isinstance(word, Argument)]
     waiting = list(arguments)[::-1]
     while waiting:
@@ -75,7 +75,7 @@ def read_plainly(command: Callable[..., Any], arguments: Sequence[str]) -> dict[
     return values
 
 
-def _spellings(words: dict[str, tuple[Any, Word]]) -> dict[str, tuple[str, bool | None]]:
+def spellings(words: dict[str, tuple[Any, Word]]) -> dict[str, tuple[str, bool | None]]:
     """Each way to name an option: its parameter, and the value that a flag sets."""
     found: dict[str, tuple[str, bool | None]] = {}
     for name, (kind, word) in words.items():

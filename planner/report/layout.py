@@ -80,6 +80,11 @@ def bounds(budget: Budget) -> list[int]:
 
 def card_table(budget: Budget) -> list[str]:
     """The card's memory and what of it is left for the allocator."""
+    return table(*card_rows(budget))
+
+
+def card_rows(budget: Budget) -> tuple[str, list[Row]]:
+    """The same as a title and rows."""
     device, sure = budget.device, f"confidence {budget.confidence:g}"
     rows: list[Row] = []
     bounded = not is_endless(device.usable)
@@ -94,7 +99,7 @@ def card_table(budget: Budget) -> list[str]:
         if bounded and budget.cap_bytes is not None:
             rest += " or the cap"
         rows.append(("left for the allocator", min(bounds(budget)), f"{rest}, less a margin for {sure}"))
-    return table(device.name if bounded else "Any GPU", rows)
+    return device.name if bounded else "Any GPU", rows
 
 
 def table(title: str, rows: Iterable[Row]) -> list[str]:

@@ -11,6 +11,7 @@ from planner.report.figures import breakdown, mib, mib_parts
 from planner.report.layout import (
     DIGITS,
     NAMES,
+    Row,
     bounds,
     card_table,
     entry,
@@ -26,24 +27,25 @@ from planner.search import LARGEST_BATCH
 def max_batch_text(plan: Plan, import_seconds: float) -> str:
     """The report of `planner max-batch`."""
     shown = plan.at_max or plan.first_failure
-    lines = [*_answer(plan), *entry("Job", job_text(plan.job))]
+    lines = [*answer_lines(plan), *entry("Job", job_text(plan.job))]
     if shown is not None:
         lines += ["", *card_table(plan.budget), "", *_memory(shown)]
     if plan.at_max is not None and plan.first_failure is not None:
-        lines += ["", *_beyond(plan.first_failure, plan.search.largest)]
+        lines += ["", *beyond_lines(plan.first_failure, plan.search.largest)]
     if shown is not None:
         lines += ["", *assumed(shown)]
-    return "\n".join([*lines, _time(plan.seconds, import_seconds)])
+    return "\n".join([*lines, took(plan.seconds, import_seconds)])
 
 
 def estimate_text(estimate: Estimate, import_seconds: float) -> str:
     """The report of `planner estimate`."""
     lines = [*verdict(estimate), *entry("Job", job_text(estimate.job))]
     lines += ["", *card_table(estimate.budget), "", *_memory(estimate), "", *assumed(estimate)]
-    return "\n".join([*lines, _time(estimate.seconds, import_seconds)])
+    return "\n".join([*lines, took(estimate.seconds, import_seconds)])
 
 
-def _answer(plan: Plan) -> list[str]:
+def answer_lines(plan: Plan) -> list[str]:
+    """The largest batch, or why there is none."""
     search, sure = plan.search, f"at confidence {plan.budget.confidence:g}"
     if plan.at_max is None:
         failed = [] if plan.first_failure is None else _failure(plan.first_failure)
@@ -74,6 +76,11 @@ def verdict(estimate: Estimate) -> list[str]:
 
 
 def _memory(estimate: Estimate) -> list[str]:
+    return [*table(*memory_rows(estimate)), *step_lines(estimate.run), "", *consists_of(estimate)]
+
+
+def memory_rows(estimate: Estimate) -> tuple[str, list[Row]]:
+    """What the batch takes, as a title and rows."""
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
@@ -83,12 +90,7 @@ def _memory(estimate: Estimate) -> list[str]:
     if estimate.failed is None:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
     unlimited = ", no limit" if estimate.failed is not None else ""
-    return [
-        *table(f"Batch {run.batch}{unlimited}", rows),
-        *_steps(run),
-        "",
-        *consists_of(estimate),
-    ]
+    return f"Batch {run.batch}{unlimited}", rows
 
 
 def consists_of(estimate: Estimate) -> list[str]:
@@ -102,7 +104,7 @@ def consists_of(estimate: Estimate) -> list[str]:
     return lines
 
 
-def _steps(run: Replay) -> list[str]:
+def step_lines(run: Replay) -> list[str]:
     """The peaks of the first step and of later ones, where they are not the same."""
     first, later = run.first_step, run.later_steps
     if later is None or mib(first.allocated_bytes, DIGITS) == mib(later.allocated_bytes, DIGITS):
@@ -135,7 +137,8 @@ def _place(failure: Failure) -> Iterator[str]:
         yield short_op(failure.op)
 
 
-def _beyond(failure: Estimate, largest: int) -> list[str]:
+def beyond_lines(failure: Estimate, largest: int) -> list[str]:
+    """What the smallest batch that does not fit would take, and where it fails."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
     process = f"{mib(failure.process_bytes, DIGITS):,} MiB"
     return [
@@ -149,7 +152,8 @@ def assumed(estimate: Estimate) -> list[str]:
     return ["Assumed", *(line for sentence in of_run(estimate) for line in wrapped("  - ", sentence))]
 
 
-def _time(seconds: Seconds, import_seconds: float) -> str:
+def took(seconds: Seconds, import_seconds: float) -> str:
+    """Where the seconds went."""
     return time_text({"importing": import_seconds, "tracing": seconds.trace, "replaying": seconds.replay})
 
 

@@ -8,6 +8,8 @@ loads them.
 from dataclasses import dataclass
 from enum import StrEnum
 
+FROM_CHANCE = "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
+
 
 class Role(StrEnum):
     """What a block of memory is for; the categories of every breakdown."""

@@ -6,10 +6,11 @@ from time import perf_counter
 
 from planner.affine import align, refit
 from planner.budget import Budget, process_bytes, upper_process_bytes
-from planner.events import Outcome, Role, Trace
+from planner.events import FROM_CHANCE, Outcome, Role, Trace
+from planner.floor import least_bytes
 from planner.job import Job
-from planner.replay import UNLIMITED, Arena, Replay, live_at, replay
-from planner.search import LARGEST_BATCH, Search, largest
+from planner.replay import UNLIMITED, Arena, Replay, replay, replay_with_live, room_bytes
+from planner.search import LARGEST_BATCH, Search, largest, largest_by_line
 
 FIT_BATCHES = (
     2,
@@ -62,18 +63,18 @@ class Plan:
 def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
     """Replay one batch size of a trace under the budget and say where the memory goes."""
     start = perf_counter()
-    run = replay(trace, batch, budget.arena)
-    failed, arena = None, budget.arena
+    run, at_peak = replay_with_live(trace, batch, budget.arena)
+    failed = None
     if run.outcome is Outcome.DOES_NOT_FIT:
-        failed, arena = run, without_end(budget.arena)
-        run = replay(trace, batch, arena)
+        failed = run
+        run, at_peak = replay_with_live(trace, batch, without_end(budget.arena))
     return Estimate(
         job,
         budget,
         Outcome.DOES_NOT_FIT if failed else run.outcome,
         run,
         failed,
-        live_at(trace, batch, arena, run.peak_event),
+        at_peak,
         process_bytes(budget, run.peak_reserved_bytes),
         upper_process_bytes(budget, run.peak_reserved_bytes),
         trace.unknown_ops,
@@ -101,7 +102,8 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
     else:
         note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {whole}"
         source = lambda batch: replace(traces.at(batch), notes=(*traces.at(batch).notes, note))  # noqa: E731
-        found = largest(lambda batch: replay(traces.at(batch), batch, budget.arena).outcome)
+        is_drawn = any(FROM_CHANCE in note for note in traces.at(FIT_BATCHES[0]).notes)
+        found = (_search_drawn if is_drawn else _search_anew)(budget.arena, traces)
 
     def at(batch: int) -> Estimate:
         return estimate(job, source(batch), batch, budget, traces.seconds)
@@ -119,8 +121,9 @@ def _settle(whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str,
     answer; it decides little, so that answers hardly move. Where all of it follows lines, the successor needs
     no trace of its own.
     """
+    found = None
     for _ in range(MOST_REFITS):
-        found = _search(whole, arena, traces)
+        found = _search(whole, arena, traces, found)
         answer = max(found.largest, 1)
         is_new = not traces.has(answer)
         refitted = refit(whole, traces.at(answer))
@@ -133,14 +136,39 @@ def _settle(whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str,
         whole = refitted
         if found.largest < LARGEST_BATCH:
             traces.at(answer + 1)
-    return whole, _search(whole, arena, traces)
+    return whole, _search(whole, arena, traces, found)
 
 
-def _search(whole: Trace, arena: Arena, traces: "_Traces") -> Search:
+def _search(whole: Trace, arena: Arena, traces: "_Traces", near: Search | None) -> Search:
+    room, floor = room_bytes(arena), least_bytes(whole.events)
+
     def outcome(batch: int) -> Outcome:
-        return replay(traces.at(batch) if traces.has(batch) else whole, batch, arena).outcome
+        if traces.has(batch):
+            return replay(traces.at(batch), batch, arena).outcome
+        if room is not None and floor(batch) > room:
+            return Outcome.DOES_NOT_FIT
+        return replay(whole, batch, arena).outcome
 
-    return largest(outcome)
+    return largest(outcome, near=near)
+
+
+def _search_anew(arena: Arena, traces: "_Traces") -> Search:
+    return largest(lambda batch: replay(traces.at(batch), batch, arena).outcome)
+
+
+def _search_drawn(arena: Arena, traces: "_Traces") -> Search:
+    """Where sizes depend on chance, batch sizes above the answer tell little, and each takes a run."""
+    endless = without_end(arena)
+
+    def need_bytes(batch: int) -> int:
+        return replay(traces.at(batch), batch, endless).peak_reserved_bytes
+
+    return largest_by_line(
+        lambda batch: replay(traces.at(batch), batch, arena).outcome,
+        need_bytes,
+        min((bound for bound in (arena.capacity_bytes, arena.limit_bytes) if bound is not None), default=0),
+        FIT_BATCHES,
+    )
 
 
 class _Traces:

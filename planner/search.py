@@ -15,6 +15,8 @@ from planner.events import Outcome
 LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch size
 NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
 NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
+MOST_LINES = 4  # after which the guess is good, or no line will make it so
+MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size at its end
 MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
 
 
@@ -28,8 +30,13 @@ class Search:
     probes: tuple[tuple[int, Outcome], ...]
 
 
-def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
+def largest(
+    outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH, near: Search | None = None
+) -> Search:
     """Probe batch sizes from 1 to `limit`; each is asked for at most once.
+
+    Where `near`, the search of an outcome that is hardly another, found something that fits here too, this
+    one starts there.
 
     Exact where outcomes only worsen with the batch size. Otherwise `largest` fits and its successor does not,
     nor do the neighbours above it; the same holds for `comfortable` up to `largest`.
@@ -47,11 +54,49 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
     def fits_at_ease(batch: int) -> bool:
         return probe(batch) is Outcome.FITS
 
-    best = _climb(fits, 0, limit)
+    known = (near.comfortable, near.largest) if near is not None else ()
+    start = max((batch for batch in known if batch and fits(batch)), default=0)
+    best = _climb(fits, start, limit)
     comfortable = max((batch for batch, result in seen.items() if result is Outcome.FITS), default=0)
     if comfortable < best:
         above = min(batch for batch in seen if batch > comfortable)  # probed, so it takes retries or fails
         comfortable = _climb(fits_at_ease, _bisect(fits_at_ease, comfortable, above), best)
+    failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
+    return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
+
+
+def largest_by_line(
+    outcome: Callable[[int], Outcome],
+    need_bytes: Callable[[int], int],
+    room_bytes: int,
+    ends: tuple[int, int],
+    limit: int = LARGEST_BATCH,
+) -> Search:
+    """As `largest`, but in about five probes, for outcomes that take long to find.
+
+    Where to look is told by lines through what batch sizes need, first through both `ends`. Of batch sizes
+    above the first that does not fit, none is looked at, since they would all be larger than the answer.
+    """
+    seen: dict[int, Outcome] = {}
+
+    def probe(batch: int) -> Outcome:
+        if batch not in seen:
+            seen[batch] = outcome(batch)
+        return seen[batch]
+
+    low, guess = ends
+    for _ in range(MOST_LINES):
+        slope_bytes = (need_bytes(guess) - need_bytes(low)) / (guess - low)
+        if slope_bytes <= 0:
+            return largest(outcome, limit)
+        more = int((room_bytes - need_bytes(guess)) // slope_bytes)
+        following = max(1, min(guess + more, MOST_STRETCH * guess, limit))
+        if following in (low, guess):
+            break
+        guess = following
+    guess = following
+    comfortable = boundary_near(lambda batch: probe(batch) is Outcome.FITS, guess, limit)
+    best = boundary_near(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, comfortable, limit)
     failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
 

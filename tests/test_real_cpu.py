@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tracing import AMPERE, born, job_of
@@ -14,6 +17,7 @@ from planner.errors import ModelError
 from planner.events import Trace, check
 from planner.job import Job, Loss, Mode
 from planner.resolve import resolve_job
+from planner.trace import nms as suppression
 from planner.trace import real_cpu, recipes, trace
 from planner.trace.nms import nms
 from planner.trace.sources import construct_model
@@ -194,6 +198,32 @@ def test_boxes_that_overlap_a_better_one_go() -> None:
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.7, 0.6]), 0.5).tolist() == [1, 2, 3]
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.7, 0.6]), 0.2).tolist() == [1, 2]
     assert nms(boxes[:0], torch.empty(0), 0.5).tolist() == []
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(-3, 12)] * 4, st.integers(0, 9)), max_size=12),
+    st.sampled_from([-0.5, 0.0, 0.3, 0.5, 0.7, 1.0]),
+    st.sampled_from([0, 5, 2**20]),
+)
+def test_boxes_that_stay_by_brute_force(
+    rows: list[tuple[int, int, int, int, int]], threshold: float, most_pairs: int
+) -> None:
+    """Also of boxes turned inside out, and whichever way is taken, those stay that no better one removes."""
+    left = sorted(range(len(rows)), key=lambda row: -rows[row][4])
+    kept = []
+    while left:
+        best, *left = left
+        kept.append(best)
+        left = [row for row in left if not _removes(rows[best], rows[row], threshold)]
+    values = torch.tensor(rows, dtype=torch.float32).reshape(-1, 5)
+    with mock.patch.object(suppression, "MOST_PAIRS", most_pairs):
+        assert nms(values[:, :4], values[:, 4], threshold).tolist() == kept
+
+
+def _removes(a: tuple[int, ...], b: tuple[int, ...], threshold: float) -> bool:
+    width, height = (max(min(a[i + 2], b[i + 2]) - max(a[i], b[i]), 0) for i in (0, 1))
+    both = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)) - width * height
+    return width * height > threshold * both
 
 
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.INFER])

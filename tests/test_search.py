@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.events import Outcome
-from planner.search import LARGEST_BATCH, MOST_ISLANDS, NEIGHBOURS, Search, largest
+from planner.search import LARGEST_BATCH, MOST_ISLANDS, NEIGHBOURS, Search, largest, largest_by_line
 
 OUTCOMES = {"F": Outcome.FITS, "r": Outcome.FITS_WITH_RETRIES, ".": Outcome.DOES_NOT_FIT}
 NEIGHBOUR_PROBES = 11  # 2 to 8 above the boundary, and four shares
@@ -167,3 +167,40 @@ def test_no_islands_without_end() -> None:
     """Outcomes that alternate for ever end the search after some islands, with a batch size that fits."""
     search = largest(lambda batch: Outcome.DOES_NOT_FIT if batch % 2 else Outcome.FITS)
     assert found(search) == (2 * MOST_ISLANDS, 2 * MOST_ISLANDS, 1)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_sample", "room", "answer", "probes"),
+    [
+        (10, 7, 100, (12, 12, 13), [12, 13]),
+        (10, 7, 10 + 7 * 300, (300, 300, 301), [300, 301]),  # beyond where the first line may be followed
+        (100, 7, 50, (0, 0, 1), [1]),
+        (-200, 60, 100, (5, 5, 6), [5, 6]),
+        (50, 0, 100, (LARGEST_BATCH, LARGEST_BATCH, None), None),  # no line leads anywhere
+    ],
+)
+def test_a_line_leads_to_the_boundary(
+    fixed: int, per_sample: int, room: int, answer: tuple[int, int, int | None], probes: list[int] | None
+) -> None:
+    """Where what is needed is a straight line, the answer and its successor are the only probes."""
+
+    def need_bytes(batch: int) -> int:
+        return fixed + per_sample * batch
+
+    def outcome(batch: int) -> Outcome:
+        return Outcome.FITS if need_bytes(batch) <= room else Outcome.DOES_NOT_FIT
+
+    search = largest_by_line(outcome, need_bytes, room, (2, 3))
+    assert found(search) == answer
+    if probes is not None:
+        assert [batch for batch, _ in search.probes] == probes
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.lists(st.integers(0, 30), min_size=64, max_size=64))
+def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[int]) -> None:
+    """Whatever the sizes say, the answer is right where outcomes only worsen with the batch size."""
+    comfortable = min(fits, comfortable)
+    search = largest_by_line(
+        boundaries(fits, comfortable), lambda batch: 10 * batch + noise[batch % 64], 300, (2, 3)
+    )
+    assert found(search) == (fits, comfortable, fits + 1)

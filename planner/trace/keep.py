@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from planner.chip import Chip
 from planner.errors import ModelError
-from planner.events import Alloc, Event, Free, Role
+from planner.events import FROM_CHANCE, Alloc, Event, Free, Role
 from planner.job import Job
 from planner.stored_loop import Kernel, StoredLoop
 from planner.terms import Case, work_out
@@ -41,7 +41,7 @@ def find_loops(loops: Loops, chip: Chip, confirmed: dict[int, int]) -> tuple[Sto
         loop = loops.of(chip)
     except UnsteadyError:
         return ()
-    if any("values drawn at random" in note for note in loop.trace.notes):
+    if any(FROM_CHANCE in note for note in loop.trace.notes):
         return ()  # shapes that depend on values are on no line
     if id(loop) not in confirmed:
         confirmed[id(loop)] = _confirmed(loops, loop, chip)

@@ -2,7 +2,10 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+MOST_PAIRS = 2**20  # that are looked at together; where more boxes lie side by side, few of them stay
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -12,15 +15,69 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """
     order = scores.argsort(descending=True, stable=True)
     corners = boxes.detach().to(torch.float64)[order].numpy()
-    x1, y1, x2, y2 = corners.T
-    areas = (x2 - x1) * (y2 - y1)
-    left = np.arange(len(order))
-    kept = []
+    kept = _kept(corners, iou_threshold)
+    return order[torch.from_numpy(np.flatnonzero(kept))]
+
+
+def _kept(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    """Which of the boxes stay, from the best one to the worst."""
+    is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
+    near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
+    if near is None:
+        return _kept_one_by_one(corners, threshold)
+    better, worse = np.minimum(*near), np.maximum(*near)
+    top, bottom = corners[:, 1].copy(), corners[:, 3].copy()
+    beside = np.minimum(bottom[better], bottom[worse]) > np.maximum(top[better], top[worse])
+    better, worse = better[beside], worse[beside]
+    overlapping = _overlap(corners[better], corners[worse], threshold)
+    better, worse = better[overlapping], worse[overlapping]
+    by_rank = np.argsort(better, kind="stable")
+    better, worse = better[by_rank], worse[by_rank]
+    kept = np.ones(len(corners), dtype=np.bool_)
+    for box, removed in zip(better.tolist(), worse.tolist(), strict=True):
+        if kept[box]:
+            kept[removed] = False
+    return kept
+
+
+def _near(
+    left: NDArray[np.float64], right: NDArray[np.float64], threshold: float
+) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+    """Pairs of boxes among which are all that overlap by more than the threshold; None where they are many.
+
+    Such a pair shares more than that part of the width of either, so the one that begins further right begins
+    before the rest of the other's width.
+    """
+    by_left = np.argsort(left, kind="stable")
+    begins = left[by_left]
+    reach = begins + max(1 - threshold, 0.0) * (right[by_left] - begins)
+    # A little more, since numbers are rounded.
+    ends = np.searchsorted(begins, reach + 1e-9 * np.abs(reach), side="right")
+    counts = np.maximum(ends - np.arange(1, len(begins) + 1), 0)
+    if counts.sum() > MOST_PAIRS:
+        return None
+    first = np.repeat(np.arange(len(begins)), counts)
+    within = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return by_left[first], by_left[first + 1 + within]
+
+
+def _kept_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    kept = np.zeros(len(corners), dtype=np.bool_)
+    left = np.arange(len(corners))
     while len(left):
         first, rest = left[0], left[1:]
-        kept.append(int(first))
-        width = np.minimum(x2[rest], x2[first]) - np.maximum(x1[rest], x1[first])
-        height = np.minimum(y2[rest], y2[first]) - np.maximum(y1[rest], y1[first])
-        shared = np.maximum(width, 0) * np.maximum(height, 0)
-        left = rest[~(shared > iou_threshold * (areas[first] + areas[rest] - shared))]
-    return order[torch.tensor(kept, dtype=torch.int64)]
+        kept[first] = True
+        left = rest[~_overlap(corners[first], corners[rest], threshold)]
+    return kept
+
+
+def _overlap(a: NDArray[np.float64], b: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    """Whether boxes share more than the threshold of what both cover."""
+    width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
+    height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
+    shared = np.maximum(width, 0) * np.maximum(height, 0)
+    return np.asarray(shared > threshold * (_areas(a) + _areas(b) - shared))
+
+
+def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]))

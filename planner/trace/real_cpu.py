@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from planner.errors import ModelError
-from planner.events import Phase
+from planner.events import FROM_CHANCE, Phase
 from planner.trace.recipes import DRAWN, Contents, Recipe, Ref, compute, draw, fill, layout_of, written_to
 from planner.trace.shapes import run_on_meta
 from planner.trace.weightless import build_with_values
@@ -44,8 +44,8 @@ class ValuesNeededError(ModelError):
         """What the answer must say once the values were there."""
         if values.drew:
             return (
-                f"{self.place}, which reads values: shapes that depend on them come from values drawn at "
-                "random on the CPU, not from data and trained weights"
+                f"{self.place}, which reads values: shapes that depend on them come from {FROM_CHANCE} on "
+                "the CPU, not from data and trained weights"
             )
         return f"{self.place}, which reads values: they were computed on the CPU"
 

@@ -6,24 +6,22 @@ that the batch does not fit. Neither changes an answer: each is the one that `pl
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import linear_regression
 from types import MappingProxyType
 from typing import Protocol
 
-import numpy as np
-
 from planner.budget import Budget, process_bytes, upper_process_bytes
 from planner.chip import Chip
-from planner.events import Alloc, Event, Free, Outcome, Trace
+from planner.events import Outcome, Trace
+from planner.floor import Floor
 from planner.job import Job
 from planner.plan import Seconds, without_end
-from planner.replay import Arena, Replay, replay
+from planner.replay import Arena, Replay, replay, room_bytes
 from planner.search import LARGEST_BATCH, boundary_near, climb_islands
 
-Floor = Callable[[int], int]  # bytes that a batch size takes at the least, whatever the allocator does
 _REMEMBERED_TRACES = 4  # the cards of one memory ask for the same batch sizes
 USUAL_ERROR = 2  # of a guess, in samples; of large batches, a hundredth
 USUAL_GAP = 10  # below the floor's largest, in samples; of large batches, one part in so many
@@ -167,23 +165,6 @@ def _searched_alone(shelf: _Shelf, arena: Arena) -> int:
     return climb_islands(shelf.runs.teller(arena), 0, LARGEST_BATCH)
 
 
-def least_bytes(events: Sequence[Event]) -> Floor:
-    """The most that the tensors of an affine trace take at once, without any rounding or gaps."""
-    sizes: dict[int, tuple[int, int]] = {}
-    now_fixed = now_slope = 0
-    lines: list[tuple[int, int]] = []
-    for event in events:
-        if isinstance(event, Alloc):
-            sizes[event.block] = event.fixed_bytes, event.per_sample_bytes
-            now_fixed, now_slope = now_fixed + event.fixed_bytes, now_slope + event.per_sample_bytes
-            lines.append((now_fixed, now_slope))
-        elif isinstance(event, Free):
-            fixed_bytes, slope = sizes[event.block]
-            now_fixed, now_slope = now_fixed - fixed_bytes, now_slope - slope
-    fixed, slopes = np.array(lines or [(0, 0)], dtype=np.int64).T
-    return lambda batch: int((fixed + slopes * batch).max())
-
-
 def _at(shelf: _Shelf, budget: Budget, wanted: int | None) -> CardFit:
     largest, runs = shelf.largest[budget.arena], shelf.runs
     batch = wanted or largest or 1
@@ -247,17 +228,6 @@ class _Runs:
             if run.outcome is Outcome.FITS and is_plain(arena):
                 self._peaks[batch] = run.peak_reserved_bytes
         return run
-
-
-def room_bytes(arena: Arena) -> int | None:
-    """The most that the allocator can come to hold; None: there is no end.
-
-    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
-    """
-    limit_bytes = arena.limit_bytes
-    if limit_bytes is not None and arena.rules.expandable_segments:
-        limit_bytes += arena.rules.large_segment_bytes
-    return min((bound for bound in (arena.capacity_bytes, limit_bytes) if bound is not None), default=None)
 
 
 def is_plain(arena: Arena) -> bool:

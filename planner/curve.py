@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.budget import Budget, process_bytes, upper_process_bytes
-from planner.card_fits import Floor, Traces, is_plain, room_bytes
+from planner.card_fits import Traces, is_plain
 from planner.chip import Chip
 from planner.events import Outcome, Trace
+from planner.floor import Floor
 from planner.plan import without_end
-from planner.replay import Arena, Replay, replay
+from planner.replay import Arena, Replay, replay, room_bytes
 from planner.search import LARGEST_BATCH
 
 BEYOND = 1.35  # of the largest batch size of a card: how far its curve goes

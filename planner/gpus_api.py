@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.budget import Budget, make_budget
 from planner.calibrated import Correction, look_up
-from planner.card_fits import CardFit, CardTable, Floor, fit_cards, least_bytes
+from planner.card_fits import CardFit, CardTable, fit_cards
 from planner.chip import Chip
 from planner.device import MIB, Device, load_devices, search_devices
 from planner.errors import UsageError
 from planner.events import Outcome, Trace
+from planner.floor import Floor, least_bytes
 from planner.isolate import apart_of, limit_of
 from planner.isolated_cards import FromApart
 from planner.job import Job, check_count
@@ -36,6 +37,8 @@ from planner.versions import installed_version
 from planner.workload import Factory, load_workload, starter_of, trace_workload
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from planner.trace.loops import Loops
     from planner.trace.recast import Loop
 
@@ -75,6 +78,11 @@ class GpusResult:
         from planner.report.gpus import gpus_text
 
         return gpus_text(self.table)
+
+    def __rich__(self) -> "RenderableType":
+        from planner.report.terminal_gpus import gpus_view
+
+        return gpus_view(self.table)
 
     def draw(self, path: Path) -> None:
         """Draw peak memory against batch size with each card's line. Needs matplotlib; raises UsageError

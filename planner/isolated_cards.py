@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from planner.budget import Budget
-from planner.card_fits import CardFit, Floor
+from planner.card_fits import CardFit
 from planner.chip import Chip
 from planner.events import Trace
+from planner.floor import Floor
 from planner.isolate import Apart
 from planner.job import Job
 from planner.plan import Estimate, Tracer, estimate, plan_max_batch

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from planner.card_fits import Floor, least_bytes
 from planner.chip import Chip
 from planner.events import Trace
+from planner.floor import Floor, least_bytes
 from planner.job import Job
 from planner.kept_tracer import Fresh, KeptTracer, Shelves
 

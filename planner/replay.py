@@ -84,15 +84,46 @@ def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Role,
 
     Blocks count whole, as torch's `memory_allocated` counts them.
     """
-    _, blocks = _run(trace, batch, arena, event + 1)
-    totals = dict.fromkeys(Role, 0)
+    return _live(trace, _run(trace, batch, arena, event + 1)[1], event)
+
+
+def replay_with_live(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Role, int]]:
+    """The replay, and what lives at its allocated peak, as `live_at` tells it."""
+    run, sizes = _run(trace, batch, arena, len(trace.events))
+    return run, _live(trace, sizes, run.peak_event)
+
+
+def room_bytes(arena: Arena) -> int | None:
+    """The most that the allocator can come to hold; None: there is no end.
+
+    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
+    """
+    limit_bytes = arena.limit_bytes
+    if limit_bytes is not None and arena.rules.expandable_segments:
+        limit_bytes += arena.rules.large_segment_bytes
+    return min((bound for bound in (arena.capacity_bytes, limit_bytes) if bound is not None), default=None)
+
+
+def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Role, int]:
+    """`sizes` are those of the blocks that were served, by birth."""
+    alive: dict[int, tuple[Role, int]] = {}
+    served = iter(sizes)
     for entry in trace.events[: event + 1]:
-        if isinstance(entry, Alloc) and entry.block in blocks:
-            totals[entry.role] += blocks[entry.block].size_bytes
+        if isinstance(entry, Alloc):
+            size_bytes = next(served, None)
+            if size_bytes is None:  # here the run failed
+                break
+            alive[entry.block] = entry.role, size_bytes
+        elif isinstance(entry, Free):
+            del alive[entry.block]
+    totals = dict.fromkeys(Role, 0)
+    for role, size_bytes in alive.values():
+        totals[role] += size_bytes
     return totals
 
 
-def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dict[int, Block]]:
+def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, list[int]]:
+    """The replay up to an event, and the sizes of the blocks that were served, by birth."""
     if not trace.is_affine and trace.batches != (batch,):
         raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
     allocator = CachingAllocator(
@@ -103,6 +134,7 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dic
     )
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
+    sizes: list[int] = []
     mark = Mark(0, Phase.SETUP)
     failure = None
     peak_bytes = peak_event = 0
@@ -116,6 +148,7 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dic
                 failure = Failure(mark.step, mark.phase, site.module, site.op, size)
                 break
             blocks[event.block] = block
+            sizes.append(block.size_bytes)
             if allocator.allocated_bytes > peak_bytes:
                 peak_bytes, peak_event = allocator.allocated_bytes, index
         elif isinstance(event, Free):
@@ -141,4 +174,4 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, dic
         peak_event=peak_event,
         step_peaks=tuple(steps),
     )
-    return done, blocks
+    return done, sizes

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from planner import gpus, max_batch
 from planner.allocator_rules import AllocatorRules
 from planner.budget import make_budget
-from planner.card_fits import CardTable, fit_cards, least_bytes
+from planner.card_fits import CardTable, fit_cards
 from planner.chip import Chip
 from planner.cli import run
 from planner.device import MIB, About, Device, FigureKind, Line, Measured, find_device, load_devices
 from planner.errors import UsageError
 from planner.events import Outcome, Trace
+from planner.floor import least_bytes
 from planner.gpus_api import GpusResult
 from planner.job import Job
 from planner.plan import Seconds

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from planner.allocator_rules import MIB, AllocatorRules
 from planner.budget import make_budget
-from planner.card_fits import Floor, least_bytes
 from planner.chip import Chip
 from planner.cli import run
 from planner.curve import BatchCurve, CurvePoint, Grid, curve_sizes, take_curve
@@ -23,6 +22,7 @@ from planner.curve_api import batch_curve
 from planner.device import generic_device, load_devices, unlimited_device
 from planner.events import Alloc, Detail, Free, Mark, Outcome, Phase, Role, Site, Trace
 from planner.explanation import Shown, explain
+from planner.floor import Floor, least_bytes
 from planner.job import Job, Loss, TensorSpec
 from planner.plan import estimate, without_end
 from planner.replay import UNLIMITED, Arena, replay

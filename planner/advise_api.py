@@ -49,6 +49,11 @@ class AdviceResult:
 
         return advice_text(self.advice, self.import_seconds)
 
+    def __rich__(self) -> object:
+        from planner.report.terminal_explain import advice_view
+
+        return advice_view(self.advice, self.import_seconds)
+
 
 def advise(model: Model | None = None, batch: int | None = None, **options: Unpack[Options]) -> AdviceResult:
     """The smallest sets of changes with which a batch size of a model fits a GPU.

@@ -58,6 +58,11 @@ class MaxBatchResult:
 
         return max_batch_text(self.plan, self.import_seconds)
 
+    def __rich__(self) -> object:
+        from planner.report.terminal_plan import max_batch_view
+
+        return max_batch_view(self.plan, self.import_seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class EstimateResult:
@@ -81,6 +86,11 @@ class EstimateResult:
         from planner.report.text import estimate_text
 
         return estimate_text(self.estimate, self.import_seconds)
+
+    def __rich__(self) -> object:
+        from planner.report.terminal_plan import estimate_view
+
+        return estimate_view(self.estimate, self.import_seconds)
 
 
 @overload

@@ -61,6 +61,13 @@ class ExplainResult:
             self.estimate, self.explanation, self.difference, self.shown, self.import_seconds
         )
 
+    def __rich__(self) -> object:
+        from planner.report.terminal_explain import explanation_view
+
+        return explanation_view(
+            self.estimate, self.explanation, self.difference, self.shown, self.import_seconds
+        )
+
     def draw(self, path: Path) -> None:
         """Draw the timeline; the suffix says which format. Needs matplotlib; raises DataFileError."""
         from planner.report.timeline_plot import draw_timeline

@@ -37,8 +37,6 @@ from planner.versions import installed_version
 from planner.workload import Factory, load_workload, starter_of, trace_workload
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from planner.trace.loops import Loops
     from planner.trace.recast import Loop
 
@@ -79,7 +77,7 @@ class GpusResult:
 
         return gpus_text(self.table)
 
-    def __rich__(self) -> "RenderableType":
+    def __rich__(self) -> object:
         from planner.report.terminal_gpus import gpus_view
 
         return gpus_view(self.table)

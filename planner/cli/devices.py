@@ -40,6 +40,11 @@ class Devices:
 
         return devices_text(self.devices)
 
+    def __rich__(self) -> object:
+        from planner.report.terminal_gpus import devices_view
+
+        return devices_view(self.devices)
+
 
 @takes(SearchOptions, OutputOptions)
 def devices_command(search: SearchOptions, output: OutputOptions) -> int:

@@ -11,27 +11,41 @@ from planner.report.job_json import job_to_json
 from planner.report.layout import WIDTH, entry, job_text, time_text, wrapped
 
 _NAMES = 44  # columns of the options
+MICRO_BATCHES = "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
+NO_SET = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
+SETS = "Any one of these makes it fit, the mildest first; each was traced and replayed"
 
 
 def advice_text(advice: Advice, import_seconds: float) -> str:
     """The report of `planner advise`."""
-    lines = [*_verdict(advice), *entry("Job", job_text(advice.unchanged.recipe.job))]
+    lines = [*verdict_lines(advice), *entry("Job", job_text(advice.unchanged.recipe.job))]
     if not advice.unchanged.fits:
         lines += ["", *_sets(advice.sets)]
     lines += ["", *_singles(advice)]
-    for name, reason in advice.failed:
-        lines += wrapped("  - ", f"{name} is out of the question: {reason}")
-    if any("accumulate" in change.name for trial in advice.sets for change in trial.changes):
-        lines += [
-            "",
-            *wrapped(
-                "", "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
-            ),
-        ]
-    return "\n".join([*lines, "", time_text({"importing": import_seconds, "trying": advice.seconds})])
+    for text in failed_texts(advice):
+        lines += wrapped("  - ", text)
+    if is_split(advice):
+        lines += ["", MICRO_BATCHES]
+    return "\n".join([*lines, "", took(advice, import_seconds)])
 
 
-def _verdict(advice: Advice) -> list[str]:
+def failed_texts(advice: Advice) -> list[str]:
+    """The changes that the model does not go along with."""
+    return [f"{name} is out of the question: {reason}" for name, reason in advice.failed]
+
+
+def is_split(advice: Advice) -> bool:
+    """Whether any set splits the batch."""
+    return any("accumulate" in change.name for trial in advice.sets for change in trial.changes)
+
+
+def took(advice: Advice, import_seconds: float) -> str:
+    """Where the seconds went."""
+    return time_text({"importing": import_seconds, "trying": advice.seconds})
+
+
+def verdict_lines(advice: Advice) -> list[str]:
+    """Whether the batch fits as it is, and what is missing."""
     trial, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if trial.fits:
         return [f"Batch {trial.recipe.batch} fits {sure} as it is; what each change would save is below"]
@@ -45,15 +59,19 @@ def _verdict(advice: Advice) -> list[str]:
 
 def _sets(sets: Sequence[Trial]) -> list[str]:
     if not sets:
-        return ["No set of up to three changes makes it fit; take a smaller batch or a larger GPU"]
-    lines = ["Any one of these makes it fit, the mildest first; each was traced and replayed"]
+        return [NO_SET]
+    lines = [SETS]
     for number, trial in enumerate(sets, 1):
-        retries = ", releasing cached memory on the way" if _retries(trial) else ""
-        process = mib(trial.estimate.process_bytes, 0)
-        lines.append(f"  {number}. {process:,.0f} MiB for the process{retries}")
+        lines.append(f"  {number}. {set_text(trial)}")
         for change in trial.changes:
             lines += _named(change.name, change.cost)
     return lines
+
+
+def set_text(trial: Trial) -> str:
+    """What the process takes with a set of changes."""
+    retries = ", releasing cached memory on the way" if _retries(trial) else ""
+    return f"{mib(trial.estimate.process_bytes, 0):,.0f} MiB for the process{retries}"
 
 
 def _singles(advice: Advice) -> list[str]:

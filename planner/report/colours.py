@@ -11,3 +11,4 @@ CATEGORY_COLOURS = {  # from the bottom up, as they are stacked
     Role.TEMPORARY: "#F0E442",
     Role.WORKSPACE: "#009E73",
 }
+OTHER_COLOURS = {"context": "#4B5563", "fragmentation": "#A3ABB8"}  # what no tensor or kernel holds

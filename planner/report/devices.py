@@ -9,7 +9,7 @@ from planner.report.figures import mib
 from planner.report.layout import DIGITS, entry, wrapped
 
 _NAMES = 33
-_MOST_IN_FULL = 3  # cards that are shown with all their sources
+MOST_IN_FULL = 3  # cards that are shown with all their sources
 
 
 def devices_to_json(devices: Sequence[Device]) -> dict[str, Any]:
@@ -21,22 +21,33 @@ def devices_text(devices: Sequence[Device]) -> str:
     """A table, at most 100 columns wide; up to three cards in full, with their sources."""
     if not devices:
         return "No card of the database matches; any other is planned for with --gpu-mib N"
-    if len(devices) <= _MOST_IN_FULL:
-        return "\n\n".join("\n".join(_in_full(device)) for device in devices)
+    if len(devices) <= MOST_IN_FULL:
+        return "\n\n".join("\n".join(_card_lines(device)) for device in devices)
     heading = (
         f"{'GPU':<{_NAMES}}{'total':>9}{'torch':>9} MiB  {'':10}{'SMs':>4}  {'memory':<8}{'GB/s':>6}  CC"
     )
-    lines = [heading, *map(_line, devices), ""]
-    return "\n".join([*lines, *wrapped("", f"{len(devices)} GPUs. {_KINDS}")])
+    return "\n".join([heading, *map(_line, devices), "", *wrapped("", kinds_text(devices))])
 
 
-_KINDS = (
-    "torch: the total that torch sees, which is what can be planned with, and where it comes from: published "
-    "in logs, derived from other cards, unverified. Three cards or fewer are shown with all their sources."
-)
+def kinds_text(devices: Sequence[Device]) -> str:
+    """What stands under the table."""
+    return (
+        f"{len(devices)} GPUs. torch: the total that torch sees, which is what can be planned with, and "
+        "where it comes from: published in logs, derived from other cards, unverified. Three cards or "
+        "fewer are shown with all their sources."
+    )
 
 
 def _line(device: Device) -> str:
+    name, total, usable, kind, processors, memory, bandwidth, capability = cells_of(device)
+    return (
+        f"{name:<{_NAMES}.{_NAMES}}{total:>9}{usable:>9}      {kind:<10}"
+        f"{processors:>4}  {memory:<8}{bandwidth:>6}  {capability}"
+    )
+
+
+def cells_of(device: Device) -> tuple[str, ...]:
+    """One card's row: name, total, what torch sees and how sure, SMs, memory, GB/s, compute capability."""
     about, (major, minor) = device.about, device.capability
     processors = (
         "" if about is None or about.multiprocessors is None else f"{about.multiprocessors.value:.0f}"
@@ -44,28 +55,37 @@ def _line(device: Device) -> str:
     memory = "" if about is None else about.memory_type
     bandwidth = "" if about is None or about.bandwidth is None else f"{about.bandwidth.value:,.0f}"
     total, usable = (f"{round(mib(figure.value)):,}" for figure in (device.total, device.usable))
-    return (
-        f"{device.name:<{_NAMES}.{_NAMES}}{total:>9}{usable:>9}      {device.usable.kind.value:<10}"
-        f"{processors:>4}  {memory:<8}{bandwidth:>6}  {major}.{minor}"
-    )
+    kind = device.usable.kind.value
+    return device.name, total, usable, kind, processors, memory, bandwidth, f"{major}.{minor}"
 
 
-def _in_full(device: Device) -> list[str]:
-    about, (major, minor) = device.about, device.capability
+def _card_lines(device: Device) -> list[str]:
     lines = [device.name]
-    lines += _entry("total", _size(device.total))
-    lines += _entry("torch sees", _size(device.usable))
-    lines += _entry("context", _size(device.context))
-    lines += _entry("capability", f"{major}.{minor} ({device.capability_source})")
+    for name, figure, source in in_full(device):
+        joint = "" if not source else " " if source.startswith("(") else ", "
+        lines += _entry(name, f"{figure}{joint}{source}")
+    return lines
+
+
+def in_full(device: Device) -> list[tuple[str, str, str]]:
+    """Everything that is known of a card: names, figures, and where they come from."""
+    about, (major, minor) = device.about, device.capability
+    rows = [
+        ("total", *_size(device.total)),
+        ("torch sees", *_size(device.usable)),
+        ("context", *_size(device.context)),
+        ("capability", f"{major}.{minor}", f"({device.capability_source})"),
+    ]
     if about is not None:
         if about.multiprocessors is not None:
-            lines += _entry("SMs", _noted(about.multiprocessors, ""))
+            rows.append(("SMs", *_noted(about.multiprocessors, "")))
         if about.bandwidth is not None:
-            lines += _entry("memory", f"{about.memory_type}, {_noted(about.bandwidth, ' GB/s')}")
-        lines += _entry("made for", about.line.value)
+            figure, source = _noted(about.bandwidth, " GB/s")
+            rows.append(("memory", f"{about.memory_type}, {figure}", source))
+        rows.append(("made for", about.line.value, ""))
         if about.instances:
-            lines += _entry("rented as", f"{', '.join(about.instances)} ({about.instances_source})")
-    return [*lines, *_entry("also called", ", ".join(device.aliases) or "-")]
+            rows.append(("rented as", ", ".join(about.instances), f"({about.instances_source})"))
+    return [*rows, ("also called", ", ".join(device.aliases) or "-", "")]
 
 
 def _entry(name: str, text: str) -> list[str]:
@@ -76,13 +96,13 @@ def _entry(name: str, text: str) -> list[str]:
     )
 
 
-def _size(figure: Measured) -> str:
+def _size(figure: Measured) -> tuple[str, str]:
     spread = f" +- {mib(figure.spread, DIGITS):,.0f}" if figure.spread else ""
-    return f"{mib(figure.value, DIGITS):,.0f}{spread} MiB, {figure.kind.value}: {figure.source}"
+    return f"{mib(figure.value, DIGITS):,.0f}{spread} MiB", f"{figure.kind.value}: {figure.source}"
 
 
-def _noted(figure: Noted, unit: str) -> str:
-    return f"{figure.value:,.0f}{unit}, {figure.kind.value}: {figure.source}"
+def _noted(figure: Noted, unit: str) -> tuple[str, str]:
+    return f"{figure.value:,.0f}{unit}", f"{figure.kind.value}: {figure.source}"
 
 
 def _card(device: Device) -> dict[str, Any]:

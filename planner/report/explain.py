@@ -1,6 +1,7 @@
 """The text of `planner explain`: where the memory goes at the peak, what gaps cost, how steps differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from planner.differ import Difference
 from planner.events import Phase, Role
@@ -9,8 +10,18 @@ from planner.plan import Estimate
 from planner.report.assumptions import short_op
 from planner.report.difference import difference_lines
 from planner.report.figures import mib
-from planner.report.layout import DIGITS, NAMES, WIDTH, entry, heading, job_text, table, time_text, wrapped
-from planner.report.text import assumed, consists_of, verdict
+from planner.report.layout import (
+    DIGITS,
+    NAMES,
+    WIDTH,
+    Row,
+    entry,
+    heading,
+    job_text,
+    table,
+    wrapped,
+)
+from planner.report.text import assumed, consists_of, took, verdict
 
 SMALLEST_SHARE = 0.005  # of the peak: modules below it are summed up in one line
 MOST_MODULE_LINES = 30  # as many levels of modules are shown as these hold, unless the user says how many
@@ -26,7 +37,7 @@ def explanation_text(
 ) -> str:
     """The report of `planner explain`."""
     lines = [*verdict(estimate), *entry("Job", job_text(estimate.job))]
-    lines += entry("Peak allocated", _peak_text(estimate, explanation))
+    lines += entry("Peak allocated", peak_text(estimate, explanation))
     for part in (
         consists_of(estimate),
         _modules(explanation, shown.depth),
@@ -37,8 +48,7 @@ def explanation_text(
         assumed(estimate),
     ):
         lines += ["", *part] if part else []
-    seconds = {"importing": import_seconds, "tracing": estimate.seconds.trace}
-    return "\n".join([*lines, time_text({**seconds, "replaying": estimate.seconds.replay})])
+    return "\n".join([*lines, took(estimate.seconds, import_seconds)])
 
 
 def moment_text(moment: Moment) -> str:
@@ -63,7 +73,8 @@ def _moment(moment: Moment) -> Iterator[str]:
         yield short_op(moment.op)
 
 
-def _peak_text(estimate: Estimate, explanation: Explanation) -> str:
+def peak_text(estimate: Estimate, explanation: Explanation) -> str:
+    """How high the peak is and when it is reached."""
     unlimited = ", on a card without end" if estimate.failed is not None else ""
     return f"{_mib(explanation.run.peak_allocated_bytes)} MiB in {moment_text(explanation.peak)}{unlimited}"
 
@@ -77,27 +88,44 @@ def _mib(size_bytes: int) -> str:
 
 def _modules(explanation: Explanation, depth: int | None) -> list[str]:
     """The tree of modules with shares of the allocated peak and what each holds most of."""
-    total = explanation.run.peak_allocated_bytes
-    if not total:
+    total, rows = explanation.run.peak_allocated_bytes, shown_modules(explanation, depth)
+    if not rows:
         return []
-    levels = depth or readable_depth(explanation.modules)
     return [
         heading("By module at the peak") + "   share  mostly",
-        *_module_lines(fold(explanation.modules, levels), 0, total),
+        *(_module_line(row, total) for row in rows),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """A line of the tree of modules."""
+
+    name: str
+    level: int
+    size_bytes: int
+    mostly: str  # the category that it holds most of
+    role: Role | None  # the same; None for the sum of the smaller ones
 
 
 def readable_depth(modules: ModuleShare) -> int:
     """How many levels of modules can be shown without losing the reader; at least 1."""
     depth, lines = 1, 0
     while True:
-        now = len(list(_module_lines(fold(modules, depth + 1), 0, max(1, modules.size_bytes))))
+        now = len(list(module_rows(fold(modules, depth + 1), 0, max(1, modules.size_bytes))))
         if now > MOST_MODULE_LINES or now == lines or fold(modules, depth + 1) == fold(modules, depth):
             return depth
         depth, lines = depth + 1, now
 
 
-def _module_lines(share: ModuleShare, level: int, total: int) -> Iterator[str]:
+def shown_modules(explanation: Explanation, depth: int | None) -> list[ModuleRow]:
+    """The tree as it is shown."""
+    modules, total = explanation.modules, explanation.run.peak_allocated_bytes
+    return list(module_rows(fold(modules, depth or readable_depth(modules)), 0, total)) if total else []
+
+
+def module_rows(share: ModuleShare, level: int, total: int) -> Iterator[ModuleRow]:
+    """The modules below `share` and what is its own, the larger ones first, the smallest summed up."""
     rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
     if share.own_bytes and (level == 0 or share.children):
         rows.append((share.own_bytes, None))
@@ -105,15 +133,16 @@ def _module_lines(share: ModuleShare, level: int, total: int) -> Iterator[str]:
     shown = [row for row in rows if row[0] >= SMALLEST_SHARE * total]
     for size_bytes, child in shown:
         name = (OUTSIDE if level == 0 else "(itself)") if child is None else child.name.rpartition(".")[2]
-        yield _module_line(
-            name, level, size_bytes, total, _own_roles(share) if child is None else child.by_role
-        )
+        roles = _own_roles(share) if child is None else child.by_role
+        role = max(roles, key=lambda role: roles[role])
+        part = roles[role] / size_bytes
+        yield ModuleRow(name, level, size_bytes, str(role) if part > 0.995 else f"{role} {part:.0%}", role)
         if child is not None:
-            yield from _module_lines(child, level + 1, total)
+            yield from module_rows(child, level + 1, total)
     rest = rows[len(shown) :]
     if rest:
         noun = "module" if len(rest) == 1 else "modules"
-        yield _module_line(f"({len(rest)} smaller {noun})", level, sum(size for size, _ in rest), total, None)
+        yield ModuleRow(f"({len(rest)} smaller {noun})", level, sum(size for size, _ in rest), "", None)
 
 
 def _own_roles(share: ModuleShare) -> dict[Role, int]:
@@ -124,14 +153,10 @@ def _own_roles(share: ModuleShare) -> dict[Role, int]:
     }
 
 
-def _module_line(name: str, level: int, size_bytes: int, total: int, roles: Mapping[Role, int] | None) -> str:
-    label = f"  {'  ' * level}{name}"
-    mostly = ""
-    if roles is not None:
-        role = max(roles, key=lambda role: roles[role])
-        share = roles[role] / size_bytes
-        mostly = f"  {role}" if share > 0.995 else f"  {role} {share:.0%}"
-    return f"{label:<{NAMES + 2}}{_mib(size_bytes):>12}  {size_bytes / total:6.1%}{mostly}"
+def _module_line(row: ModuleRow, total: int) -> str:
+    label = f"  {'  ' * row.level}{row.name}"
+    mostly = f"  {row.mostly}" if row.mostly else ""
+    return f"{label:<{NAMES + 2}}{_mib(row.size_bytes):>12}  {row.size_bytes / total:6.1%}{mostly}"
 
 
 # ---- tensors
@@ -139,22 +164,33 @@ def _module_line(name: str, level: int, size_bytes: int, total: int, roles: Mapp
 
 def _tensors(explanation: Explanation, top: int) -> list[str]:
     """The largest blocks in use at the peak, each with the line of code behind it where that is known."""
-    lines = [f"Largest of the {len(explanation.blocks):,} blocks in use at the peak"]
+    lines = [tensors_title(explanation)]
     for block in explanation.blocks[:top]:
         lines += _tensor(block)
     return lines
 
 
+def tensors_title(explanation: Explanation) -> str:
+    """What the list of tensors is taken from."""
+    return f"Largest of the {len(explanation.blocks):,} blocks in use at the peak"
+
+
 def _tensor(block: LiveBlock) -> list[str]:
+    beginning = f"{_mib(block.size_bytes):>11} MiB  {block.role:<13}"
+    lines = wrapped(beginning, block_text(block))
+    detail = block.detail
+    if detail is not None and detail.source:
+        lines.append(_shortened(f"{'':<17}{detail.source}  {detail.code}"))
+    return lines
+
+
+def block_text(block: LiveBlock) -> str:
+    """What a block holds and who asked for it."""
     detail = block.detail
     held = "" if detail is None or not detail.dtype else f"{tensor_text(detail.shape, detail.dtype)}  "
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
-    beginning = f"{_mib(block.size_bytes):>11} MiB  {block.role:<13}"
-    lines = wrapped(beginning, f"{held}{short_op(block.op)}{where}{born}")
-    if detail is not None and detail.source:
-        lines.append(_shortened(f"{'':<17}{detail.source}  {detail.code}"))
-    return lines
+    return f"{held}{short_op(block.op)}{where}{born}"
 
 
 def tensor_text(shape: Sequence[int], dtype: str) -> str:
@@ -170,44 +206,46 @@ def _shortened(line: str) -> str:
 
 
 def _fragmentation(found: Fragmentation) -> list[str]:
+    return table(*fragmentation_rows(found))
+
+
+def fragmentation_rows(found: Fragmentation) -> tuple[str, list[Row]]:
+    """What was reserved and not allocated, as a title and rows."""
     largest = ", ".join(
         f"{_mib(gap.size_bytes)} of {_mib(gap.segment_bytes)}" for gap in found.largest_gaps[:3]
     )
     gaps = f"between blocks in use, largest {largest}" if largest else "between blocks in use"
-    return table(
-        "At the reserved peak",
-        [
-            ("reserved", found.reserved_bytes, moment_text(found.moment)),
-            ("allocated then", found.allocated_bytes, f"{_mib(found.rounding_bytes)} of it by rounding up"),
-            ("gaps", found.gap_bytes, gaps),
-            ("free segments", found.free_segment_bytes, "given back to CUDA where memory is short"),
-        ],
-    )
+    return "At the reserved peak", [
+        ("reserved", found.reserved_bytes, moment_text(found.moment)),
+        ("allocated then", found.allocated_bytes, f"{_mib(found.rounding_bytes)} of it by rounding up"),
+        ("gaps", found.gap_bytes, gaps),
+        ("free segments", found.free_segment_bytes, "given back to CUDA where memory is short"),
+    ]
 
 
 def _steps(explanation: Explanation) -> list[str]:
-    """Peaks by step, by phase of the last step, and of evaluation alone."""
     head = f"{'Highest levels':<{NAMES + 2}}{'allocated':>12}{'reserved':>12}{'at the end':>12}"
-    lines = [head]
+    return [
+        head,
+        *(
+            f"{'  ' + name:<{NAMES + 2}}" + "".join(f"{_mib(level):>12}" for level in levels)
+            for name, levels in level_rows(explanation)
+        ),
+    ]
+
+
+def level_rows(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Allocated and reserved peak and what is left at the end: by step, by phase of the step that has the
+    peak, and of evaluation alone.
+    """
     for step in explanation.steps:
         name = "set-up" if step.step == 0 else f"step {step.step}"
-        levels = (step.allocated_bytes, step.reserved_bytes, step.end_allocated_bytes)
-        lines.append(_levels(f"  {name}", levels))
+        yield name, (step.allocated_bytes, step.reserved_bytes, step.end_allocated_bytes)
         if step.step == explanation.peak.step:
             for phase in explanation.phases:
                 if phase.step == step.step > 0:
                     levels = (phase.allocated_bytes, phase.reserved_bytes, phase.end_allocated_bytes)
-                    lines.append(_levels(f"    {phase.phase}", levels))
-    evaluation = explanation.evaluation
-    if evaluation is not None:
-        levels = (
-            evaluation.peak_allocated_bytes,
-            evaluation.peak_reserved_bytes,
-            evaluation.end_allocated_bytes,
-        )
-        lines.append(_levels("  evaluation alone", levels))
-    return lines
-
-
-def _levels(name: str, levels: Sequence[int]) -> str:
-    return f"{name:<{NAMES + 2}}" + "".join(f"{_mib(level):>12}" for level in levels)
+                    yield f"  {phase.phase}", levels
+    run = explanation.evaluation
+    if run is not None:
+        yield "evaluation alone", (run.peak_allocated_bytes, run.peak_reserved_bytes, run.end_allocated_bytes)

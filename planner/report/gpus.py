@@ -6,6 +6,7 @@ from typing import Any
 
 from planner.card_fits import CardFit, CardTable
 from planner.report.as_json import SCHEMA
+from planner.report.assumptions import short_op
 from planner.report.figures import mib
 from planner.report.job_json import job_to_json
 from planner.report.layout import entry, job_text, time_text, wrapped
@@ -53,11 +54,12 @@ def gpus_to_csv(table: CardTable) -> str:
 
 def gpus_text(table: CardTable) -> str:
     """The report of `planner gpus`, at most 100 columns wide."""
-    lines = [*_answer(table), *entry("Job", job_text(table.job)), ""]
+    lines = [*answer_lines(table), *entry("Job", job_text(table.job)), ""]
     if table.fits:
-        lines += [_heading(), *(_line(fit) for fit in table.fits), "", *_legend(table)]
-    lines += [*_assumed(table), _took(table)]
-    return "\n".join(lines)
+        lines += [_heading(), *(_line(fit) for fit in table.fits), ""]
+        lines += [line for text in legend_texts(table) for line in wrapped("", text)]
+    lines += [line for text in assumed_texts(table) for line in wrapped("  - ", text)]
+    return "\n".join([*lines, took(table)])
 
 
 def source_of(fit: CardFit) -> str:
@@ -92,7 +94,8 @@ def _row(fit: CardFit) -> dict[str, Any]:
     }
 
 
-def _answer(table: CardTable) -> list[str]:
+def answer_lines(table: CardTable) -> list[str]:
+    """How many cards run it."""
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
@@ -105,16 +108,18 @@ def _heading() -> str:
 
 
 def _line(fit: CardFit) -> str:
+    name, *cells, sure = cells_of_fit(fit)
+    return f"{name:<{_NAMES}.{_NAMES}}" + "".join(f"{cell:>10}" for cell in cells) + f"       {sure}"
+
+
+def cells_of_fit(fit: CardFit) -> tuple[str, ...]:
+    """One card's row: name, batch, process, at most, headroom, total, how sure."""
     device = fit.budget.device
     largest = f"{fit.max_batch:,}" if fit.max_batch < LARGEST_BATCH else "any"
     sizes = (fit.process_bytes, fit.process_upper_bytes, fit.headroom_bytes)
     shown = [f"{round(mib(size)):,}" if fit.max_batch else _NO_FIT for size in sizes]
-    cells = [largest if fit.max_batch else "none", *shown, f"{round(mib(device.total.value)):,}"]
-    return (
-        f"{device.name:<{_NAMES}.{_NAMES}}"
-        + "".join(f"{cell:>10}" for cell in cells)
-        + f"       {_sure(fit)}"
-    )
+    total = f"{round(mib(device.total.value)):,}"
+    return (device.name, largest if fit.max_batch else "none", *shown, total, _sure(fit))
 
 
 def _sure(fit: CardFit) -> str:
@@ -125,12 +130,12 @@ def _sure(fit: CardFit) -> str:
     return f"{word}{'' if fit.budget.device.usable.kind.value in ('published', 'measured') else '*'}"
 
 
-def _legend(table: CardTable) -> list[str]:
+def legend_texts(table: CardTable) -> list[str]:
+    """What the columns mean, as far as they are used."""
     which = f"batch {table.batch}" if table.batch else "the largest batch"
-    lines = wrapped(
-        "",
+    columns = (
         f"process, at most, headroom: of {which}, as nvidia-smi shows it; at confidence "
-        f"{table.confidence:g}; what it leaves of the memory that torch sees",
+        f"{table.confidence:g}; what it leaves of the memory that torch sees"
     )
     meanings = {
         "default": "default: no calibration of this job, margins of published runs",
@@ -141,16 +146,18 @@ def _legend(table: CardTable) -> list[str]:
     }
     used = {_sure(fit) for fit in table.fits}
     words = {word.rstrip("*") for word in used} | ({"*"} if any("*" in word for word in used) else set())
-    return lines + wrapped("", "; ".join(text for word, text in meanings.items() if word in words))
+    return [columns, "; ".join(text for word, text in meanings.items() if word in words)]
 
 
-def _assumed(table: CardTable) -> list[str]:
+def assumed_texts(table: CardTable) -> list[str]:
+    """What the table takes for granted."""
     texts = list(table.notes)
     if table.unknown_ops:
-        texts.append(f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
-    return [line for text in texts for line in wrapped("  - ", text)]
+        texts.append(f"scratch memory is not counted for {', '.join(map(short_op, table.unknown_ops))}")
+    return texts
 
 
-def _took(table: CardTable) -> str:
+def took(table: CardTable) -> str:
+    """Where the seconds went."""
     spent = table.seconds
     return time_text({"importing": table.import_seconds, "tracing": spent.trace, "replaying": spent.replay})

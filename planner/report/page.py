@@ -13,25 +13,20 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from planner.budget import process_bytes
-from planner.card_fits import room_bytes
 from planner.curve import BatchCurve, CardCurve
 from planner.errors import DataFileError
 from planner.events import Outcome, Trace
 from planner.explanation import Explanation, LiveBlock, Shown
 from planner.plan import Estimate
+from planner.replay import room_bytes
 from planner.report.as_json import SCHEMA
 from planner.report.assumptions import assumptions, short_op
-from planner.report.colours import CATEGORY_COLOURS
+from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
 from planner.report.explain import moment_text, tensor_text
 from planner.report.figures import breakdown, is_endless, mib, mib_parts
 from planner.report.job_json import job_to_json
 from planner.report.layout import DIGITS, bounds, job_text
-from planner.report.page_figures import (
-    OTHER_COLOURS,
-    breakdown_figure,
-    curve_figure,
-    timeline_figure,
-)
+from planner.report.page_figures import breakdown_figure, curve_figure, timeline_figure
 from planner.report.page_modules import modules_figure
 from planner.report.text import verdict
 

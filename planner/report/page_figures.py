@@ -15,13 +15,12 @@ from planner.events import Alloc, Event, Free, Mark, Phase, Trace
 from planner.explanation import Explanation
 from planner.plan import Estimate
 from planner.report.assumptions import short_op
-from planner.report.colours import CATEGORY_COLOURS
+from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
 from planner.report.figures import breakdown
 from planner.timeline import Timeline, thin
 
 MOST_POINTS = 2000  # that a page of this width can tell apart
 _LETTER = 0.0085  # of the width: a phase with less room than its name needs is left without it
-OTHER_COLOURS = {"context": "#4B5563", "fragmentation": "#A3ABB8"}
 _CARD_COLOUR = "#D55E00"
 
 Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them

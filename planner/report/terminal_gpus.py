@@ -1,0 +1,59 @@
+"""`planner gpus` and `planner devices` on a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.card_fits import CardTable
+from planner.device import Device
+from planner.report.devices import MOST_IN_FULL, cells_of, devices_text, in_full, kinds_text
+from planner.report.gpus import answer_lines, assumed_texts, cells_of_fit, legend_texts, took
+from planner.report.layout import entry, job_text
+from planner.report.terminal import TONES, bar, bullets, faint, headline, open_table, stacked
+
+_BAR_COLOURS = {"green": "#009E73", "yellow": "#E69F00", "red": "#D55E00"}
+
+
+def gpus_view(table: CardTable) -> RenderableType:
+    """The report of `planner gpus`."""
+    tone = "green" if any(fit.max_batch for fit in table.fits) else "red"
+    parts: list[RenderableType] = [headline([*answer_lines(table), *entry("Job", job_text(table.job))], tone)]
+    if table.fits:
+        parts += [_fits(table), bullets("", legend_texts(table))]
+    return stacked([*parts, bullets("", assumed_texts(table)), faint(took(table))])
+
+
+def _fits(table: CardTable) -> Table:
+    """Bars show the largest batches beside each other, or how much of each card a given batch takes."""
+    drawn = open_table("GPU", "batch>", "", "process>", "at most>", "headroom>", "total MiB>", "how sure")
+    most = max(fit.max_batch for fit in table.fits)
+    for fit in table.fits:
+        tone = TONES[fit.outcome] if fit.max_batch else "red"
+        name, batch, *sizes, sure = cells_of_fit(fit)
+        taken = fit.process_bytes / fit.budget.device.usable.value
+        share = fit.max_batch / max(1, most) if table.batch is None else taken
+        used = bar(share, _BAR_COLOURS[tone], 10)
+        drawn.add_row(name, Text(batch, style=f"bold {tone}"), used, *sizes, Text(sure, style="dim"))
+    return drawn
+
+
+def devices_view(devices: Sequence[Device]) -> RenderableType:
+    """The report of `planner devices`."""
+    if not devices:
+        return Text(devices_text(devices))
+    if len(devices) <= MOST_IN_FULL:
+        return stacked(_in_full(device) for device in devices)
+    table = open_table("GPU", "total>", "torch>", "MiB", "SMs>", "memory", "GB/s>", "CC")
+    for device in devices:
+        name, total, usable, kind, *others = cells_of(device)
+        table.add_row(name, total, Text(usable, style="bold"), Text(kind, style="dim"), *others)
+    return stacked([table, faint(kinds_text(devices))])
+
+
+def _in_full(device: Device) -> Table:
+    table = open_table(device.name, "", "")
+    for name, figure, source in in_full(device):
+        table.add_row(name, Text(figure, style="bold"), Text(source, style="dim"))
+    return table

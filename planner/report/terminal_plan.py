@@ -1,0 +1,56 @@
+"""`planner max-batch` and `planner estimate` on a terminal."""
+
+from rich.console import RenderableType
+
+from planner.plan import Estimate, Plan
+from planner.report.assumptions import of_run
+from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
+from planner.report.figures import breakdown, mib_parts
+from planner.report.layout import DIGITS, NAMES, bounds, card_rows, entry, job_text
+from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, open_table, stacked
+from planner.report.text import answer_lines, beyond_lines, memory_rows, step_lines, took, verdict
+
+
+def max_batch_view(plan: Plan, import_seconds: float) -> RenderableType:
+    """The report of `planner max-batch`."""
+    shown = plan.at_max or plan.first_failure
+    tone = TONES[plan.at_max.outcome] if plan.at_max is not None else "red"
+    parts: list[RenderableType] = [headline([*answer_lines(plan), *entry("Job", job_text(plan.job))], tone)]
+    if shown is not None:
+        parts += _figures(shown)
+    if plan.at_max is not None and plan.first_failure is not None:
+        parts.append(headline(beyond_lines(plan.first_failure, plan.search.largest), "red"))
+    if shown is not None:
+        parts.append(bullets("Assumed", of_run(shown)))
+    return stacked([*parts, faint(took(plan.seconds, import_seconds))])
+
+
+def estimate_view(estimate: Estimate, import_seconds: float) -> RenderableType:
+    """The report of `planner estimate`."""
+    parts = [headline([*verdict(estimate), *entry("Job", job_text(estimate.job))], tone_of(estimate))]
+    parts += [*_figures(estimate), bullets("Assumed", of_run(estimate))]
+    return stacked([*parts, faint(took(estimate.seconds, import_seconds))])
+
+
+def tone_of(estimate: Estimate) -> str:
+    """The colour of the verdict; where nothing bounds the memory there is none."""
+    return TONES[estimate.outcome] if bounds(estimate.budget) else "cyan"
+
+
+def consists_view(estimate: Estimate) -> RenderableType:
+    """The breakdown of the process, with a bar for each share."""
+    table = open_table("The process consists of", "MiB>", "share>", "")
+    table.columns[0].min_width = NAMES
+    colours = {role.value: colour for role, colour in CATEGORY_COLOURS.items()} | OTHER_COLOURS
+    parts = breakdown(estimate)
+    for name, rounded in mib_parts(parts, DIGITS).items():
+        if parts[name]:
+            share = parts[name] / estimate.process_bytes
+            table.add_row(name, f"{rounded:,.1f}", f"{share:.1%}", bar(share, colours[name]))
+    return table
+
+
+def _figures(estimate: Estimate) -> list[RenderableType]:
+    card = memory_table(*card_rows(estimate.budget))
+    steps = [faint(line.strip()) for line in step_lines(estimate.run)]
+    return [card, memory_table(*memory_rows(estimate)), *steps, consists_view(estimate)]

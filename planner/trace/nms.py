@@ -5,6 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
+
 MOST_PAIRS = 2**20  # that are looked at together; where more boxes lie side by side, few of them stay
 
 
@@ -25,12 +27,10 @@ def _kept(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
         return _kept_one_by_one(corners, threshold)
-    better, worse = np.minimum(*near), np.maximum(*near)
-    top, bottom = corners[:, 1].copy(), corners[:, 3].copy()
-    beside = np.minimum(bottom[better], bottom[worse]) > np.maximum(top[better], top[worse])
-    better, worse = better[beside], worse[beside]
+    better, worse = _both_near(corners[:, 1], corners[:, 3], near, threshold)
     overlapping = _overlap(corners[better], corners[worse], threshold)
     better, worse = better[overlapping], worse[overlapping]
+    better, worse = np.minimum(better, worse), np.maximum(better, worse)
     by_rank = np.argsort(better, kind="stable")
     better, worse = better[by_rank], worse[by_rank]
     kept = np.ones(len(corners), dtype=np.bool_)
@@ -40,9 +40,7 @@ def _kept(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
     return kept
 
 
-def _near(
-    left: NDArray[np.float64], right: NDArray[np.float64], threshold: float
-) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
     """Pairs of boxes among which are all that overlap by more than the threshold; None where they are many.
 
     Such a pair shares more than that part of the width of either, so the one that begins further right begins
@@ -59,6 +57,17 @@ def _near(
     first = np.repeat(np.arange(len(begins)), counts)
     within = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
     return by_left[first], by_left[first + 1 + within]
+
+
+def _both_near(
+    top: NDArray[np.float64], bottom: NDArray[np.float64], pairs: Pairs, threshold: float
+) -> Pairs:
+    """Of these pairs those that may share enough of the height as well: their tops lie as near."""
+    one, other = pairs
+    slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
+    top = np.ascontiguousarray(top)
+    beside = np.abs(top[one] - top[other]) <= np.maximum(slack[one], slack[other])
+    return one[beside], other[beside]
 
 
 def _kept_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:

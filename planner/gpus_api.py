@@ -34,7 +34,7 @@ from planner.plan import Seconds, Tell, Tracer
 from planner.search import LARGEST_BATCH
 from planner.trace_file import load_trace
 from planner.versions import installed_version
-from planner.workload import Factory, load_workload, starter_of, trace_workload
+from planner.workload import Factory, load_workload, starter_of, take_alone, trace_workload
 
 if TYPE_CHECKING:
     from planner.trace.loops import Loops
@@ -227,7 +227,7 @@ class _FromLoops:
 
     def distrust(self, chip: Chip) -> None:
         """Take every trace for such GPUs by itself from now on."""
-        self._slow[chip] = trace_workload(self.job, None, self.factory, chip).open(self.tell)
+        self._slow[chip] = trace_workload(self.job, None, self.factory, chip, take_alone).open(self.tell)
 
     def loop(self, chip: Chip) -> "Loop | None":
         """The loop that answers for such GPUs."""

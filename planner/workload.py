@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ def take_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> 
     return trace(job, size, chip.capability, build, multiprocessors=chip.multiprocessors)
 
 
+def take_alone(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
+    """The same, run in any case: what other runs of the job tell is not enough for whoever asks for this."""
+    return take_trace(job, size, chip, build)
+
+
 def take_detailed_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
     """The trace with the details of its blocks, as explanations want them."""
     from planner.trace import trace
@@ -67,23 +72,36 @@ def _completed(job: Job) -> Job:
 def trace_workload(
     job: Job, batch: int | None, factory: Factory | None, chip: Chip, take: Take = take_trace
 ) -> Workload:
-    """The workload of a job that is traced; with a factory, of the model that it returns."""
+    """The workload of a job that is traced; with a factory, of the model that it returns.
+
+    `take_trace` runs the model as often as it takes to tell all traces, the others once for each of them.
+    """
 
     def start(tell: Tell) -> Tracer:
         tell("importing torch and the model's library")
+        from planner.trace.foretold import Foretold
         from planner.trace.sources import construct_model, find_constructor
 
         constructor = factory or find_constructor(job)
         note = f"traced with PyTorch {installed_version('torch')}; other versions keep other tensors"
 
+        def build(job: Job) -> Any:
+            return construct_model(job, constructor)
+
+        one = Foretold(job, chip, build) if take is take_trace else partial(_taken, take, job, chip, build)
+
         @cache
         def tracer(size: int) -> Trace:
-            taken = take(job, size, chip, lambda job: construct_model(job, constructor))
+            taken = one(size)
             return replace(taken, notes=(*taken.notes, note))
 
         return tracer
 
     return Workload(job, batch, chip, start)
+
+
+def _taken(take: Take, job: Job, chip: Chip, build: Callable[[Job], Any], size: int) -> Trace:
+    return take(job, size, chip, build)
 
 
 def kept_workload(job: Job, batch: int | None, chip: Chip, shelves: Shelves) -> Workload:

@@ -107,7 +107,7 @@ def _line(a: Alloc, b: Alloc, low: int, high: int) -> Alloc | str:
         return "no whole number of bytes per sample"
     if slope < 0 or fixed_bytes + slope < 0:
         return "no line that holds for every batch"
-    return Alloc(a.block, fixed_bytes, slope, a.role, a.site)
+    return Alloc(a.block, fixed_bytes, slope, a.role, a.site, a.optional)
 
 
 def _choose(
@@ -160,6 +160,10 @@ def _same(ours: Sequence[Slot], theirs: Sequence[Slot], batch: int) -> Slots | N
     return _paired(ours, theirs, join)
 
 
+def _is_like(one: Alloc, other: Alloc) -> bool:
+    return (one.site, one.optional) == (other.site, other.optional)
+
+
 def _paired(
     ours: Sequence[Slot], theirs: Sequence[Slot], join: Callable[[Alloc, Alloc], Alloc | None]
 ) -> Slots | None:
@@ -172,7 +176,7 @@ def _paired(
         slot: list[Alloc | Free] = []
         for event, twin in zip(a, b, strict=True):
             joined: Alloc | Free | None = None
-            if isinstance(event, Alloc) and isinstance(twin, Alloc) and event.site == twin.site:
+            if isinstance(event, Alloc) and isinstance(twin, Alloc) and _is_like(event, twin):
                 twins[event.block] = twin.block
                 joined = join(event, twin)
             elif isinstance(event, Free) and isinstance(twin, Free) and twins[event.block] == twin.block:

@@ -51,6 +51,7 @@ class Alloc:
     per_sample_bytes: int
     role: Role
     site: int  # index into `Trace.sites`
+    optional: bool = False  # where it is refused, the process goes another way, as if the block had no bytes
 
 
 @dataclass(frozen=True, slots=True)

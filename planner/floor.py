@@ -10,7 +10,8 @@ _Line = tuple[int, int]  # bytes for each sample, and fixed ones
 
 
 def least_bytes(events: Iterable[Event]) -> Floor:
-    """The most that the tensors of an affine trace take at once, without any rounding or gaps.
+    """The most that the tensors of an affine trace take at once, without any rounding or gaps, nor
+    blocks that the process can do without.
 
     What lives after each birth is a line in the batch size; those that are highest somewhere are kept.
     """
@@ -19,8 +20,9 @@ def least_bytes(events: Iterable[Event]) -> Floor:
     highest: dict[int, int] = {0: 0}
     for event in events:
         if isinstance(event, Alloc):
-            sizes[event.block] = event.per_sample_bytes, event.fixed_bytes
-            slope, fixed = slope + event.per_sample_bytes, fixed + event.fixed_bytes
+            own = (0, 0) if event.optional else (event.per_sample_bytes, event.fixed_bytes)
+            sizes[event.block] = own
+            slope, fixed = slope + own[0], fixed + own[1]
             if slope not in highest or highest[slope] < fixed:
                 highest[slope] = fixed
         elif isinstance(event, Free):

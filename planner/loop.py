@@ -15,6 +15,7 @@ class Ask:
 
     size_bytes: int
     role: Role
+    optional: bool = False  # where it is refused, the process goes another way
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +87,5 @@ def fold(trace: Trace, batch: int) -> Loop:
                 continue
             born[event.block] = (now, asked)
             asked += 1
-            steps[-1].append(Ask(size_bytes, event.role))
+            steps[-1].append(Ask(size_bytes, event.role, event.optional))
     return Loop(tuple(steps[0]), tuple(map(tuple, steps[1:])))

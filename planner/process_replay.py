@@ -215,9 +215,10 @@ class _Machine:
         asked = 0
         for action in running.loop.step(step):
             match action:
-                case Ask(size, role):
+                case Ask(size, role, optional):
                     if (step, asked) not in running.held:
-                        running.held[step, asked] = self._malloc(size), role
+                        block = self._allocator.malloc(size) if optional else self._malloc(size)
+                        running.held[step, asked] = block or self._malloc(0), role
                     asked += 1
                 case GiveBack(age, number):
                     self._allocator.free(running.held.pop((step - age, number))[0])

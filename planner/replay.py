@@ -143,6 +143,8 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, lis
         if isinstance(event, Alloc):
             size = event.fixed_bytes + event.per_sample_bytes * batch
             block = malloc(size)
+            if block is None and event.optional:
+                block = malloc(0)
             if block is None:
                 site = trace.sites[event.site]
                 failure = Failure(mark.step, mark.phase, site.module, site.op, size)

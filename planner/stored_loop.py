@@ -14,7 +14,9 @@ from typing import Any
 from planner.events import Alloc, Event, Free, Role, Trace
 from planner.terms import Answer, Case, Guard, check_case, work_out
 
-LETTERS = "phoaer"  # passing block, held block, next output, all outputs left, release all, release some
+# Passing block, one that the kernel does without where it is refused, held block, next output, all outputs
+# left, release all, release some.
+LETTERS = "pthoaer"
 
 Capability = tuple[int, int]
 
@@ -76,7 +78,7 @@ def _at(event: Event, batch: int) -> Event:
     if not isinstance(event, Alloc) or not event.per_sample_bytes:
         return event
     size_bytes = event.fixed_bytes + event.per_sample_bytes * batch
-    return Alloc(event.block, size_bytes, 0, event.role, event.site)
+    return Alloc(event.block, size_bytes, 0, event.role, event.site, event.optional)
 
 
 def _worked_out(cases: Sequence[Case], batch: int, multiprocessors: int) -> Iterator[list[tuple[str, int]]]:
@@ -105,7 +107,7 @@ def _made(
             events += [Free(held.pop()) for _ in range(min(size, len(held)) if letter == "r" else len(held))]
         elif size > 0:
             block = number + len(events)
-            events.append(Alloc(block, size, 0, Role.WORKSPACE, site))
+            events.append(Alloc(block, size, 0, Role.WORKSPACE, site, letter == "t"))
             if letter == "h":
                 held.append(block)
             else:

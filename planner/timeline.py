@@ -71,6 +71,8 @@ def play(trace: Trace, batch: int, allocator: CachingAllocator) -> Iterator[tupl
         block = None
         if isinstance(event, Alloc):
             block = allocator.malloc(requested_bytes(event, batch))
+            if block is None and event.optional:
+                block = allocator.malloc(0)
             if block is None:
                 yield index, event, None
                 return

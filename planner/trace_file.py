@@ -2,7 +2,8 @@
 
 Layout: `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, `Mark`); `alloc`,
 `free`, `mark` and `sites` hold one column for each field of their class. Trace and job fit in one file, so
-that it plans by itself. Format 2 has `details` as well; a trace without any is written in format 1.
+that it plans by itself. Format 2 has `details` as well, format 3 also says which blocks are `optional`; a
+trace is written in the first that says all of it.
 """
 
 import json
@@ -19,7 +20,7 @@ from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
 from planner.packed import pack, read_packed
 
-FORMAT, FORMAT_WITH_DETAILS = 1, 2
+FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL = 1, 2, 3
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
 _KEYS = ("format", "about", "batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
@@ -33,7 +34,8 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
     Raises DataFileError where the file cannot be written, ValueError for a trace that `check` refuses.
     """
     check(trace)
-    document = {
+    has_optional = any(isinstance(event, Alloc) and event.optional for event in trace.events)
+    document: dict[str, Any] = {
         "format": FORMAT_WITH_DETAILS if trace.details else FORMAT,
         "about": about,
         "batches": trace.batches,
@@ -45,8 +47,12 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
         "free": _columns(Free, trace.events),
         "mark": _columns(Mark, trace.events),
     }
-    if trace.details:
+    if trace.details or has_optional:
         document["details"] = _columns(Detail, trace.details)
+    if has_optional:
+        document["format"] = FORMAT_WITH_OPTIONAL
+    else:
+        del document["alloc"]["optional"]
     packed = pack(json.dumps(document, separators=(",", ":"), allow_nan=False))
     partial = path.parent / f"{path.name}.{os.getpid()}.partial"
     try:
@@ -101,10 +107,22 @@ def _unpack(path: Path) -> dict[str, Any]:
     found = document.get("format") if isinstance(document, dict) else None
     if type(found) is not int:
         raise ValueError("it names no format")
-    if found not in (FORMAT, FORMAT_WITH_DETAILS):
-        raise ValueError(f"its format is {found}, this version reads {FORMAT} and {FORMAT_WITH_DETAILS}")
-    keys = (*_KEYS, "details") if found == FORMAT_WITH_DETAILS else _KEYS
-    return _members("the document", keys, document)
+    if found not in (FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL):
+        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_WITH_OPTIONAL}")
+    keys = (*_KEYS, "details") if found >= FORMAT_WITH_DETAILS else _KEYS
+    return _with_optional(_members("the document", keys, document))
+
+
+def _with_optional(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the column that earlier formats have not got."""
+    blocks = document["alloc"]
+    if document["format"] >= FORMAT_WITH_OPTIONAL or not isinstance(blocks, dict):
+        return document
+    if "optional" in blocks:
+        raise ValueError("alloc: unknown key 'optional'")
+    numbers = blocks.get("block")
+    none = [False] * len(numbers) if isinstance(numbers, list) else []
+    return {**document, "alloc": {**blocks, "optional": none}}
 
 
 def _finite(text: str) -> float:
@@ -153,12 +171,14 @@ def _members(name: str, keys: Iterable[str], value: object) -> dict[str, Any]:
 
 
 def _list(name: str, kind: Any, value: object) -> list[Any]:
-    """A list of whole numbers, of texts, of members of an enumeration of texts, or of tuples of numbers."""
+    """A list of whole numbers, of truths, of texts, of members of an enumeration of texts, or of tuples of
+    numbers.
+    """
     if not isinstance(value, list):
         raise ValueError(f"{name}: no list")
     if kind == tuple[int, ...]:
         return [tuple(_list(name, int, item)) for item in value]
-    wanted: type = int if kind is int else str
+    wanted: type = kind if kind in (int, bool) else str
     for item in value:
         if type(item) is not wanted:
             raise ValueError(f"{name}: {type(item).__name__} found, {wanted.__name__} wanted")

@@ -1,5 +1,7 @@
 """Traces without a tracer: a few nouns to write them down, and random ones for property tests."""
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def alloc(block: int, fixed_bytes: int, per_sample_bytes: int = 0, role: Role = 
 def taken_at(affine: Trace, batch: int) -> Trace:
     """What the tracer sees at one batch size of a job whose sizes are straight lines."""
     events = tuple(
-        Alloc(event.block, event.fixed_bytes + event.per_sample_bytes * batch, 0, event.role, event.site)
+        replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
         if isinstance(event, Alloc)
         else event
         for event in affine.events
@@ -54,7 +56,8 @@ def affine_traces(draw: st.DrawFn, most_events: int = 30) -> Trace:
             slope = draw(st.one_of(st.just(0), _sizes))
             at_one = draw(_sizes) if slope == 0 else draw(st.one_of(st.just(0), st.just(slope), _sizes))
             role, site = draw(st.sampled_from(Role)), draw(st.integers(0, len(sites) - 1))
-            events.append(Alloc(number, at_one - slope, slope, role, site))
+            optional = draw(st.integers(0, 9)) == 9
+            events.append(Alloc(number, at_one - slope, slope, role, site, optional))
             alive.append(number)
     return Trace(tuple(events), sites, (2, 3), draw(_texts), draw(_texts))
 

@@ -87,6 +87,22 @@ def test_fits_with_retries(arena: Arena) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("capacity_mib", "outcome", "peak_mib"),
+    [
+        (60, Outcome.FITS, 50),
+        (49, Outcome.FITS_WITH_RETRIES, 30),
+        (29, Outcome.DOES_NOT_FIT, 20),
+    ],
+)
+def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outcome, peak_mib: int) -> None:
+    """Where an optional block is refused the run goes on, as if it had no bytes."""
+    workspace = Alloc(1, 30 * MIB, 0, Role.WORKSPACE, 1, optional=True)
+    events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
+    run = replay(Trace(events, SITES, (1,)), 1, Arena(capacity_mib * MIB))
+    assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
+
+
 def test_end_is_not_the_peak() -> None:
     """What is alive at the end of the loop is counted there, apart from the peak."""
     events = (Mark(1, Phase.FORWARD), alloc(0, 2 * MIB), alloc(1, 3 * MIB), Free(0), Mark(1, Phase.END))

@@ -11,7 +11,7 @@ from tracing import AMPERE, HOPPER, born, job_of, trace_of
 from planner.chip import chip_of
 from planner.events import check
 from planner.job import Mode
-from planner.trace.scratch import RULES, Held, Made, Release, State, state_of
+from planner.trace.scratch import RULES, Held, Made, Release, State, Trial, state_of
 from planner.trace.scratch.reductions import reduction
 from planner.trace.scratch.sorting import radix_sort_bytes
 from planner.trace.scratch.steps import Step, positional
@@ -57,6 +57,7 @@ class Pool(nn.Module):
     [
         ((), "+4 +8"),
         ((7,), "+4 +8 +7 -7"),
+        ((Trial(7),), "+4 +8 +7 -7"),
         ((Held(7), Held(9)), "+4 +8 +7 +9 -9 -7"),
         ((Held(7), REST), "+7 +4 +8 -7"),
         ((OUTPUT, 7, OUTPUT, 9), "+4 +7 -7 +8 +9 -9"),
@@ -153,6 +154,31 @@ def test_the_norm_of_a_list_takes_partial_norms() -> None:
     """For each of three tensors as many chunks of 65,536 elements as the largest has."""
     tensors = [meta(10), meta(70_000), meta(1)]
     assert steps(aten._foreach_norm.Scalar, tensors) == (Held(3 * 2 * 4),)
+
+
+# ---- convolutions
+
+
+def weight_gradient(grad: Tensor, weight: Tensor, **options: Any) -> tuple[Step, ...]:
+    """Without the gradients of input and bias."""
+    shape = (grad.shape[0], weight.shape[1], *grad.shape[2:])
+    args = (grad, meta(*shape), weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+    return steps(aten.convolution_backward.default, *args, out=(None, weight, None), **options)
+
+
+def test_weight_gradients_image_by_image() -> None:
+    """MobileNetV2's last convolution on a GPU of compute capability 8.6: 323 times 1.5625 MiB, and nothing
+    where that passes 512 MiB, on other GPUs, at more positions, with fewer weights, in half precision.
+    """
+    weight = meta(1280, 320, 1, 1)
+    assert weight_gradient(meta(323, 1280, 3, 3), weight) == (Trial(323 * 1280 * 320 * 4),)
+    assert weight_gradient(meta(328, 1280, 3, 3), weight) == ()
+    assert weight_gradient(meta(323, 1280, 3, 3), weight, capability=(8, 9)) == ()
+    assert weight_gradient(meta(323, 1280, 4, 3), weight) == ()
+    assert weight_gradient(meta(323, 1280, 3, 3), meta(1280, 200, 1, 1)) == ()
+    half = meta(1280, 320, 1, 1, dtype=torch.float16)
+    assert weight_gradient(meta(323, 1280, 3, 3, dtype=torch.float16), half) == ()
+    assert weight_gradient(last(323, 1280, 3, 3), weight) == ()
 
 
 # ---- normalisation

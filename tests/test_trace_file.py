@@ -259,7 +259,7 @@ WHOLE = pack(DOCUMENT)
         (pack({"format": True}), "it names no format"),
         (pack({"format": 1.0}), "it names no format"),
         (pack({"format": "1\n2"}), "it names no format"),
-        (pack({"format": 3}), "its format is 3, this version reads 1 and 2"),
+        (pack({"format": 4}), "its format is 4, this version reads 1 to 3"),
         (pack({"format": 1}), "the document: about is missing"),
     ],
 )

@@ -20,7 +20,7 @@ from planner.chip import Chip
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
 from planner.trace.scratch import RULES, Held, Made
 from planner.trace.scratch.gemm import workspace_bytes
-from planner.trace.scratch.steps import Release, Step
+from planner.trace.scratch.steps import Release, Step, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,8 @@ def differs(one: Trace, other: Trace) -> str:
     for index, (a, b) in enumerate(zip(one.events, other.events, strict=False)):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
             sizes = [event.fixed_bytes + event.per_sample_bytes * batch for event in (a, b)]
-            same = sizes[0] == sizes[1] and a.role == b.role and one.sites[a.site] == other.sites[b.site]
+            same = sizes[0] == sizes[1] and (a.role, a.optional) == (b.role, b.optional)
+            same = same and one.sites[a.site] == other.sites[b.site]
             numbers[a.block] = b.block
         elif isinstance(a, Free) and isinstance(b, Free):
             same = numbers.get(a.block) == b.block
@@ -276,7 +277,7 @@ def _lines(a: list[Event], b: list[Event], one: Trace, other: Trace) -> tuple[Ev
             if line.slope < 0 or line.fixed + line.slope < 0:
                 raise UnsteadyError(f"a block of {where.op} shrinks with the batch")
             numbers[x.block] = y.block
-            found.append(Alloc(x.block, line.fixed, line.slope, x.role, x.site))
+            found.append(Alloc(x.block, line.fixed, line.slope, x.role, x.site, x.optional))
             continue
         dies = isinstance(x, Free) and isinstance(y, Free)
         if not (numbers.get(x.block) == y.block if dies else x == y):  # type: ignore[union-attr]
@@ -360,10 +361,10 @@ def _made(
             count = step.blocks if isinstance(step, Release) else len(held)
             events += [Free(held.pop()) for _ in range(count)]
         else:
-            size_bytes = step.size_bytes if isinstance(step, Held) else int(step)
+            size_bytes = step.size_bytes if isinstance(step, Held | Trial) else int(step)
             if size_bytes:
                 born = number + len(events)
-                events.append(Alloc(born, size_bytes, 0, Role.WORKSPACE, site))
+                events.append(Alloc(born, size_bytes, 0, Role.WORKSPACE, site, isinstance(step, Trial)))
                 if isinstance(step, Held):
                     held.append(born)
                 else:

@@ -33,6 +33,7 @@ from planner.trace.scratch import (
     Rule,
     State,
     Step,
+    Trial,
     Workspaces,
     state_of,
 )
@@ -54,6 +55,7 @@ class _Block:
     size_bytes: int
     role: Role
     site: int
+    optional: bool = False
 
 
 class _Owner(weakref.ref[Any]):
@@ -169,7 +171,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         events: list[Event] = []
         for entry in self._events:
             if isinstance(entry, _Block):
-                events.append(Alloc(entry.number, entry.size_bytes, 0, entry.role, entry.site))
+                events.append(
+                    Alloc(entry.number, entry.size_bytes, 0, entry.role, entry.site, entry.optional)
+                )
             elif isinstance(entry, int):
                 events.append(Free(entry))
             else:
@@ -284,6 +288,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(step, Held):
                 if step.size_bytes:  # no rule gives back one of no bytes
                     held.append(self._birth(step.size_bytes, Role.WORKSPACE, op.name))
+            elif isinstance(step, Trial):
+                block = self._birth(step.size_bytes, Role.WORKSPACE, op.name)
+                block.optional = True
+                self._death(block)
             elif step:
                 self._death(self._birth(step, Role.WORKSPACE, op.name))
         return held

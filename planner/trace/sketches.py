@@ -11,7 +11,7 @@ from torch import Tensor
 from planner.chip import Chip
 from planner.terms import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case
 from planner.trace.scratch import Held, Made, Rule, Step
-from planner.trace.scratch.steps import Release
+from planner.trace.scratch.steps import Release, Trial
 from planner.trace.symbols import Number, Record, as_number
 
 
@@ -103,8 +103,9 @@ def _answer(record: Record, step: Step) -> Answer:
         return Answer(_LETTERS[step], record.place((CONSTANT, 0, 0)))
     if isinstance(step, Release):
         return Answer("r", as_number(record, step.blocks).place())
-    letter, size = ("h", step.size_bytes) if isinstance(step, Held) else ("p", step)
-    return Answer(letter, as_number(record, size).place())
+    if isinstance(step, Held | Trial):
+        return Answer("h" if isinstance(step, Held) else "t", as_number(record, step.size_bytes).place())
+    return Answer("p", as_number(record, step).place())
 
 
 _LETTERS = {Made.OUTPUT: "o", Made.REST: "a", Made.RELEASE: "e"}

@@ -25,10 +25,11 @@ from planner.trace.scratch import (
 )  # fmt: skip
 from planner.trace.scratch.free import FREE
 from planner.trace.scratch.gemm import Workspaces
-from planner.trace.scratch.steps import Held, Made, Release, Rule, Step
+from planner.trace.scratch.steps import Held, Made, Release, Rule, Step, Trial
 
 __all__ = [
-    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "State", "Step", "Workspaces", "state_of",
+    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "State", "Step", "Trial",
+    "Workspaces", "state_of",
 ]  # fmt: skip
 
 RULES: Mapping[Any, Rule] = {

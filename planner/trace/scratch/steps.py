@@ -3,6 +3,7 @@
 A rule answers for one call of an operator with a sequence of steps:
 
 - a plain number: a block of so many bytes, given back before the next step;
+- `Trial`: the same, but where the block is refused the kernel goes a way that needs none;
 - `Held`: a block that lives until it is released, or the kernel returns;
 - `Release(n)`: the `n` held blocks that were taken last are given back; `Made.RELEASE`: all of them;
 - `Made.OUTPUT`: the next of the operator's outputs is made here; `Made.REST`: all that are still to be made.
@@ -29,6 +30,13 @@ class Held:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A block that is given back at once, and without which the kernel gets by."""
+
+    size_bytes: int
+
+
 class Made(Enum):
     OUTPUT = auto()  # the next output
     REST = auto()  # all outputs that are not made yet
@@ -42,7 +50,7 @@ class Release:
     blocks: int
 
 
-Step = int | Held | Release | Made
+Step = int | Trial | Held | Release | Made
 
 
 Rule = Callable[[tuple[Any, ...], Any, Chip], tuple[Step, ...]]  # arguments, result, chip

@@ -17,7 +17,7 @@ from planner.terms import Case, Guard, check_case, work_out
 from planner.trace.keep import find_loops, take_run
 from planner.trace.loops import Loops
 from planner.trace.recast import differs
-from planner.trace.scratch import Held, Made
+from planner.trace.scratch import RULES, Held, Made
 from planner.trace.sketches import Sketch, ask
 from planner.trace.symbols import Number, Record
 from tests.test_recast import Attending, on_meta, training
@@ -171,3 +171,17 @@ def test_broken_loops_are_refused() -> None:
     breaks(lambda said: said["pool"].__setitem__(0, [1, 2, "+", [0], [0], "", [], "", []]))
     breaks(lambda said: said["chips"]["8.6"].__setitem__("first", "2"))
     assert isinstance(loop.own, Trace)
+
+
+def test_a_rule_that_only_a_run_can_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rule looks at what no sketch has, a loop answers nothing, and each batch size is run."""
+
+    def rule(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Any, ...]:
+        return (Held(512 + args[0].storage_offset()),)
+
+    monkeypatch.setitem(RULES, torch.ops.aten.convolution.default, rule)
+    loops, loop = stored(Attending, training(), CHIPS[0])
+    assert loop.at(2, 84) is None
+    found = take_run(loops, 2, CHIPS[0]).at(2, 84)
+    assert found is not None
+    assert differs(found, loops.run(2, CHIPS[0]).trace) == ""

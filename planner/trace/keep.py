@@ -16,7 +16,7 @@ from planner.trace.recast import Loop, Run, Shape, differs, find_loop
 from planner.trace.recast import _Line as Line
 from planner.trace.scratch import RULES
 from planner.trace.scratch.gemm import workspace_bytes
-from planner.trace.sketches import Sketch, ask
+from planner.trace.sketches import Sketch, UnknownToSketchesError, ask
 from planner.trace.sources import construct_model, find_constructor
 from planner.trace.symbols import Number, Record
 
@@ -126,9 +126,17 @@ def _stored(loop: Loop, chip: Chip, first: int, last: int) -> StoredLoop:
         Kernel(kernel.kind, kernel.site, kernel.before, kernel.outputs, kernel.takes_blas)
         for kernel in loop.kernels
     )
-    cases = tuple(tuple(_cases(*kind, chip, first, last)) for kind in loop.kinds)
+    cases = tuple(tuple(_cases_known(*kind, chip, first, last)) for kind in loop.kinds)
     own = replace(loop.trace, events=loop.own, batches=(first, first + 1), details=())
     return StoredLoop(own, kernels, cases, workspace_bytes(chip.capability), first, last)
+
+
+def _cases_known(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:
+    """The cases; none for a rule that only a run can ask, so that the loop says nothing of any batch size."""
+    try:
+        return _cases(func, args, out, chip, first, last)
+    except UnknownToSketchesError:
+        return []
 
 
 def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:

@@ -15,6 +15,10 @@ from planner.trace.scratch.steps import Release, Trial
 from planner.trace.symbols import Number, Record, as_number
 
 
+class UnknownToSketchesError(Exception):
+    """A rule asks a sketch for something that sketches do not know."""
+
+
 class Sizes(tuple[Any, ...]):
     """As much of torch.Size as rules use."""
 
@@ -83,15 +87,22 @@ class Sketch:
         """The transpose of a matrix."""
         return self.transpose(0, 1)
 
-    def reshape(self, size: int) -> "Sketch":
+    def reshape(self, *sizes: int) -> "Sketch":
         """All in a row, which is all that rules ask for."""
-        if size != -1:
-            raise NotImplementedError(f"reshape({size})")
+        if sizes != (-1,):
+            raise UnknownToSketchesError(f"reshape{sizes}")
         return Sketch([self.numel()], [1], self.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what is not above."""
+        raise UnknownToSketchesError(name)
 
 
 def ask(rule: Rule, args: Any, out: Any, chip: Chip, record: Record) -> Case:
-    """What the rule answers to arguments with Numbers of this record in them."""
+    """What the rule answers to arguments with Numbers of this record in them.
+
+    Raises UnknownToSketchesError: only a run can tell.
+    """
     processors = Number(record, chip.multiprocessors, None, record.place((MULTIPROCESSORS, 0, 0)))
     steps = rule(args, out, Chip(chip.capability, processors))  # type: ignore[arg-type]
     answers = tuple(_answer(record, step) for step in steps)

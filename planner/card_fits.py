@@ -6,7 +6,7 @@ that the batch does not fit. Neither changes an answer: each is the one that `pl
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import linear_regression
@@ -33,6 +33,9 @@ class Traces(Protocol):
 
     def at(self, batch: int, chip: Chip) -> Trace:
         """The whole trace."""
+
+    def kin(self, batch: int, chip: Chip) -> Hashable:
+        """Equal for kinds of GPUs that run the same events; None where only the traces themselves tell."""
 
     def floor(self, chip: Chip) -> Floor:
         """A bound from below; a function that gives 0 will do."""

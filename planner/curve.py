@@ -3,7 +3,7 @@
 Each point is what an estimate of that batch on that card says. Cards share the runs that no card disturbs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.budget import Budget, process_bytes, upper_process_bytes
@@ -118,6 +118,7 @@ class _Runs:
     traces: Traces
     floors: Mapping[Chip, Floor]
     _number: dict[Chip, int] = field(default_factory=dict)  # of its trace among the distinct ones
+    _kin: dict[Hashable, int] = field(default_factory=dict)  # the same by what their traces are known by
     _distinct: list[Trace] = field(default_factory=list)
     _done: dict[tuple[int, Arena], Replay] = field(default_factory=dict)
 
@@ -135,11 +136,20 @@ class _Runs:
 
     def _replay(self, chip: Chip, arena: Arena) -> Replay:
         if chip not in self._number:
-            self._number[chip] = self._place(self.traces.at(self.batch, chip))
+            self._number[chip] = self._number_of(chip)
         key = self._number[chip], arena
         if key not in self._done:
             self._done[key] = replay(self._distinct[key[0]], self.batch, arena)
         return self._done[key]
+
+    def _number_of(self, chip: Chip) -> int:
+        kin = self.traces.kin(self.batch, chip)
+        if kin is None or kin not in self._kin:
+            number = self._place(self.traces.at(self.batch, chip))
+            if kin is None:
+                return number
+            self._kin[kin] = number
+        return self._kin[kin]
 
     def _place(self, trace: Trace) -> int:
         """Its number; kinds of GPUs that run the same events share one."""

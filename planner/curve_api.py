@@ -32,7 +32,9 @@ def batch_curve(
     endless = asked.device.total.value >= ENDLESS_BYTES
     if not endless and asked.device not in cards:
         cards.insert(0, asked.device)
-    rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None}
+    # Kept traces end where a rule takes another way, and each batch size beyond is a run of the model: for so
+    # many of them a loop of its own is faster.
+    rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
     table = gpus(model, devices=cards, sort="memory", **rest).table
     (options.get("tell") or silent)(f"replaying {len(table.fits)} GPUs")
     known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]

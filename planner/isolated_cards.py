@@ -1,6 +1,6 @@
 """One job on many cards while its model runs in a process of its own: each card planned by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -27,6 +27,10 @@ class FromApart:
         if chip not in self._tracers:
             self._tracers[chip] = cache(lambda size: self.apart.trace(size, chip))
         return self._tracers[chip](batch)
+
+    def kin(self, batch: int, chip: Chip) -> Hashable:
+        """Only the traces tell."""
+        return None
 
     def floor(self, chip: Chip) -> Floor:
         """Nothing is known from below."""

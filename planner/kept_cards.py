@@ -1,6 +1,6 @@
 """The traces of one job for many cards, from shelves of kept traces; what none has is traced and kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from planner.chip import Chip
@@ -8,6 +8,7 @@ from planner.events import Trace
 from planner.floor import Floor, least_bytes
 from planner.job import Job
 from planner.kept_tracer import Fresh, KeptTracer, Shelves
+from planner.stored_loop import StoredLoop
 
 
 @dataclass(slots=True)
@@ -19,10 +20,29 @@ class KeptCards:
     start: Callable[[], Fresh]  # imports torch
     _tracers: dict[Chip, KeptTracer] = field(default_factory=dict)
     _fresh: list[Fresh] = field(default_factory=list)  # one at most
+    _numbers: dict[int, int] = field(default_factory=dict)  # of loops by their identity
+    _distinct: dict[Hashable, int] = field(default_factory=dict)
+    _kept: list[StoredLoop] = field(default_factory=list)  # so that no identity comes again
 
     def at(self, batch: int, chip: Chip) -> Trace:
         """The whole trace."""
         return self._tracer(chip)(batch)
+
+    def kin(self, batch: int, chip: Chip) -> Hashable:
+        """Which loop answers, with what its kernels take."""
+        found = self._tracer(chip).answers(batch)
+        if found is None:
+            return None
+        loop, answers = found
+        return self._same(loop), answers
+
+    def _same(self, loop: StoredLoop) -> int:
+        """The number of the first loop that allocates as this one does beside what its kernels take."""
+        if id(loop) not in self._numbers:
+            known = (loop.own.events, loop.kernels, loop.blas_bytes)
+            self._numbers[id(loop)] = self._distinct.setdefault(known, len(self._distinct))
+            self._kept.append(loop)
+        return self._numbers[id(loop)]
 
     def floor(self, chip: Chip) -> Floor:
         """What the model's own tensors take at the least, where it has a loop."""

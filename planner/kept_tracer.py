@@ -10,7 +10,7 @@ from planner.job import Job
 from planner.kept_traces import Found, Shelf, UserShelf
 from planner.plan import FIT_BATCHES
 from planner.shipped_traces import ShippedShelf
-from planner.stored_loop import StoredLoop
+from planner.stored_loop import Answers, StoredLoop
 from planner.versions import installed_version, public_version
 
 
@@ -60,6 +60,14 @@ class KeptTracer:
         if batch not in self._taken:
             self._taken[batch] = self._from_known(batch) or self._from_shelves(batch) or self._traced(batch)
         return self._taken[batch]
+
+    def answers(self, batch: int) -> tuple[StoredLoop, Answers] | None:
+        """The loop that answers for a batch size, with what its kernels take; None where none is known."""
+        for found in self._known:
+            answers = found.loop.answers(batch, self.chip.multiprocessors)
+            if answers is not None:
+                return found.loop, answers
+        return None
 
     def loop(self) -> StoredLoop | None:
         """The job's loop, where it has one. Raises the errors of a trace."""

@@ -19,6 +19,7 @@ from planner.terms import Answer, Case, Guard, check_case, work_out
 LETTERS = "pthoaer"
 
 Capability = tuple[int, int]
+Answers = tuple[tuple[tuple[str, int], ...], ...]  # letters and sizes, for each kind of call
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,13 @@ class StoredLoop:
 
     def at(self, batch: int, multiprocessors: int) -> Trace | None:
         """The trace that a run at this batch size would give, where that is known for sure."""
+        answers = self.answers(batch, multiprocessors)
+        if answers is None:
+            return None
+        return replace(self.own, events=tuple(self._spliced(batch, answers)), batches=(batch,))
+
+    def answers(self, batch: int, multiprocessors: int) -> Answers | None:
+        """What the kernels take at this batch size, where that is known for sure."""
         if not self.first <= batch <= self.last:
             return None
         answers = []
@@ -52,10 +60,10 @@ class StoredLoop:
             found = next(_worked_out(cases, batch, multiprocessors), None)
             if found is None:
                 return None
-            answers.append(found)
-        return replace(self.own, events=tuple(self._spliced(batch, answers)), batches=(batch,))
+            answers.append(tuple(found))
+        return tuple(answers)
 
-    def _spliced(self, batch: int, answers: Sequence[list[tuple[str, int]]]) -> Iterator[Event]:
+    def _spliced(self, batch: int, answers: Answers) -> Iterator[Event]:
         own = [_at(event, batch) for event in self.own.events]
         number = 1 + max((event.block for event in own if isinstance(event, Alloc)), default=-1)
         done = 0

@@ -97,6 +97,9 @@ class FromTrace:
         self.asked += 1
         return self.trace
 
+    def kin(self, batch: int, chip: Chip) -> object:
+        return "all the same"
+
     def floor(self, chip: Chip) -> object:
         return least_bytes(self.trace.events)
 

@@ -8,7 +8,7 @@ the trace that a run would have given, in a hundredth of its time, as long as th
 `differs` tells whether a run did.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -120,6 +120,7 @@ class Loop:
     first_number: int  # of blocks that are not in `own`
     second_step: int  # so many events of `own` come before it
     asked: dict[tuple[int, int, Chip], tuple[Step, ...]]  # what the rules have said already
+    passed: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict)  # to them, at one batch size
 
     def at(self, batch: int, chip: Chip) -> Trace:
         """The trace that a run at this batch size on such a GPU would give. Blocks have other numbers, and
@@ -140,6 +141,11 @@ class Loop:
             for kernel, site in zip(self.kernels, sites, strict=True)
         )
         return replace(self, kernels=kernels)
+
+    def answers(self, batch: int, chip: Chip) -> tuple[Hashable, ...]:
+        """All that can differ between GPUs at a batch size: what the kernels take."""
+        steps = (self._steps(kind, batch, chip) for kind in range(len(self.kinds)))
+        return workspace_bytes(chip.capability), *steps
 
     def _splice(self, batch: int, chip: Chip, stop: int) -> Trace:
         events: list[Event] = []
@@ -179,8 +185,15 @@ class Loop:
         if found is None:
             func, args, out = self.kinds[kind]
             rule = RULES.get(func)
-            asked = () if rule is None else rule(_thawed(args, batch), _thawed(out, batch), chip)
-            found = self.asked[key] = tuple(asked)
+            if rule is None:
+                found = ()
+            else:
+                if (kind, batch) not in self.passed:
+                    if self.passed and next(iter(self.passed))[1] != batch:
+                        self.passed.clear()
+                    self.passed[kind, batch] = _thawed(args, batch), _thawed(out, batch)
+                found = tuple(rule(*self.passed[kind, batch], chip))
+            self.asked[key] = found
         return found
 
 

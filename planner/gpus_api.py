@@ -187,11 +187,11 @@ class _FromFile:
             self._tracers[chip] = load_workload(self.path, chip).open(self.tell)
         return self._tracers[chip](batch)
 
-    def floor(self, chip: Chip) -> Floor:
-        trace, _ = load_trace(self.path)
     def kin(self, batch: int, chip: Chip) -> Hashable:
         return None  # only the traces tell
 
+    def floor(self, chip: Chip) -> Floor:
+        trace, _ = load_trace(self.path)
         return least_bytes(trace.events) if trace.is_affine else _no_floor
 
 
@@ -220,12 +220,12 @@ class _FromLoops:
         taken = quick.at(batch, chip)
         return replace(taken, notes=(*taken.notes, self.note))
 
-    def floor(self, chip: Chip) -> Floor:
-        loop = self.loop(chip)
     def kin(self, batch: int, chip: Chip) -> Hashable:
         loop = self.loop(chip)
         return None if loop is None else (id(loop), loop.answers(batch, chip))
 
+    def floor(self, chip: Chip) -> Floor:
+        loop = self.loop(chip)
         if loop is None:
             return _no_floor
         if id(loop) not in self._floors:

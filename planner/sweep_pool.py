@@ -25,6 +25,9 @@ class Engine(Protocol):
     def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
         """Run tasks, at most `width` at a time; each is told as soon as it is done."""
 
+    def close(self) -> None:
+        """Let go of what it takes to run tasks."""
+
 
 def run_all(tasks: Sequence[Task], engine: Engine) -> Iterator[Found]:
     """What came of each task, in the order in which they end."""
@@ -66,6 +69,9 @@ class LocalEngine:
         # One process alone would be this one, which a model may end: two are made, and one is used.
         yield from _parallel(self._joblib, tasks, max(2, width), width, _told_here)
 
+    def close(self) -> None:
+        """Idle processes end by themselves."""
+
 
 class DaskEngine:
     """The workers of a Dask cluster, whatever runs beside on it."""
@@ -73,21 +79,29 @@ class DaskEngine:
     def __init__(self, scheduler: str) -> None:
         distributed = _import("distributed", "dask")
         self._joblib = _import("joblib", "dask")
+        client = None
         try:
-            self._client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
-            self._client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+            client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except (OSError, TimeoutError, ValueError) as error:
+            if client is not None:
+                client.close()
             problem = " ".join(str(error).split())[:200]
             raise UsageError(
                 f"--scheduler {scheduler}: no worker of a Dask cluster answers: {problem}"
             ) from error
-        self.width = max(1, sum(self._client.ncores().values()))
+        self._client = client
+        self.width = max(1, sum(client.ncores().values()))
         self.lost: tuple[type[BaseException], ...] = (distributed.scheduler.KilledWorker,)
 
     def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
         """As Engine says."""
         with self._joblib.parallel_config(backend="dask", client=self._client):
             yield from _parallel(self._joblib, tasks, -1, width, _told)
+
+    def close(self) -> None:
+        """Else a thread would look for the cluster, once it is gone, for as long as this process lives."""
+        self._client.close()
 
 
 def _parallel(

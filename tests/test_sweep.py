@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -289,18 +290,20 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
     models = tuple(NamedModel(name, name, {}) for name in ("conv_pair", "basic_encoder"))
     grid = Grid("", models, recipes, (L4, SMALL))
     killed: list[int] = []
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as cluster:
-        engine = DaskEngine(cluster.scheduler_address)
-        with distributed.Client(cluster) as client:
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as cluster,
+        closing(DaskEngine(cluster.scheduler_address)) as engine,
+        distributed.Client(cluster) as client,
+    ):
 
-            def kill_once(line: str) -> None:
-                if " took " in line and not killed:
-                    killed.append(next(iter(client.run(os.getpid).values())))
-                    os.kill(killed[0], signal.SIGKILL)
+        def kill_once(line: str) -> None:
+            if " took " in line and not killed:
+                killed.append(next(iter(client.run(os.getpid).values())))
+                os.kill(killed[0], signal.SIGKILL)
 
-            found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), engine, kill_once).table
+        found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), engine, kill_once).table
     assert killed and found.failures == ()
     assert len(found.cells) == len({(c.model, c.recipe, c.gpu) for c in found.cells}) == 16 == found.new
     again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), HereEngine(), quiet).table

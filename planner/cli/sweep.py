@@ -1,6 +1,7 @@
 """`planner sweep`."""
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,7 +97,8 @@ def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: Te
     folder = path.with_suffix(".results") if options.results is None else Path(options.results)
     calibrations = [*map(Path, shared["calibrations"] or ()), *filter(None, [shared["own_calibrations"]])]
     store = open_store(folder, calibrations, tell)
-    return sweep(grid, catalogue, shared, store, _engine(options), tell)
+    with closing(_engine(options)) as engine:
+        return sweep(grid, catalogue, shared, store, engine, tell)
 
 
 def _engine(options: SweepOptions) -> "Engine":

@@ -130,6 +130,8 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
+    if given.get("ddp_bucket_view"):
+        given.setdefault("ddp", True)
     if "optimizer" in given and base.optimizer_impl is default_impl(base.optimizer):
         given.setdefault("optimizer_impl", default_impl(given["optimizer"]))
     for name in ("inputs", "freeze", "train_only"):

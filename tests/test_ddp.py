@@ -12,6 +12,7 @@ from tracing import job_of, story_of_tensors, trace_of
 
 from planner.events import Alloc, Role, check
 from planner.job import Job, Mode, ZeroGrad
+from planner.resolve import merge_job
 from planner.trace.ddp import assign_buckets, data_parallel
 
 
@@ -201,3 +202,17 @@ def test_frozen_parameters_have_no_place_in_buckets() -> None:
         if isinstance(event, Alloc) and event.role is Role.GRADIENT
     ]
     assert sizes == [48, 48, 48, 48]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_parallel"),
+    [
+        ({"ddp_bucket_view": True}, True),
+        ({"ddp_bucket_view": True, "ddp": False}, False),
+        ({"ddp_bucket_view": False}, False),
+        ({"ddp": True}, True),
+    ],
+)
+def test_views_of_buckets_need_buckets(options: dict[str, bool], is_parallel: bool) -> None:
+    """--ddp-bucket-view alone is --ddp as well."""
+    assert merge_job(Job("test"), options).ddp is is_parallel

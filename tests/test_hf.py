@@ -229,6 +229,18 @@ def test_padding_decides_whether_there_is_a_mask() -> None:
     assert full.notes[0].startswith("batches are taken as not padded")
 
 
+def test_more_tokens_than_positions_are_told() -> None:
+    """On meta nobody looks a position up; on a GPU a table that is too short is an error."""
+    sizes = ("n_embd=16", "n_layer=1", "n_head=2", "vocab_size=99", "n_positions=16")
+    fits, exceeds = (trace(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
+    told = (
+        "17 tokens are more than the 16 positions of the configuration: a model that looks its positions up "
+        "in a table fails; --model-arg max_position_embeddings=17"
+    )
+    assert told in exceeds.notes
+    assert not any("positions" in note for note in fits.notes)
+
+
 def test_full_causal_batch_runs_the_flash_kernel() -> None:
     """In bfloat16 and without padding a causal model attends by the flash kernel, which takes no mask."""
     job = hf_job("llama", *TINY_LLAMA, "padded=false", inputs=("16:int64",), precision="bf16")

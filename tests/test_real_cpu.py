@@ -237,3 +237,11 @@ def test_detector_is_traced(mode: Mode) -> None:
     assert isinstance(align(one, two), str)
     images = [size for size in born(two, "empty.memory_format") if size == 3 * 480 * 640 * 4]
     assert len(images) == 2
+
+
+def test_detectors_get_images_of_their_own_type() -> None:
+    """In pure half precision images come in it, as any other input does."""
+    job = resolve_job("torchvision:ssdlite320_mobilenet_v3_large", {}, mode="infer", precision="fp16")
+    taken = trace(replace(job, steps=1), 2, AMPERE)
+    assert [size for size in born(taken, "empty.memory_format") if size == 3 * 480 * 640 * 2] != []
+    assert 3 * 480 * 640 * 4 not in born(taken, "empty.memory_format")

@@ -32,7 +32,8 @@ def detection_batch(
     """
     shape = job.inputs[0].shape
     height, width = shape[-2:]
-    images = [torch.empty(shape, device=device) for _ in range(batch)]
+    dtype = getattr(torch, job.inputs[0].dtype)
+    images = [torch.empty(shape, dtype=dtype, device=device) for _ in range(batch)]
     if job.mode is Mode.INFER:
         return (images,), {}, None
     return (images, [_target(model, height, width, device) for _ in range(batch)]), {}, None

@@ -21,7 +21,7 @@ from unittest import mock
 from torch import nn
 
 from planner.errors import ModelError, UsageError
-from planner.job import Job, nearest, shown, split_model
+from planner.job import Job, Mode, nearest, shown, split_model
 from planner.trace.hf_values import quiet
 
 SOURCE = "hf"
@@ -74,12 +74,20 @@ def is_padded(job: Job) -> bool:
     return not (is_of_transformers(job) and dict(job.model_args).get("padded", True) is False)
 
 
-def notes_of(job: Job) -> tuple[str, ...]:
+def notes_of(job: Job, model: object) -> tuple[str, ...]:
     """What the answer must say about the inputs of a model of transformers."""
     if not is_of_transformers(job):
         return ()
     keywords = {spec.keyword for spec in job.inputs}
     notes = []
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    tokens = max((spec.shape[-1] for spec in job.inputs if spec.keyword == "input_ids"), default=0)
+    tokens += job.new_tokens if job.mode is Mode.GENERATE else 0
+    if isinstance(positions, int) and tokens > positions > 0:
+        notes.append(
+            f"{tokens:,} tokens are more than the {positions:,} positions of the configuration: a model that "
+            f"looks its positions up in a table fails; --model-arg max_position_embeddings={tokens}"
+        )
     if "attention_mask" in keywords and is_padded(job):
         notes.append(
             "batches are taken as padded, so attention runs under a mask; "

@@ -58,11 +58,16 @@ def plan_batch_size(
 ) -> int:
     """The largest batch per process for a loop with accelerate.
 
-    Precision, accumulation and the number of processes are those of the accelerator. Raises the errors of
-    `planner.errors`, UsageError where nothing fits.
+    Precision, accumulation and the number of processes are those of the accelerator. The model is as it was
+    before `accelerator.prepare`, which wraps it. Raises the errors of `planner.errors`, UsageError where
+    nothing fits.
     """
     from planner.trace.optimizer_fields import fields_of_optimizer
 
+    # accelerate/accelerator.py, prepare_model: mixed precision gives the model another forward, several
+    # processes put it into DistributedDataParallel.
+    if "_original_forward" in vars(model) or type(model).__name__ == "DistributedDataParallel":
+        raise UsageError("the model is prepared already; plan before accelerator.prepare(model)")
     name = str(accelerator.mixed_precision)
     if name not in _ACCELERATE_PRECISIONS:
         raise UsageError(
@@ -73,9 +78,14 @@ def plan_batch_size(
         "grad_scaler": name == "fp16",
         "accumulate": accelerator.gradient_accumulation_steps,
         "ddp": accelerator.num_processes > 1,
-        **fields_of_optimizer(optimizer),
+        **fields_of_optimizer(_unwrapped(optimizer)),
     }
     return rounded_down(_plan(model, sample, fields, options).max_batch, 1)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer in an `AcceleratedOptimizer`, or itself."""
+    return optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
 
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:

@@ -94,3 +94,33 @@ def test_accelerate(model: Any) -> None:
     accelerator.mixed_precision = "fp8"
     with pytest.raises(UsageError, match="mixed precision fp8 is not planned"):
         plan_batch_size(model, SAMPLE, optimizer, accelerator, gpu_mib=1500)
+
+
+def accelerator_of(**options: Any) -> Any:
+    """A real one, as if it were the first of the process."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    return accelerate.Accelerator(cpu=True, **options)
+
+
+def test_a_real_accelerator(model: Any) -> None:
+    """What accelerate's own object says of a loop is planned, also for the optimizer that it wraps."""
+    accelerator = accelerator_of(gradient_accumulation_steps=2)
+    plain = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
+    batch = plan_batch_size(model, SAMPLE, plain, accelerator, gpu_mib=1500)
+    by_hand = max_batch(
+        bert, input=INPUTS, loss="output", optimizer="adamw", accumulate=2, gpu_mib=1500
+    ).max_batch  # fmt: skip
+    assert batch == by_hand
+    prepared_model, prepared = accelerator.prepare(bert(), plain)
+    assert type(prepared) is not type(plain)
+    assert plan_batch_size(prepared_model, SAMPLE, prepared, accelerator, gpu_mib=1500) == by_hand
+
+
+def test_a_model_with_another_forward(model: Any) -> None:
+    """A model that accelerate has wrapped for mixed precision is refused, not planned wrongly."""
+    accelerator = accelerator_of(mixed_precision="bf16")
+    prepared = accelerator.prepare(bert())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(UsageError, match=r"plan before accelerator\.prepare\(model\)"):
+        plan_batch_size(prepared, SAMPLE, optimizer, accelerator, gpu_mib=1500)

@@ -26,6 +26,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
@@ -36,15 +37,15 @@ from transformers_4_51 import as_transformers_4_51
 
 from calibration.fit import LeftOut, fit_points, leave_one_batch_out
 from calibration.record import Origins, add_points, key_of
-from planner.affine import align, refit
-from planner.budget import VERDICT_SPREAD
 from planner.calibrated import Fit, Point
 from planner.chip import Chip
 from planner.device import find_device
 from planner.events import Trace
 from planner.job import Job, Loss, Optimizer, ZeroGrad, freeze
 from planner.observation import Observation, Settings, Versions
+from planner.plan import Tracer
 from planner.replay import replay
+from planner.residuals import kind_of, load_residuals
 from planner.trace import trace
 from planner.trace.sources import complete_by_library, import_transformers
 
@@ -89,7 +90,7 @@ class Sweep:
     """One job on one card at several batch sizes."""
 
     job: Job
-    trace: Trace
+    at: Tracer
     points: tuple[Point, ...]
     runs: tuple[Run, ...]  # with their outcomes under caps
     unseen: tuple[Run, ...]  # of the same job, of a campaign that is not recorded
@@ -110,9 +111,10 @@ def published_job(run: Run) -> Job:
     return complete_by_library(job)
 
 
-def _lacking(run: Run, whole: Trace) -> int:
+def _lacking(run: Run, at: Tracer) -> int:
     """What stood on the GPU before the first sample: of CNNs model and optimizer (published_outcomes.py)."""
-    return set_up_bytes(whole, int(run["batch"])) if run["library"] == "torchvision" else 0
+    batch = int(run["batch"])
+    return set_up_bytes(at(batch), batch) if run["library"] == "torchvision" else 0
 
 
 def observation_of(run: Run, lacking_bytes: int) -> Observation:
@@ -161,34 +163,28 @@ def read_sweeps() -> list[Sweep]:
         if len({run["batch"] for run in mine}) < 4:
             continue
         chip = find_device(gpu).chip
-        whole = _trace(job, max(int(run["batch"]) for run in mine), chip)
+        at = _tracer(job, chip)
         ordered = sorted(mine, key=lambda run: int(run["batch"]))
-        observed = [observation_of(run, _lacking(run, whole)) for run in ordered]
-        points = tuple(Point(one, replay(whole, one.batch).peak_reserved_bytes) for one in observed)
+        observed = [observation_of(run, _lacking(run, at)) for run in ordered]
+        points = tuple(Point(one, replay(at(one.batch), one.batch).peak_reserved_bytes) for one in observed)
         unseen = tuple(run for run in runs if not run["campaign"])
-        sweeps.append(Sweep(job, whole, points, tuple(mine), unseen))
+        sweeps.append(Sweep(job, at, points, tuple(mine), unseen))
     return sorted(sweeps, key=lambda sweep: (sweep.job.model, sweep.job.optimizer))
 
 
-def _trace(job: Job, batch: int, chip: Chip) -> Trace:
-    if not job.model.startswith("hf:"):
-        return _through_two(job, batch, chip)
+def _tracer(job: Job, chip: Chip) -> Tracer:
+    """Takes each batch size once: what kernels take beside tensors follows no line."""
     if job.model.startswith("hf:T5"):  # had no other attention in 4.51
         job = replace(job, model_args=(*job.model_args, ("attn_implementation", "eager")))
-    with as_transformers_4_51():
-        return _through_two(job, batch, chip)
 
+    @cache
+    def take(batch: int) -> Trace:
+        if not job.model.startswith("hf:"):
+            return trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
+        with as_transformers_4_51():
+            return trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
 
-def _through_two(job: Job, batch: int, chip: Chip) -> Trace:
-    def at(size: int) -> Trace:
-        return trace(job, size, chip.capability, multiprocessors=chip.multiprocessors)
-
-    whole = align(at(2), at(3))
-    if isinstance(whole, Trace):
-        whole = refit(whole, at(batch))
-    if not isinstance(whole, Trace):
-        raise SystemExit(f"{job.model}: {whole}")
-    return whole
+    return take
 
 
 def name_of(job: Job) -> str:
@@ -258,8 +254,9 @@ def print_fits(sweeps: Iterable[Sweep]) -> dict[Job, Fit]:
 
 
 def _told(sweep: Sweep, fit: Fit, run: Run) -> str:
-    batch, peak = int(run["batch"]), float(run["peak_nvml_delta_mib"])
-    replayed = replay(sweep.trace, batch).peak_reserved_bytes
+    batch = int(run["batch"])
+    peak = float(run["peak_nvml_delta_mib"]) + _lacking(run, sweep.at) / MIB
+    replayed = replay(sweep.at(batch), batch).peak_reserved_bytes
     told, bound = fit.peak_bytes(replayed) / MIB, fit.bound_bytes(replayed, CONFIDENCE) / MIB
     return (
         f"batch {batch}, measured {peak:.0f}, calibrated {told:.0f} ({told / peak - 1:+.1%}), "
@@ -277,8 +274,9 @@ def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
     for sweep in sweeps:
         fit = fits.get(sweep.job)
         for run in (*sweep.runs, *sweep.unseen):
-            raw = smallest_cap_mib(sweep.trace, int(run["batch"]))
-            wanted = {"planner": raw * (1 + z * VERDICT_SPREAD)}
+            raw = smallest_cap_mib(sweep.at(int(run["batch"])), int(run["batch"]))
+            verdicts = load_residuals(kind_of(sweep.job)).verdicts
+            wanted = {"planner": raw * max(1.0, 1 + verdicts.location + z * verdicts.scale)}
             if fit is not None:
                 wanted["fit under the cap"] = (
                     fit.slope * raw + (fit.overhead_bytes + z * fit.spread_bytes) / MIB

@@ -1,11 +1,13 @@
 """What a card leaves to the caching allocator, at the confidence that the user asks for.
 
-A batch fits if its replay does not fail within
+A run needs r times the memory that its replay needs at the least, r being normal (residuals.py: fitted to
+published outcomes under allocator caps). A batch fits if, with the confidence,
 
-    (usable memory - context - z * their spread) / (1 + z * spread of the replay),    z the normal quantile.
+    context + r * need <= usable memory,
 
-The spread of the replay is that of its verdicts, not of its peaks: where memory is short, cuDNN falls back
-to plans with smaller workspaces, so that a run which peaks high on an empty card still fits a small one.
+context and usable memory having their own deviations; all of them are taken as normal and independent. The
+spread of r is that of verdicts, not of peaks: where memory is short, cuDNN falls back to plans with smaller
+workspaces, so that a run which peaks high on an empty card still fits a small one. No margin is negative.
 
 Where a calibration answers, a batch fits if its replay does not fail within
 
@@ -15,35 +17,17 @@ Where a calibration answers, a batch fits if its replay does not fail within
 memory alone, of which the overhead is no part, and peaks on an empty card say little of what fits a full one.
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, sqrt
 from statistics import NormalDist
 
 from planner.allocator_rules import AllocatorRules
 from planner.calibrated import Correction, Fit
 from planner.device import ENDLESS_BYTES, MIB, Device
 from planner.errors import UsageError
-from planner.replay import Arena
-
-# benchmarks/published_outcomes.py on 180 published outcomes under allocator caps (xMem's artifact: torch 2.6,
-# fp32, CNNs): 177 verdicts are right; the highest cap that died lies 0.01 % above the smallest one that our
-# replay fits, the lowest that lived 2.0 % below it. The caps themselves are rounded to 1 % of the card.
-VERDICT_SPREAD = 0.01
-
-# The same script on the 60 process peaks of those runs: quantiles of measured over replayed peak. Transient
-# cuDNN workspaces, which are not modelled yet, make the upper tail.
-PEAK_RATIO_QUANTILES = (
-    (0.0, 0.947),
-    (0.05, 0.963),
-    (0.25, 0.999),
-    (0.5, 1.005),
-    (0.75, 1.013),
-    (0.9, 1.146),
-    (0.95, 1.222),
-    (0.99, 1.230),
-    (1.0, 1.233),
-)
+from planner.events import Outcome, Trace
+from planner.replay import Arena, Replay, replay
+from planner.residuals import Kind, Spread, load_residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +39,7 @@ class Budget:
     cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
     arena: Arena  # what the replay may take, so that the answer holds with the confidence
     correction: Correction | None = None  # the calibration that answers; None: none does
+    kind: Kind = Kind.FIXED  # of published runs, whose residuals its margins and probabilities are
 
 
 def make_budget(
@@ -63,6 +48,7 @@ def make_budget(
     rules: AllocatorRules,
     cap_bytes: int | None = None,
     correction: Correction | None = None,
+    kind: Kind = Kind.FIXED,
 ) -> Budget:
     """Leave room for the context, the driver and the uncertainty of each; `confidence` lies between 0.5 and
     1. A correction that tells the context puts it in place of the card's.
@@ -75,18 +61,35 @@ def make_budget(
     if cap_bytes is not None and cap_bytes < 2 * MIB:
         raise UsageError("--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap")
     z = NormalDist().inv_cdf(confidence)
-    scale = 1 + z * VERDICT_SPREAD
+    verdicts = load_residuals(kind).verdicts
+    scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)
     if correction is not None and correction.context is not None:
         device = replace(device, context=correction.context)
     capacity = None
     if device.usable.value < ENDLESS_BYTES:
         overhead, deviation, slope = _outside(device, correction)
-        spread = hypot(deviation, device.usable.spread)
-        capacity = max(0, int((device.usable.value - overhead - z * spread) / (slope or scale)))
+        deviation = hypot(deviation, device.usable.spread)
+        left = device.usable.value - overhead
+        capacity = int(
+            _most_needed(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
+        )
+        capacity = max(0, capacity)
     limit = None if cap_bytes is None else int(cap_bytes / scale)
     # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
     total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
-    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction)
+    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction, kind)
+
+
+def _most_needed(left: float, deviation: float, verdicts: Spread, z: float) -> float:
+    """The largest need n with (1 + location) n + z * hypot(deviation, scale n) <= left; at most `left`."""
+    mean = 1 + verdicts.location
+    if left <= z * deviation:
+        return 0.0
+    leading = mean**2 - (z * verdicts.scale) ** 2
+    rest = left**2 - (z * deviation) ** 2
+    if leading <= 0:  # at confidences that no sample supports: the margins are added instead
+        return (left - z * deviation) / (mean + z * verdicts.scale)
+    return min(left, rest / (mean * left + sqrt(max(0.0, (mean * left) ** 2 - leading * rest))))
 
 
 def _outside(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
@@ -117,10 +120,7 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     if correction is not None and correction.fit is not None:
         return _calibrated_upper_bytes(budget, correction, correction.fit, peak_reserved_bytes)
     z = NormalDist().inv_cdf(confidence)
-    probabilities = [probability for probability, _ in PEAK_RATIO_QUANTILES]
-    above = bisect_left(probabilities, confidence)
-    (p0, low), (p1, high) = PEAK_RATIO_QUANTILES[above - 1], PEAK_RATIO_QUANTILES[above]
-    ratio = max(1.0, low + (high - low) * (confidence - p0) / (p1 - p0))
+    ratio = max(1.0, load_residuals(budget.kind).peak_ratio(confidence))
     context = device.context.value + z * device.context.spread
     reserved = ratio * peak_reserved_bytes
     if budget.cap_bytes is not None:
@@ -142,3 +142,63 @@ def _calibrated_upper_bytes(
         beside = round(hypot(beside, device.context.spread))
     upper = expected + round(hypot(margin, NormalDist().inv_cdf(budget.confidence) * beside))
     return min(upper, device.usable.value) if expected <= device.usable.value else upper
+
+
+# ---- the probability that a batch runs out of memory
+
+MOST_REPLAYS = 6
+SURE = 0.0005  # what is nearer than this to 0 or 1 is not looked at any closer
+CLOSE = 0.1  # of the smaller of a probability and its complement
+
+
+def chance_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
+    """The probability that a run whose replay needs `need` takes more than `room`, which has a deviation;
+    all in one unit.
+
+    >>> chance_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
+    0.5
+    """
+    spread = hypot(deviation, verdicts.scale * need)
+    return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)
+
+
+def chance_needed(budget: Budget, need_bytes: float) -> float:
+    """The probability that a run whose replay needs so much at the least runs out of memory.
+
+    Card and cap are taken to be passed together or not at all, since one error is behind both.
+    """
+    verdicts = load_residuals(budget.kind).verdicts
+    chances = [0.0]
+    if budget.cap_bytes is not None:
+        chances.append(chance_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
+    device = budget.device
+    if device.usable.value < ENDLESS_BYTES:
+        overhead, deviation, slope = _outside(device, budget.correction)
+        deviation = hypot(deviation, device.usable.spread)
+        left = device.usable.value - overhead
+        spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)
+        chances.append(chance_beyond(left, need_bytes, spread, deviation))
+    return max(chances)
+
+
+def chance_out_of_memory(budget: Budget, trace: Trace, run: Replay) -> float | None:
+    """The probability that the batch of `run` runs out of memory on the card; None where nothing bounds it.
+
+    `run` is one that did not fail, in an arena of the budget's rules. What the batch needs at the least lies
+    between its peak allocated and its peak reserved; replays between them tell it as closely as matters. The
+    answer is never below the truth of the model, and above it by less than a tenth.
+    """
+    if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
+        return None
+    low, high = float(run.peak_allocated_bytes), float(max(run.peak_reserved_bytes, run.peak_allocated_bytes))
+    for _ in range(MOST_REPLAYS):
+        least, most = chance_needed(budget, low), chance_needed(budget, high)
+        if most < SURE or least > 1 - SURE or most - least <= CLOSE * min(most, 1 - least):
+            break
+        middle = (low + high) / 2
+        arena = Arena(
+            capacity_bytes=int(middle), rules=budget.arena.rules, total_bytes=budget.arena.total_bytes
+        )
+        fails = replay(trace, run.batch, arena).outcome is Outcome.DOES_NOT_FIT
+        low, high = (middle, high) if fails else (low, middle)
+    return chance_needed(budget, high)

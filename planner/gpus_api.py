@@ -31,6 +31,7 @@ from planner.keywords import (
     workload_of,
 )
 from planner.plan import Seconds, Tell, Tracer
+from planner.residuals import Kind, kind_of
 from planner.search import LARGEST_BATCH
 from planner.trace_file import load_trace
 from planner.versions import installed_version
@@ -165,13 +166,14 @@ def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget
         named: Options = {**options, "gpu": card}
         plain.append(budget_of(named))
     stored = stored_calibrations(plain[0], options)
-    return [_calibrated(budget, look_up(stored, wanted_of(budget, job, options))) for budget in plain]
+    kind = kind_of(job)
+    return [_calibrated(budget, look_up(stored, wanted_of(budget, job, options)), kind) for budget in plain]
 
 
-def _calibrated(budget: Budget, found: Correction | None) -> Budget:
-    if found is None:
+def _calibrated(budget: Budget, found: Correction | None, kind: Kind) -> Budget:
+    if found is None and kind is budget.kind:
         return budget
-    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found)
+    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, kind)
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from planner.kept_tracer import Shelves
 from planner.kept_traces import UserShelf
 from planner.named_models import allowed_sources
 from planner.plan import Tell
+from planner.residuals import kind_of
 from planner.resolve import JobOptions, complete_job, merge_job, resolve_job
 from planner.shipped_traces import ShippedShelf
 from planner.trace_cache import open_cache
@@ -132,14 +133,15 @@ def _named_device(name: str) -> Device:
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """The budget as the nearest stored calibration corrects it; as it is where none says anything.
+    """The budget as the nearest stored calibration corrects it, with the margins of runs of the job's kind.
 
     Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
     """
     found = look_up(stored_calibrations(budget, options), wanted_of(budget, job, options))
-    if found is None:
+    kind = kind_of(job)
+    if found is None and kind is budget.kind:
         return budget
-    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found)
+    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, kind)
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:

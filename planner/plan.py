@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from planner.affine import align, refit
-from planner.budget import Budget, process_bytes, upper_process_bytes
+from planner.budget import Budget, chance_out_of_memory, process_bytes, upper_process_bytes
 from planner.events import FROM_CHANCE, Outcome, Role, Trace
 from planner.floor import least_bytes
 from planner.job import Job
@@ -48,6 +48,7 @@ class Estimate:
     unknown_ops: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: Seconds
+    p_out_of_memory: float | None = None  # by the residuals of published runs; None where nothing bounds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     if run.outcome is Outcome.DOES_NOT_FIT:
         failed = run
         run, at_peak = replay_with_live(trace, batch, without_end(budget.arena))
+    chance = chance_out_of_memory(budget, trace, run)
     return Estimate(
         job,
         budget,
@@ -82,6 +84,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
         trace.unknown_ops,
         trace.notes,
         Seconds(trace_seconds, perf_counter() - start),
+        chance,
     )
 
 

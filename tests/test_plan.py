@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.allocator_rules import MIB, AllocatorRules
-from planner.budget import Budget, make_budget
+from planner.budget import Budget, chance_needed, make_budget
 from planner.device import Device, Measured, generic_device, unlimited_device
 from planner.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
 from planner.job import Job
@@ -268,6 +268,7 @@ def test_estimate_by_hand() -> None:
         unknown_ops=(),
         notes=(),
         seconds=Seconds(1.5, 0),
+        p_out_of_memory=chance_needed(budget, 42 * MIB),
     )
     assert result.seconds.trace == 1.5 and result.seconds.replay > 0
 

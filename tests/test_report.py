@@ -111,9 +111,10 @@ def planned(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> P
 
 
 def pinned(found: Estimate) -> Estimate:
-    """The estimate with its time and its upper bound set to something known."""
+    """The estimate with its time, its upper bound and its risk, if it has one, set to something known."""
     upper_bytes = found.process_bytes + 10 * MIB
-    return replace(found, process_upper_bytes=upper_bytes, seconds=Seconds(2.25, 0.5))
+    chance = None if found.p_out_of_memory is None else 0.4 if found.failed else 0.004
+    return replace(found, process_upper_bytes=upper_bytes, seconds=Seconds(2.25, 0.5), p_out_of_memory=chance)
 
 
 def unlimited() -> Device:
@@ -211,6 +212,7 @@ def test_estimate_as_json() -> None:
         "process_mib": 1250.0,
         "process_upper_mib": 1260.0,
         "fits": "no",
+        "p_out_of_memory": 0.4,
         "retries": 1,
         "failure": {
             "step": 1,

@@ -38,6 +38,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "process_mib": mib(estimate.process_bytes),
         "process_upper_mib": mib(estimate.process_upper_bytes),
         "fits": estimate.outcome.value,
+        "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
         "retries": (estimate.failed or run).retries,
         "failure": None if estimate.failed is None else _failure(estimate.failed),
         "breakdown_mib": mib_parts(breakdown(estimate)),

@@ -7,6 +7,7 @@ from planner.budget import Budget
 from planner.device import MIB, Device
 from planner.job import ClipGradients, Job, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.plan import Estimate
+from planner.residuals import Kind
 
 _ZERO_GRAD = {
     ZeroGrad.BEFORE_FORWARD: "before each forward pass",
@@ -43,12 +44,13 @@ def of_run(estimate: Estimate) -> tuple[str, ...]:
 def _calibration(budget: Budget) -> str:
     """Which calibration answered, and how wide its interval is."""
     correction = budget.correction
+    like = {Kind.FIXED: "of CNNs", Kind.TEXTS: "of transformers on texts"}[budget.kind]
     if correction is None:
-        return "no calibration is stored for this job and GPU; margins are those of published runs of CNNs"
+        return f"no calibration is stored for this job and GPU; margins are those of published runs {like}"
     found = f"calibration at level '{correction.level}': {correction.about}"
     fit = correction.fit
     if fit is None:
-        return f"{found}; the rest is not calibrated, its margins are those of published runs of CNNs"
+        return f"{found}; the rest is not calibrated, its margins are those of published runs {like}"
     over = "" if correction.includes_context else " without the context"
     besides = f", and +- {correction.drift_bytes / MIB:.0f} MiB from there" if correction.drift_bytes else ""
     return (

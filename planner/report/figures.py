@@ -48,3 +48,17 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
 def is_endless(figure: Measured) -> bool:
     """Whether this is the memory of a card that never runs out."""
     return figure.value >= ENDLESS_BYTES
+
+
+def chance_text(chance: float) -> str:
+    """A probability in percent, no more exact than it can be known.
+
+    >>> chance_text(0.00004), chance_text(0.0123), chance_text(0.62), chance_text(0.9999)
+    ('below 0.1 %', '1.2 %', '62 %', 'above 99.9 %')
+    """
+    percent = 100 * chance
+    if percent < 0.1:
+        return "below 0.1 %"
+    if percent > 99.9:
+        return "above 99.9 %"
+    return f"{percent:.0f} %" if 10 <= percent <= 90 else f"{percent:.1f} %"

@@ -7,7 +7,7 @@ from planner.events import Phase
 from planner.plan import Estimate, Plan, Seconds
 from planner.replay import Failure, Replay
 from planner.report.assumptions import of_run, short_op
-from planner.report.figures import breakdown, mib, mib_parts
+from planner.report.figures import breakdown, chance_text, mib, mib_parts
 from planner.report.layout import (
     DIGITS,
     NAMES,
@@ -56,7 +56,7 @@ def answer_lines(plan: Plan) -> list[str]:
     if search.comfortable < search.largest:
         costs = "more makes torch release cached memory and ask again, which takes time"
         lines += entry("Comfortable", f"{search.comfortable or 'none'}; {costs}")
-    return lines
+    return [*lines, *risk_lines(plan.at_max)]
 
 
 def verdict(estimate: Estimate) -> list[str]:
@@ -67,12 +67,21 @@ def verdict(estimate: Estimate) -> list[str]:
         return [
             f"Batch {batch} does not fit {sure}; without a limit it would take {process}",
             *_failure(estimate),
+            *risk_lines(estimate),
         ]
     if not bounds(estimate.budget):
         return [f"Batch {batch} takes {process} of GPU memory"]
     retries = estimate.run.retries
     how = f", releasing cached memory {_times(retries)} on the way, which takes time" if retries else ""
-    return [f"Batch {batch} fits {sure}{how}"]
+    return [f"Batch {batch} fits {sure}{how}", *risk_lines(estimate)]
+
+
+def risk_lines(estimate: Estimate) -> list[str]:
+    """The probability that the batch runs out of memory, where anything bounds it."""
+    chance = estimate.p_out_of_memory
+    if chance is None:
+        return []
+    return entry("Risk", f"P(out of memory) {chance_text(chance)} at batch {estimate.run.batch}")
 
 
 def _memory(estimate: Estimate) -> list[str]:

@@ -14,7 +14,7 @@ from planner.terms import Case, work_out
 from planner.trace.loops import Loops, Tell, UnsteadyError
 from planner.trace.recast import Loop, Run, Shape, differs, find_loop
 from planner.trace.recast import _Line as Line
-from planner.trace.scratch import RULES
+from planner.trace.scratch import rule_of
 from planner.trace.scratch.gemm import workspace_bytes
 from planner.trace.sketches import Sketch, UnknownToSketchesError, ask
 from planner.trace.sources import construct_model, find_constructor
@@ -141,7 +141,7 @@ def _cases_known(func: Any, args: Any, out: Any, chip: Chip, first: int, last: i
 
 def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:
     """What the rule of an operator answers to these batch sizes, as far as they are tried."""
-    rule = RULES.get(func)
+    rule = rule_of(func)
     if rule is None:
         return [Case(first, last, (), (), ())]
     found: list[Case] = []

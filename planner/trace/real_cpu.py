@@ -155,6 +155,8 @@ class Values:
             out, copies = compute(recipe)
         except Exception:
             raise error from None
+        if recipe.func is aten.nonzero.default:
+            out = out.t().contiguous().t()  # a column after the other (native/cuda/Nonzero.cu)
         written = written_to(recipe.func, args, kwargs)
         for tensor in written:
             if not tensor.is_meta:
@@ -169,10 +171,10 @@ class Values:
     def _like(self, real: Any) -> Any:
         if not isinstance(real, Tensor):
             return real
-        real = real.contiguous()
+        real = real.clone()  # without gaps, and laid out as it is where it had none
         like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         if real.numel():
-            storage = real.clone().untyped_storage()
+            storage = real.untyped_storage()
             self._hold(like, Contents(storage.nbytes(), real.dtype, None, storage))
         return like
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planner.chip import Chip
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
-from planner.trace.scratch import RULES, Held, Made
+from planner.trace.scratch import Held, Made, rule_of
 from planner.trace.scratch.gemm import workspace_bytes
 from planner.trace.scratch.steps import Release, Step, Trial
 
@@ -184,7 +184,7 @@ class Loop:
         found = self.asked.get(key)
         if found is None:
             func, args, out = self.kinds[kind]
-            rule = RULES.get(func)
+            rule = rule_of(func)
             if rule is None:
                 found = ()
             else:

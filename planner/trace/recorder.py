@@ -26,7 +26,6 @@ from planner.trace.details import Details
 from planner.trace.recast import Calls
 from planner.trace.scratch import (
     CPU_OUTPUTS,
-    RULES,
     Held,
     Made,
     Release,
@@ -35,6 +34,7 @@ from planner.trace.scratch import (
     Step,
     Trial,
     Workspaces,
+    rule_of,
     state_of,
 )
 from planner.trace.scratch.gemm import OPS as BLAS
@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _learn(self, func: Any) -> _Operator:
-        op = _Operator(func, str(func), self._classify(func), RULES.get(func), func in BLAS)
+        op = _Operator(func, str(func), self._classify(func), rule_of(func), func in BLAS)
         self._operators[id(func)] = op
         return op
 

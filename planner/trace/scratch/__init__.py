@@ -12,6 +12,7 @@ import torch
 
 from planner.trace.scratch import (
     attention,
+    boxes,
     convolution,
     copying,
     gemm,
@@ -29,12 +30,13 @@ from planner.trace.scratch.steps import Held, Made, Release, Rule, Step, Trial
 
 __all__ = [
     "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "State", "Step", "Trial",
-    "Workspaces", "state_of",
+    "Workspaces", "rule_of", "state_of",
 ]  # fmt: skip
 
 RULES: Mapping[Any, Rule] = {
     **copying.RULES,
     **attention.RULES,
+    **boxes.RULES,
     **convolution.RULES,
     **gemm.RULES,
     **indexing.RULES,
@@ -50,6 +52,11 @@ CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = (
 )  # positions of results that a CUDA kernel keeps on CPU
 
 
+def rule_of(func: Any) -> Rule | None:
+    """The rule of this operator, if it has one."""
+    return RULES.get(func) or boxes.BY_NAME.get(func._schema.name)
+
+
 class State(StrEnum):
     RULE = "rule"
     FREE = "free"
@@ -60,7 +67,7 @@ def state_of(func: Any) -> State:
     """Whether the scratch memory of this operator is known."""
     if func in convolution.UNKNOWN:
         return State.UNKNOWN
-    if func in RULES or func in gemm.OPS:
+    if rule_of(func) is not None or func in gemm.OPS:
         return State.RULE
     schema = func._schema
     if not schema.name.startswith("aten::"):

@@ -316,6 +316,17 @@ def test_accumulating_index_put_sorts_its_indices() -> None:
     assert steps(aten.index_put.default, *args[:3], False) == ()
 
 
+def test_a_mask_is_as_many_indices_as_it_lets_through() -> None:
+    """Five of 20 x 30 places, each with four values: indices of two dimensions, and five to sort."""
+    mask = meta(20, 30, dtype=torch.bool)
+    result = steps(aten.index_put.default, meta(20, 30, 4), [mask], meta(5, 4), True)
+    assert result == (
+        Held(2 * 8 * 5), REST, Held(40), Held(40), Held(40), 40 + radix_sort_bytes(5, 8, 8)
+    )  # fmt: skip
+    behind = steps(aten.index_put.default, meta(4, 20, 30), [None, mask], meta(4, 5), True)
+    assert behind == result
+
+
 # ---- sorting
 
 

@@ -1,5 +1,6 @@
 """Scratch memory of look-ups that write: embedding's gradient and `index_put`."""
 
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from planner.trace.strides import broadcast
 aten = torch.ops.aten
 
 _FEW_INDICES = 3072  # up to here, one kernel without sorting (ATen/native/cuda/Embedding.cu)
+_MASKS = (torch.bool, torch.uint8)
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
 
 
@@ -66,18 +68,28 @@ def _embedding_bag_backward(args: tuple[Any, ...], out: Tensor, chip: Chip) -> t
 
 
 def _index_put(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
-    """Accumulation sorts the indices (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu)."""
+    """Accumulation sorts the indices (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
+
+    A mask becomes the indices of what it lets through, one for each of its dimensions, before anything is
+    made (`expandTensors`, ATen/native/IndexingUtils.h).
+    """
     x, indices, values, accumulate = args[0], args[1], args[2], argument(args, 3, False)
     given = [index for index in indices if index is not None]
     if not accumulate or not given:
         return ()
-    many = prod(broadcast([index.shape for index in given]) or ())
+    covered = {d for start, index in _places(indices) for d in range(start, start + _width(index))}
+    others = [x.shape[d] for d in range(x.dim()) if d not in covered]
+    masks = [index for index in given if index.dtype in _MASKS]
+    if masks:  # how many they let through shows in the values
+        many = values.numel() // max(prod(others), 1)
+    else:
+        many = prod(broadcast([index.shape for index in given]) or ())
     linear = 8 * many
     element = values.element_size()
-    others = [x.shape[d] for d in range(x.dim()) if d >= len(indices) or indices[d] is None]
     whole = many * prod(others) * element
     copy = () if values.is_contiguous() and tensor_bytes(values) == whole else (Held(whole),)
     return (
+        *(Held(linear * mask.dim()) for mask in masks),
         Made.REST,
         Held(linear),
         *copy,
@@ -85,6 +97,19 @@ def _index_put(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ..
         Held(linear),
         linear + radix_sort_bytes(many, 8, 8),
     )
+
+
+def _places(indices: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
+    """Each index with the first dimension that it stands for."""
+    start = 0
+    for index in indices:
+        if index is not None:
+            yield start, index
+        start += 1 if index is None else _width(index)
+
+
+def _width(index: Tensor) -> int:
+    return index.dim() if index.dtype in _MASKS else 1
 
 
 RULES: dict[Any, Rule] = {

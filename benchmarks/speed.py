@@ -1,13 +1,14 @@
 """How long plans take beside what they are made of and what others do; writes the tables of docs/speed.md.
 
-    python benchmarks/speed.py [--runs 3] [--only models|growth] [MODEL ...]  > docs/speed.md
+    python benchmarks/speed.py [--runs 3] [--only models|growth|sweep] [MODEL ...]
 
 Each figure is the median wall time of processes of their own, the columns in turn, so that a busy machine
 slows all of them. Columns: the imports alone that a trace of the model cannot do without; `planner max-batch`
 traced anew; the same from kept traces for another GPU; MemTracker's one trace under FakeTensorMode, and
 torchinfo's summary; one training step on the CPU under torch.profiler with memory, which is what xMem (the
 best published estimator from runs) starts from. In brackets: without the imports. A column that cannot run
-says why. Progress goes to standard error.
+says why. The sweep is of ten models in five recipes on twenty GPUs, from nothing and with all traces kept.
+Progress goes to standard error; the last line says how busy the machine was.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -43,6 +45,20 @@ IMPORTS = {
 }
 MOST_PROFILED = 500_000_000  # parameters that a step on the CPU has the memory and the time for
 LIMIT_SECONDS = 1800
+SWEEP = """
+about: ten models in five recipes on twenty GPUs
+models: [resnet50, vit_b_16, vgg16_bn, bert_base, gpt2, basic_unet, torchvision:alexnet,
+  torchvision:mobilenet_v2, torchvision:densenet121, torchvision:efficientnet_b0]
+recipes:
+  sgd: {}
+  adamw: {optimizer: adamw}
+  amp: {optimizer: adamw, precision: amp-fp16}
+  checkpointed: {optimizer: adamw, checkpoint: blocks}
+  inference: {mode: infer}
+gpus: [RTX 2060 6GB, RTX 4060 8GB, RTX 2080 8GB, RTX 3070 8GB, RTX 3080 10GB, RTX 2080 Ti 11GB,
+  RTX 4070 12GB, RTX 3060 12GB, 16000, RTX 4080 16GB, RTX 5080 16GB, 20000, RTX 3090 24GB, RTX 4090 24GB,
+  32000, 40000, 48000, 80000, 96000, 141000]
+"""
 
 
 # ---- what runs in a process of its own
@@ -251,6 +267,35 @@ def _gpus(words: str, runs: int) -> str:
     return f"{count} | {median(seconds for seconds, _ in cold):.2f} | {median(kept):.2f}"
 
 
+def sweep_table() -> Iterator[str]:
+    """One run from nothing, and one for which only the results are missing."""
+    yield "| cells | from nothing, s | with all traces kept, s |"
+    yield "|---|---|---|"
+    with _cache() as cache:
+        path = Path(cache, "grid.yaml")
+        path.write_text(SWEEP, encoding="utf-8")
+        found = []
+        for name in ("cold", "kept"):
+            start = perf_counter()
+            _, said = measured(
+                ["-m", "planner", "sweep", str(path), "--results", str(Path(cache, name)), "--json"], cache
+            )
+            told(f"sweep {name} {said.get('why', '')}")
+            found.append(perf_counter() - start)
+    yield f"| {len(said.get('cells', ()))} | {found[0]:.0f} | {found[1]:.0f} |"
+
+
+def machine() -> str:
+    """What it ran on, without names and paths."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    names = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("model name")]
+    loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    return (
+        f"{len(os.sched_getaffinity(0))} cores ({names[0] if names else 'unknown'}), Python "
+        f"{sys.version.partition(' ')[0]}; load of the machine at the end, over 1, 5 and 15 minutes: {loads}."
+    )
+
+
 @contextmanager
 def _cache() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
@@ -261,20 +306,26 @@ def main() -> None:
     """Print the tables in Markdown."""
     parser = argparse.ArgumentParser(description="The planner's speed beside that of others.")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=("models", "growth"))
+    parser.add_argument("--only", choices=("models", "growth", "sweep"))
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("models", nargs="*")
     given = parser.parse_args()
     if given.work:
         print(json.dumps(work(*given.work)))
         return
-    if given.only != "growth":
+    if given.only in (None, "models"):
         for line in models_table(given.models or list(MODELS), given.runs):
             print(line, flush=True)
         print()
-    if given.only != "models":
+    if given.only in (None, "growth"):
         for line in growth_tables(given.runs):
             print(line, flush=True)
+        print()
+    if given.only in (None, "sweep"):
+        for line in sweep_table():
+            print(line, flush=True)
+        print()
+    print(machine())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -398,6 +399,15 @@ def test_a_snapshot_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 # ---- the disk
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_an_answer_that_finds_no_room_is_told_in_one_line() -> None:
+    """Standard output on a full disk: exit code 4, as for a file that cannot be written, and no traceback."""
+    command = [sys.executable, "-m", "planner", "devices", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (4, "planner: standard output: No space left on device\n")
 
 
 def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:

@@ -311,14 +311,14 @@ def test_clearing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "gpu-batch-planner" / "traces"
     assert run(["cache"]) == 0
-    assert capsys.readouterr().out == f"{folder}: 0 kept traces, 0.0 MiB of at most 512\n"
+    assert capsys.readouterr().out == f"{folder}: 0 kept traces, 0 KiB of at most 512 MiB\n"
     open_cache(folder, pytest.fail).write({"number": 1}, one_trace(1), {})
     (folder / "0f.trace.17.partial").write_bytes(b"half")
     (folder / "notes.txt").write_text("mine")
     assert run(["cache", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["entries"] == 1
     assert run(["cache", "clear"]) == 0
-    assert capsys.readouterr().out == f"{folder}: 1 kept traces, 0.0 MiB deleted\n"
+    assert capsys.readouterr().out == f"{folder}: 1 kept trace, 1 KiB deleted\n"
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     assert run(["cache", "empty"]) == 2
     assert capsys.readouterr().err == (

@@ -5,15 +5,17 @@ file is broken; 5 a GPU is needed and there is none; 70 an error of the planner 
 crash is never taken for a no); 130 interrupted; 141 whoever read standard output went away.
 """
 
+import errno
 import gc
 import os
 import sys
 import traceback
 import warnings
 
-from planner.errors import PlannerError
+from planner.errors import DataFileError, PlannerError
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> None:
@@ -46,12 +48,19 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED, debug)
     except BrokenPipeError:
-        # Python flushes once more when it exits; now there is somebody to take it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_output()
         return BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            _let_go_of_output()
+            return _complain(f"standard output: {error.strerror}", DataFileError.exit_code, debug)
         kind = type(error).__name__
         return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
+
+
+def _let_go_of_output() -> None:
+    """Python flushes once more when it exits; now there is somebody to take it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complete() -> bool:

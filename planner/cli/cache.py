@@ -44,10 +44,12 @@ class CacheReport:
         }
 
     def __str__(self) -> str:
-        held = f"{self.usage.entries} kept traces, {self.usage.size_bytes / 2**20:.1f} MiB"
-        if self.is_cleared:
-            return f"{self.folder}: {held} deleted"
-        return f"{self.folder}: {held} of at most {self.limit_bytes / 2**20:.0f}"
+        entries, limit_mib = self.usage.entries, self.limit_bytes / 2**20
+        size_kib = -(-self.usage.size_bytes // 2**10)
+        size = f"{size_kib} KiB" if size_kib < 2**10 else f"{size_kib / 2**10:.1f} MiB"
+        held = f"{entries} kept {'trace' if entries == 1 else 'traces'}, {size}"
+        end = "deleted" if self.is_cleared else f"of at most {limit_mib:.0f} MiB"
+        return f"{self.folder}: {held} {end}"
 
 
 @takes(CacheOptions, OutputOptions)

@@ -31,7 +31,7 @@ from planner.allocator_rules import (
 )
 from planner.errors import UsageError
 
-FIRST_ADDRESS = 2**32  # where simulated segments start; 0 is the address of no memory
+TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
 UNLIMITED_RANGE_BYTES = 2**47  # address space of an expandable segment where the capacity is unlimited
 
 
@@ -61,7 +61,9 @@ class CachingAllocator:
         device_total_bytes: the device's memory as torch sees it. Needed where the rules name a fraction of
             it; also sizes the address space of expandable segments, which otherwise follows the capacity.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
-            addresses rise and never come back; for a recorded history, return the recorded ones.
+            addresses fall and never come back: published peaks say so, which come out where equal blocks are
+            handed out by falling age (benchmarks/address_order.py). For a recorded history, return the
+            recorded ones.
         segment_events: a list to which every change of the reserved memory is appended.
 
         Raises UsageError where the rules name a fraction of a total that is not given.
@@ -84,7 +86,7 @@ class CachingAllocator:
         self._fails_at_limit = rules.throw_on_cudamalloc_oom and fraction_limit_bytes is None
         self._device_total_bytes = device_total_bytes or capacity_bytes or 0
         self._address_of = address_of
-        self._next_address = FIRST_ADDRESS
+        self._lowest_address = TOP_ADDRESS
         self._events = segment_events
         self._heads: dict[int, Block] = {}  # the lowest block of each segment and virtual range, by address
         self._small, self._large = _make_pools(rules)
@@ -268,9 +270,8 @@ class CachingAllocator:
     def _new_address(self, size_bytes: int) -> int:
         if self._address_of is not None:
             return self._address_of(size_bytes)
-        address = self._next_address
-        self._next_address += size_bytes
-        return address
+        self._lowest_address -= size_bytes
+        return self._lowest_address
 
     def _map_pages(self, address: int, size_bytes: int) -> bool:
         if self._exceeds_capacity(size_bytes):

@@ -1,10 +1,11 @@
 """Small histories through the allocator simulator, each worked out by hand and compared as a whole."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from planner.allocator import FIRST_ADDRESS, CachingAllocator
+from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block, BlockState, SegmentEvent, SegmentState
 from planner.allocator_rules import MIB, AllocatorRules, parse_alloc_conf
 from planner.errors import UsageError
@@ -15,6 +16,20 @@ def mib(number: float) -> int:
     size_bytes = number * MIB
     assert size_bytes == int(size_bytes)
     return int(size_bytes)
+
+
+FIRST_ADDRESS = 2**32
+
+
+def rising() -> Callable[[int], int]:
+    """Each segment lies above the one before: easier to read than the allocator's own falling addresses."""
+    ends = [FIRST_ADDRESS]
+
+    def address_of(size_bytes: int) -> int:
+        ends.append(ends[-1] + size_bytes)
+        return ends[-2]
+
+    return address_of
 
 
 Change = tuple[str, int, int]  # (action, address, size)
@@ -48,6 +63,7 @@ def replay(
         capacity,
         fraction_limit_bytes=limit,
         device_total_bytes=total,
+        address_of=rising(),
         segment_events=log,
     )
     placed: dict[str, tuple[int, int] | None] = {}
@@ -207,6 +223,19 @@ def test_best_fit_takes_the_smallest_block_and_the_lowest_address() -> None:
     )
 
 
+def test_of_equal_blocks_the_newest_segment_serves_first() -> None:
+    """New segments lie below older ones, and the lowest of equal blocks is taken."""
+    allocator = CachingAllocator(AllocatorRules())
+    older, newer = allocator.malloc(mib(30)), allocator.malloc(mib(30))
+    assert older is not None and newer is not None
+    assert newer.address + mib(30) == older.address
+    place = newer.address
+    allocator.free(older)
+    allocator.free(newer)
+    reused = allocator.malloc(mib(30))
+    assert reused is not None and reused.address == place
+
+
 def test_addresses_may_be_dictated() -> None:
     """With recorded addresses ties go to the lowest address, not to the oldest segment."""
     recorded = iter([mib(800), mib(100)])
@@ -355,7 +384,7 @@ def test_peaks_can_be_reset() -> None:
 
 def test_snapshot_shows_every_block() -> None:
     """A snapshot lists the segments by address and in each the blocks, in use and free."""
-    allocator = CachingAllocator(AllocatorRules())
+    allocator = CachingAllocator(AllocatorRules(), address_of=rising())
     for size_bytes in (mib(3), mib(4), 512):
         assert allocator.malloc(size_bytes) is not None
     assert allocator.snapshot() == (
@@ -833,7 +862,7 @@ def test_oversize_expandable_blocks_are_found_by_growing() -> None:
 
 def test_snapshot_shows_contiguous_pieces_of_an_expandable_segment() -> None:
     """An expandable segment appears as one state per stretch of mapped pages, and counts as no segment."""
-    allocator = CachingAllocator(parse_alloc_conf("expandable_segments:True"))
+    allocator = CachingAllocator(parse_alloc_conf("expandable_segments:True"), address_of=rising())
     first, second, third = (allocator.malloc(mib(size)) for size in (20, 20, 25))
     assert first is not None and second is not None and third is not None
     allocator.free(second)

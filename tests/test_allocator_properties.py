@@ -138,7 +138,7 @@ class Pair:
             address_of=None if seed is None else spread_addresses(seed),
             segment_events=self.events,
         )
-        address_of = rising_addresses() if seed is None else spread_addresses(seed)
+        address_of = falling_addresses() if seed is None else spread_addresses(seed)
         self.slow = SlowAllocator(rules, capacity, limit, total, address_of)
         self.live: list[tuple[Block, int]] = []
 
@@ -187,13 +187,13 @@ class Pair:
         assert self.capacity is None or self.fast.reserved_bytes <= self.capacity
 
 
-def rising_addresses() -> Callable[[int], int]:
+def falling_addresses() -> Callable[[int], int]:
     """The default of the fast allocator, said again."""
-    following = [2**32]
+    lowest = [2**52]
 
     def address_of(size_bytes: int) -> int:
-        following.append(following[-1] + size_bytes)
-        return following[-2]
+        lowest.append(lowest[-1] - size_bytes)
+        return lowest[-1]
 
     return address_of
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
+from planner.allocator import TOP_ADDRESS
 from planner.allocator_rules import MIB, AllocatorRules
 from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Free, Mark, Phase, Role, Site, Trace
@@ -75,19 +76,19 @@ def test_the_events_of_a_literal_trace() -> None:
     """Segments before the blocks that ask for them, sizes as asked for, both halves of a free, the end."""
     snapshot = make_snapshot(LITERAL, 8, UNLIMITED)
     (entries,) = snapshot["device_traces"]
-    base = 2**32
+    top = TOP_ADDRESS
     assert [
-        (entry["action"], entry["addr"] - base, entry["size"], entry["category"]) for entry in entries
+        (entry["action"], top - entry["addr"], entry["size"], entry["category"]) for entry in entries
     ] == [
-        ("segment_alloc", 0, 20 * MIB, "unknown"),
-        ("alloc", 0, 3 * MIB, "parameters"),
-        ("segment_alloc", 20 * MIB, 2 * MIB, "unknown"),
-        ("alloc", 20 * MIB, 700, "inputs"),
-        ("free_requested", 20 * MIB, 700, "inputs"),
-        ("free_completed", 20 * MIB, 700, "inputs"),
-        ("segment_alloc", 22 * MIB, 30 * MIB, "unknown"),
-        ("alloc", 22 * MIB, 30 * MIB, "activations"),
-        ("snapshot", -base, 0, "unknown"),
+        ("segment_alloc", 20 * MIB, 20 * MIB, "unknown"),
+        ("alloc", 20 * MIB, 3 * MIB, "parameters"),
+        ("segment_alloc", 22 * MIB, 2 * MIB, "unknown"),
+        ("alloc", 22 * MIB, 700, "inputs"),
+        ("free_requested", 22 * MIB, 700, "inputs"),
+        ("free_completed", 22 * MIB, 700, "inputs"),
+        ("segment_alloc", 52 * MIB, 30 * MIB, "unknown"),
+        ("alloc", 52 * MIB, 30 * MIB, "activations"),
+        ("snapshot", top, 0, "unknown"),
     ]
     assert [entry["time_us"] for entry in entries] == list(range(9))
 
@@ -110,12 +111,13 @@ def test_frames_are_modules() -> None:
 def test_a_segment_in_full() -> None:
     """A segment tells what is in use, what was asked for, and its blocks by rising address."""
     snapshot = make_snapshot(LITERAL, 8, UNLIMITED)
-    first = snapshot["segments"][0]
+    first = snapshot["segments"][-1]  # the oldest lies highest
+    base = TOP_ADDRESS - 20 * MIB
     frames = first["blocks"][0].pop("frames")
     assert frames[0]["name"] == "aten.convolution.default"
     assert first == {
         "device": 0,
-        "address": 2**32,
+        "address": base,
         "total_size": 20 * MIB,
         "allocated_size": 3 * MIB,
         "active_size": 3 * MIB,
@@ -126,9 +128,9 @@ def test_a_segment_in_full() -> None:
         "is_expandable": False,
         "frames": [],
         "blocks": [
-            {"address": 2**32, "size": 3 * MIB, "requested_size": 3 * MIB, "state": "active_allocated"},
+            {"address": base, "size": 3 * MIB, "requested_size": 3 * MIB, "state": "active_allocated"},
             {
-                "address": 2**32 + 3 * MIB,
+                "address": base + 3 * MIB,
                 "size": 17 * MIB,
                 "requested_size": 0,
                 "state": "inactive",
@@ -148,9 +150,9 @@ def test_torch_counts_what_we_count(tmp_path: Path) -> None:
     assert "segments: 3\n" in summary
     assert told(summary, "total_reserved") == "52.0MiB"
     assert told(summary, "total_allocated") == "33.0MiB"
-    assert [_memory_viz.calc_active(one) for one in snapshot["segments"]] == [3 * MIB, 0, 30 * MIB]  # type: ignore[no-untyped-call]
+    assert [_memory_viz.calc_active(one) for one in snapshot["segments"]] == [30 * MIB, 0, 3 * MIB]  # type: ignore[no-untyped-call]
     listed = _memory_viz.trace(snapshot)  # type: ignore[no-untyped-call]
-    assert "9 entries\na = cudaMalloc(4294967296, 20.0MiB)\nb = a[0:3.0MiB]\n" in listed
+    assert f"9 entries\na = cudaMalloc({TOP_ADDRESS - 20 * MIB}, 20.0MiB)\nb = a[0:3.0MiB]\n" in listed
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "add_local_files(local_files" in plot(snapshot)
     lines = _memory_viz.memory(snapshot, format_flamegraph=str)  # type: ignore[no-untyped-call]

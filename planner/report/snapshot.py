@@ -61,9 +61,12 @@ def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
             if block is None:
                 entries.append(_oom(size, arena, allocator, stack, len(entries)))
                 break
+            if not block.size_bytes:  # the process does without
+                entries.append(_oom(size, arena, allocator, stack, len(entries)))
+                continue
             live[event.block] = _Live(block.address, size, event.role, stack)
             entries.append(_entry("alloc", block.address, size, stack, event.role, len(entries)))
-        elif isinstance(event, Free):
+        elif isinstance(event, Free) and event.block in live:
             dead = live.pop(event.block)
             for action in ("free_requested", "free_completed"):
                 entries.append(

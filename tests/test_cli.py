@@ -434,10 +434,11 @@ def test_trace_plans_without_torch(toy_trace: Path) -> None:
         "from planner.cli import main\n"
         "main()\n"
     )
-    done = python("-c", code, "max-batch", "--trace", str(toy_trace), "--allocator-cap-mib", "300", "--json")
+    card = ("--allocator-cap-mib", "300", "--confidence", "0.5")  # at even odds a cap counts in full
+    done = python("-c", code, "max-batch", "--trace", str(toy_trace), *card, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["model"] == "toy"
-    assert json.loads(done.stdout)["max_batch"] == 135
+    assert json.loads(done.stdout)["max_batch"] == 140
 
 
 def test_trace_of_one_batch(capsys: Capture, tmp_path: Path) -> None:

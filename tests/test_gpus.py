@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planner import gpus, max_batch
 from planner.allocator_rules import AllocatorRules
-from planner.budget import make_budget
+from planner.budget import Budget, make_budget
 from planner.card_fits import CardTable, fit_cards
 from planner.chip import Chip
 from planner.cli import run
@@ -25,7 +25,7 @@ from planner.floor import least_bytes
 from planner.gpus_api import GpusResult
 from planner.job import Job
 from planner.plan import Seconds
-from planner.replay import replay
+from planner.replay import Arena, replay
 from planner.search import boundary_near, largest
 from tests.handmade import UNTIMED, affine_traces
 from tests.tracing import AMPERE
@@ -246,7 +246,7 @@ def made_up() -> GpusResult:
         card("Big 40GB", 40_000, FigureKind.PUBLISHED, About(Line.DATACENTER, instances=("AWS x1", "GCP y"))),
     )
     events = taken()
-    fits = fit_cards([make_budget(one, 0.99, AllocatorRules()) for one in cards], FromTrace(events))  # type: ignore[arg-type]
+    fits = fit_cards([with_margin(one) for one in cards], FromTrace(events))  # type: ignore[arg-type]
     job = Job("made-up", source="zoo:Identity")
     table = CardTable(
         job=job,
@@ -261,6 +261,12 @@ def made_up() -> GpusResult:
         traces=FromTrace(events),  # type: ignore[arg-type]
     )
     return GpusResult(table)
+
+
+def with_margin(card: Device) -> Budget:
+    """A budget with a margin of its own: the reports read the same whatever is known of other runs."""
+    arena = Arena(int((card.usable.value - card.context.value) / 1.0233))
+    return replace(make_budget(card, 0.99, AllocatorRules()), arena=arena)
 
 
 def taken() -> Trace:

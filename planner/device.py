@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from planner.chip import Chip, chip_of
+from planner.context import context_size, typical_context
 from planner.errors import DataFileError, UsageError
 from planner.strict_yaml import Entry, read_entry
 
@@ -99,15 +100,27 @@ KEPT_BY_DRIVER_SHARE = 0.0023
 KEPT_BY_DRIVER_SPREAD_MIB = 98
 GENERIC_CAPABILITY = (8, 6)  # Ampere, for want of knowledge
 
-# Published contexts with lazily loaded kernels (torch >= 1.13): 254, 300, 400, 426 MiB; mean 345, deviation
-# 81. What cuDNN and cuBLAS load in the first steps: 20 to 120 MiB; mean 70, deviation 29. Together 415, 86.
-# The samples, with their origins, and the arithmetic stand in benchmarks/fit_generic_device.py.
+_TYPICAL = typical_context()
 GENERIC_CONTEXT = Measured(
-    value=415 * MIB,
+    value=_TYPICAL.mib * MIB,
     source="mean of four published contexts (torch >= 1.13) and 20 to 120 MiB that cuDNN and cuBLAS add",
-    spread=86 * MIB,
+    spread=_TYPICAL.spread_mib * MIB,
     kind=FigureKind.DERIVED,
 )
+
+
+def generic_context(capability: tuple[int, int], about: About | None) -> Measured:
+    """The context of a card on which none was measured, by its multiprocessors where they are known."""
+    if about is None or about.multiprocessors is None:
+        return GENERIC_CONTEXT
+    count = round(about.multiprocessors.value)
+    size = context_size(capability, count)
+    return Measured(
+        value=size.mib * MIB,
+        source=f"mean of published contexts (torch >= 1.13), with the stacks of {count} multiprocessors",
+        spread=size.spread_mib * MIB,
+        kind=FigureKind.DERIVED,
+    )
 
 
 def generic_usable(total_bytes: int) -> Measured:
@@ -230,15 +243,17 @@ def _read_device(path: Path) -> Device:
     usable = generic_usable(total.value) if parts["usable"].says("generic") else _figure(parts["usable"])
     if usable.value > total.value:
         raise parts["usable"].broken("more than the total")
+    about = _about(parts) if "line" in parts else None
+    is_generic = parts["context"].says("generic")
     return Device(
         name=parts["name"].text(),
         total=total,
         usable=usable,
-        context=GENERIC_CONTEXT if parts["context"].says("generic") else _figure(parts["context"]),
+        context=generic_context(capability, about) if is_generic else _figure(parts["context"]),
         capability=capability,
         aliases=tuple(item.text() for item in parts["aliases"].items()) if "aliases" in parts else (),
         capability_source=capability_source,
-        about=_about(parts) if "line" in parts else None,
+        about=about,
     )
 
 

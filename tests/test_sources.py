@@ -97,6 +97,30 @@ def test_all_torchvision_classifiers_are_built_without_weights() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "norm", "trained"),
+    [
+        ((), "FrozenBatchNorm2d", 3),
+        ((("weights", "COCO_V1"),), "FrozenBatchNorm2d", 3),
+        ((("weights_backbone", None),), "BatchNorm2d", 5),
+        ((("trainable_backbone_layers", 1),), "FrozenBatchNorm2d", 1),
+    ],
+)
+def test_detectors_are_built_as_with_weights_but_none_are_read(
+    arguments: tuple[tuple[str, object], ...], norm: str, trained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default a detector's backbone has weights: its norms are frozen and three of five stages trained."""
+    load, fetch = nn.Module.load_state_dict, torch.hub.load_state_dict_from_url
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
+    model = build_model(Job(model="torchvision:fasterrcnn_resnet50_fpn", model_args=arguments))
+    body = model.backbone.body
+    assert type(body.bn1).__name__ == norm
+    stages = (body.conv1, body.layer1, body.layer2, body.layer3, body.layer4)
+    assert sum(any(weight.requires_grad for weight in stage.parameters()) for stage in stages) == trained
+    assert all(weight.is_meta for weight in model.parameters())
+    assert (nn.Module.load_state_dict, torch.hub.load_state_dict_from_url) == (load, fetch)
+
+
+@pytest.mark.parametrize(
     ("model", "args", "parameters"),
     [
         ("torchvision:segmentation.fcn_resnet50", (("aux_loss", True),), 35_322_218),

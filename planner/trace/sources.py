@@ -21,6 +21,7 @@ from planner.trace import hf, timm_inputs
 from planner.trace.clean import Changes, left_clean, text_of
 from planner.trace.hf_inputs import complete_inputs
 from planner.trace.torchvision_shim import prepare_torchvision
+from planner.trace.torchvision_weights import without_reading_weights
 from planner.trace.weightless import build_weightless
 
 Constructor = Callable[..., object]
@@ -66,7 +67,7 @@ def find_in_torchvision(name: str) -> Constructor:
     known = models.list_models(module=within) if within else []
     if plain not in (known if group else models.list_models()):
         raise _unknown("torchvision", name, models.list_models())
-    return _without_downloads(models.get_model_builder(plain))
+    return without_reading_weights(models.get_model_builder(plain))
 
 
 def find_in_timm(name: str) -> Constructor:
@@ -186,10 +187,9 @@ def _find_in_namespace(source: str, name: str, namespace: ModuleType) -> Constru
 
 
 def _without_downloads(constructor: Callable[..., Any]) -> Constructor:
-    """Bind to None what torchvision and smp call the weights to download; a caller's choice still counts."""
+    """Bind to None what smp calls the weights to download; a caller's choice still counts."""
     arguments = inspect.signature(constructor).parameters
-    weights = [key for key in ("weights", "weights_backbone", "encoder_weights") if key in arguments]
-    return partial(constructor, **dict.fromkeys(weights))
+    return partial(constructor, **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Changes]:

@@ -79,7 +79,9 @@ class Options:
 def parse(name: str, title: str) -> Options:
     """The options of `benchmarks/NAME.py`."""
     parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--models", default="", metavar="REGEX", help="only models that this matches")
+    parser.add_argument(
+        "--models", default="", metavar="REGEX", help="only models that this matches; others stay as they are"
+    )
     parser.add_argument("--to", type=Path, default=HERE / name, metavar="PATH")
     given = parser.parse_args()
     return Options(given.models, given.to)
@@ -88,20 +90,27 @@ def parse(name: str, title: str) -> Options:
 def run(entries: Sequence[Entry], name: str, title: str, about: str, libraries: Sequence[str]) -> None:
     """Plan, print, write PATH.md and PATH.csv; `about` says what the models are."""
     options = parse(name, title)
-    rows = plan_all([entry for entry in entries if options.chooses(entry.label)], options.to)
+    rows = plan_all(entries, options)
     options.to.with_suffix(".md").write_text(report(rows, name, title, about, libraries))
 
 
-def plan_all(entries: Sequence[Entry], to: Path) -> list[Row]:
-    """Plan each entry in each mode, print the plans as they are made, and write TO.csv."""
+def plan_all(entries: Sequence[Entry], options: Options, suffix: str = "") -> list[Row]:
+    """Plan each chosen entry in each mode, print the plans as they are made, and write TO + SUFFIX.csv.
+
+    The rows of entries that are not chosen stay as that file has them.
+    """
+    path = options.to.with_name(f"{options.to.name}{suffix}.csv")
     budget = make_budget(generic_device(GPU_MIB), CONFIDENCE, AllocatorRules())
-    rows: list[Row] = []
-    for number, entry in enumerate(entries, start=1):
-        print(f"{number}/{len(entries)} {entry.label}", file=sys.stderr, flush=True)
+    known = {(row.model, row.mode): row for row in read_csv(path)}
+    chosen = [entry for entry in entries if options.chooses(entry.label)]
+    for number, entry in enumerate(chosen, start=1):
+        print(f"{number}/{len(chosen)} {entry.label}", file=sys.stderr, flush=True)
         for mode in MODES:
-            rows.append(plan_row(entry, mode, budget))
-            print(one_line(rows[-1]), flush=True)
-    write_csv(rows, to.with_suffix(".csv"))
+            row = known[entry.label, mode] = plan_row(entry, mode, budget)
+            print(one_line(row), flush=True)
+    labels = [(entry.label, mode) for entry in entries for mode in MODES]
+    rows = [known[label] for label in labels if label in known]
+    write_csv(rows, path)
     return rows
 
 
@@ -169,6 +178,29 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
                 "seconds": f"{row.seconds:.2f}",
             }
             writer.writerow(figures)
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of an earlier run; none where there was none."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            Row(
+                line["model"],
+                Mode(line["mode"]),
+                int(line["parameters"]),
+                line["sample"],
+                int(line["largest_batch"]),
+                line["sizes"],
+                int(line["traces"]),
+                float(line["seconds"]),
+                tuple(line["unknown_ops"].split()),
+                line["notes"],
+                line["failure"],
+            )
+            for line in csv.DictReader(file)
+        ]
 
 
 def report(rows: Sequence[Row], name: str, title: str, about: str, libraries: Sequence[str]) -> str:

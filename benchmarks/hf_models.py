@@ -4,7 +4,8 @@
 
 Each type has its default configuration, the head of its task and the inputs that follow from both, in fp32.
 Prints each plan as it is made and writes PATH.md and PATH.csv (by default beside this file). A model that
-cannot be planned is a row with its reason. Everything but the seconds is the same in every run.
+cannot be planned is a row with its reason. With --models the other rows stay. Everything but
+the seconds is the same in every run.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from torchvision_models import (
     totals,
     unknown_ops,
     versions,
+    with_earlier,
     write_csv,
 )
 
@@ -61,7 +63,9 @@ def main() -> None:
     """Plan, print, write."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--models", default="", metavar="REGEX", help="only types that this matches")
+    parser.add_argument(
+        "--models", default="", metavar="REGEX", help="only types that this matches; others stay"
+    )
     parser.add_argument("--gpu-mib", type=int, default=GPU_MIB, metavar="N", help="total memory of the card")
     parser.add_argument("--to", type=Path, default=HERE / "hf_models", metavar="PATH")
     options = parser.parse_args()
@@ -77,6 +81,7 @@ def main() -> None:
         for mode in MODES:
             rows.append(plan_model(name, mode, budget, "hf"))
             print(one_line(rows[-1]), flush=True)
+    rows = with_earlier(rows, TYPES, options.to.with_suffix(".csv"))
     write_csv(rows, options.to.with_suffix(".csv"))
     options.to.with_suffix(".md").write_text(report(rows, options.gpu_mib))
 

@@ -3,8 +3,8 @@
     python benchmarks/torchvision_models.py [--models REGEX] [--gpu-mib 24000] [--to PATH]
 
 Prints each plan as it is made and writes PATH.md and PATH.csv (by default beside this file), the same
-figures for people and for programs. A model that cannot be planned is a row with its reason. Everything but
-the seconds is the same in every run.
+figures for people and for programs. A model that cannot be planned is a row with its reason. With
+--models the other rows stay. Everything but the seconds is the same in every run.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from planner.trace.torchvision_shim import prepare_torchvision
 HERE = Path(__file__).resolve().parent
 CONFIDENCE = 0.99  # the planner's default
 MODES = (Mode.TRAIN, Mode.INFER)
+_KINDS = ("allocated", "reserved", "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,14 @@ def main() -> None:
     """Plan, print, write."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--models", default="", metavar="REGEX", help="only models that this matches")
+    parser.add_argument(
+        "--models", default="", metavar="REGEX", help="only models that this matches; others stay"
+    )
     parser.add_argument("--gpu-mib", type=int, default=24_000, metavar="N", help="total memory of the card")
     parser.add_argument("--to", type=Path, default=HERE / "torchvision_models", metavar="PATH")
     options = parser.parse_args()
-    names = [name for name in classification_models() if re.search(options.models, name)]
+    known = classification_models()
+    names = [name for name in known if re.search(options.models, name)]
     if not names:
         parser.error(f"--models {options.models}: no model's name matches")
     budget = make_budget(generic_device(options.gpu_mib), CONFIDENCE, AllocatorRules())
@@ -76,6 +80,7 @@ def main() -> None:
         for mode in MODES:
             rows.append(plan_model(name, mode, budget))
             print(one_line(rows[-1]), flush=True)
+    rows = with_earlier(rows, known, options.to.with_suffix(".csv"))
     write_csv(rows, options.to.with_suffix(".csv"))
     options.to.with_suffix(".md").write_text(report(rows, options.gpu_mib))
 
@@ -152,6 +157,37 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
             writer.writerow(
                 {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in figures.items()}
             )
+
+
+def with_earlier(rows: Sequence[Row], names: Sequence[str], path: Path) -> list[Row]:
+    """The rows in the order of all names, those of an earlier run where a model was not planned in this."""
+    found = {(row.model, row.mode): row for row in (*read_csv(path), *rows)}
+    return [found[name, mode] for name in names for mode in MODES if (name, mode) in found]
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of an earlier run; none where there was none."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [_row(line) for line in csv.DictReader(file)]
+
+
+def _row(line: Mapping[str, str]) -> Row:
+    of_mib = (float(line[f"{kind}_mib"]) if line[f"{kind}_mib"] else None for kind in _KINDS)
+    return Row(
+        line["model"],
+        Mode(line["mode"]),
+        int(line["largest_batch"]),
+        int(line["comfortable_batch"]),
+        *of_mib,
+        traces=int(line["traces"]),
+        not_affine=line["not_affine"],
+        unknown_ops=tuple(line["unknown_ops"].split()),
+        failure=line["failure"],
+        trace_seconds=float(line["trace_seconds"]),
+        search_seconds=float(line["search_seconds"]),
+    )
 
 
 def report(rows: Sequence[Row], gpu_mib: int) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from planner import gpus, max_batch
 from planner.allocator_rules import AllocatorRules
 from planner.budget import Budget, make_budget
-from planner.card_fits import CardTable, fit_cards
+from planner.card_fits import CardFit, CardTable, fit_cards
 from planner.chip import Chip
 from planner.cli import run
 from planner.device import MIB, About, Device, FigureKind, Line, Measured, find_device, load_devices
@@ -374,3 +374,19 @@ def test_picture(tmp_path: Path) -> None:
     none = [fit for fit in found.fits if not fit.max_batch]
     with pytest.raises(UsageError, match="no GPU runs the job"):
         GpusResult(replace(found.table, fits=tuple(none))).draw(tmp_path / "none.png")
+
+
+def test_a_picture_names_cards_that_people_know() -> None:
+    """Of the whole database the names stand apart, hold the ends, and are those of common whole cards."""
+    from planner.report.gpu_plot import named_cards
+
+    fits = [
+        CardFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1)
+        for card in load_devices()
+    ]
+    named = [fit.budget.device for fit in named_cards(fits)]
+    assert [card.name for card in named] == [
+        "GTX 1660 Ti 6GB", "RTX 5080 16GB", "RTX 4090 24GB", "RTX 5090 32GB", "L40 48GB", "H100 80GB",
+        "GH200 96GB", "H200 141GB", "B200 180GB", "B300 288GB",
+    ]  # fmt: skip
+    assert named_cards(fits[:3]) == fits[:3]

@@ -14,9 +14,17 @@ GIB = 1024 * MIB
 OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
 _SIZE_INCHES = (9.0, 5.2)
 _DPI = 110  # about 1000 pixels wide: as a README shows it
-_MOST_LABELS = 14  # lines with a name; more cannot be read
+_MOST_LABELS = 12  # names that need not be spread out
 _LABEL_POINTS = 10.5
 _NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
+_LEADER = {
+    "arrowstyle": "-",
+    "color": LINES,
+    "linewidth": 0.9,
+    "shrinkA": 2,
+    "shrinkB": 0,
+    "relpos": (0, 0.5),
+}
 _LABEL_SHARE = 0.048  # of the height of the axes that one label takes
 
 
@@ -33,7 +41,7 @@ def draw_gpus(table: CardTable, path: Path) -> None:
         raise UsageError("--plot: no GPU runs the job, so there is nothing to draw")
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
-    shown = _spread_out(cards)
+    shown = named_cards(cards)
     _curve(axes, table)
     _cards(axes, shown)
     _frame(axes, table, shown)
@@ -43,18 +51,36 @@ def draw_gpus(table: CardTable, path: Path) -> None:
         raise DataFileError(f"{path}: cannot write the picture: {error.strerror}") from error
 
 
-def _spread_out(cards: list[CardFit]) -> list[CardFit]:
-    """Up to so many cards as can be named, as evenly as they come by memory, the first and last with
-    them, whole cards rather than slices."""
+def named_cards(cards: list[CardFit]) -> list[CardFit]:
+    """Of many cards those that most people know, whole ones rather than slices, as far apart in memory as
+    names need to be read; the smallest and the largest with them.
+    """
     if len(cards) <= _MOST_LABELS:
         return cards
-    whole = [fit for fit in cards if not _is_slice(fit)]
-    cards = whole or cards
-    low, high = (cards[end].budget.device.usable.value for end in (0, -1))
-    wanted = [low + (high - low) * step / (_MOST_LABELS - 1) for step in range(_MOST_LABELS)]
-    nearest = [min(cards, key=lambda fit: abs(fit.budget.device.usable.value - size)) for size in wanted]
-    names = {fit.budget.device.name for fit in nearest}
-    return [fit for fit in cards if fit.budget.device.name in names]
+    whole = [fit for fit in cards if not _is_slice(fit)] or cards
+    apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines by a little
+    ends = [min(whole, key=lambda fit: (_memory(fit), _renown(fit)))]
+    ends.append(min(whole, key=lambda fit: (-_memory(fit), _renown(fit))))
+    kept: list[CardFit] = []
+    for fit in [*ends, *sorted(whole, key=_renown)]:
+        if all(abs(_memory(fit) - _memory(other)) >= apart for other in kept):
+            kept.append(fit)
+    return sorted(kept, key=_memory)
+
+
+def _memory(fit: CardFit) -> int:
+    return fit.budget.device.usable.value
+
+
+def _renown(fit: CardFit) -> tuple[int, int, int, str]:
+    """Cards that many have come first: consumers' before datacenters', newer before older, faster first."""
+    device = fit.budget.device
+    about, (major, minor) = device.about, device.capability
+    if about is None:
+        return len(Line), -major, -minor, device.name
+    order = (Line.CONSUMER, Line.DATACENTER, Line.WORKSTATION, Line.SLICE)
+    speed = 0 if about.bandwidth is None else round(about.bandwidth.value)
+    return order.index(about.line), -(10 * major + minor), -speed, device.name
 
 
 def _is_slice(fit: CardFit) -> bool:
@@ -89,7 +115,7 @@ def _cards(axes: Axes, cards: list[CardFit]) -> None:
             color=OWN,
             ha="right",
             va="center",
-            arrowprops={"arrowstyle": "-", "color": LINES, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0},
+            arrowprops=_LEADER,
         )
         axes.text(
             _NUMBERS_END + 0.015,

@@ -20,6 +20,7 @@ from functools import partial
 
 import accuracy_points as points
 import accuracy_published as published
+from accuracy_calibrated import CALIBRATED, calibrated_rows
 from accuracy_rows import PEERS, Row, read_rows, write_rows
 
 from planner.allocator_rules import AllocatorRules
@@ -29,7 +30,11 @@ from planner.job import Job
 from planner.methods import Method
 
 XMEM = (published.CNNS, published.TRANSFORMERS)
-SEEDS = {points.NOTEBOOK: points.notebook_rows, points.THREAD: points.thread_rows}
+SEEDS = {
+    points.NOTEBOOK: points.notebook_rows,
+    points.THREAD: points.thread_rows,
+    CALIBRATED: calibrated_rows,
+}
 SOURCES = (*XMEM, published.TIMM, *SEEDS, "points")
 Task = published.Published | str
 Known = dict[tuple[str, str, str], dict[str, str]]  # what other estimators said, by a row's key
@@ -108,7 +113,7 @@ def _place(row: Row) -> tuple[int, str]:
     """Sources in the order of the report; within one, rows as they came."""
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
-        points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
+        CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
     )  # fmt: skip
     return order.index(row.source), row.layer
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from accuracy_calibrated import CALIBRATED
 from accuracy_published import CAPS, CNNS, TIMM, TRANSFORMERS
 from accuracy_rows import DIES, Row
 from accuracy_texts import PROBABILITY
@@ -147,6 +148,10 @@ def coverage_curves(rows: Sequence[Row]) -> dict[str, tuple[list[float], list[fl
             for share in CONFIDENCES
         ]
         found[f"{name} ({len(mine)})"] = (list(CONFIDENCES), seen)
+    reached = [float(text) for row in rows if (text := row.said.get("bound_confidence"))]
+    if reached:
+        held = [float(np.mean(np.array(reached) <= share)) for share in CONFIDENCES]
+        found[f"{CALIBRATED} ({len(reached)})"] = (list(CONFIDENCES), held)
     return found
 
 

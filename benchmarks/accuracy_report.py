@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import accuracy_texts as texts
+from accuracy_calibrated import CALIBRATED
 from accuracy_causes import cause_of_outcome, cause_of_peak, missed_brackets
 from accuracy_points import BERT, NOTEBOOK, THREAD, VIT_L
 from accuracy_probability import calibration_lines, write_residuals
@@ -37,8 +38,8 @@ def write_report(rows: Sequence[Row]) -> str:
     write_residuals(rows)
     draw_all(rows, DOCS)
     sections = (
-        [texts.HEAD], _bars(rows), _peaks(rows), _beside(rows), _outcomes(rows), _brackets(rows),
-        _worst(rows), _ablation(rows), _points(rows), calibration_lines(rows),
+        [texts.HEAD], _bars(rows), _peaks(rows), _beside(rows), _calibrated(rows), _outcomes(rows),
+        _brackets(rows), _worst(rows), _ablation(rows), _points(rows), calibration_lines(rows),
     )  # fmt: skip
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
     PAGE.write_text(text + "\n", encoding="utf-8")
@@ -107,6 +108,24 @@ def _beside(rows: Sequence[Row]) -> Iterator[str]:
             cells.append(f"{source} | {NAMES[who]} | {errors.cells} | {own}")
     head = "source | estimator | n | median | median, absolute | 95th percentile | worst | ours, median absolute | ours, 95th"  # noqa: E501
     yield from _table(head, cells, 2)
+
+
+def _calibrated(rows: Sequence[Row]) -> Iterator[str]:
+    mine = _of(rows, CALIBRATED)
+    if not mine:
+        return
+    yield "## By level of calibration\n"
+    yield texts.CALIBRATED
+    cells = []
+    for family, what in (("cnn", "CNNs"), ("transformer", "transformers")):
+        some = [row for row in mine if row.family == family]
+        for who, level in (("uncalibrated", "none"), ("planner", "same job and GPU, other batches")):
+            errors = errors_of(some, who)
+            if errors is not None:
+                cells.append(f"{what} | {level} | {errors.cells}")
+    yield from _table(
+        "runs | calibration | n | median | median, absolute | 95th percentile | worst", cells, 2
+    )
 
 
 def _outcomes(rows: Sequence[Row]) -> Iterator[str]:

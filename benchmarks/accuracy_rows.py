@@ -20,7 +20,7 @@ PUBLISHED = ("xmem", "dnnmem", "schedtune", "llmem")  # answers that were publis
 LIVES, DIES = "lives", "dies"
 
 _FIXED = ("source", "layer", "model", "case", "family", "gpu", "batch", "limit_mib", "needed_mib", "truth")
-_SAID = ("planner", *TERMS, "installed", *PEERS, *PUBLISHED)
+_SAID = ("planner", *TERMS, "installed", "uncalibrated", "bound_confidence", *PEERS, *PUBLISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _row(line: dict[str, str]) -> Row:
         *(line[name] for name in ("source", "layer", "model", "case", "family", "gpu")),
         batch=int(line["batch"]),
         truth=line["truth"],
-        said={name: line[name] for name in _SAID if line[name]},
+        said={name: line[name] for name in _SAID if line.get(name)},
         limit_mib=number("limit_mib"),
         needed_mib=number("needed_mib"),
         note=line["note"],

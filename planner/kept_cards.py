@@ -51,7 +51,10 @@ class KeptCards:
 
     def _tracer(self, chip: Chip) -> KeptTracer:
         if chip not in self._tracers:
-            self._tracers[chip] = KeptTracer(self.job, chip, self.shelves, self._start_once)
+            alike = (found for known, found in self._tracers.items() if known.capability == chip.capability)
+            tracer = next(alike, None)
+            fresh = KeptTracer(self.job, chip, self.shelves, self._start_once)
+            self._tracers[chip] = fresh if tracer is None else tracer.beside(fresh)
         return self._tracers[chip]
 
     def _start_once(self) -> Fresh:

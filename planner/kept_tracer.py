@@ -54,6 +54,7 @@ class KeptTracer:
     _read: set[int] = field(default_factory=set)  # shelves whose loops are known
     _tried: bool = False  # whether a loop was looked for
     _taken: dict[int, Trace] = field(default_factory=dict)
+    _notes: dict[str, str] = field(default_factory=dict)  # by the torch of the traces
 
     def __call__(self, batch: int) -> Trace:
         """The trace at this batch size. Raises the errors of a trace."""
@@ -71,16 +72,27 @@ class KeptTracer:
 
     def loop(self) -> StoredLoop | None:
         """The job's loop, where it has one. Raises the errors of a trace."""
-        self(FIT_BATCHES[0])
+        if self._known_loop() is None:
+            self(FIT_BATCHES[0])
+        return self._known_loop()
+
+    def _known_loop(self) -> StoredLoop | None:
         loops = (found.loop for found in self._known if found.loop.last > found.loop.first)
         return next(loops, None)
+
+    def beside(self, other: "KeptTracer") -> "KeptTracer":
+        """The other, for GPUs of the same compute capability, with the loops that this one has read."""
+        other._known = [found for found in self._known if found.loop.last > found.loop.first]
+        other._read, other._notes = set(self._read), self._notes
+        return other
 
     def _from_known(self, batch: int) -> Trace | None:
         for found in self._known:
             trace = found.loop.at(batch, self.chip.multiprocessors)
             if trace is not None:
-                note = _note(found.torch)
-                return replace(trace, notes=(*trace.notes, note))
+                if found.torch not in self._notes:
+                    self._notes[found.torch] = _note(found.torch)
+                return replace(trace, notes=(*trace.notes, self._notes[found.torch]))
         return None
 
     def _from_shelves(self, batch: int) -> Trace | None:

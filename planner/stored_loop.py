@@ -63,7 +63,8 @@ class StoredLoop:
             answers.append(tuple(found))
         return tuple(answers)
 
-    def _spliced(self, batch: int, answers: Answers) -> Iterator[Event]:
+    def _spliced(self, batch: int, answers: Answers) -> list[Event]:
+        events: list[Event] = []
         own = [_at(event, batch) for event in self.own.events]
         number = 1 + max((event.block for event in own if isinstance(event, Alloc)), default=-1)
         done = 0
@@ -72,14 +73,14 @@ class StoredLoop:
             blas_bytes = self.blas_bytes if kernel.takes_blas else 0
             if not steps and not blas_bytes:
                 continue
-            yield from own[done : kernel.before]
+            events += own[done : kernel.before]
             done = kernel.before + sum(kernel.outputs)
             births = iter(own[kernel.before : done])
             outputs = [[next(births)] if takes else [] for takes in kernel.outputs]
             made = _made(steps, outputs, blas_bytes, kernel.site, number)
             number += len(made)
-            yield from made
-        yield from own[done:]
+            events += made
+        return events + own[done:]
 
 
 def _at(event: Event, batch: int) -> Event:

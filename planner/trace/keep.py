@@ -20,9 +20,9 @@ from planner.trace.sketches import Sketch, UnknownToSketchesError, ask
 from planner.trace.sources import construct_model, find_constructor
 from planner.trace.symbols import Number, Record
 
-# A batch that takes so much beside the model is run to confirm a loop: as much as the largest servers have,
-# or, where torch itself cannot count so far, the largest GPUs of some years ago.
-CONFIRMED_BYTES = (2**39, 2**36)
+# A batch that takes so much beside the model is run to confirm a loop: about as much as the largest servers'
+# eight GPUs have together, or, where torch itself cannot count so far, some GPUs, or one of some years ago.
+CONFIRMED_BYTES = (2**41, 2**39, 2**36)
 ALONE_BYTES = 2**30
 LARGEST_BATCH = 2**24  # as of a search, which the tracer does not know
 FIRST_BATCH = 2  # at batch 1 torch takes shortcuts, so no line goes through it

@@ -94,13 +94,15 @@ def run(entries: Sequence[Entry], name: str, title: str, about: str, libraries: 
     options.to.with_suffix(".md").write_text(report(rows, name, title, about, libraries))
 
 
-def plan_all(entries: Sequence[Entry], options: Options, suffix: str = "") -> list[Row]:
+def plan_all(
+    entries: Sequence[Entry], options: Options, suffix: str = "", gpu_mib: int = GPU_MIB
+) -> list[Row]:
     """Plan each chosen entry in each mode, print the plans as they are made, and write TO + SUFFIX.csv.
 
     The rows of entries that are not chosen stay as that file has them.
     """
     path = options.to.with_name(f"{options.to.name}{suffix}.csv")
-    budget = make_budget(generic_device(GPU_MIB), CONFIDENCE, AllocatorRules())
+    budget = make_budget(generic_device(gpu_mib), CONFIDENCE, AllocatorRules())
     known = {(row.model, row.mode): row for row in read_csv(path)}
     chosen = [entry for entry in entries if options.chooses(entry.label)]
     for number, entry in enumerate(chosen, start=1):
@@ -203,12 +205,14 @@ def read_csv(path: Path) -> list[Row]:
         ]
 
 
-def report(rows: Sequence[Row], name: str, title: str, about: str, libraries: Sequence[str]) -> str:
+def report(
+    rows: Sequence[Row], name: str, title: str, about: str, libraries: Sequence[str], gpu_mib: int = GPU_MIB
+) -> str:
     """The table as Markdown, with what stands out below it."""
     told = sorted(f"{row.model}, {row.mode}: {row.notes}" for row in rows if row.notes and not row.failure)
     parts = [
         f"# {title}",
-        f"Written by `python benchmarks/{name}.py`: the largest batch on a generic card of {GPU_MIB:,} MiB "
+        f"Written by `python benchmarks/{name}.py`: the largest batch on a generic card of {gpu_mib:,} MiB "
         f"at confidence {CONFIDENCE}, three steps, fp32. {about} {_versions(libraries)}",
         'Sizes "exact": every size is a straight line in the batch size, from two traces and confirmed by a '
         'third; "anew": each probe was traced by itself. Seconds are those of the processor for the whole '

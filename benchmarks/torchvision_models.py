@@ -97,23 +97,23 @@ def plan_model(name: str, mode: Mode, budget: Budget, source: str = "torchvision
     """Plan one model in one mode, under the defaults of the command line."""
     taken: list[int] = []
     trace_seconds = 0.0
-    start = time.perf_counter()
+    start = time.process_time()
 
     def traced(batch: int) -> Trace:
         nonlocal trace_seconds
         taken.append(batch)
-        begun = time.perf_counter()
+        begun = time.process_time()
         try:
             return trace(job, batch, budget.device.capability)
         finally:
-            trace_seconds += time.perf_counter() - begun
+            trace_seconds += time.process_time() - begun
 
     try:
         job = resolve_job(f"{source}:{name}", {}, mode=mode.value)
         plan = plan_max_batch(job, budget, traced)
     except PlannerError as error:
         return Row(name, mode, traces=len(taken), failure=str(error), trace_seconds=trace_seconds)
-    seconds = time.perf_counter() - start - trace_seconds
+    seconds = time.process_time() - start - trace_seconds
     best = plan.at_max
     shown = best or plan.first_failure
     anew = len(taken) > 3  # two traces for the line and one that confirms it

@@ -485,9 +485,26 @@ def _no_fit(points: object) -> Refusal:
     return Refusal("not asked for")
 
 
+class Telling:
+    """What a process tells, a number in each line."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._heard = pipe, b""
+
+    def wait(self, count: int) -> None:
+        """Until it has told so many numbers, or has ended."""
+        while self._heard.count(b"\n") < count and (more := os.read(self._pipe, 4096)):
+            self._heard += more
+
+    def all(self) -> set[int]:
+        """All of them, when it has ended."""
+        with os.fdopen(self._pipe, "rb") as file:
+            return set(map(int, (self._heard + file.read()).split()))
+
+
 @contextmanager
-def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Callable[[], set[int]]]]:
-    """A process that writes; its id, and what it told when it has ended."""
+def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Telling]]:
+    """A process that writes; its id, and what it tells."""
     out, tell = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
@@ -503,12 +520,7 @@ def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Callable[[], set
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.close(tell)
-
-    def told() -> set[int]:
-        with os.fdopen(out) as file:
-            return set(map(int, file.read().split()))
-
-    yield pid, told
+    yield pid, Telling(out)
     os.waitpid(pid, 0)
 
 
@@ -547,7 +559,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, runs: int) ->
             stack.enter_context(forked(tmp_path, range(1 + each * number, 1 + each * (number + 1))))
             for number in range(4)
         ]
-        written = set().union(*(told() for _, told in writers))
+        written = set().union(*(telling.all() for _, telling in writers))
     kept, broken = _kept(tmp_path)
     print(f"\nconcurrent: {len(written)} writes by 4 processes, {len(written - kept)} lost, {broken} broken")
     assert written == kept == set(range(1, 4 * each + 1)) and broken == 0
@@ -562,10 +574,11 @@ def test_interrupted_processes_leave_nothing_half_written(
     total = lost = broken = partial = 0
     for turn in range(runs):
         folder = tmp_path / str(turn // 10)
-        with forked(folder, range(1 + 10 * (turn % 10), 11 + 10 * (turn % 10))) as (pid, told):
-            time.sleep(chance.random() * 0.1)  # anywhere within its writes
+        with forked(folder, range(1 + 10 * (turn % 10), 11 + 10 * (turn % 10))) as (pid, telling):
+            telling.wait(chance.randrange(10))
+            time.sleep(chance.random() * 0.02)  # anywhere within the next of its writes
             os.kill(pid, number)
-            written = told()
+            written = telling.all()
         kept, unreadable = _kept(folder)
         total, lost, broken = total + len(written), lost + len(written - kept), broken + unreadable
         partial += len([*folder.rglob("*.partial")])

@@ -26,6 +26,7 @@ from planner.calibrated import Correction, Fit
 from planner.device import ENDLESS_BYTES, MIB, Device
 from planner.errors import UsageError
 from planner.events import Outcome, Trace
+from planner.floor import least_bytes
 from planner.replay import Arena, Replay, replay
 from planner.residuals import Kind, Spread, load_residuals
 
@@ -185,12 +186,13 @@ def chance_out_of_memory(budget: Budget, trace: Trace, run: Replay) -> float | N
     """The probability that the batch of `run` runs out of memory on the card; None where nothing bounds it.
 
     `run` is one that did not fail, in an arena of the budget's rules. What the batch needs at the least lies
-    between its peak allocated and its peak reserved; replays between them tell it as closely as matters. The
-    answer is never below the truth of the model, and above it by less than a tenth.
+    between what its tensors take and its peak reserved; replays between them tell it as closely as matters.
+    The answer is never below the truth of the model.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
         return None
-    low, high = float(run.peak_allocated_bytes), float(max(run.peak_reserved_bytes, run.peak_allocated_bytes))
+    low = float(least_bytes(trace.events)(run.batch))
+    high = max(low, float(run.peak_reserved_bytes))
     for _ in range(MOST_REPLAYS):
         least, most = chance_needed(budget, low), chance_needed(budget, high)
         if most < SURE or least > 1 - SURE or most - least <= CLOSE * min(most, 1 - least):

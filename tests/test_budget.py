@@ -259,3 +259,14 @@ def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: f
     assert run.peak_reserved_bytes == 3 * size_mib * MIB
     chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), blocks(size_mib), run)
     assert chance is not None and least <= chance <= most
+
+
+def test_what_a_kernel_can_do_without_is_not_needed() -> None:
+    """Of 9,600 MiB: tensors of 5,000 are safe though a kernel would like 6,000 more beside them."""
+    workspace = Alloc(1, 6_000 * MIB, 0, Role.WORKSPACE, 0, optional=True)
+    events = (Mark(1, Phase.FORWARD), Alloc(0, 5_000 * MIB, 0, Role.TEMPORARY, 0), workspace, Free(1))
+    trace = Trace((*events, Mark(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), (1,))
+    run = replay(trace, 1)
+    assert run.peak_allocated_bytes == 11_000 * MIB
+    chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), trace, run)
+    assert chance is not None and chance < 0.0005

@@ -3,9 +3,9 @@
     python benchmarks/gpus_speed.py [--check] [MODEL ...]
 
 Runs both commands in turn, each in a fresh process, and prints the best of three of each and their ratio:
-traced anew, where for vit_b_16 it may be 1.5, and from kept traces, where one card needs hardly any time. Then
-what the table took, and with `--check` the cards whose largest batch is not that of `max-batch`, with what a
-trace of its own says of both answers.
+traced anew, where for vit_b_16 it may be 1.5, and from kept traces, where one card needs hardly any time.
+Then what the table took, and with `--check` the cards whose largest batch is not that of `max-batch`, with
+what a trace of its own says of both answers.
 """
 
 import subprocess

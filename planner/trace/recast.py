@@ -121,6 +121,9 @@ class Loop:
     second_step: int  # so many events of `own` come before it
     asked: dict[tuple[int, int, Chip], tuple[Step, ...]]  # what the rules have said already
     passed: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict)  # to them, at one batch size
+    placed: dict[tuple[int, tuple[Step, ...], int], list[Event]] = field(
+        default_factory=dict
+    )  # of each kernel
 
     def at(self, batch: int, chip: Chip) -> Trace:
         """The trace that a run at this batch size on such a GPU would give. Blocks have other numbers, and
@@ -140,7 +143,7 @@ class Loop:
             replace(kernel, key=(kernel.kind, site), site=site)
             for kernel, site in zip(self.kernels, sites, strict=True)
         )
-        return replace(self, kernels=kernels)
+        return replace(self, kernels=kernels, placed={})
 
     def answers(self, batch: int, chip: Chip) -> tuple[Hashable, ...]:
         """All that can differ between GPUs at a batch size: what the kernels take."""
@@ -151,7 +154,7 @@ class Loop:
         events: list[Event] = []
         done, own = 0, self.own
         known: dict[tuple[int, int], list[Event] | None] = {}
-        for kernel in self.kernels:
+        for place, kernel in enumerate(self.kernels):
             key, before, births, takes_blas = kernel.key, kernel.before, kernel.births, kernel.takes_blas
             if before >= stop:
                 break
@@ -169,15 +172,23 @@ class Loop:
                 continue
             events += own[done:before]
             done = before + births
-            made = iter(own[before:done])
-            outputs = [[next(made)] if takes else [] for takes in kernel.outputs]
             blas_bytes = workspace_bytes(chip.capability) if takes_blas else 0
-            steps = self._steps(kernel.kind, batch, chip)
-            # cuBLAS's stays: it gets a number that no scratch memory has
-            number = self.first_number + (1000 * (1 + before) if takes_blas else 0)
-            events += _made(steps, outputs, blas_bytes, kernel.site, number)
+            events += self._placed(place, self._steps(kernel.kind, batch, chip), blas_bytes)
         events += own[done:stop]
         return replace(self.trace, events=tuple(events), batches=(batch,), details=())
+
+    def _placed(self, place: int, steps: tuple[Step, ...], blas_bytes: int) -> list[Event]:
+        """The events of a kernel with its outputs among them, which a batch size changes by its steps alone."""
+        key = (place, steps, blas_bytes)
+        found = self.placed.get(key)
+        if found is None:
+            kernel = self.kernels[place]
+            made = iter(self.own[kernel.before : kernel.before + kernel.births])
+            outputs = [[next(made)] if takes else [] for takes in kernel.outputs]
+            # cuBLAS's stays: it gets a number that no scratch memory has
+            number = self.first_number + (1000 * (1 + kernel.before) if kernel.takes_blas else 0)
+            found = self.placed[key] = _made(steps, outputs, blas_bytes, kernel.site, number)
+        return found
 
     def _steps(self, kind: int, batch: int, chip: Chip) -> tuple[Step, ...]:
         key = (kind, batch, chip)

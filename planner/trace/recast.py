@@ -178,7 +178,7 @@ class Loop:
         return replace(self.trace, events=tuple(events), batches=(batch,), details=())
 
     def _placed(self, place: int, steps: tuple[Step, ...], blas_bytes: int) -> list[Event]:
-        """The events of a kernel with its outputs among them, which a batch size changes by its steps alone."""
+        """The events of a kernel with its outputs among them, all else being the same at any batch."""
         key = (place, steps, blas_bytes)
         found = self.placed.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""How our replays compare with published runs: the source of the spreads in planner/budget.py.
+"""How our replays compare with published runs of CNNs, run by run; accuracy.py reports on all of them.
 
 Reads benchmarks/published/runs_torch26.csv (its README names the origin and the loop), traces each CNN of
 it, and prints (1) how the smallest allocator cap that our replay fits compares with the caps under which

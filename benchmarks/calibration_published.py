@@ -50,6 +50,7 @@ from planner.trace import trace
 from planner.trace.sources import complete_by_library, import_transformers
 
 CONFIDENCE = 0.99
+MOST_UNUSED = 0.05  # of a cap under which a run lived: wanted
 ORIGIN = (
     "Stone-ResearchLife/xMem (Middleware 2025), campaign A, files of 2025-05-06; process peak by NVML over "
     "its level after the CUDA context was made, to which for CNNs the replayed memory of model and optimizer "
@@ -271,6 +272,7 @@ def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
     z = NormalDist().inv_cdf(CONFIDENCE)
     died: dict[str, list[bool]] = defaultdict(list)
     unused: dict[str, list[float]] = defaultdict(list)
+    wasteful: dict[str, list[str]] = defaultdict(list)
     for sweep in sweeps:
         fit = fits.get(sweep.job)
         for run in (*sweep.runs, *sweep.unseen):
@@ -287,20 +289,26 @@ def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
                         died[how].append(float(cap) >= need)
                     else:
                         unused[how].append(max(0.0, 1 - float(cap) / need))
+                        if unused[how][-1] > MOST_UNUSED:
+                            wasteful[how].append(
+                                f"{name_of(sweep.job)} {run['batch']} under {cap}: {unused[how][-1]:.1%}"
+                            )
     for how in died:
         worst = max(unused[how])
-        bar = _bar(not any(died[how]) and worst <= 0.05)
+        bar = _bar(not any(died[how]) and worst <= MOST_UNUSED)
         print(
             f"   {how:18} {len(died[how])} died, {sum(died[how])} of them promised to fit; "
             f"{len(unused[how])} lived, at most {worst:.1%} of the memory unused, "
-            f"over 5 % in {sum(share > 0.05 for share in unused[how])}: {bar}"
+            f"over 5 % in {len(wasteful[how])}: {bar}"
         )
+        print("".join(f"      {line}\n" for line in wasteful[how]), end="")
 
 
 def write_tables(sweeps: Iterable[Sweep], folder: Path) -> None:
     """The fits as files."""
-    origins = Origins("published", ORIGIN, version("torch"))
     for sweep in sweeps:
+        about = ORIGIN if is_cnn(sweep) else f"{ORIGIN}; replayed as transformers 4.51.3 allocates, which ran"
+        origins = Origins("published", about, version("torch"))
         add_points(folder, key_of(sweep.points[0].observation), sweep.points, origins, fit_points)
 
 

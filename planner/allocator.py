@@ -61,8 +61,8 @@ class CachingAllocator:
         device_total_bytes: the device's memory as torch sees it. Needed where the rules name a fraction of
             it; also sizes the address space of expandable segments, which otherwise follows the capacity.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
-            addresses fall and never come back: published peaks say so, which come out where equal blocks are
-            handed out by falling age (benchmarks/address_order.py). For a recorded history, return the
+            addresses fall and never come back, as published peaks say, which come out where of equal blocks
+            the newest segment's is taken (benchmarks/address_order.py). For a recorded history, return the
             recorded ones.
         segment_events: a list to which every change of the reserved memory is appended.
 

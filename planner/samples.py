@@ -28,7 +28,7 @@ _PHOTO = Sample(("3x224x224",), _CLASS)
 # Beginning of SOURCE:NAME -> sample; the first that fits counts. Images of detectors have the most frequent
 # size of COCO. Those of timm's models are known to timm, see `planner.trace.library_inputs`.
 _PATTERNS: tuple[tuple[str, Sample], ...] = (
-    (r"torchvision:inception_v3", Sample(("3x299x299",), _CLASS)),
+    (r"torchvision:(quantization\.)?(quantized_)?inception_v3", Sample(("3x299x299",), _CLASS)),
     (
         r"torchvision:(detection\.|\w+_fpn|fcos_|retinanet_|ssd)",
         Sample(("3x480x640",), loss=Loss.SUM),  # in training such a model returns its losses

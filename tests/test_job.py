@@ -244,6 +244,7 @@ def test_sources_have_defaults(model: str, sample: str, target: str) -> None:
         ("smp:Unet", ("3x256x256",), "1x256x256", Loss.BCE_WITH_LOGITS),
         ("smp:DPT", ("3x224x224",), "1x224x224", Loss.BCE_WITH_LOGITS),
         ("torchvision:optical_flow.raft_small", ("3x368x496", "3x368x496"), "2x368x496", Loss.MSE),
+        ("torchvision:quantized_inception_v3", ("3x299x299",), "scalar:int64", Loss.CROSS_ENTROPY),
         ("torchvision:detection.ssd300_vgg16", ("3x480x640",), "None", Loss.SUM),
         ("monai:VoxelMorph", ("1x96x96x96", "1x96x96x96"), "None", Loss.SUM),
         ("monai:DiffusionModelUNet", ("1x64x64", "timesteps=scalar:int64"), "None", Loss.SUM),

@@ -9,6 +9,8 @@ catalogue has changed; tests/test_shipped_traces.py tells. Prints one line for e
 import json
 import sys
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from planner.catalogue import load_catalogue
@@ -64,10 +66,22 @@ def versions_of(job: Job) -> dict[str, str | None]:
 
 
 def main() -> int:
-    """Write the folder anew."""
-    SHIPPED.mkdir(exist_ok=True)
-    for old in (*SHIPPED.glob("*.trace"), *SHIPPED.glob(INDEX)):
-        old.unlink()
+    """Make the folder anew; what was there stays until all is done."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        make_all(folder)
+        SHIPPED.mkdir(exist_ok=True)
+        for old in (*SHIPPED.glob(INDEX), *SHIPPED.glob("*.trace")):
+            old.unlink()
+        for path in (*folder.glob("*.trace"), *folder.glob(INDEX)):  # the index last, which names the others
+            copyfile(path, SHIPPED / path.name)
+    total = sum(path.stat().st_size for path in SHIPPED.iterdir())
+    print(f"{total / 2**20:.2f} MiB in all")
+    return 0
+
+
+def make_all(folder: Path) -> None:
+    """Write the traces of all jobs, and the index."""
     chips = [chip_of(capability) for capability in capabilities()]
     catalogue = load_catalogue()
     index: dict[str, object] = {"planner": tracer_digest()}
@@ -83,7 +97,7 @@ def main() -> int:
         files: dict[str, list[str]] = {}
         size_bytes = 0
         for number, loops in enumerate(loops_of(job, chips)):
-            path = SHIPPED / f"{name}-{number}.trace"
+            path = folder / f"{name}-{number}.trace"
             save_shipped(loops, path, installed_version("torch") or "")
             size_bytes += path.stat().st_size
             for capability in loops:
@@ -91,10 +105,7 @@ def main() -> int:
         traces[shipped_name(job)] = files
         print(f"{name:20s} {len(files)} capabilities {size_bytes:7d} bytes {perf_counter() - start:6.1f} s")
     index |= {"traces": traces, "completed": completed, "versions": versions}
-    (SHIPPED / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    total = sum(path.stat().st_size for path in Path(SHIPPED).iterdir())
-    print(f"{total / 2**20:.2f} MiB in all")
-    return 0
+    (folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

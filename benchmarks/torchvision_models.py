@@ -201,8 +201,9 @@ def report(rows: Sequence[Row], gpu_mib: int) -> str:
         "Allocated, reserved and process are MiB at the largest batch. A batch may fit only because cached "
         'segments are released on the way; the column "no retries" gives the largest that needs none. '
         '"exact": every size is a straight line in the batch size, from two traces and confirmed by a third; '
-        '"anew": each probe was traced by itself. Seconds are of one process that has imported torch and '
-        "torchvision: all traces of the plan with the building of the models, and all the rest of the plan.",
+        '"anew": each probe was traced by itself. Seconds are those of the processor, in a process that has '
+        "imported torch and torchvision: all traces of the plan with the building of the models, and all the "
+        "rest of the plan.",
         "\n".join(table(rows)),
         totals(rows),
         *listing("Not planned", (f"{r.model}, {r.mode}: {r.failure}" for r in rows if r.failure)),

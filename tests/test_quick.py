@@ -171,7 +171,7 @@ def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
     }
     assert {key for key, value in said.items() if value is None} == {
         *("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib", "retries", "failure"),
-        *("breakdown_mib", "calibration", "unknown_ops"),
+        *("breakdown_mib", "calibration", "unknown_ops", "p_out_of_memory"),
     }
 
 

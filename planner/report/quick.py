@@ -55,7 +55,10 @@ def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> di
 
     `peak_allocated_mib` is the estimator's total, `terms_mib` what it adds up, in its own words.
     """
-    unknown = ("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib", "retries")
+    unknown = (
+        *("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib", "p_out_of_memory"),
+        "retries",
+    )
     return {
         "schema": SCHEMA,
         "model": estimate.job.model,

@@ -1,6 +1,6 @@
 """`planner explain` and `planner advise` on a terminal."""
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -86,7 +86,8 @@ def _tensors(explanation: Explanation, top: int) -> Table:
         said = Text(block_text(block))
         if block.detail is not None and block.detail.source:
             said.append(f"\n{block.detail.source}  ", style="cyan").append(block.detail.code, style="dim")
-        table.add_row(mib_text(block.size_bytes), Text(str(block.role), CATEGORY_COLOURS[block.role]), said)
+        role = Text("▌ ", CATEGORY_COLOURS[block.role]).append(str(block.role), style="default")
+        table.add_row(mib_text(block.size_bytes), role, said)
     return table
 
 
@@ -119,12 +120,12 @@ def advice_view(advice: Advice, import_seconds: float) -> RenderableType:
 def _sets(sets: tuple[Trial, ...]) -> RenderableType:
     if not sets:
         return Text(NO_SET, style="red")
-    table = open_table("", SETS, "")
+    table = Table.grid(padding=(0, 2))
     for number, trial in enumerate(sets, 1):
         table.add_row(f"{number}.", Text(set_text(trial), style="bold green"), "")
         for change in trial.changes:
             table.add_row("", change.name, Text(change.cost, style="dim"))
-    return table
+    return Group(Text(SETS, style="bold"), table)
 
 
 def _singles(advice: Advice) -> Table:

@@ -1,7 +1,7 @@
 """From the rows of accuracy.csv to planner/residuals.json, and whether the distributions in it are honest.
 
 A run under a cap dies if it needs more than the cap. (What it needs) / (what its replay needs) is taken as
-normal; its two parameters are those under which the published outcomes are most likely. Honest means: of the
+normal; its two parameters are what the published outcomes make likely. Honest means: of the
 runs that are told to die with probability p, a share p dies. Each model's runs are judged with a distribution
 that was fitted to the other models' alone.
 """
@@ -15,7 +15,6 @@ from accuracy_calibrated import CALIBRATED
 from accuracy_published import CAPS, CNNS, TIMM, TRANSFORMERS
 from accuracy_rows import DIES, Row
 from accuracy_texts import PROBABILITY
-from scipy.optimize import minimize
 from scipy.stats import beta, norm
 from timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB
 
@@ -23,16 +22,17 @@ from planner.budget import chance_beyond
 from planner.residuals import RESIDUALS_FILE, Kind, Spread, quantile
 
 FAMILIES = {Kind.FIXED: ("cnn", CNNS), Kind.TEXTS: ("transformer", TRANSFORMERS)}
-STARTS = (0.003, 0.01, 0.03)
-TINY = 1e-12
+# Evenly counted at first: means from -6 to 6 %, deviations by their logarithm from 0.2 to 10 %.
+MEANS = np.linspace(-0.06, 0.06, 121)
+SCALES = np.geomspace(0.002, 0.1, 80)
 EDGES = (0, 0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995, 1.0001)
 CONFIDENCES = tuple(np.linspace(0.02, 0.99, 98))
 OUTSIDE_SPREAD_MIB = (OUTSIDE_MIB - min(OTHER_OUTSIDE_MIB)) / np.sqrt(12)  # as if evenly between the figures
 ABOUT = (
     "Written by benchmarks/accuracy.py from benchmarks/accuracy.csv: published runs without any calibration. "
-    "verdicts: normal distribution of (memory needed) / (memory that the replay needs), less 1, most likely "
-    "for the outcomes under allocator caps. peak_ratios: process peaks on an empty card over replayed peak "
-    "reserved, model and optimizer on both sides."
+    "verdicts: normal distribution of (memory needed) / (memory that the replay needs), less 1, as likely as "
+    "the outcomes under allocator caps make it. peak_ratios: process peaks on an empty card over replayed "
+    "peak reserved, model and optimizer on both sides."
 )
 
 
@@ -42,19 +42,23 @@ def outcomes_of(rows: Sequence[Row], family: str) -> list[Row]:
 
 
 def fit_spread(rows: Sequence[Row]) -> Spread:
-    """The normal distribution under which these outcomes are most likely."""
+    """What these outcomes say of the next one: the mean and the deviation of the normal distributions, each
+    counted by how likely it makes the outcomes; doubt about the mean widens the deviation.
+
+    The most likely distribution alone would promise too much, since few outcomes lie near a replay's need.
+    """
     ratios = np.array([(row.limit_mib or 0) / (row.needed_mib or 1) for row in rows])
     died = np.array([row.truth == DIES for row in rows])
-
-    def unlikelihood(guess: np.ndarray) -> float:
-        lives = np.clip(norm.cdf((ratios - 1 - guess[0]) / np.exp(guess[1])), TINY, 1 - TINY)
-        return -float(np.sum(np.log(np.where(died, 1 - lives, lives))))
-
-    found = min(
-        (minimize(unlikelihood, [0, np.log(start)], method="Nelder-Mead") for start in STARTS),
-        key=lambda result: float(result.fun),
+    signed = np.where(died, -1.0, 1.0) * (ratios - 1)
+    sign = np.where(died, -1.0, 1.0)
+    likelihoods = np.array(
+        [[float(np.sum(norm.logcdf((signed - sign * mean) / scale))) for mean in MEANS] for scale in SCALES]
     )
-    return Spread(len(rows), round(float(found.x[0]), 5), round(float(np.exp(found.x[1])), 5))
+    weights = np.exp(likelihoods - likelihoods.max())
+    weights /= weights.sum()
+    location = float(weights.sum(0) @ MEANS)
+    variance = float(weights.sum(1) @ SCALES**2 + weights.sum(0) @ (MEANS - location) ** 2)
+    return Spread(len(rows), round(location, 5), round(float(np.sqrt(variance)), 5))
 
 
 def peak_ratio(row: Row) -> float:

@@ -43,11 +43,12 @@ today's torch runs it.
 PROBABILITY = """\
 `P(out of memory)` and `--confidence` rest on the residuals of these runs, which stand in
 `planner/residuals.json`: (memory that a run needs) / (memory that its replay needs) is taken as normal,
-fitted by maximum likelihood to the outcomes under caps, for fixed samples and for texts apart, and joined
-with what is uncertain about context and driver. Each model below is judged by a distribution fitted to the
-other models alone; timm's by that of the CNNs, with as wide a doubt about what lies outside the allocator
-as its published figures differ. The upper bound of a peak is a quantile of measured over replayed peaks;
-with a calibration, it is the prediction bound of the line through the other batch sizes.
+fitted to the outcomes under caps (the mean over all distributions, by likelihood), for fixed samples and
+for texts apart, and joined with what is uncertain about context and driver. Each model below is judged by
+a distribution fitted to the other models alone; timm's by that of the CNNs, with as wide a doubt about
+what lies outside the allocator as its published figures differ. The upper bound of a peak is a quantile
+of measured over replayed peaks; with a calibration, it is the prediction bound of the line through the
+other batch sizes.
 """
 CALIBRATED = """\
 Jobs that were measured at four batch sizes or more on one card: each batch size as the line through the

@@ -41,7 +41,7 @@ def main() -> None:
         planner.explain("resnet50", 64, gpu="RTX 4090").save_page(
             page, batch_curve("resnet50", 64, gpu="RTX 4090")
         )
-        photograph(page, out / "page.png", 1100)
+        photograph(page, out / "page.png", (1100, 2990))
 
 
 def draw_terminal(result: object, command: str, path: Path) -> None:
@@ -56,14 +56,14 @@ def draw_terminal(result: object, command: str, path: Path) -> None:
     path.write_text(drawn.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas"), encoding="utf-8")
 
 
-def photograph(file: Path, path: Path, width: int) -> None:
-    """A whole page in Chromium."""
+def photograph(file: Path, path: Path, size: tuple[int, int]) -> None:
+    """So much of a page in Chromium."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 900})
+        page = browser.new_page(viewport={"width": size[0], "height": size[1]})
         page.goto(file.resolve().as_uri())
         page.wait_for_timeout(1500)
-        page.screenshot(path=path, full_page=True)
+        page.screenshot(path=path)
         browser.close()
 
 

@@ -105,15 +105,14 @@ def plan_all(
     budget = make_budget(generic_device(gpu_mib), CONFIDENCE, AllocatorRules())
     known = {(row.model, row.mode): row for row in read_csv(path)}
     chosen = [entry for entry in entries if options.chooses(entry.label)]
+    labels = [(entry.label, mode) for entry in entries for mode in MODES]
     for number, entry in enumerate(chosen, start=1):
         print(f"{number}/{len(chosen)} {entry.label}", file=sys.stderr, flush=True)
         for mode in MODES:
             row = known[entry.label, mode] = plan_row(entry, mode, budget)
             print(one_line(row), flush=True)
-    labels = [(entry.label, mode) for entry in entries for mode in MODES]
-    rows = [known[label] for label in labels if label in known]
-    write_csv(rows, path)
-    return rows
+            write_csv([known[label] for label in labels if label in known], path)
+    return [known[label] for label in labels if label in known]
 
 
 def plan_row(entry: Entry, mode: Mode, budget: Budget) -> Row:

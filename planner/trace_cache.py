@@ -18,6 +18,7 @@ from planner.trace_key import Key, name_of
 
 LIMIT_BYTES = 512 * 2**20
 SUFFIX = ".trace"
+_ATTEMPTS = 3  # to keep a trace while others clear the folder
 _PARTIAL = ".partial"  # `save_trace` writes under such a name first
 _ABANDONED_SECONDS = 3600
 
@@ -65,13 +66,23 @@ class TraceCache:
     def write(self, key: Key, trace: Trace, about: dict[str, Any]) -> None:
         """Keep a trace; where that fails, say so once."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_trace(trace, self._path(key), about | {"key": key})
+            self._save(key, trace, about)
             self._trim()
         except OSError as error:
             self._warn_once("write", f"{self.folder}: no trace can be kept: {error.strerror or error}")
         except DataFileError as error:
             self._warn_once("write", f"{error}; the plan goes on without keeping it")
+
+    def _save(self, key: Key, trace: Trace, about: dict[str, Any]) -> None:
+        for attempt in range(_ATTEMPTS):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                save_trace(trace, self._path(key), about | {"key": key})
+                break
+            except DataFileError as error:
+                cleared = isinstance(error.__cause__, FileNotFoundError)  # by another process, half-written
+                if not cleared or attempt == _ATTEMPTS - 1:
+                    raise
 
     def refuse(self, key: Key, why: str) -> None:
         """Say that an entry is of no use; it is traced anew and overwritten."""

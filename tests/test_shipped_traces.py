@@ -33,9 +33,14 @@ def versions_differ() -> bool:
     return any(public_version(installed_version(name)) != version for name, version in versions)
 
 
-other_versions = pytest.mark.skipif(
-    versions_differ(), reason="shipped traces are those of other versions of torch or the models' libraries"
-)
+def why_unused() -> str:
+    """Why the planner leaves the shipped traces alone here; that they are old is told by the first test."""
+    if shipped_index()["planner"] != tracer_digest():
+        return STALE
+    return "shipped traces are those of other versions of torch or the models' libraries" * versions_differ()
+
+
+other_versions = pytest.mark.skipif(bool(why_unused()), reason=why_unused())
 
 
 def test_shipped_traces_are_of_this_tracer() -> None:

@@ -18,10 +18,14 @@
   nothing to compare with. A line good to 1 % stands in any case: below it, chance decides.
 - The scale is the median of the absolute residuals without the two that a line can always make zero
   (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under normality.
+- The spread that is stored is that scale and the one of published runs about their replays together, as
+  variances, weighted with the residuals behind the one and with two for the other: five points that happen to
+  lie on a line do not make the sixth lie there, and a scale without outliers knows nothing of the next one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 
 import numpy as np
@@ -31,6 +35,7 @@ from scipy.stats import theilslopes
 
 from planner.calibrated import Fit, Point, Refusal, is_whole, measured_bytes
 from planner.device import MIB
+from planner.residuals import kind_of, load_residuals
 
 FEWEST_BATCHES = 4
 SMALLEST_RANGE = 1.1  # the largest replayed peak over the smallest
@@ -41,7 +46,8 @@ SLOPE_DEVIATION = 0.01
 LAZY_MIB, LAZY_DEVIATION_MIB = 70.0, 50.0
 HUBER = 1.345  # 95 % efficiency under normality
 NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below makes sense
-OUTLIER = 3.0  # spreads
+USUAL_FREEDOMS = 2  # weight of what runs usually scatter by
+OUTLIER = 3.0  # scales
 GOOD_ERROR = 0.01  # what a line is wanted to reach; none that does is refused
 SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
 
@@ -87,10 +93,11 @@ def fit_points(points: Sequence[Point]) -> Fit | Refusal:
     if worse is not None:
         return worse
     residuals = y - overhead - slope * x
-    spread = _scale(residuals)
+    scale = _scale(residuals)
+    spread = _pooled(scale, len(x) - 2, _usual_scale(used))
     width = float(np.sqrt(((x - x.mean()) ** 2).sum()))
     leverages = 1 / len(x) + ((x - x.mean()) / width) ** 2
-    far = np.abs(residuals) > OUTLIER * spread
+    far = np.abs(residuals) > OUTLIER * scale
     outliers = {point.observation.batch for point, off in zip(used, far, strict=True) if off}
     return Fit(
         overhead_bytes=round(overhead * MIB),
@@ -190,6 +197,18 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
     )
     level, slope = map(float, found.x)
     return level - slope * center, slope
+
+
+def _pooled(scale: float, freedoms: int, usual: float) -> float:
+    """The scale of these runs and the one that runs usually have, as variances."""
+    total = freedoms * scale**2 + USUAL_FREEDOMS * usual**2
+    return sqrt(total / (freedoms + USUAL_FREEDOMS))
+
+
+def _usual_scale(points: Sequence[Point]) -> float:
+    """What published runs of this kind scatter by about their replays, at the mean peak, in MiB."""
+    share = load_residuals(kind_of(points[0].observation.job)).verdicts.scale
+    return share * float(np.mean([point.replayed_bytes for point in points])) / MIB
 
 
 def _scale(residuals: Floats) -> float:

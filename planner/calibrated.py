@@ -46,7 +46,9 @@ class Fit:
 
     overhead_bytes: int
     slope: float
-    spread_bytes: int  # one robust standard deviation of the residuals
+    spread_bytes: (
+        int  # one standard deviation: the residuals' and, as two more of them, what runs have usually
+    )
     points: int
     center_bytes: int  # mean of the replayed peaks
     width_bytes: int  # root of the sum of their squared distances from the mean
@@ -65,7 +67,9 @@ class Fit:
         """The one-sided upper prediction bound by Student's t, spread and leverage."""
         from scipy.special import stdtrit  # 60 ms, paid only by those who have a calibration
 
-        deviations = float(stdtrit(max(1, self.points - 2), confidence))
+        deviations = float(
+            stdtrit(self.points, confidence)
+        )  # less two for the line, and two more in the spread
         margin = deviations * self.spread_bytes * sqrt(1 + self.leverage(replayed_bytes))
         return self.peak_bytes(replayed_bytes) + round(margin)
 

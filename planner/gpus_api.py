@@ -167,7 +167,10 @@ def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget
         plain.append(budget_of(named))
     stored = stored_calibrations(plain[0], options)
     kind = kind_of(job)
-    return [_calibrated(budget, look_up(stored, wanted_of(budget, job, options)), kind) for budget in plain]
+    wanted = wanted_of(plain[0], job, options)
+    return [
+        _calibrated(budget, look_up(stored, replace(wanted, device=budget.device)), kind) for budget in plain
+    ]
 
 
 def _calibrated(budget: Budget, found: Correction | None, kind: Kind) -> Budget:

@@ -137,7 +137,7 @@ def _vit_l(line: Mapping[str, str]) -> Row:
     case = f"vit_l_16 {options['optimizer']} {batch} ({kind})"
     note = ""
     if options["precision"] != "fp32":
-        note = "inferred: unfinished torch 2.1 of June 2023, whose attention and foreach Adam may have taken more"
+        note = "inferred: unfinished torch 2.1 of June 2023 may have taken more in attention and Adam"
     return _point(
         VIT_L,
         "C",

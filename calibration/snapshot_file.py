@@ -5,8 +5,10 @@ only, for which no name is needed, so the first name in a file refuses it.
 """
 
 import pickle
-from collections.abc import Iterator
+import pickletools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -15,6 +17,17 @@ from planner.errors import DataFileError
 
 LARGEST_FILE_BYTES = 2**30  # with stacks, a history takes some kB an event
 MOST_DEVICES = 64
+# How long the argument of each opcode is; below zero pickletools' signs for those that tell it themselves.
+_ARGUMENTS: Mapping[int, int] = {
+    ord(opcode.code): 0 if opcode.arg is None else opcode.arg.n for opcode in pickletools.opcodes
+}
+_LENGTHS: Mapping[int, int] = {  # bytes of the length that such an argument begins with
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+_PUT, _LONG_BINPUT, _PAIRS = ord(b"p"), ord(b"r"), b"ci"  # GLOBAL and INST are followed by two lines
 _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _THEIR_CODE = ("/torch/", "<")  # frames that say nothing of the user's code
 
@@ -57,10 +70,37 @@ def _unpickle(file: BinaryIO) -> dict[str, Any]:
     if file.seek(0, 2) > LARGEST_FILE_BYTES:
         raise ValueError(f"it is larger than {LARGEST_FILE_BYTES} bytes")
     file.seek(0)
-    said = _Refusing(file).load()
+    content = file.read()
+    _refuse_far_places(content)
+    said = _Refusing(BytesIO(content)).load()
     if not isinstance(said, dict) or not isinstance(said.get("device_traces"), list):
         raise ValueError("no mapping with device_traces")
     return said
+
+
+def _refuse_far_places(content: bytes) -> None:
+    """Refuse to remember an object at a place beyond what the file can hold: pickle makes room up to it."""
+    position, end = 0, len(content)
+    while position < end:
+        code = content[position]
+        position += 1
+        size = _ARGUMENTS.get(code)
+        if size is None:
+            return  # no opcode, where pickle will stop
+        start = position
+        if size >= 0:
+            position += size
+        elif size in _LENGTHS:
+            width = _LENGTHS[size]
+            position += width + int.from_bytes(content[position : position + width], "little")
+        else:
+            for _ in range(2 if code in _PAIRS else 1):
+                position = content.find(b"\n", position) + 1 or end
+        if code in (_LONG_BINPUT, _PUT):
+            argument = content[start:position]
+            place = int.from_bytes(argument, "little") if code == _LONG_BINPUT else int(argument)
+            if place > end:
+                raise ValueError(f"it remembers an object at place {place} of {end} bytes")
 
 
 def _read(said: dict[str, Any]) -> SnapshotHistory:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -365,6 +366,20 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
     assert found.blocks == (RecordedBlock(700, None, "net/model.py:12 forward"),)
     assert found.rules == AllocatorRules(expandable_segments=True)
     assert found.about == f"GPU 1, torch unknown, {path}"
+
+
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x1f", b"p536870911\n"])
+def test_a_snapshot_that_asks_for_all_memory_is_refused(put: bytes, tmp_path: Path) -> None:
+    """A few bytes that remember an object at place 2**29 would take 8 GiB, wherever they stand."""
+    texts = b"\x8c\x03abcX\x02\x00\x00\x00xyK\x07"
+    path = tmp_path / "hostile.pickle"
+    path.write_bytes(b"\x80\x04]" + texts + put + b".")
+    tracemalloc.start()
+    with pytest.raises(DataFileError, match="it remembers an object at place 536870911 of 2[0-9] bytes"):
+        load_snapshot(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
 
 
 def test_a_snapshot_of_ours_is_the_trace(tmp_path: Path) -> None:

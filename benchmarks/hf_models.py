@@ -14,17 +14,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from model_table import listing, unknown_ops
 from torchvision_models import (
     CONFIDENCE,
     HERE,
     MODES,
     Row,
-    listing,
     one_line,
     plan_model,
     table,
     totals,
-    unknown_ops,
     versions,
     with_earlier,
     write_csv,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -273,7 +273,17 @@ def totals(rows: Sequence[Row]) -> str:
     )
 
 
-def unknown_ops(rows: Sequence[Row]) -> Iterable[str]:
+class Planned(Protocol):
+    """As much of a row as tells what the planner does not know."""
+
+    @property
+    def mode(self) -> Mode: ...
+
+    @property
+    def unknown_ops(self) -> tuple[str, ...]: ...
+
+
+def unknown_ops(rows: Sequence[Planned]) -> Iterable[str]:
     """Each operator whose scratch memory the planner does not know, by how many models run it."""
     counts: Mapping[Mode, Counter[str]] = {mode: Counter() for mode in MODES}
     for row in rows:

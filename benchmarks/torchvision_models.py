@@ -15,12 +15,12 @@ import re
 import sys
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+from model_table import listing, unknown_ops
 
 from planner.allocator_rules import AllocatorRules
 from planner.budget import Budget, make_budget
@@ -264,22 +264,6 @@ def totals(rows: Sequence[Row]) -> str:
         f"{seconds[len(seconds) // 2]:.2f} s, the slowest {seconds[-1]:.2f} s "
         f"({slowest.model}, {slowest.mode})."
     )
-
-
-def unknown_ops(rows: Sequence[Row]) -> Iterable[str]:
-    """Each operator whose scratch memory the planner does not know, by how many models run it."""
-    counts: Mapping[Mode, Counter[str]] = {mode: Counter() for mode in MODES}
-    for row in rows:
-        counts[row.mode].update(row.unknown_ops)
-    names = {op for counter in counts.values() for op in counter}
-    for op in sorted(names, key=lambda op: (-sum(counts[mode][op] for mode in MODES), op)):
-        yield f"`{op}`: " + ", ".join(f"{mode} {counts[mode][op]}" for mode in MODES)
-
-
-def listing(title: str, lines: Iterable[str]) -> list[str]:
-    """A titled list; where it is empty, it says so."""
-    found = [f"- {line}" for line in lines]
-    return [f"## {title}", "\n".join(found) or "None."]
 
 
 if __name__ == "__main__":

@@ -162,8 +162,10 @@ def _worse_than_none(used: Sequence[Point], context: bool) -> Refusal | None:
 
 
 def _shown_context_bytes(points: Sequence[Point]) -> float | None:
+    """The median context that the runs told; None where none did."""
     contexts = [point.observation.context_after_bytes for point in points]
-    return median([size_bytes for size_bytes in contexts if size_bytes is not None] or [0]) or None
+    known = [size_bytes for size_bytes in contexts if size_bytes is not None]
+    return median(known) if known else None
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from planner.calibrated import Calibration, Fit
+from planner.cli.declared import AllocConf
 from planner.cli.folders import folder_to_write
 from planner.cli.options import JobOptions, OutputOptions, Text, takes, whole
 from planner.cli.output import answer, working
@@ -43,9 +44,7 @@ class CampaignOptions:
         Text,
         Option("--import", metavar="DIR", help="Take over records made by a measuring script; needs no GPU."),
     ] = None
-    alloc_conf: Annotated[
-        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF of the runs, such as expandable_segments:True.")
-    ] = None
+    alloc_conf: AllocConf = None
     minutes: Annotated[
         Text, Option(metavar="N", help="What measuring may take, 10 by default; the next call goes on.")
     ] = None

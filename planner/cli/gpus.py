@@ -1,17 +1,18 @@
 """`planner gpus`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from planner.cli.compare import picture_path
+from planner.cli.declared import AllocatorCap, AllocConf, Confidence
 from planner.cli.estimate import BatchOptions
 from planner.cli.options import (
     CalibrationOptions,
     JobOptions,
     OutputOptions,
     Text,
-    probability,
     takes,
+    values_of,
     whole,
 )
 from planner.cli.output import answer, working
@@ -45,23 +46,9 @@ class ChoiceOptions:
 class MemoryOptions:
     """What holds for every GPU."""
 
-    allocator_cap_mib: Annotated[
-        Text, Option(metavar="N", help="A bound on the caching allocator alone, on every GPU.")
-    ] = None
-    alloc_conf: Annotated[
-        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
-    ] = None
-    confidence: Annotated[
-        Text, Option(metavar="P", help="The answer holds with this probability; 0.99 by default.")
-    ] = None
-
-    def keywords(self) -> dict[str, Any]:
-        """As `planner.gpus` takes them."""
-        return {
-            "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
-            "alloc_conf": self.alloc_conf,
-            "confidence": probability("--confidence", self.confidence),
-        }
+    allocator_cap_mib: AllocatorCap = None
+    alloc_conf: AllocConf = None
+    confidence: Confidence = None
 
 
 @takes(BatchOptions, JobOptions, MemoryOptions, CalibrationOptions, ChoiceOptions, OutputOptions)
@@ -84,7 +71,7 @@ def gpus_command(
     }
     from planner.gpus_api import gpus
 
-    options = job.keywords() | memory.keywords() | stored.keywords() | bounds
+    options = job.keywords() | values_of(memory) | stored.keywords() | bounds
     with working() as tell:
         result = gpus(batch=batch, sort=choice.sort, filter=choice.filter, **options, tell=tell)
         if path is not None:

@@ -6,11 +6,21 @@ Every option arrives as a text and stays one until a command runs, so that all r
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any
 
+from planner.cli.declared import (
+    AllocatorCap,
+    AllocConf,
+    Catalogue,
+    Confidence,
+    GpuMib,
+    Isolate,
+    TimeLimit,
+)
 from planner.cli.folders import cache_folder, folder_to_read
 from planner.cli.words import Option
 from planner.errors import UsageError
@@ -18,6 +28,10 @@ from planner.job import shown
 
 Action = Callable[[], int]  # a parsed command, ready to run; gives the exit code
 Text = str | None
+# Options that are whole numbers, each with a value that a complaint may name.
+_EXAMPLES: Mapping[str, str] = MappingProxyType(
+    {"steps": "3", "accumulate": "4", "new_tokens": "128", "gpu_mib": "24000", "allocator_cap_mib": "8000"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +122,12 @@ class JobOptions:
     cudnn_benchmark: Annotated[
         bool, Option("--cudnn-benchmark", help="Plan for torch.backends.cudnn.benchmark = True.")
     ] = False
-    models: Annotated[
-        Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
-    ] = None
+    models: Catalogue = None
     allow_code: Annotated[
         bool, Option("--allow-code", help="Let the file of --models name code that runs: FILE.py:NAME.")
     ] = False
-    isolate: Annotated[
-        bool, Option("--isolate", help="Run the model in a process of its own, whatever it does there.")
-    ] = False
-    time_limit: Annotated[
-        Text, Option(metavar="SECONDS", help="What a trace may take with --isolate; 600 by default.")
-    ] = None
+    isolate: Isolate = False
+    time_limit: TimeLimit = None
     trace: Annotated[
         Text, Option(metavar="FILE", help="Plan from a saved trace in place of a model; needs no torch.")
     ] = None
@@ -132,15 +140,9 @@ class JobOptions:
 
     def keywords(self) -> dict[str, Any]:
         """As the functions of `planner.api` take them."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "no_cache"}
-        return given | {
-            "cache": None if self.no_cache else cache_folder(),
-            "warn": warn,
-            "steps": whole("--steps", self.steps, "3"),
-            "accumulate": whole("--accumulate", self.accumulate, "4"),
-            "new_tokens": whole("--new-tokens", self.new_tokens, "128"),
-            "time_limit": seconds("--time-limit", self.time_limit),
-        }
+        given = values_of(self)
+        del given["no_cache"]
+        return given | {"cache": None if self.no_cache else cache_folder(), "warn": warn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,32 +150,14 @@ class CardOptions:
     """What bounds the memory."""
 
     gpu: Annotated[Text, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4.")] = None
-    gpu_mib: Annotated[
-        Text, Option(metavar="N", help="Any other GPU, by its total memory in MiB as nvidia-smi shows it.")
-    ] = None
-    allocator_cap_mib: Annotated[
-        Text,
-        Option(
-            metavar="N",
-            help="A bound on the caching allocator alone, as set_per_process_memory_fraction sets.",
-        ),
-    ] = None
-    alloc_conf: Annotated[
-        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
-    ] = None
-    confidence: Annotated[
-        Text, Option(metavar="P", help="The answer holds with this probability; 0.99 by default.")
-    ] = None
+    gpu_mib: GpuMib = None
+    allocator_cap_mib: AllocatorCap = None
+    alloc_conf: AllocConf = None
+    confidence: Confidence = None
 
     def keywords(self) -> dict[str, Any]:
         """As the functions of `planner.api` take them."""
-        return {
-            "gpu": self.gpu,
-            "gpu_mib": whole("--gpu-mib", self.gpu_mib, "24000"),
-            "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
-            "alloc_conf": self.alloc_conf,
-            "confidence": probability("--confidence", self.confidence),
-        }
+        return values_of(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +241,22 @@ def warn(line: str) -> None:
     """One line on standard error, after what is shown there of the work."""
     start = "\r" if sys.stderr.isatty() else ""
     print(f"{start}planner: {' '.join(line.split())}", file=sys.stderr)
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """Each option of a group by its name, numbers read; their range is checked by whoever uses them."""
+    values = {}
+    for field in fields(options):
+        name, value = field.name, getattr(options, field.name)
+        spelled = f"--{name.replace('_', '-')}"
+        if name in _EXAMPLES:
+            value = whole(spelled, value, _EXAMPLES[name])
+        elif name == "confidence":
+            value = probability(spelled, value)
+        elif name == "time_limit":
+            value = seconds(spelled, value)
+        values[name] = value
+    return values
 
 
 def whole(option: str, text: Text, example: str) -> int | None:

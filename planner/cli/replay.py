@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from planner.cli.options import OutputOptions, Text, takes, whole
+from planner.cli.declared import AllocConf, AllowCode, Catalogue, GpuMib
+from planner.cli.options import OutputOptions, Text, takes, values_of
 from planner.cli.output import answer, working
 from planner.cli.words import Argument, Option
 from planner.errors import UsageError
@@ -21,25 +22,17 @@ class ReplayOptions:
             help="A process in YAML, or one that comes with the planner: notebook (the default), variable.",
         ),
     ] = None
-    models: Annotated[
-        Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
-    ] = None
-    allow_code: Annotated[
-        bool, Option("--allow-code", help="Let these files name code that runs: FILE.py:NAME.")
-    ] = False
+    models: Catalogue = None
+    allow_code: AllowCode = False
     gpu: Annotated[
         Text, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4; by default one without end.")
     ] = None
-    gpu_mib: Annotated[
-        Text, Option(metavar="N", help="Any other GPU, by its total memory in MiB as nvidia-smi shows it.")
-    ] = None
+    gpu_mib: GpuMib = None
     allocator_cap_mib: Annotated[
         Text,
         Option(metavar="N", help="What is left to the caching allocator, as where others use the GPU, too."),
     ] = None
-    alloc_conf: Annotated[
-        Text, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
-    ] = None
+    alloc_conf: AllocConf = None
     framework: Annotated[
         Text,
         Option(
@@ -50,14 +43,9 @@ class ReplayOptions:
 
     def simulation(self) -> dict[str, Any]:
         """What `replay_process` takes besides the process."""
-        return {
-            "models": self.models,
-            "allow_code": self.allow_code,
-            "gpu": self.gpu,
-            "gpu_mib": whole("--gpu-mib", self.gpu_mib, "24000"),
-            "allocator_cap_mib": whole("--allocator-cap-mib", self.allocator_cap_mib, "8000"),
-            "alloc_conf": self.alloc_conf,
-        }
+        given = values_of(self)
+        del given["process"], given["framework"]
+        return given
 
 
 @takes(ReplayOptions, OutputOptions)

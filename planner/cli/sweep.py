@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from planner.cli.declared import AllowCode, Catalogue, Confidence, Isolate, TimeLimit
 from planner.cli.options import (
     CalibrationOptions,
     OutputOptions,
     Text,
-    probability,
-    seconds,
     takes,
+    values_of,
     whole,
 )
 from planner.cli.output import answer, working
@@ -47,21 +47,11 @@ class SweepOptions:
     ] = None
     csv: Annotated[Text, Option(metavar="FILE", help="Write the cells as comma-separated values.")] = None
     parquet: Annotated[Text, Option(metavar="FILE", help="Write the cells as a Parquet file.")] = None
-    models: Annotated[
-        Text, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
-    ] = None
-    allow_code: Annotated[
-        bool, Option("--allow-code", help="Let these files name code that runs: FILE.py:NAME.")
-    ] = False
-    isolate: Annotated[
-        bool, Option("--isolate", help="Run each model in a process of its own, whatever it does there.")
-    ] = False
-    time_limit: Annotated[
-        Text, Option(metavar="SECONDS", help="What a trace may take with --isolate; 600 by default.")
-    ] = None
-    confidence: Annotated[
-        Text, Option(metavar="P", help="The answers hold with this probability; 0.99 by default.")
-    ] = None
+    models: Catalogue = None
+    allow_code: AllowCode = False
+    isolate: Isolate = False
+    time_limit: TimeLimit = None
+    confidence: Confidence = None
 
 
 @takes(SweepOptions, CalibrationOptions, OutputOptions)
@@ -84,12 +74,9 @@ def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: Te
     from planner.sweep_file import load_grid
     from planner.sweep_store import open_store
 
-    shared: dict[str, Any] = {
-        **stored.keywords(),
-        "isolate": options.isolate,
-        "time_limit": seconds("--time-limit", options.time_limit),
-        "confidence": probability("--confidence", options.confidence),
-    }
+    given = values_of(options)
+    shared: dict[str, Any] = stored.keywords()
+    shared |= {name: given[name] for name in ("isolate", "time_limit", "confidence")}
     limit_of(shared)
     sources = allowed_sources({"allow_code": options.allow_code})
     catalogue = load_catalogue(None if options.models is None else Path(options.models), sources)

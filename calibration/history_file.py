@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from calibration.atomic import write_bytes
 from calibration.history import ACTIONS, History, HistoryEvent, HistoryMark
+from planner.atomic import write_bytes
 from planner.errors import DataFileError
 from planner.events import Phase
 from planner.packed import pack, read_packed

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from calibration.atomic import write_bytes
 from calibration.observation_json import observation_from_json, observation_name, observation_to_json
 from calibration.request import Gpu, ProbeRequest
+from planner.atomic import write_bytes
 from planner.errors import DataFileError
 from planner.observation import Observation, Settings
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from calibration.atomic import write_bytes
+from planner.atomic import write_bytes
 from planner.calibrated import Calibration, Fit, Key, Point, Refusal, is_whole
 from planner.calibration_file import LARGEST_FILE_BYTES, SCHEMA, load_calibration
 from planner.errors import DataFileError

@@ -86,7 +86,7 @@ def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: Tell = lambd
         tuple(sorted(sets, key=lambda trial: trial.cost)),
         tuple(singles),
         tuple(failed.items()),
-        _available(budget),
+        budget.arena.share_bytes,
         perf_counter() - start,
     )
 
@@ -105,7 +105,7 @@ def _minimal_sets(
 ) -> list[Trial]:
     found = [trial for trial in singles if trial.fits]
     saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
-    missing = unchanged.needed_bytes - (_available(budget) or unchanged.needed_bytes)
+    missing = unchanged.needed_bytes - (budget.arena.share_bytes or unchanged.needed_bytes)
     useful = tuple(change for change, size in saved.items() if size > 0)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):
@@ -144,8 +144,3 @@ def _needed(trace: Trace, batch: int, arena: Arena, most_bytes: int) -> int:
         run = replay(trace, batch, Arena(middle * RESOLUTION_BYTES, rules=arena.rules))
         low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
     return high * RESOLUTION_BYTES
-
-
-def _available(budget: Budget) -> int | None:
-    bounds = (budget.arena.capacity_bytes, budget.arena.limit_bytes)
-    return min((bound for bound in bounds if bound is not None), default=None)

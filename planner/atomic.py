@@ -1,30 +1,46 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all: the content gets another name first, and its own by a rename."""
 
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from planner.errors import DataFileError
 
+PARTIAL = ".partial"  # how names end while a file is being written
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Put `content` in place by a rename, so that nobody ever reads half of it. Raises OSError."""
+    with _replacing(path) as partial:
+        partial.write_bytes(content)
+
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Put `content` in place by a rename, so that nobody ever reads half of it; makes the folder.
+    """The same for what has to last: makes the folder, and waits until the disk has the content.
 
     Raises DataFileError where the file cannot be written.
     """
-    partial = path.parent / f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with _replacing(path) as partial, partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
         raise DataFileError(
             f"{path}: cannot be written: {error.strerror or error}; check the folder"
         ) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write under; what stands there at the end takes its place."""
+    partial = path.parent / f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
+    try:
+        yield partial
+        partial.replace(path)
     finally:
         with suppress(OSError):  # gone by the replacement, or could not even be made
             partial.unlink()

@@ -116,7 +116,7 @@ def compare(
     """The planner's estimate, the others' and the measured value, or the reason for none, side by side."""
     run, known = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
-    bounded = budget.arena.capacity_bytes is not None or budget.arena.limit_bytes is not None
+    bounded = budget.arena.share_bytes is not None
     allocated: float = known.allocated_bytes if known else run.peak_allocated_bytes
 
     def of_peer(method: Method, answer: QuickEstimate | str) -> Row:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block, SegmentState
 from planner.events import Alloc, Detail, Free, Mark, Phase, Role, Trace
-from planner.replay import Arena, Replay, live_at, replay
+from planner.replay import Arena, Replay, live_at, open_allocator, replay
 from planner.timeline import (
     PhasePeak,
     Timeline,
-    open_allocator,
     phase_peaks,
     play,
     requested_bytes,

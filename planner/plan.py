@@ -185,7 +185,7 @@ def _search_drawn(arena: Arena, traces: "_Traces") -> Search:
     return largest_by_line(
         lambda batch: replay(traces.at(batch), batch, arena).outcome,
         need_bytes,
-        min((bound for bound in (arena.capacity_bytes, arena.limit_bytes) if bound is not None), default=0),
+        arena.share_bytes or 0,
         FIT_BATCHES,
     )
 

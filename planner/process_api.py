@@ -24,7 +24,6 @@ from planner.process_replay import TRACED_STEPS, run
 from planner.report.as_json import device_to_json
 from planner.report.assumptions import short_op
 from planner.report.figures import is_endless
-from planner.report.layout import bounds
 from planner.report.process import LineForm, account_text, account_to_json, tensorflow_line, torch_line
 from planner.workload import trace_workload
 
@@ -147,12 +146,12 @@ def _read(source: Source, options: ReplayOptions) -> Process:
 
 
 def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[str]:
-    if bounds(budget):
+    if budget.arena.share_bytes is not None:
         endless = is_endless(budget.device.total)
         left = "" if endless else f", {budget.device.name} less the CUDA context and no margin"
         times = "once" if retries == 1 else f"{retries} times"
         released = f"; {times} it releases cached memory to stay within that" if retries else ""
-        yield f"torch's allocator may take {min(bounds(budget)) / MIB:,.0f} MiB{left}{released}"
+        yield f"torch's allocator may take {budget.arena.share_bytes / MIB:,.0f} MiB{left}{released}"
     else:
         yield "the GPU's memory has no end"
     if alloc_conf:

@@ -8,7 +8,6 @@ that multiplies matrices, the forward pass's and autograd's, and never gives it 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block
 from planner.errors import ModelError
 from planner.events import Phase, Role, Trace
@@ -34,7 +33,7 @@ from planner.process import (
     find_flaw,
     size_bytes,
 )
-from planner.replay import UNLIMITED, Arena
+from planner.replay import UNLIMITED, Arena, after_refusal, open_allocator
 
 JobTracer = Callable[[Job, int], Trace]  # a job's trace at a batch size
 
@@ -100,12 +99,7 @@ class _Machine:
         self.loop_step: int | None = None
         self.phase: Phase | None = None
         self._tracer = tracer
-        self._allocator = CachingAllocator(
-            arena.rules,
-            arena.capacity_bytes,
-            fraction_limit_bytes=arena.limit_bytes,
-            device_total_bytes=arena.total_bytes,
-        )
+        self._allocator = open_allocator(arena)
         self._tensors: dict[str, Block] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # whose names live
@@ -217,8 +211,7 @@ class _Machine:
             match action:
                 case Ask(size, role, optional):
                     if (step, asked) not in running.held:
-                        block = self._allocator.malloc(size) if optional else self._malloc(size)
-                        running.held[step, asked] = block or self._malloc(0), role
+                        running.held[step, asked] = self._malloc(size, is_optional=optional), role
                     asked += 1
                 case GiveBack(age, number):
                     self._allocator.free(running.held.pop((step - age, number))[0])
@@ -255,8 +248,10 @@ class _Machine:
             elif role is not Role.PARAMETER:
                 self._allocator.free(block)
 
-    def _malloc(self, size: int) -> Block:
+    def _malloc(self, size: int, is_optional: bool = False) -> Block:
         block = self._allocator.malloc(size)
+        if block is None:
+            block = after_refusal(self._allocator, is_optional)
         if block is None:
             raise _NoRoomError(size)
         return block

@@ -60,8 +60,7 @@ class QuickPlan:
 
 def left_bytes(budget: Budget) -> int | None:
     """What a card leaves to the allocator at the confidence; None without a card or a cap."""
-    bounds = (budget.arena.capacity_bytes, budget.arena.limit_bytes)
-    return min((bound for bound in bounds if bound is not None), default=None)
+    return budget.arena.share_bytes
 
 
 def recipe_of(job: Job) -> Recipe:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.allocator import CachingAllocator
-from planner.allocator_blocks import Block
+from planner.allocator_blocks import Block, SegmentEvent
 from planner.allocator_rules import AllocatorRules
 from planner.events import Alloc, Free, Mark, Outcome, Phase, Role, Trace
 
@@ -18,6 +18,11 @@ class Arena:
     # The device's memory as torch sees it; a fraction of the rules refers to it.
     total_bytes: int | None = None
     rules: AllocatorRules = AllocatorRules()
+
+    @property
+    def share_bytes(self) -> int | None:
+        """What is left to the allocator: the least of the bounds; None: there is no end."""
+        return _least(self.capacity_bytes, self.limit_bytes)
 
 
 UNLIMITED = Arena()
@@ -101,7 +106,38 @@ def room_bytes(arena: Arena) -> int | None:
     limit_bytes = arena.limit_bytes
     if limit_bytes is not None and arena.rules.expandable_segments:
         limit_bytes += arena.rules.large_segment_bytes
-    return min((bound for bound in (arena.capacity_bytes, limit_bytes) if bound is not None), default=None)
+    return _least(arena.capacity_bytes, limit_bytes)
+
+
+def open_allocator(arena: Arena, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
+    """The allocator of an arena; changes of the reserved memory are appended to `segment_events`.
+
+    Raises UsageError where the rules name a fraction of a total that the arena does not give.
+    """
+    return CachingAllocator(
+        arena.rules,
+        arena.capacity_bytes,
+        fraction_limit_bytes=arena.limit_bytes,
+        device_total_bytes=arena.total_bytes,
+        segment_events=segment_events,
+    )
+
+
+def check_batch(trace: Trace, batch: int) -> None:
+    """Raise ValueError where the trace was taken at another batch size and is not affine."""
+    if not trace.is_affine and trace.batches != (batch,):
+        raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
+
+
+def after_refusal(allocator: CachingAllocator, is_optional: bool) -> Block | None:
+    """What a refused request comes to: no block, which ends the run, or where it was optional one of no
+    bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
+    """
+    return allocator.malloc(0) if is_optional else None
+
+
+def _least(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Role, int]:
@@ -124,14 +160,8 @@ def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Role, int]:
 
 def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, list[int]]:
     """The replay up to an event, and the sizes of the blocks that were served, by birth."""
-    if not trace.is_affine and trace.batches != (batch,):
-        raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
-    allocator = CachingAllocator(
-        arena.rules,
-        arena.capacity_bytes,
-        fraction_limit_bytes=arena.limit_bytes,
-        device_total_bytes=arena.total_bytes,
-    )
+    check_batch(trace, batch)
+    allocator = open_allocator(arena)
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
     sizes: list[int] = []
@@ -143,8 +173,8 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, lis
         if isinstance(event, Alloc):
             size = event.fixed_bytes + event.per_sample_bytes * batch
             block = malloc(size)
-            if block is None and event.optional:
-                block = malloc(0)
+            if block is None:
+                block = after_refusal(allocator, event.optional)
             if block is None:
                 site = trace.sites[event.site]
                 failure = Failure(mark.step, mark.phase, site.module, site.op, size)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.allocator import CachingAllocator
-from planner.allocator_blocks import Block, SegmentEvent
+from planner.allocator_blocks import Block
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Trace
-from planner.replay import Arena
+from planner.replay import Arena, after_refusal, check_batch, open_allocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +47,20 @@ class PhasePeak:
     end_allocated_bytes: int
 
 
-def open_allocator(arena: Arena, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
-    """The allocator of an arena; changes of the reserved memory are appended to `segment_events`."""
-    return CachingAllocator(
-        arena.rules,
-        arena.capacity_bytes,
-        fraction_limit_bytes=arena.limit_bytes,
-        device_total_bytes=arena.total_bytes,
-        segment_events=segment_events,
-    )
-
-
 def play(trace: Trace, batch: int, allocator: CachingAllocator) -> Iterator[tuple[int, Event, Block | None]]:
     """Run a trace; after each event comes its index, the event and the block of an `Alloc`.
 
     An `Alloc` without a block could not be served and is the last event. Raises ValueError where the trace
     says nothing about this batch size.
     """
-    if not trace.is_affine and trace.batches != (batch,):
-        raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
+    check_batch(trace, batch)
     blocks: dict[int, Block] = {}
     for index, event in enumerate(trace.events):
         block = None
         if isinstance(event, Alloc):
             block = allocator.malloc(requested_bytes(event, batch))
-            if block is None and event.optional:
-                block = allocator.malloc(0)
+            if block is None:
+                block = after_refusal(allocator, event.optional)
             if block is None:
                 yield index, event, None
                 return

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.atomic import PARTIAL
 from planner.errors import DataFileError, UsageError
 from planner.events import Trace
 from planner.trace_file import load_trace, save_trace
@@ -19,7 +20,6 @@ from planner.trace_key import Key, name_of
 LIMIT_BYTES = 512 * 2**20
 SUFFIX = ".trace"
 _ATTEMPTS = 3  # to keep a trace while others clear the folder
-_PARTIAL = ".partial"  # `save_trace` writes under such a name first
 _ABANDONED_SECONDS = 3600
 
 Warn = Callable[[str], None]  # hears one line of something that went wrong and did not matter
@@ -123,7 +123,7 @@ class TraceCache:
         return sorted(found)
 
     def _partials(self) -> Iterator[Path]:
-        return self.folder.glob(f"*{SUFFIX}.*{_PARTIAL}") if self.folder.exists() else iter(())
+        return self.folder.glob(f"*{SUFFIX}.*{PARTIAL}") if self.folder.exists() else iter(())
 
     def _trim(self) -> None:
         """Delete the least recently used until the rest is small enough, and what was left half-written."""

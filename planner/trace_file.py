@@ -8,14 +8,13 @@ trace is written in the first that says all of it.
 
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.atomic import replace_bytes
 from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
 from planner.packed import pack, read_packed
@@ -54,15 +53,10 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
     else:
         del document["alloc"]["optional"]
     packed = pack(json.dumps(document, separators=(",", ":"), allow_nan=False))
-    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
     try:
-        partial.write_bytes(packed)
-        partial.replace(path)
+        replace_bytes(path, packed)
     except OSError as error:
         raise DataFileError(f"{path}: cannot write the trace: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # gone by the replacement, or could not even be made
-            partial.unlink()
 
 
 def load_trace(path: Path) -> tuple[Trace, dict[str, Any]]:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import CARD, JOB, OTHER_JOB, RUN, FakeMeasure
 
-from calibration.atomic import write_bytes
 from calibration.campaign import Harvest, Lab, run_campaign, told
 from calibration.campaign_file import Series, load_campaign
 from calibration.commands import Verification, calibrate, calibrate_campaign, keep_observations, verify
@@ -20,6 +19,7 @@ from calibration.observation_file import load_observation, load_observations, pa
 from calibration.request import ProbeRequest
 from planner.affine import align
 from planner.allocator_rules import MIB, AllocatorRules
+from planner.atomic import write_bytes
 from planner.budget import make_budget
 from planner.calibrated import Fit, Point
 from planner.calibration_file import load_folders

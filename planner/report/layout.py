@@ -72,12 +72,6 @@ def _value(value: object) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
 
 
-def bounds(budget: Budget) -> list[int]:
-    """What bounds the allocator, in bytes."""
-    arena = budget.arena
-    return [bound for bound in (arena.capacity_bytes, arena.limit_bytes) if bound is not None]
-
-
 def card_table(budget: Budget) -> list[str]:
     """The card's memory and what of it is left for the allocator."""
     return table(*card_rows(budget))
@@ -94,11 +88,11 @@ def card_rows(budget: Budget) -> tuple[str, list[Row]]:
     rows.append(("CUDA context", device.context.value, device.context.source))
     if budget.cap_bytes is not None:
         rows.append(("allocator's cap", budget.cap_bytes, "given by the user"))
-    if bounds(budget):
+    if budget.arena.share_bytes is not None:
         rest = "usable less context" if bounded else "the cap"
         if bounded and budget.cap_bytes is not None:
             rest += " or the cap"
-        rows.append(("left for the allocator", min(bounds(budget)), f"{rest}, less a margin for {sure}"))
+        rows.append(("left for the allocator", budget.arena.share_bytes, f"{rest}, less a margin for {sure}"))
     return device.name if bounded else "Any GPU", rows
 
 

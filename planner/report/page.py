@@ -25,7 +25,7 @@ from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
 from planner.report.explain import moment_text, tensor_text
 from planner.report.figures import breakdown, is_endless, mib, mib_parts
 from planner.report.job_json import job_to_json
-from planner.report.layout import DIGITS, bounds, job_text
+from planner.report.layout import DIGITS, job_text
 from planner.report.page_figures import breakdown_figure, curve_figure, timeline_figure
 from planner.report.page_modules import modules_figure
 from planner.report.text import verdict
@@ -67,7 +67,7 @@ def page_html(
     return environment.get_template("page.html.jinja").render(
         title=_title(estimate),
         job=job_text(estimate.job),
-        outcome=estimate.outcome.value if bounds(estimate.budget) else "",
+        outcome=estimate.outcome.value if estimate.budget.arena.share_bytes is not None else "",
         verdict=answer,
         fails=" ".join(" ".join(fails).split()),
         tiles=list(_tiles(estimate)),

@@ -5,20 +5,19 @@ torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, whi
 2 to 4 and colours by `category`. Frames tell modules in place of functions, the innermost first, as there.
 """
 
-import os
 import pickle
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import SegmentEvent, SegmentState
+from planner.atomic import replace_bytes
 from planner.errors import DataFileError
 from planner.events import Alloc, Free, Mark, Phase, Role, Trace
-from planner.replay import Arena
-from planner.timeline import open_allocator, play, requested_bytes
+from planner.replay import Arena, open_allocator
+from planner.timeline import play, requested_bytes
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads
 LOOP = "training loop"
@@ -31,15 +30,10 @@ Frames = list[dict[str, Any]]
 def save_snapshot(trace: Trace, batch: int, arena: Arena, path: Path) -> None:
     """Write the snapshot, whole or not at all. Raises DataFileError where the file cannot be written."""
     content = pickle.dumps(make_snapshot(trace, batch, arena), protocol=PROTOCOL)
-    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
     try:
-        partial.write_bytes(content)
-        partial.replace(path)
+        replace_bytes(path, content)
     except OSError as error:
         raise DataFileError(f"{path}: cannot write the snapshot: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # gone by the replacement, or could not even be made
-            partial.unlink()
 
 
 def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:

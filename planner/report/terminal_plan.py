@@ -6,7 +6,7 @@ from planner.plan import Estimate, Plan
 from planner.report.assumptions import of_run
 from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
 from planner.report.figures import breakdown, mib_parts
-from planner.report.layout import DIGITS, NAMES, bounds, card_rows, entry, job_text
+from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
 from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, open_table, stacked
 from planner.report.text import answer_lines, beyond_lines, memory_rows, step_lines, took, verdict
 
@@ -34,7 +34,7 @@ def estimate_view(estimate: Estimate, import_seconds: float) -> RenderableType:
 
 def tone_of(estimate: Estimate) -> str:
     """The colour of the verdict; where nothing bounds the memory there is none."""
-    return TONES[estimate.outcome] if bounds(estimate.budget) else "cyan"
+    return TONES[estimate.outcome] if estimate.budget.arena.share_bytes is not None else "cyan"
 
 
 def consists_view(estimate: Estimate) -> RenderableType:

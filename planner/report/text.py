@@ -12,7 +12,6 @@ from planner.report.layout import (
     DIGITS,
     NAMES,
     Row,
-    bounds,
     card_table,
     entry,
     heading,
@@ -69,7 +68,7 @@ def verdict(estimate: Estimate) -> list[str]:
             *_failure(estimate),
             *risk_lines(estimate),
         ]
-    if not bounds(estimate.budget):
+    if estimate.budget.arena.share_bytes is None:
         return [f"Batch {batch} takes {process} of GPU memory"]
     retries = estimate.run.retries
     how = f", releasing cached memory {_times(retries)} on the way, which takes time" if retries else ""

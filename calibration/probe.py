@@ -48,7 +48,7 @@ def main() -> None:
 def _reply(said: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if said["ask"] == "gpu":
-            _prepare("", "cuda")
+            _prepare("", "", "cuda")
             gpu, versions, settings = _describe("cuda", None)
             return {"name": gpu, "versions": asdict(versions), "settings": asdict(settings)}
         if said["ask"] == "tensors":
@@ -84,7 +84,7 @@ def observe_tensors(path: Path) -> tuple[Reading, ...]:
 
 def observe(request: ProbeRequest) -> Observation:
     """Run the request in this process, which must be fresh. Raises as `measure` does."""
-    _prepare(request.alloc_conf, request.device)
+    _prepare(request.alloc_conf, request.job.cublas_workspace_config, request.device)
     if request.device == "cpu":
         return _observe_on_cpu(request)
     import torch
@@ -134,14 +134,18 @@ def observe(request: ProbeRequest) -> Observation:
     )
 
 
-def _prepare(alloc_conf: str, device: str) -> None:
+def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
     """Before torch is imported: its options; after: is there a GPU at all."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML counts the cards alike
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # the former until torch 2.9
+    for name, text in (
+        ("PYTORCH_CUDA_ALLOC_CONF", alloc_conf),  # until torch 2.9
+        ("PYTORCH_ALLOC_CONF", alloc_conf),
+        ("CUBLAS_WORKSPACE_CONFIG", cublas_config),
+    ):
         os.environ.pop(name, None)
-        if alloc_conf:
-            os.environ[name] = alloc_conf
+        if text:
+            os.environ[name] = text
     if device == "cpu":
         return
     import torch

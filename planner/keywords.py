@@ -74,6 +74,7 @@ class Options(TypedDict, total=False):
     train_only: str | Sequence[str] | None
     new_tokens: int | None
     cudnn_benchmark: bool | None
+    cublas_workspace_config: str | None  # the text of CUBLAS_WORKSPACE_CONFIG
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
     allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
     isolate: bool | None  # the model runs in a process of its own
@@ -98,6 +99,7 @@ _PLAIN: tuple[Any, ...] = (  # those that `JobOptions` takes under the same name
     *("loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "steps", "precision"),
     *("grad_scaler", "backward_in_autocast", "memory_format", "checkpoint", "accumulate", "clip_gradients"),
     *("ema", "evaluate", "ddp", "ddp_bucket_view", "new_tokens", "cudnn_benchmark"),
+    "cublas_workspace_config",
 )
 _OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "models", "isolate")
 

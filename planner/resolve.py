@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
+from planner.cublas import parse_workspace_config
 from planner.errors import UsageError
 from planner.job import (
     CatalogueEntry,
@@ -57,6 +58,7 @@ class JobOptions(TypedDict, total=False):
     train_only: Sequence[str] | None
     new_tokens: int | None
     cudnn_benchmark: bool | None
+    cublas_workspace_config: str | None
 
 
 MAX_STEPS = 100
@@ -144,6 +146,8 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     for name, most in _COUNTS.items():
         if name in given:
             check_count("--" + name.replace("_", "-"), given[name], most)
+    if given.get("cublas_workspace_config"):
+        parse_workspace_config(given["cublas_workspace_config"])
     return replace(base, **given)
 
 
@@ -168,6 +172,10 @@ def complete_job(job: Job) -> Job:
     if job.mode is Mode.GENERATE and not job.new_tokens:
         raise UsageError(
             f"{job.model}: how many tokens to generate is unknown; give --new-tokens, such as 128"
+        )
+    if job.mode is not Mode.GENERATE and job.new_tokens:
+        raise UsageError(
+            f"{job.model}: --new-tokens and --mode {job.mode}: leave it away, or give --mode generate"
         )
     if not job.inputs and not is_completed_by_library(job):
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")

@@ -20,7 +20,10 @@ Key = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parent
 # Beside the tracer itself: what takes its traces apart and puts them together.
-_OWN = ("affine.py", "chip.py", "events.py", "job.py", "stored_loop.py", "terms.py", "trace_file.py")
+_OWN = (
+    *("affine.py", "chip.py", "cublas.py", "events.py", "job.py", "stored_loop.py", "terms.py"),
+    "trace_file.py",
+)
 LIBRARIES = {
     "hf": ("transformers",),
     "monai": ("monai", "einops"),

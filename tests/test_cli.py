@@ -239,6 +239,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "train_only": [],
         "new_tokens": 0,
         "cudnn_benchmark": False,
+        "cublas_workspace_config": "",
     }
 
 
@@ -556,6 +557,15 @@ COUNT = "is refused; use a whole number"
         (
             "estimate --model cnn --input 3x0",
             "tensor '3x0': a size is 0; every size of one sample must be at least 1",
+        ),
+        (
+            "estimate --model gpt2 --new-tokens 64",
+            "gpt2: --new-tokens and --mode train: leave it away, or give --mode generate",
+        ),
+        (
+            "estimate --model cnn --cublas-workspace-config 4096:8",
+            "--cublas-workspace-config: cannot read '4096:8'; write :SIZE:COUNT with sizes in KiB, such as "
+            ":4096:8 or :4096:2:16:8",
         ),
     ],
 )

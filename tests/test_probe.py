@@ -335,7 +335,7 @@ def test_all_figures_of_a_run_arrive(
     fake_cuda.setattr(calibration.real_model, "run_real", steps)
     path = tmp_path / "run.history.json.gz"
     conf = "max_split_size_mb:64"
-    job = training(cudnn_benchmark=True)
+    job = training(cudnn_benchmark=True, cublas_workspace_config=":16:8")
     seen = observe(ProbeRequest(job, 4, 6_000 * MIB, conf, history=path))
     assert torch.backends.cudnn.benchmark
     assert seen == Observation(
@@ -357,6 +357,7 @@ def test_all_figures_of_a_run_arrive(
         when=seen.when,
     )
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == os.environ["PYTORCH_ALLOC_CONF"] == conf
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     history = load_history(path)
     assert [event.action for event in history.events] == ["segment_alloc", "alloc", "snapshot"]
     assert (history.alloc_conf, history.limit_bytes) == (conf, int(6_000 / 12_037 * (12_037 * MIB)))

@@ -331,6 +331,7 @@ JOBS = st.builds(
     ddp=st.booleans(),
     freeze=st.lists(st.text(min_size=1), max_size=2).map(tuple),
     new_tokens=st.integers(0, 100),
+    cublas_workspace_config=st.sampled_from(("", ":4096:8", ":0:0")),
     source=st.text(),
 )
 

@@ -122,6 +122,9 @@ class JobOptions:
     cudnn_benchmark: Annotated[
         bool, Option("--cudnn-benchmark", help="Plan for torch.backends.cudnn.benchmark = True.")
     ] = False
+    cublas_workspace_config: Annotated[
+        Text, Option(metavar="TEXT", help="CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.")
+    ] = None
     models: Catalogue = None
     allow_code: Annotated[
         bool, Option("--allow-code", help="Let the file of --models name code that runs: FILE.py:NAME.")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from planner.cublas import parse_workspace_config
 from planner.job import (
     Checkpoint,
     ClipGradients,
@@ -86,6 +87,10 @@ def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
         fields["accumulate"] = check_count("accumulate", said["accumulate"], MAX_STEPS)
     if said.get("new_tokens", 0) != 0:
         fields["new_tokens"] = check_count("new_tokens", said["new_tokens"], MAX_NEW_TOKENS)
+    config = _checked(said.get("cublas_workspace_config", ""), str)
+    if config:
+        parse_workspace_config(config)
+        fields["cublas_workspace_config"] = config
     return fields
 
 

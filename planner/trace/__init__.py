@@ -64,7 +64,14 @@ def trace(
             job,
             model,
             batch,
-            Recorder(model, chip_of(capability, multiprocessors), details, calls, run),
+            Recorder(
+                model,
+                chip_of(capability, multiprocessors),
+                details,
+                calls,
+                run,
+                job.cublas_workspace_config,
+            ),
             path_of,
         )
 

@@ -56,7 +56,7 @@ class Foretold:
         """Hold the loop against a run."""
         try:
             if self._loop is None:
-                self._loop = _found(self._runs)
+                self._loop = _found(self._runs, self.job.cublas_workspace_config)
             if not differs(self._loop.at(batch, self.chip), self._run(batch)):
                 self._last = batch
                 return
@@ -69,11 +69,11 @@ class Foretold:
         return trace(self.job, batch, capability, self.build, calls=calls, multiprocessors=count)
 
 
-def _found(runs: dict[int, Run]) -> Loop:
+def _found(runs: dict[int, Run], cublas_config: str) -> Loop:
     if any(FROM_CHANCE in note for run in runs.values() for note in run.trace.notes):
         raise UnsteadyError("sizes that depend on values are on no line")
     first, second = (runs[batch] for batch in RUN_BATCHES)
-    return find_loop(first, second)
+    return find_loop(first, second, cublas_config)
 
 
 def _as_run(events: Iterable[Event], batch: int, first: int) -> Iterator[Event]:

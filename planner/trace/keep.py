@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from planner.chip import Chip
+from planner.cublas import workspace_bytes
 from planner.errors import ModelError
 from planner.events import FROM_CHANCE, Alloc, Event, Free, Role
 from planner.job import Job
@@ -15,7 +16,6 @@ from planner.trace.loops import Loops, Tell, UnsteadyError
 from planner.trace.recast import Loop, Run, Shape, differs, find_loop
 from planner.trace.recast import _Line as Line
 from planner.trace.scratch import rule_of
-from planner.trace.scratch.gemm import workspace_bytes
 from planner.trace.sketches import Sketch, UnknownToSketchesError, ask
 from planner.trace.sources import construct_model, find_constructor
 from planner.trace.symbols import Number, Record
@@ -89,7 +89,7 @@ def take_run(loops: Loops, batch: int, chip: Chip) -> StoredLoop:
     run = loops.run(batch, chip)
     moved = Run(replace(run.trace, batches=(batch + 1,)), run.calls)
     with suppress(UnsteadyError):
-        found = _stored(find_loop(run, moved), chip, batch, batch)
+        found = _stored(find_loop(run, moved, loops.job.cublas_workspace_config), chip, batch, batch)
         again = found.at(batch, chip.multiprocessors)
         if again is not None and not differs(again, run.trace):
             return found
@@ -128,7 +128,7 @@ def _stored(loop: Loop, chip: Chip, first: int, last: int) -> StoredLoop:
     )
     cases = tuple(tuple(_cases_known(*kind, chip, first, last)) for kind in loop.kinds)
     own = replace(loop.trace, events=loop.own, batches=(first, first + 1), details=())
-    return StoredLoop(own, kernels, cases, workspace_bytes(chip.capability), first, last)
+    return StoredLoop(own, kernels, cases, workspace_bytes(chip.capability, loop.cublas_config), first, last)
 
 
 def _cases_known(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:

@@ -43,7 +43,8 @@ class Loops:
         known = self._known(chip, watched)
         if known is None:
             first = self._run(self.job, low, chip, watched)
-            known = find_loop(first, self._run(self.job, high, chip, watched))
+            second = self._run(self.job, high, chip, watched)
+            known = find_loop(first, second, self.job.cublas_workspace_config)
         self._found.append((watched, known))
         return known
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from planner.chip import Chip
+from planner.cublas import workspace_bytes
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
 from planner.trace.scratch import Held, Made, rule_of
-from planner.trace.scratch.gemm import workspace_bytes
 from planner.trace.scratch.steps import Release, Step, Trial
 
 
@@ -124,6 +124,7 @@ class Loop:
     placed: dict[tuple[int, tuple[Step, ...], int], list[Event]] = field(
         default_factory=dict
     )  # of each kernel
+    cublas_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG
 
     def at(self, batch: int, chip: Chip) -> Trace:
         """The trace that a run at this batch size on such a GPU would give. Blocks have other numbers, and
@@ -148,7 +149,7 @@ class Loop:
     def answers(self, batch: int, chip: Chip) -> tuple[Hashable, ...]:
         """All that can differ between GPUs at a batch size: what the kernels take."""
         steps = (self._steps(kind, batch, chip) for kind in range(len(self.kinds)))
-        return workspace_bytes(chip.capability), *steps
+        return workspace_bytes(chip.capability, self.cublas_config), *steps
 
     def _splice(self, batch: int, chip: Chip, stop: int) -> Trace:
         events: list[Event] = []
@@ -172,7 +173,7 @@ class Loop:
                 continue
             events += own[done:before]
             done = before + births
-            blas_bytes = workspace_bytes(chip.capability) if takes_blas else 0
+            blas_bytes = workspace_bytes(chip.capability, self.cublas_config) if takes_blas else 0
             events += self._placed(place, self._steps(kernel.kind, batch, chip), blas_bytes)
         events += own[done:stop]
         return replace(self.trace, events=tuple(events), batches=(batch,), details=())
@@ -208,7 +209,7 @@ class Loop:
         return found
 
 
-def find_loop(first: Run, second: Run) -> Loop:
+def find_loop(first: Run, second: Run, cublas_config: str = "") -> Loop:
     """The loop through two runs at different batch sizes on one GPU. Raises UnsteadyError."""
     (low,), (high,) = first.trace.batches, second.trace.batches
     own_a, places_a = _take_apart(first)
@@ -230,7 +231,8 @@ def find_loop(first: Run, second: Run) -> Loop:
         kernels.append(_kernel(place, numbers[pair], sites.setdefault(a.site, len(sites))))
     top = 1 + max((event.block for event in own if isinstance(event, Alloc)), default=0)
     trace = replace(first.trace, sites=tuple(sites))
-    return Loop(trace, own, tuple(kernels), tuple(kinds), top, opening_end(own), {})
+    opening = opening_end(own)
+    return Loop(trace, own, tuple(kernels), tuple(kinds), top, opening, {}, cublas_config=cublas_config)
 
 
 def opening_end(events: Sequence[Event]) -> int:

@@ -95,6 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         details: Details | None = None,
         calls: Calls | None = None,
         run: Run = run_on_meta,
+        cublas_config: str = "",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._details = details
@@ -116,7 +117,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             [""],
         )  # from this autograd sequence number on, this module
         self._phase = Phase.SETUP
-        self._workspaces = Workspaces(chip.capability)
+        self._workspaces = Workspaces(chip.capability, cublas_config)
         self._sum: tuple[_Block, _Owner] | None = None  # an addition that may turn out to be in place
         self._closed = False
 

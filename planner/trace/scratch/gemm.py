@@ -4,7 +4,7 @@ ATen/cuda/CublasHandlePool.cpp: the first use of a handle takes a workspace from
 keeps it for ever, one per (handle, stream). Handles belong to threads, and a training process has two that
 multiply matrices: the one that runs the forward pass and the one in which autograd runs the backward pass.
 cuBLASLt uses the same workspace by default (unified since torch 2.11; torch 2.9 and 2.10 kept another 1
-MiB).
+MiB). How large it is says `planner.cublas`.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from planner.chip import Chip
+from planner.cublas import workspace_bytes
 from planner.events import Phase
 from planner.trace.scratch.steps import Held, Rule, Step, tensor_bytes
 
 aten = torch.ops.aten
-
-_DEFAULT_BYTES = (2 * 4096 + 8 * 16) * 1024  # CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8
-_HOPPER_BYTES = 32 * 2**20
 
 OPS = frozenset(
     {
@@ -39,20 +37,12 @@ OPS = frozenset(
 )
 
 
-def workspace_bytes(capability: tuple[int, int]) -> int:
-    """What cuBLAS keeps per handle on a GPU of this compute capability, in bytes.
-
-    >>> workspace_bytes((8, 6)), workspace_bytes((9, 0))
-    (8519680, 33554432)
-    """
-    return _HOPPER_BYTES if capability == (9, 0) else _DEFAULT_BYTES
-
-
 class Workspaces:
     """Which thread's handle has its workspace already."""
 
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self._bytes = workspace_bytes(capability)
+    def __init__(self, capability: tuple[int, int], config: str = "") -> None:
+        """`config` is the text of CUBLAS_WORKSPACE_CONFIG."""
+        self._bytes = workspace_bytes(capability, config)
         self._taken: set[bool] = set()
 
     def first_use(self, func: Any, phase: Phase) -> tuple[int, ...]:
@@ -63,7 +53,7 @@ class Workspaces:
         if backward in self._taken:
             return ()
         self._taken.add(backward)
-        return (self._bytes,)
+        return (self._bytes,) if self._bytes else ()
 
 
 # ---- operands that are copied, since cuBLAS wants rows or columns next to each other

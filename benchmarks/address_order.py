@@ -21,7 +21,7 @@ from published_outcomes import MIB, RUNS, job_of, set_up_bytes
 from published_transformers import job_of as transformer_of
 from transformers_4_51 import as_transformers_4_51
 
-from planner.allocator import CachingAllocator
+from planner.allocator_segments import Segments
 from planner.device import find_device
 from planner.events import Trace
 from planner.job import ZeroGrad
@@ -43,7 +43,7 @@ def main() -> None:
         stood = set_up_bytes(taken, batch) if run["library"] == "torchvision" else 0
         measured = float(run["peak_nvml_delta_mib"]) + stood / MIB
         falling = measured - replay(taken, batch).peak_reserved_bytes / MIB
-        with patch.object(CachingAllocator, "_new_address", rise):
+        with patch.object(Segments, "_new_address", rise):
             rising = measured - replay(taken, batch).peak_reserved_bytes / MIB
         if rising != falling:
             differing.append((rising, falling))
@@ -72,10 +72,10 @@ def trace_run(run: dict[str, str]) -> Trace:
         return trace(job, int(run["batch"]), chip.capability, multiprocessors=chip.multiprocessors)
 
 
-def rise(allocator: CachingAllocator, size_bytes: int) -> int:
+def rise(segments: Segments, size_bytes: int) -> int:
     """Addresses above all before; in place of the allocator's own."""
-    start = allocator._lowest_address
-    allocator._lowest_address += size_bytes
+    start = segments.lowest_address
+    segments.lowest_address += size_bytes
     return start
 
 

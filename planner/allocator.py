@@ -13,35 +13,23 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from planner.allocator_blocks import (
-    Block,
-    BlockPool,
-    SegmentAction,
-    SegmentEvent,
-    SegmentState,
-    VirtualRange,
-    picture_segment,
-)
-from planner.allocator_expandable import find_room, grow, range_bytes, shrink
+from planner.allocator_blocks import Block, BlockPool, SegmentEvent, SegmentState
 from planner.allocator_rules import (
     BLOCK_ROUNDING_BYTES,
     LARGEST_SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorRules,
 )
+from planner.allocator_segments import Segments
 from planner.errors import UsageError
-
-TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
-UNLIMITED_RANGE_BYTES = 2**47  # address space of an expandable segment where the capacity is unlimited
 
 
 class CachingAllocator:
     """The allocator of one device in one process; it counts and hands out addresses, but holds no memory.
 
-    Plain attributes to read, in bytes: `allocated_bytes` (blocks in use, each whole), `reserved_bytes`
-    (segments), and their peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's
-    `segment.all.current`, which leaves out expandable ones), `retries` (`num_alloc_retries`), `ooms`
-    (`num_ooms`).
+    To read, in bytes: `allocated_bytes` (blocks in use, each whole), `reserved_bytes` (segments), and their
+    peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's `segment.all.current`,
+    which leaves out expandable ones), `retries` (`num_alloc_retries`), `ooms` (`num_ooms`).
     """
 
     def __init__(
@@ -69,14 +57,10 @@ class CachingAllocator:
         Raises UsageError where the rules name a fraction of a total that is not given.
         """
         self.allocated_bytes = 0
-        self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
-        self.segments = 0
         self.retries = 0
         self.ooms = 0
         self._rules = rules
-        self._capacity_bytes = capacity_bytes
         self._limit_bytes = fraction_limit_bytes
         if fraction_limit_bytes is None and rules.per_process_memory_fraction < 1.0:
             if device_total_bytes is None:
@@ -84,11 +68,9 @@ class CachingAllocator:
             self._limit_bytes = rules.memory_limit_bytes(device_total_bytes)
         # The option knows only the fraction of the rules, not one set by a call (`throw_on_cudamalloc_oom`).
         self._fails_at_limit = rules.throw_on_cudamalloc_oom and fraction_limit_bytes is None
-        self._device_total_bytes = device_total_bytes or capacity_bytes or 0
-        self._address_of = address_of
-        self._lowest_address = TOP_ADDRESS
-        self._events = segment_events
-        self._heads: dict[int, Block] = {}  # the lowest block of each segment and virtual range, by address
+        self._segments = Segments(
+            rules, capacity_bytes, self._limit_bytes, device_total_bytes, address_of, segment_events
+        )
         self._small, self._large = _make_pools(rules)
         self._oversize_bytes = sys.maxsize if rules.max_split_bytes is None else rules.max_split_bytes
         self._collects_garbage = rules.garbage_collection_threshold > 0 and self._limit_bytes is not None
@@ -96,6 +78,21 @@ class CachingAllocator:
         self._searches_plainly = not (
             rules.expandable_segments or rules.max_split_bytes is not None or self._collects_garbage
         )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What CUDA has handed out and not got back."""
+        return self._segments.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that it was since the start, or since the peaks were reset."""
+        return self._segments.peak_reserved_bytes
+
+    @property
+    def segments(self) -> int:
+        """How many segments are held that are not expandable."""
+        return self._segments.count
 
     def malloc(self, requested_bytes: int) -> Block | None:
         """Hand out a block of at least `requested_bytes`; None: out of memory, which is a result.
@@ -162,18 +159,17 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
-        self._release_pool(self._large)
-        self._release_pool(self._small)
+        self._segments.release_pool(self._large)
+        self._segments.release_pool(self._small)
 
     def reset_peaks(self) -> None:
         """Let both peaks start anew from what is held now."""
         self.peak_allocated_bytes = self.allocated_bytes
-        self.peak_reserved_bytes = self.reserved_bytes
+        self._segments.peak_reserved_bytes = self._segments.reserved_bytes
 
     def snapshot(self) -> tuple[SegmentState, ...]:
         """Picture all reserved memory by rising address, one state per contiguous piece."""
-        heads = [self._heads[address] for address in sorted(self._heads)]
-        return tuple(state for head in heads for state in picture_segment(head))
+        return self._segments.picture()
 
     def _malloc_nothing(self, requested_bytes: int) -> Block:
         if requested_bytes < 0:
@@ -213,101 +209,21 @@ class CachingAllocator:
         if self._collects_garbage:
             self._collect_garbage()
         segment_bytes = self._rules.segment_bytes(size_bytes)
-        block = self._ask_cuda(pool, size_bytes, segment_bytes)
+        block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
         if block is not None:
             return block
-        if self._fails_at_limit and self._exceeds_limit(segment_bytes):
+        if self._fails_at_limit and self._segments.exceeds_limit(segment_bytes):
             self.ooms += 1
             return None
         if self._release_oversize(pool, size_bytes):
-            block = self._ask_cuda(pool, size_bytes, segment_bytes)
+            block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._ask_cuda(pool, size_bytes, segment_bytes)
+            block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
         if block is None:
             self.ooms += 1
         return block
-
-    def _exceeds_limit(self, segment_bytes: int) -> bool:
-        return self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes
-
-    def _exceeds_capacity(self, size_bytes: int) -> bool:
-        return self._capacity_bytes is not None and self.reserved_bytes + size_bytes > self._capacity_bytes
-
-    def _ask_cuda(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Try once to get new memory (`alloc_block`).
-
-        The limit is compared with a segment's size even where segments expand by more, or less, than that.
-        """
-        if self._exceeds_limit(segment_bytes):
-            return None
-        if self._rules.expandable_segments:
-            start = find_room(pool, size_bytes) or self._new_range(pool)
-            grown = grow(start, size_bytes, self._map_pages)
-            if grown is not None:
-                pool.remove(grown)
-            return grown
-        if self._exceeds_capacity(segment_bytes):
-            return None
-        block = Block(pool, self._new_address(segment_bytes), segment_bytes)
-        self._heads[block.address] = block
-        self.segments += 1
-        self._change_reserved("segment_alloc", block.address, segment_bytes)
-        return block
-
-    def _new_range(self, pool: BlockPool) -> Block:
-        if self._capacity_bytes is None:
-            size_bytes = UNLIMITED_RANGE_BYTES // pool.page_bytes * pool.page_bytes
-        else:
-            size_bytes = range_bytes(self._device_total_bytes, pool.page_bytes)
-        address = self._new_address(size_bytes)
-        block = Block(pool, address, size_bytes, virtual_range=VirtualRange(address, size_bytes))
-        self._heads[address] = block
-        pool.insert_unmapped(block)
-        return block
-
-    def _new_address(self, size_bytes: int) -> int:
-        if self._address_of is not None:
-            return self._address_of(size_bytes)
-        self._lowest_address -= size_bytes
-        return self._lowest_address
-
-    def _map_pages(self, address: int, size_bytes: int) -> bool:
-        if self._exceeds_capacity(size_bytes):
-            return False
-        self._change_reserved("segment_map", address, size_bytes)
-        return True
-
-    def _unmap_pages(self, address: int, size_bytes: int) -> None:
-        self._change_reserved("segment_unmap", address, size_bytes)
-
-    def _change_reserved(self, action: SegmentAction, address: int, size_bytes: int) -> None:
-        if action in ("segment_alloc", "segment_map"):
-            self.reserved_bytes += size_bytes
-            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        else:
-            self.reserved_bytes -= size_bytes
-        if self._events is not None:
-            self._events.append(SegmentEvent(action, address, size_bytes))
-
-    def _release_segment(self, block: Block) -> None:
-        """Give a segment that is one cached block back to CUDA (`release_block`)."""
-        block.pool.remove(block)
-        del self._heads[block.address]
-        self.segments -= 1
-        self._change_reserved("segment_free", block.address, block.size_bytes)
-
-    def _release_pool(self, pool: BlockPool) -> None:
-        """Release what is wholly free, by rising size, then address (`release_blocks`)."""
-        for _, _, block in tuple(pool.cached):
-            if block.virtual_range is not None:
-                emptied = shrink(block, self._unmap_pages)
-                if emptied is not None:
-                    pool.unmapped.remove(emptied)
-                    del self._heads[emptied.address]
-            elif not block.is_split:
-                self._release_segment(block)
 
     def _release_oversize(self, pool: BlockPool, size_bytes: int) -> bool:
         """Release unsplittable blocks so that the request may fit (`release_available_cached_blocks`).
@@ -320,12 +236,12 @@ class CachingAllocator:
         cached = pool.cached
         place = bisect_left(cached, (wanted_bytes,))
         if place < len(cached):
-            self._release_segment(cached[place][2])
+            self._segments.release(cached[place][2])
             return True
         released_bytes = 0
         while cached and released_bytes < wanted_bytes and cached[-1][0] >= self._oversize_bytes:
             released_bytes += cached[-1][0]
-            self._release_segment(cached[-1][2])
+            self._segments.release(cached[-1][2])
         return released_bytes >= wanted_bytes
 
     def _collect_garbage(self) -> None:
@@ -341,7 +257,7 @@ class CachingAllocator:
             for block in idle:
                 if pool.searches - block.freed_at_search >= mean_age:
                     released_bytes += block.size_bytes
-                    self._release_segment(block)
+                    self._segments.release(block)
             idle = [block for block in idle if block.cached]
 
 

@@ -96,7 +96,7 @@ def assert_identities(allocator: CachingAllocator) -> None:
         assert end == segment.address + segment.size_bytes
         for lower, upper in zip(segment.blocks, segment.blocks[1:], strict=False):
             assert lower.in_use or upper.in_use  # neighbours of a free block are in use
-    for head in allocator._heads.values():
+    for head in allocator._segments.heads.values():
         assert head.prev is None and (head.cached or head.in_use or head in head.pool.unmapped)
     for pool in (allocator._small, allocator._large):
         assert_index(pool, [segment.blocks for segment in snapshot if segment.pool == pool.name])

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
-from planner.allocator import TOP_ADDRESS
 from planner.allocator_rules import MIB, AllocatorRules
+from planner.allocator_segments import TOP_ADDRESS
 from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Free, Mark, Phase, Role, Site, Trace
 from planner.replay import UNLIMITED, Arena, replay

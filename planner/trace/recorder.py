@@ -6,23 +6,20 @@ takes and gives back comes from the rules of `scratch/`, and where autograd on a
 does the record.
 """
 
-import sys
-import weakref
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import _StopRecomputationError
 
 from planner.chip import Chip
-from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
+from planner.events import Alloc, Phase, Role, Site, Trace
+from planner.trace.block_log import Block, BlockLog, Owner
 from planner.trace.details import Details
+from planner.trace.module_scopes import ModuleScopes
 from planner.trace.recast import Calls
 from planner.trace.scratch import (
     CPU_OUTPUTS,
@@ -45,26 +42,6 @@ aten = torch.ops.aten
 
 # What an operator gives: called with it, its arguments and the phase of the loop.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
-
-
-@dataclass(slots=True)
-class _Block:
-    """A block while it is being recorded: its role is known only later."""
-
-    number: int
-    size_bytes: int
-    role: Role
-    site: int
-    optional: bool = False
-
-
-class _Owner(weakref.ref[Any]):
-    """A living storage and the block that it owns; a sum may take over its operand's block."""
-
-    __slots__ = ("block", "key")
-
-    block: _Block
-    key: int  # the storage's identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,36 +81,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unknown_ops: set[str] = set()
         self.running: str | None = None  # the operator in flight, for error messages
         self._chip = chip
-        self._events: list[_Block | int | Mark] = []  # a birth, the number of a block that dies, or a mark
-        self._owners: dict[int, _Owner] = {}  # storage identity -> its block
-        self._alive: dict[int, _Block] = {}
-        self._blocks = 0
-        self._sites: dict[tuple[str, str], int] = {}
+        self._log = BlockLog(details)
+        self._owners: dict[int, Owner] = {}  # storage identity -> its block
         self._operators: dict[int, _Operator] = {}  # by identity: their own hash is slow
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by identity and name
-        self._graph: tuple[list[int], list[str]] = (
-            [0],
-            [""],
-        )  # from this autograd sequence number on, this module
+        self._scopes = ModuleScopes(model)
         self._phase = Phase.SETUP
         self._workspaces = Workspaces(chip.capability, cublas_config)
-        self._sum: tuple[_Block, _Owner] | None = None  # an addition that may turn out to be in place
-        self._closed = False
 
     # ---- what the loop tells
 
     def mark(self, step: int, phase: Phase) -> None:
         """From here on, events belong to this phase of this step."""
-        self._sum = None
         if phase is Phase.BACKWARD or (phase is Phase.END and torch.is_grad_enabled()):
             # What the forward pass made and is still held when the backward pass starts, or would start.
-            for block in self._alive.values():
-                if block.role is Role.TEMPORARY:
-                    block.role = Role.ACTIVATION
+            self._log.keep_for_backward()
         self._phase = phase
-        self._events.append(Mark(step, phase))
-        self._closed = phase is Phase.END
+        self._log.mark(step, phase)
 
     def adopt(self, tensor: Tensor, role: Role, module: str, op: str) -> None:
         """Record a tensor that exists already as a block that is asked for now; a view of a known
@@ -149,40 +112,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def place(self) -> str:
         """Where the loop is, in words: the innermost module that runs, or the phase outside of modules."""
-        if len(self._stack) > 1:
-            name = self._stack[-1][1]
-            return f"module '{name}'" if name else "the model's own forward"
-        return {Phase.FORWARD: "the loss", Phase.BACKWARD: "the backward pass"}.get(
-            self._phase, f"the loop's {self._phase}"
-        )
+        return self._scopes.place_in(self._phase)
 
-    @contextmanager
-    def watching_modules(self) -> Iterator[None]:
+    def watching_modules(self) -> AbstractContextManager[None]:
         """Follow which module runs, for the sites of blocks and for error messages."""
-        before = hooks.register_module_forward_pre_hook(self._enter)
-        after = hooks.register_module_forward_hook(self._leave, always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
+        return self._scopes.watching()
 
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
         """The trace up to the mark `END`, with every size as it was at this batch."""
-        events: list[Event] = []
-        for entry in self._events:
-            if isinstance(entry, _Block):
-                events.append(
-                    Alloc(entry.number, entry.size_bytes, 0, entry.role, entry.site, entry.optional)
-                )
-            elif isinstance(entry, int):
-                events.append(Free(entry))
-            else:
-                events.append(entry)
-        sites = tuple(Site(module, op) for module, op in self._sites)
+        events = self._log.events()
         born = [event.block for event in events if isinstance(event, Alloc)]
         details = () if self._details is None else self._details.of(born)
-        return Trace(tuple(events), sites, (batch,), tuple(sorted(self.unknown_ops)), notes, details)
+        return Trace(events, self._log.sites(), (batch,), tuple(sorted(self.unknown_ops)), notes, details)
 
     # ---- what torch tells
 
@@ -244,12 +185,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif owner.block.size_bytes != storage.nbytes():
             old = owner.block
             owner.block = self._birth(storage.nbytes(), old.role, op.name)
-            self._death(old)
+            self._log.death(old)
 
     def _note_kernel(self, op: _Operator, args: tuple[Any, ...], out: Any) -> None:
         """Record the outputs of an operator, what its kernel takes beside them, and what cuBLAS keeps."""
-        start = len(self._events)
-        held: list[_Block] = []
+        start = len(self._log.entries)
+        held: list[Block] = []
         outputs: list[Tensor] = []
         if op.kind == "resizes":
             self._note_resized(op, out)
@@ -263,15 +204,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for size in self._workspaces.first_use(op.func, self._phase):
                 self._birth(size, Role.WORKSPACE, op.name)
         while held:
-            self._death(held.pop())
+            self._log.death(held.pop())
         if self._calls is not None and (op.rule is not None or op.uses_blas):
-            place = Site(self._where(), op.name)
-            self._calls.on_kernel(start, len(self._events), place, op.func, args, out, outputs)
+            place = Site(self._scopes.name_in(self._phase), op.name)
+            self._calls.on_kernel(start, len(self._log.entries), place, op.func, args, out, outputs)
 
-    def _note_steps(self, op: _Operator, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[_Block]:
+    def _note_steps(self, op: _Operator, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[Block]:
         """Record what a rule wrote down; the result is what the kernel holds until it returns."""
         role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
-        held: list[_Block] = []
+        held: list[Block] = []
         coming = iter(outputs)
         if Made.OUTPUT not in steps and Made.REST not in steps:
             steps = (Made.REST, *steps)
@@ -285,16 +226,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._note(tensor, role, op.name)
             elif step is Made.RELEASE or isinstance(step, Release):
                 for _ in range(step.blocks if isinstance(step, Release) else len(held)):
-                    self._death(held.pop())
+                    self._log.death(held.pop())
             elif isinstance(step, Held):
                 if step.size_bytes:  # no rule gives back one of no bytes
                     held.append(self._birth(step.size_bytes, Role.WORKSPACE, op.name))
             elif isinstance(step, Trial):
                 block = self._birth(step.size_bytes, Role.WORKSPACE, op.name)
                 block.optional = True
-                self._death(block)
+                self._log.death(block)
             elif step:
-                self._death(self._birth(step, Role.WORKSPACE, op.name))
+                self._log.death(self._birth(step, Role.WORKSPACE, op.name))
         return held
 
     def _new_tensors(self, func: Any, out: Any) -> list[Tensor]:
@@ -327,7 +268,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size_bytes = storage.nbytes()
         if size_bytes == 0:
             return
-        owner = _Owner(storage, self._died)
+        owner = Owner(storage, self._died)
         owner.key = key
         owner.block = self._birth(size_bytes, role, op, module)
         self._owners[key] = owner
@@ -336,27 +277,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _died(self, owner: Any) -> None:
         del self._owners[owner.key]
-        self._death(owner.block)
+        self._log.death(owner.block)
 
-    def _birth(self, size_bytes: int, role: Role, op: str, module: str | None = None) -> _Block:
-        self._sum = None
-        sites, number = self._sites, self._blocks
-        key = (self._where() if module is None else module, op)
-        block = _Block(number, size_bytes, role, sites.setdefault(key, len(sites)))
-        self._blocks = number + 1
-        self._alive[number] = block
-        self._events.append(block)
-        if self._details is not None:
-            self._details.on_birth(number)
-        return block
-
-    def _death(self, block: _Block) -> None:
-        if self._closed:
-            return
-        if self._sum is not None and self._sum_was_in_place(block):
-            return
-        del self._alive[block.number]
-        self._events.append(block.number)
+    def _birth(self, size_bytes: int, role: Role, op: str, module: str | None = None) -> Block:
+        where = self._scopes.name_in(self._phase) if module is None else module
+        return self._log.birth(size_bytes, role, op, where)
 
     # ---- gradients that a GPU adds in place
     # -------------------------------------------------------------------
@@ -373,47 +298,5 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         old = self._owners.get(operand.untyped_storage()._cdata)
         new = self._owners.get(out.untyped_storage()._cdata)
-        if old is None or new is None or self._events[-1] is not new.block:
-            return
-        if old.block.size_bytes == new.block.size_bytes:
-            self._sum = (old.block, new)
-
-    def _sum_was_in_place(self, dying: _Block) -> bool:
-        assert self._sum is not None
-        old, sum_owner = self._sum
-        self._sum = None
-        if dying is not old:
-            return False
-        self._events.pop()  # the birth of the sum: it lives on in its operand's block
-        del self._alive[sum_owner.block.number]
-        sum_owner.block = old
-        return True
-
-    # ---- where
-
-    def _enter(self, module: nn.Module, _args: Any) -> None:
-        self._stack.append((id(module), self._names.get(id(module), type(module).__name__)))
-        self._mark_graph()
-
-    def _leave(self, module: nn.Module, _args: Any, out: Any) -> None:
-        error = sys.exception() if out is None else None
-        if error is not None and not isinstance(error, _StopRecomputationError):
-            return  # the module raised, and an error message names the place; a checkpoint only stops early
-        while self._stack.pop()[0] != id(module):
-            pass  # a module inside this one raised, and this one went on
-        self._mark_graph()
-
-    def _mark_graph(self) -> None:
-        numbers, names = self._graph
-        numbers.append(torch._C._autograd._get_sequence_nr())
-        names.append(self._stack[-1][1])
-
-    def _where(self) -> str:
-        """The module that runs; in the backward pass, the one whose forward made the node that runs."""
-        if self._phase is not Phase.BACKWARD or len(self._stack) > 1:
-            return self._stack[-1][1]
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return ""
-        numbers, names = self._graph
-        return names[bisect_right(numbers, node._sequence_nr()) - 1]
+        if old is not None and new is not None:
+            self._log.expect_sum_in_place(old.block, new)

@@ -1,6 +1,6 @@
 """A loop of a model for any batch size, in a form that a file holds and that needs no torch.
 
-`trace/recast.py` takes a loop apart into the model's own events, straight lines in the batch size, and calls
+`trace/two_runs.py` takes a loop apart into the model's own events, straight lines in the batch size, and calls
 of kernels, whose rules say what they take beside it. Here the rules' answers stand as `terms.Case`s. Both are
 put together again exactly as a run would record them, or not at all.
 """
@@ -19,7 +19,8 @@ from planner.terms import Answer, Case, Guard, check_case, work_out
 LETTERS = "pthoaer"
 
 Capability = tuple[int, int]
-Answers = tuple[tuple[tuple[str, int], ...], ...]  # letters and sizes, for each kind of call
+Written = tuple[tuple[str, int], ...]  # what a kernel does, step by step: letters and sizes
+Answers = tuple[Written, ...]  # for each kind of call
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class StoredLoop:
             done = kernel.before + sum(kernel.outputs)
             births = iter(own[kernel.before : done])
             outputs = [[next(births)] if takes else [] for takes in kernel.outputs]
-            made = _made(steps, outputs, blas_bytes, kernel.site, number)
+            made = kernel_events(steps, outputs, blas_bytes, kernel.site, number)
             number += len(made)
             events += made
         return events + own[done:]
@@ -97,15 +98,17 @@ def _worked_out(cases: Sequence[Case], batch: int, multiprocessors: int) -> Iter
             yield found
 
 
-def _made(
-    steps: Sequence[tuple[str, int]], outputs: list[list[Event]], blas_bytes: int, site: int, number: int
+def kernel_events(
+    steps: Written, outputs: Sequence[list[Event]], blas_bytes: int, site: int, number: int
 ) -> list[Event]:
-    """The events of one kernel, as `Recorder._note_kernel` records them; new blocks count from `number`."""
+    """The events of one kernel, as `Recorder._note_kernel` records them; new blocks are numbered from
+    `number`, at most one for each event. `outputs` are the births of each, none where it takes no memory.
+    """
     events: list[Event] = []
     held: list[int] = []
     coming = iter(outputs)
     if not any(letter in "oa" for letter, _ in steps):
-        steps = [("a", 0), *steps]
+        steps = (("a", 0), *steps)
     for letter, size in (*steps, ("a", 0)):
         if letter == "o":
             events += next(coming, [])

@@ -12,8 +12,10 @@ from planner.chip import Chip, chip_of
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Mode, Optimizer, Precision
 from planner.trace import trace
+from planner.trace.calls import Calls, Run, UnsteadyError
 from planner.trace.loops import Loops
-from planner.trace.recast import Calls, Run, UnsteadyError, differs, find_loop
+from planner.trace.recast import differs
+from planner.trace.two_runs import find_loop
 from planner.trace.watched import Watched
 from tests.tracing import AMPERE, HOPPER, job_of
 

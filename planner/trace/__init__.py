@@ -16,6 +16,7 @@ from planner.chip import chip_of
 from planner.errors import ModelError, PlannerError
 from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
+from planner.trace.calls import Calls
 from planner.trace.clean import left_clean, text_of
 from planner.trace.cuda import cuda_semantics
 from planner.trace.cuda.rnn import flatten_weights
@@ -27,7 +28,6 @@ from planner.trace.hf_values import known_values
 from planner.trace.optimizers import build_optimizer
 from planner.trace.precision import convert_model, meta_machine
 from planner.trace.real_cpu import Values, ValuesNeededError, built_with_values, values_kept
-from planner.trace.recast import Calls
 from planner.trace.recorder import Recorder, Run
 from planner.trace.shapes import run_on_meta
 from planner.trace.sources import build_model, complete_by_library

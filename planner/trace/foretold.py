@@ -15,8 +15,10 @@ from planner.errors import ModelError
 from planner.events import FROM_CHANCE, Alloc, Event, Free, Trace
 from planner.job import Job
 from planner.trace import trace
+from planner.trace.calls import Calls, Run, UnsteadyError
 from planner.trace.loops import RUN_BATCHES
-from planner.trace.recast import Calls, Loop, Run, UnsteadyError, differs, find_loop
+from planner.trace.recast import Loop, differs
+from planner.trace.two_runs import find_loop
 
 BEYOND = (
     8  # the third run is this part of the batch size above what is asked for: neighbours will be asked for

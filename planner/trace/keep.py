@@ -12,13 +12,14 @@ from planner.events import FROM_CHANCE, Alloc, Event, Free, Role
 from planner.job import Job
 from planner.stored_loop import Kernel, StoredLoop
 from planner.terms import Case, work_out
+from planner.trace.calls import Line, Run, Shape
 from planner.trace.loops import Loops, Tell, UnsteadyError
-from planner.trace.recast import Loop, Run, Shape, differs, find_loop
-from planner.trace.recast import _Line as Line
+from planner.trace.recast import Loop, differs
 from planner.trace.scratch import rule_of
 from planner.trace.sketches import Sketch, UnknownToSketchesError, ask
 from planner.trace.sources import construct_model, find_constructor
 from planner.trace.symbols import Number, Record
+from planner.trace.two_runs import find_loop
 
 # A batch that takes so much beside the model is run to confirm a loop: about as much as the largest servers'
 # eight GPUs have together, or, where torch itself cannot count so far, some GPUs, or one of some years ago.

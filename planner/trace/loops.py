@@ -15,7 +15,9 @@ from planner.chip import Chip
 from planner.events import Trace
 from planner.job import Job, Mode
 from planner.trace import trace
-from planner.trace.recast import Calls, Loop, Run, UnsteadyError, differs, find_loop, opening_end
+from planner.trace.calls import Calls, Run, UnsteadyError
+from planner.trace.recast import Loop, differs, opening_end
+from planner.trace.two_runs import find_loop
 from planner.trace.watched import Watched
 
 RUN_BATCHES = (2, 3)  # at batch 1 broadcasting takes shortcuts, so it is no end of a straight line

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.chip import Chip
 from planner.events import Alloc, Phase, Role, Site, Trace
 from planner.trace.block_log import Block, BlockLog, Owner
+from planner.trace.calls import Calls
 from planner.trace.details import Details
 from planner.trace.module_scopes import ModuleScopes
-from planner.trace.recast import Calls
 from planner.trace.scratch import (
     CPU_OUTPUTS,
     Held,

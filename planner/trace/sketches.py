@@ -10,8 +10,8 @@ from torch import Tensor
 
 from planner.chip import Chip
 from planner.terms import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case
-from planner.trace.scratch import Held, Made, Rule, Step
-from planner.trace.scratch.steps import Release, Trial
+from planner.trace.scratch import Rule, Step
+from planner.trace.scratch.steps import letter_of
 from planner.trace.symbols import Number, Record, as_number
 
 
@@ -110,16 +110,8 @@ def ask(rule: Rule, args: Any, out: Any, chip: Chip, record: Record) -> Case:
 
 
 def _answer(record: Record, step: Step) -> Answer:
-    if isinstance(step, Made):
-        return Answer(_LETTERS[step], record.place((CONSTANT, 0, 0)))
-    if isinstance(step, Release):
-        return Answer("r", as_number(record, step.blocks).place())
-    if isinstance(step, Held | Trial):
-        return Answer("h" if isinstance(step, Held) else "t", as_number(record, step.size_bytes).place())
-    return Answer("p", as_number(record, step).place())
-
-
-_LETTERS = {Made.OUTPUT: "o", Made.REST: "a", Made.RELEASE: "e"}
+    letter, size = letter_of(step)
+    return Answer(letter, as_number(record, size).place())
 
 
 def _pruned(case: Case) -> Case:

@@ -51,6 +51,18 @@ class Release:
 
 
 Step = int | Trial | Held | Release | Made
+_LETTERS = {Made.OUTPUT: "o", Made.REST: "a", Made.RELEASE: "e"}
+
+
+def letter_of(step: Step) -> tuple[str, Any]:
+    """The step as `planner.stored_loop.LETTERS` have it, with its size as the rule wrote it down, or 0."""
+    if isinstance(step, Made):
+        return _LETTERS[step], 0
+    if isinstance(step, Release):
+        return "r", step.blocks
+    if isinstance(step, Held | Trial):
+        return "h" if isinstance(step, Held) else "t", step.size_bytes
+    return "p", step
 
 
 Rule = Callable[[tuple[Any, ...], Any, Chip], tuple[Step, ...]]  # arguments, result, chip

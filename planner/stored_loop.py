@@ -1,8 +1,8 @@
 """A loop of a model for any batch size, in a form that a file holds and that needs no torch.
 
-`trace/two_runs.py` takes a loop apart into the model's own events, straight lines in the batch size, and calls
-of kernels, whose rules say what they take beside it. Here the rules' answers stand as `terms.Case`s. Both are
-put together again exactly as a run would record them, or not at all.
+`trace/two_runs.py` takes a loop apart into the model's own events, straight lines in the batch size, and
+calls of kernels, whose rules say what they take beside it. Here the rules' answers stand as `terms.Case`s.
+Both are put together again exactly as a run would record them, or not at all.
 """
 
 import json

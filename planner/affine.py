@@ -68,7 +68,7 @@ def refit(affine: Trace, taken: Trace) -> Trace | str:
         return difference
     for index, (a, b) in enumerate(zip(one.events, other.events, strict=True)):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
-            expected_bytes = a.fixed_bytes + a.per_sample_bytes * batch
+            expected_bytes = a.bytes_at(batch)
             if expected_bytes != b.fixed_bytes:
                 return (
                     f"event {index}: block {a.block} ({_where(affine, a)}) takes {b.fixed_bytes} bytes at "
@@ -155,7 +155,7 @@ def _same(ours: Sequence[Slot], theirs: Sequence[Slot], batch: int) -> Slots | N
     """Our scratch where theirs, taken at this batch size, is the same; else None."""
 
     def join(a: Alloc, b: Alloc) -> Alloc | None:
-        return a if a.fixed_bytes + a.per_sample_bytes * batch == b.fixed_bytes else None
+        return a if a.bytes_at(batch) == b.fixed_bytes else None
 
     return _paired(ours, theirs, join)
 

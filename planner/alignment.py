@@ -5,7 +5,8 @@ at column j (Crochemore, Iliopoulos, Pinzon and Reid 2001; Hyyrö 2004). Where t
 memory, the problem is halved first (Hirschberg 1975).
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 MOST_TABLE_BITS = 2**30  # 128 MiB
@@ -39,22 +40,21 @@ def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) ->
         return []
     if len(second) > 1 and len(first) * len(second) > most_table_bits:
         return _align_halves(first, second, most_table_bits)
-    return _trace_back(first, second, _rows(first, second))
+    return _trace_back(first, second, list(_rows(first, second)))
 
 
-def _rows(first: Sequence[int], second: Sequence[int]) -> list[int]:
+def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
     """The rows of the table: entry i for the first i numbers of `second`, bit j for number j of `first`."""
     places: dict[int, int] = {}
     for column, number in enumerate(first):
         places[number] = places.get(number, 0) | 1 << column
     full = (1 << len(first)) - 1
     row = full
-    rows = [row]
+    yield row
     for number in second:
         found = row & places.get(number, 0)
         row = ((row + found) | (row - found)) & full
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _trace_back(first: Sequence[int], second: Sequence[int], rows: list[int]) -> list[Pair]:
@@ -83,13 +83,6 @@ def _align_halves(first: Sequence[int], second: Sequence[int], most_table_bits: 
 
 def _lengths(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Length of the common subsequence of `second` and each beginning of `first`, from the empty one on."""
-    places: dict[int, int] = {}
-    for column, number in enumerate(first):
-        places[number] = places.get(number, 0) | 1 << column
-    full = (1 << len(first)) - 1
-    row = full
-    for number in second:
-        found = row & places.get(number, 0)
-        row = ((row + found) | (row - found)) & full
+    (row,) = deque(_rows(first, second), maxlen=1)
     bits = f"{row:0{len(first)}b}"[::-1]
     return list(accumulate((bit == "0" for bit in bits), initial=0))

@@ -11,7 +11,6 @@ from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block
 from planner.allocator_rules import AllocatorRules
 from planner.events import Alloc, Free, Mark, Phase, Role, Trace
-from planner.timeline import requested_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Bir
         if isinstance(event, Mark):
             mark = event
         elif isinstance(event, Alloc):
-            size = requested_bytes(event, batch)
+            size = event.bytes_at(batch)
             site = trace.sites[event.site]
             found.append(
                 Birth(

@@ -53,6 +53,10 @@ class Alloc:
     site: int  # index into `Trace.sites`
     optional: bool = False  # where it is refused, the process goes another way, as if the block had no bytes
 
+    def bytes_at(self, batch: int) -> int:
+        """What is asked for at a batch size; loops that run for each event of many replays write it out."""
+        return self.fixed_bytes + self.per_sample_bytes * batch
+
 
 @dataclass(frozen=True, slots=True)
 class Free:

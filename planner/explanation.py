@@ -15,7 +15,6 @@ from planner.timeline import (
     Timeline,
     phase_peaks,
     play,
-    requested_bytes,
     take_timeline,
 )
 
@@ -173,9 +172,7 @@ def _look(
         if index == peak:
             blocks = _live_blocks(trace, batch, live)
         if index == reserved_peak:
-            rounding = sum(
-                block.size_bytes - requested_bytes(event, batch) for event, _, block in live.values()
-            )
+            rounding = sum(block.size_bytes - event.bytes_at(batch) for event, _, block in live.values())
             fragmentation = _fragmentation(moment_of(trace, index), allocator, rounding)
         if index >= max(peak, reserved_peak):
             break
@@ -191,7 +188,7 @@ def _live_blocks(
         LiveBlock(
             event.block,
             block.size_bytes,
-            requested_bytes(event, batch),
+            event.bytes_at(batch),
             event.role,
             trace.sites[event.site].module,
             trace.sites[event.site].op,

@@ -81,7 +81,7 @@ def fold(trace: Trace, batch: int) -> Loop:
             step, number = born[event.block]
             steps[-1].append(GiveBack(now - step, number))
         else:
-            size_bytes = event.fixed_bytes + event.per_sample_bytes * batch
+            size_bytes = event.bytes_at(batch)
             if event.role is Role.WORKSPACE and event.block not in freed:
                 steps[-1].append(Keep(size_bytes))
                 continue

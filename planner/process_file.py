@@ -23,6 +23,7 @@ from pathlib import Path
 
 from planner.errors import UsageError
 from planner.job import SOURCES, CatalogueEntry, is_argument_name, parse_tensor_spec, shown
+from planner.job_entries import count_of
 from planner.named_models import job_named_in
 from planner.process import (
     Define,
@@ -155,8 +156,8 @@ class _StepReader:
     def _train(self, entry: Entry) -> Step:
         values = entry.children(("model", "steps_per_epoch", "epochs"), ("batch", "print"))
         model, batch = self._known(values["model"])
-        steps = _whole(values["steps_per_epoch"], MAX_STEPS)
-        epochs = _whole(values["epochs"], MAX_STEPS)
+        steps = count_of(values["steps_per_epoch"], MAX_STEPS)
+        epochs = count_of(values["epochs"], MAX_STEPS)
         if steps * epochs > MAX_STEPS:
             raise entry.broken(f"{steps * epochs:,} steps are too many; at most {MAX_STEPS:,} are played")
         label = _line(values["print"]) if "print" in values else None
@@ -176,17 +177,10 @@ def _define(entry: Entry) -> Define:
 
 def _batch(entry: Entry, values: Mapping[str, Entry], known: int | None) -> int:
     if "batch" in values:
-        return _whole(values["batch"], MAX_BATCH)
+        return count_of(values["batch"], MAX_BATCH)
     if known is None:
         raise entry.broken("missing batch; the catalogue has none for this model")
     return known
-
-
-def _whole(entry: Entry, most: int) -> int:
-    number = entry.number(1, most)
-    if number != int(number):
-        raise entry.broken(f"a whole number is wanted, not {number}")
-    return int(number)
 
 
 def _line(entry: Entry) -> str:

@@ -42,11 +42,7 @@ def largest(
     nor do the neighbours above it; the same holds for `comfortable` up to `largest`.
     """
     seen: dict[int, Outcome] = {}
-
-    def probe(batch: int) -> Outcome:
-        if batch not in seen:
-            seen[batch] = outcome(batch)
-        return seen[batch]
+    probe = _asking_once(outcome, seen)
 
     def fits(batch: int) -> bool:
         return probe(batch) is not Outcome.DOES_NOT_FIT
@@ -78,12 +74,7 @@ def largest_by_line(
     above the first that does not fit, none is looked at, since they would all be larger than the answer.
     """
     seen: dict[int, Outcome] = {}
-
-    def probe(batch: int) -> Outcome:
-        if batch not in seen:
-            seen[batch] = outcome(batch)
-        return seen[batch]
-
+    probe = _asking_once(outcome, seen)
     low, guess = ends
     for _ in range(MOST_LINES):
         slope_bytes = (need_bytes(guess) - need_bytes(low)) / (guess - low)
@@ -99,6 +90,17 @@ def largest_by_line(
     best = boundary_near(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, comfortable, limit)
     failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
+
+
+def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) -> Callable[[int], Outcome]:
+    """The same outcome, put into `seen` in the order of the first questions."""
+
+    def probe(batch: int) -> Outcome:
+        if batch not in seen:
+            seen[batch] = outcome(batch)
+        return seen[batch]
+
+    return probe
 
 
 def boundary_near(fits: Callable[[int], bool], guess: int, limit: int) -> int:

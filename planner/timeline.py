@@ -58,7 +58,7 @@ def play(trace: Trace, batch: int, allocator: CachingAllocator) -> Iterator[tupl
     for index, event in enumerate(trace.events):
         block = None
         if isinstance(event, Alloc):
-            block = allocator.malloc(requested_bytes(event, batch))
+            block = allocator.malloc(event.bytes_at(batch))
             if block is None:
                 block = after_refusal(allocator, event.optional)
             if block is None:
@@ -68,11 +68,6 @@ def play(trace: Trace, batch: int, allocator: CachingAllocator) -> Iterator[tupl
         elif isinstance(event, Free):
             allocator.free(blocks.pop(event.block))
         yield index, event, block
-
-
-def requested_bytes(event: Alloc, batch: int) -> int:
-    """What is asked for, before the allocator rounds it."""
-    return event.fixed_bytes + event.per_sample_bytes * batch
 
 
 def take_timeline(trace: Trace, batch: int, arena: Arena) -> Timeline:

@@ -171,7 +171,7 @@ def _whole(tracer: Tracer, batch: int) -> Trace:
 def _at(trace: Trace, batch: int) -> Trace:
     """An affine trace as if taken at one batch size."""
     events = tuple(
-        replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
+        replace(event, fixed_bytes=event.bytes_at(batch), per_sample_bytes=0)
         if isinstance(event, Alloc)
         else event
         for event in trace.events

@@ -17,7 +17,7 @@ from planner.atomic import replace_bytes
 from planner.errors import DataFileError
 from planner.events import Alloc, Free, Mark, Phase, Role, Trace
 from planner.replay import Arena, open_allocator
-from planner.timeline import play, requested_bytes
+from planner.timeline import play
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads
 LOOP = "training loop"
@@ -48,7 +48,7 @@ def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
             frames.mark = event
             continue
         if isinstance(event, Alloc):
-            size = requested_bytes(event, batch)
+            size = event.bytes_at(batch)
             stack = frames.of(event)
             entries += _segment_entries(changes, stack, len(entries))
             changes.clear()

@@ -91,8 +91,7 @@ def _as_run(events: Iterable[Event], batch: int, first: int) -> Iterator[Event]:
             elif not event.per_sample_bytes:
                 yield event
                 continue
-            size_bytes = event.fixed_bytes + event.per_sample_bytes * batch
-            yield replace(event, block=number, fixed_bytes=size_bytes, per_sample_bytes=0)
+            yield replace(event, block=number, fixed_bytes=event.bytes_at(batch), per_sample_bytes=0)
         elif isinstance(event, Free) and event.block >= first:
             yield Free(names[event.block])
         else:

@@ -146,8 +146,7 @@ def differs(one: Trace, other: Trace) -> str:
     numbers: dict[int, int] = {}
     for index, (a, b) in enumerate(zip(one.events, other.events, strict=False)):
         if isinstance(a, Alloc) and isinstance(b, Alloc):
-            sizes = [event.fixed_bytes + event.per_sample_bytes * batch for event in (a, b)]
-            same = sizes[0] == sizes[1] and (a.role, a.optional) == (b.role, b.optional)
+            same = a.bytes_at(batch) == b.bytes_at(batch) and (a.role, a.optional) == (b.role, b.optional)
             same = same and one.sites[a.site] == other.sites[b.site]
             numbers[a.block] = b.block
         elif isinstance(a, Free) and isinstance(b, Free):

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from planner.allocator_rules import parse_alloc_conf
 from planner.budget import Budget, make_budget
@@ -29,7 +29,7 @@ from planner.kept_traces import UserShelf
 from planner.named_models import allowed_sources
 from planner.plan import Tell
 from planner.residuals import kind_of
-from planner.resolve import JobOptions, complete_job, merge_job, resolve_job
+from planner.resolve import JobOptions, PlainOptions, complete_job, merge_job, resolve_job
 from planner.shipped_traces import ShippedShelf
 from planner.trace_cache import open_cache
 from planner.versions import installed_version
@@ -46,35 +46,14 @@ Sample = str | TensorSpec
 Model = str | Job | Factory
 
 
-class Options(TypedDict, total=False):
+class Options(PlainOptions, total=False):
     """The options of the command line; None counts as not given."""
 
     model_arg: Mapping[str, object] | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
     target: Sample | None
-    loss: str | None
-    mode: str | None
-    optimizer: str | None
-    optimizer_impl: str | None
-    zero_grad: str | None
-    keep_grads: bool | None
-    steps: int | None
-    precision: str | None
-    grad_scaler: bool | None
-    backward_in_autocast: bool | None
-    memory_format: str | None
-    checkpoint: str | None
-    accumulate: int | None
-    clip_gradients: str | None
-    ema: bool | None
-    evaluate: bool | None
-    ddp: bool | None
-    ddp_bucket_view: bool | None
     freeze: str | Sequence[str] | None
     train_only: str | Sequence[str] | None
-    new_tokens: int | None
-    cudnn_benchmark: bool | None
-    cublas_workspace_config: str | None  # the text of CUBLAS_WORKSPACE_CONFIG
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
     allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
     isolate: bool | None  # the model runs in a process of its own
@@ -95,12 +74,7 @@ class Options(TypedDict, total=False):
 
 
 DEFAULT_CONFIDENCE = 0.99
-_PLAIN: tuple[Any, ...] = (  # those that `JobOptions` takes under the same name and in the same form
-    *("loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "steps", "precision"),
-    *("grad_scaler", "backward_in_autocast", "memory_format", "checkpoint", "accumulate", "clip_gradients"),
-    *("ema", "evaluate", "ddp", "ddp_bucket_view", "new_tokens", "cudnn_benchmark"),
-    "cublas_workspace_config",
-)
+_PLAIN: tuple[Any, ...] = tuple(PlainOptions.__annotations__)  # their names
 _OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "models", "isolate")
 
 

@@ -30,12 +30,9 @@ from planner.job import (
 from planner.samples import find_sample
 
 
-class JobOptions(TypedDict, total=False):
-    """What a user may set over the defaults, as the fields of `Job` mean it; None counts as not set."""
+class PlainOptions(TypedDict, total=False):
+    """Options of a job that read the same wherever they are given; None counts as not set."""
 
-    model_args: Sequence[tuple[str, Any]] | None  # added to the defaults key by key
-    inputs: Sequence[TensorSpec] | None
-    target: TensorSpec | None
     loss: str | None
     mode: str | None
     optimizer: str | None
@@ -54,11 +51,19 @@ class JobOptions(TypedDict, total=False):
     evaluate: bool | None
     ddp: bool | None
     ddp_bucket_view: bool | None
-    freeze: Sequence[str] | None
-    train_only: Sequence[str] | None
     new_tokens: int | None
     cudnn_benchmark: bool | None
-    cublas_workspace_config: str | None
+    cublas_workspace_config: str | None  # the text of CUBLAS_WORKSPACE_CONFIG
+
+
+class JobOptions(PlainOptions, total=False):
+    """What a user may set over the defaults, as the fields of `Job` mean it; None counts as not set."""
+
+    model_args: Sequence[tuple[str, Any]] | None  # added to the defaults key by key
+    inputs: Sequence[TensorSpec] | None
+    target: TensorSpec | None
+    freeze: Sequence[str] | None
+    train_only: Sequence[str] | None
 
 
 MAX_STEPS = 100

@@ -61,7 +61,16 @@ def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build 
     optimizer = None
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
-    run_loop(model, job, lambda: _copy(host, device), optimizer, on_phase, cuda_machine(job))
+    seen = host_batch(with_own_types(job), job.eval_batch) if job.eval_batch else host
+    run_loop(
+        model,
+        job,
+        lambda: _copy(host, device),
+        optimizer,
+        on_phase,
+        cuda_machine(job),
+        lambda: _copy(seen, device),
+    )
 
 
 def host_batch(job: Job, batch: int) -> Batch:

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from planner.budget import Budget
 from planner.changes import Change, Recipe, apply_all, changes_for
+from planner.epoch import over_epoch
 from planner.errors import ModelError, UsageError
 from planner.events import Outcome, Trace
 from planner.plan import Estimate, Tell, Tracer, estimate
@@ -130,7 +131,7 @@ def _hopeful(
 
 def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_tracer: Open) -> Trial:
     changed = apply_all(recipe, changes)
-    trace = open_tracer(changed)(changed.batch)
+    trace = over_epoch(changed.job, changed.batch, open_tracer(changed))
     arena = replace(budget.arena, rules=changed.rules)
     found = estimate(changed.job, trace, changed.batch, replace(budget, arena=arena))
     return Trial(changes, changed, found, _needed(trace, changed.batch, arena, found.run.peak_reserved_bytes))

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from planner.epoch import check_batch, over_epoch
 from planner.errors import PlannerError, UnsavedError
 from planner.job import check_count
 from planner.keywords import (
@@ -168,11 +169,12 @@ def estimate(
     workload = workload_of(model, options, budget)
     budget = calibrate_budget(budget, workload.job, options)
     size = batch_of(batch, workload.batch, workload.job)
+    check_batch(workload.job, size)
     tell = options.get("tell") or silent
     tracer = workload.open(tell)
     opened = perf_counter()
     tell(f"tracing batch {size}")
-    trace = tracer(size)
+    trace = over_epoch(workload.job, size, tracer)
     found = estimate_batch(workload.job, trace, size, budget, perf_counter() - opened)
     result = EstimateResult(found, opened - start)
     _save(result, workload, tracer, size, options)

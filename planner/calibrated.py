@@ -233,12 +233,12 @@ def _context(sizes: Sequence[int], source: str, drift_bytes: int = 0) -> Measure
 
 
 def _same_job(one: Job, other: Job) -> bool:
-    """Whether two jobs take the same memory: names and the number of steps do not count."""
+    """Whether two jobs take the same memory in a step: names do not count, nor how many steps there are."""
     return _essence(one) == _essence(other)
 
 
 def _essence(job: Job) -> tuple[object, ...]:
-    unnamed = replace(job, model=job.source or job.model, source="", model_args=(), steps=1)
+    unnamed = replace(job, model=job.source or job.model, source="", model_args=(), steps=1, dataset_size=0)
     return unnamed, sorted(map(repr, job.model_args))
 
 

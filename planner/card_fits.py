@@ -15,6 +15,8 @@ from typing import Protocol
 
 from planner.budget import Budget, process_bytes, upper_process_bytes
 from planner.chip import Chip
+from planner.device import ENDLESS_BYTES
+from planner.epoch import last_batch, most_batch, over_epoch
 from planner.events import Outcome, Trace
 from planner.floor import Floor
 from planner.job import Job
@@ -39,6 +41,29 @@ class Traces(Protocol):
 
     def floor(self, chip: Chip) -> Floor:
         """A bound from below; a function that gives 0 will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverEpoch:
+    """Traces of a job with the smaller batch that its epochs end with."""
+
+    job: Job
+    traces: Traces
+
+    def at(self, batch: int, chip: Chip) -> Trace:
+        """As `over_epoch` puts it together."""
+        return over_epoch(self.job, batch, lambda size: self.traces.at(size, chip))
+
+    def kin(self, batch: int, chip: Chip) -> Hashable:
+        """Both batch sizes decide."""
+        sizes = [size for size in (batch, last_batch(self.job, batch)) if size]
+        known = tuple(self.traces.kin(size, chip) for size in sizes)
+        return None if None in known else known
+
+    def floor(self, chip: Chip) -> Floor:
+        """That of full batches; above the epoch there is nothing to find."""
+        floor, most = self.traces.floor(chip), most_batch(self.job)
+        return lambda batch: floor(batch) if batch <= most else ENDLESS_BYTES
 
 
 @dataclass(frozen=True, slots=True)

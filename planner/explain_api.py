@@ -10,6 +10,7 @@ from planner.births import Recording
 from planner.budget import Budget
 from planner.curve import BatchCurve
 from planner.differ import Difference, compare_with_recording
+from planner.epoch import check_batch, over_epoch
 from planner.errors import ModelError
 from planner.events import Trace
 from planner.explanation import Explanation, Shown
@@ -119,8 +120,9 @@ def explain(
     tracer = setting.workload.open(tell)
     opened = perf_counter()
     job, size, budget = setting.workload.job, setting.batch, setting.budget
+    check_batch(job, size)
     tell(f"tracing batch {size}")
-    trace = tracer(size)
+    trace = over_epoch(job, size, tracer)
     evaluation = _evaluation(setting, tell)
     traced = perf_counter()
     found = estimate_batch(job, trace, size, budget, traced - opened)
@@ -129,7 +131,7 @@ def explain(
     difference = None
     if setting.recording is not None:
         tell("aligning trace and recording")
-        difference = compare_with_recording(trace, size, setting.recording)
+        difference = compare_with_recording(tracer(size), size, setting.recording)
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
     path = options.get("save_trace")
     if path is not None:
@@ -183,6 +185,8 @@ def _evaluating(job: Job) -> Job:
         clip_gradients=ClipGradients.NONE,
         ema=False,
         evaluate=False,
+        eval_batch=0,
+        dataset_size=0,
         ddp=False,
         ddp_bucket_view=False,
     )

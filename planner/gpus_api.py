@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.budget import Budget, make_budget
 from planner.calibrated import Correction, look_up
-from planner.card_fits import CardFit, CardTable, fit_cards
+from planner.card_fits import CardFit, CardTable, OverEpoch, fit_cards
 from planner.chip import Chip
 from planner.device import MIB, Device, load_devices, search_devices
+from planner.epoch import check_batch
 from planner.errors import UsageError
 from planner.events import Outcome, Trace
 from planner.floor import Floor, least_bytes
@@ -123,8 +124,10 @@ def gpus(
     start = perf_counter()
     job, traces = _open(model, options, tell)
     opened = perf_counter()
+    if batch is not None:
+        check_batch(job, batch)
     budgets = _budgets(cards, job, options)
-    fits = _fit(traces, budgets, batch)
+    fits = _fit(job, traces, budgets, batch)
     kept = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
     traced = traces.loops.seconds if isinstance(traces, _FromLoops) else 0.0
     seconds = Seconds(traced, perf_counter() - opened - traced)
@@ -139,7 +142,7 @@ def gpus(
         any_trace.unknown_ops,
         opened - start,
         seconds,
-        traces,
+        OverEpoch(job, traces) if job.dataset_size else traces,
     )
     return GpusResult(table)
 
@@ -284,14 +287,18 @@ def _open(
 
 
 def _fit(
-    traces: "_FromFile | _FromLoops | FromApart | KeptCards", budgets: Sequence[Budget], batch: int | None
+    job: Job,
+    traces: "_FromFile | _FromLoops | FromApart | KeptCards",
+    budgets: Sequence[Budget],
+    batch: int | None,
 ) -> tuple[CardFit, ...]:
     """The cards. Each loop is held against a run at the largest answer that it gave; where it proves wrong,
     its cards are asked again.
     """
     if isinstance(traces, FromApart):
         return traces.fit(budgets, batch)
-    fits = fit_cards(budgets, traces, batch)
+    played = OverEpoch(job, traces) if job.dataset_size else traces
+    fits = fit_cards(budgets, played, batch)
     if isinstance(traces, _FromFile | KeptCards):
         return fits
     doubted = _doubted(traces, fits)
@@ -300,7 +307,7 @@ def _fit(
     again = [budget for budget in budgets if budget.device.chip in doubted]
     kept = [fit for fit in fits if fit.budget.device.chip not in doubted]
     said = {fit.budget.arena: fit.max_batch for fit in fits}  # by the loop, which is not far off
-    return (*kept, *fit_cards(again, traces, batch, said))
+    return (*kept, *fit_cards(again, played, batch, said))
 
 
 def _doubted(traces: _FromLoops, fits: Sequence[CardFit]) -> set[Chip]:

@@ -7,6 +7,7 @@ from functools import cache
 from planner.budget import Budget
 from planner.card_fits import CardFit
 from planner.chip import Chip
+from planner.epoch import over_epoch
 from planner.events import Trace
 from planner.floor import Floor
 from planner.isolate import Apart
@@ -46,7 +47,8 @@ class FromApart:
         size = batch or plan.search.largest or 1
         found: Estimate | None = plan.at_max if size == plan.search.largest else None
         if found is None:
-            found = estimate(self.job, self.at(size, chip), size, budget)
+            trace = over_epoch(self.job, size, lambda one: self.at(one, chip))
+            found = estimate(self.job, trace, size, budget)
         return CardFit(
             budget,
             plan.search.largest,

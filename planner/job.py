@@ -113,7 +113,8 @@ class Job:
     accumulate: int = 1  # micro-batches of the batch size in each step of the optimizer
     clip_gradients: ClipGradients = ClipGradients.NONE
     ema: bool = False  # a moving average of parameters and buffers is kept on the device
-    evaluate: bool = False  # a pass in eval mode without gradients, at the batch size, between the steps
+    evaluate: bool = False  # a pass in eval mode without gradients between the steps
+    eval_batch: int = 0  # its batch size; 0: that of the training
     ddp: bool = False  # DistributedDataParallel's gradient buckets
     ddp_bucket_view: bool = False  # `gradient_as_bucket_view=True`
     freeze: tuple[str, ...] = ()  # patterns (fnmatch) of parameter names that are not trained
@@ -121,6 +122,7 @@ class Job:
     new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
     cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
     cublas_workspace_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG; "": it is not set
+    dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
 
 

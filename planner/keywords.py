@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Options(PlainOptions, total=False):
     calibrations: str | PathLike[str] | Sequence[str | PathLike[str]] | None  # folders, looked into first
     own_calibrations: str | PathLike[str] | None  # a folder looked into after those, where any can answer
     no_calibration: bool | None  # plan without any
+    dataset_size: int | None  # samples of an epoch, of which the last batch may be smaller
     trace: str | PathLike[str] | None  # plan from this file in place of a model
     save_trace: str | PathLike[str] | None
     cache: str | PathLike[str] | None  # a folder that traces are kept in; None: each is taken anew
@@ -146,7 +148,8 @@ def workload_of(model: Model | None, options: Options, budget: Budget) -> Worklo
     path = options.get("trace")
     if path is not None:
         _refuse_beside_trace(model, options)
-        return load_workload(Path(path), chip)
+        loaded = load_workload(Path(path), chip)
+        return replace(loaded, job=complete_job(merge_job(loaded.job, _of_epoch(options))))
     open_workload = opener_of(options)
     shelves = shelves_of(options)
     job, batch, factory = job_of(model, options, shelves)
@@ -220,9 +223,14 @@ def _job_options(options: Options) -> JobOptions:
         "freeze": _patterns(options.get("freeze")),
         "train_only": _patterns(options.get("train_only")),
     }
-    for name in _PLAIN:
+    for name in (*_PLAIN, "dataset_size"):
         given[name] = options.get(name)  # type: ignore[literal-required]
     return given
+
+
+def _of_epoch(options: Options) -> JobOptions:
+    """What a trace says nothing of, so that it may stand beside a saved one."""
+    return {"dataset_size": options.get("dataset_size")}
 
 
 def _patterns(given: str | Sequence[str] | None) -> Sequence[str]:

@@ -8,11 +8,13 @@ from time import perf_counter
 
 from planner.affine import align, refit
 from planner.budget import Budget, chance_out_of_memory, process_bytes, upper_process_bytes
+from planner.epoch import last_batch, most_batch, over_epoch
+from planner.errors import ModelError
 from planner.events import FROM_CHANCE, Outcome, Role, Trace
 from planner.floor import least_bytes
 from planner.job import Job
 from planner.replay import UNLIMITED, Arena, Replay, replay, replay_with_live, room_bytes
-from planner.search import LARGEST_BATCH, Search, largest, largest_by_line
+from planner.search import Search, largest, largest_by_line
 
 FIT_BATCHES = (
     2,
@@ -114,7 +116,7 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
     source: Callable[[int], Trace] = traces.at
     whole = align(*map(traces.at, FIT_BATCHES))
     if isinstance(whole, Trace):
-        whole, found = _settle(whole, budget.arena, traces)
+        whole, found = _settle(job, whole, budget.arena, traces)
     if isinstance(whole, Trace):
         settled = whole
         source = lambda batch: traces.at(batch) if traces.has(batch) else settled  # noqa: E731
@@ -122,10 +124,10 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
         note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {whole}"
         source = lambda batch: replace(traces.at(batch), notes=(*traces.at(batch).notes, note))  # noqa: E731
         is_drawn = any(FROM_CHANCE in note for note in traces.at(FIT_BATCHES[0]).notes)
-        found = (_search_drawn if is_drawn else _search_anew)(budget.arena, traces)
+        found = (_search_drawn if is_drawn else _search_anew)(job, budget.arena, traces)
 
     def at(batch: int) -> Estimate:
-        return estimate(job, source(batch), batch, budget, traces.seconds)
+        return estimate(job, over_epoch(job, batch, source), batch, budget, traces.seconds)
 
     at_max = at(found.largest) if found.largest else None
     first_failure = at(found.first_failure) if found.first_failure else None
@@ -133,49 +135,65 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
     return Plan(job, budget, found, at_max, first_failure, seconds)
 
 
-def _settle(whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str, Search]:
+def _settle(job: Job, whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str, Search]:
     """Search, and trace the answer and its successor, until the search that knows these traces says the same.
 
     Between batch sizes that were traced, scratch memory that follows no line stands as it was at the last
     answer; it decides little, so that answers hardly move. Where all of it follows lines, the successor needs
-    no trace of its own.
+    no trace of its own. A smaller last batch is traced with the answer that it belongs to.
     """
     found = None
     for _ in range(MOST_REFITS):
-        found = _search(whole, arena, traces, found)
+        found = _search(job, whole, arena, traces, found)
         answer = max(found.largest, 1)
         is_new = not traces.has(answer)
         refitted = refit(whole, traces.at(answer))
         if isinstance(refitted, str):
             return refitted, found
-        if refitted.events == whole.events and is_new and not traces.has(answer + 1):
+        was_right = _is_as_told(refitted, traces, last_batch(job, answer))
+        if was_right and refitted.events == whole.events and is_new and not traces.has(answer + 1):
             return refitted, found
-        if not is_new and traces.has(answer + 1):
+        if was_right and not is_new and (traces.has(answer + 1) or answer >= most_batch(job)):
             return refitted, found
         whole = refitted
-        if found.largest < LARGEST_BATCH:
+        if found.largest < most_batch(job):
             traces.at(answer + 1)
-    return whole, _search(whole, arena, traces, found)
+            _is_as_told(whole, traces, last_batch(job, answer + 1))
+    return whole, _search(job, whole, arena, traces, found)
 
 
-def _search(whole: Trace, arena: Arena, traces: "_Traces", near: Search | None) -> Search:
+def _is_as_told(whole: Trace, traces: "_Traces", last: int) -> bool:
+    """Whether a last batch is traced as the whole told it; true where there is none, or nothing new."""
+    if not last or traces.has(last):
+        return True
+    try:
+        found = refit(whole, traces.at(last))
+    except ModelError:  # the epoch will be played without it
+        return False
+    return isinstance(found, Trace) and found.events == whole.events
+
+
+def _search(job: Job, whole: Trace, arena: Arena, traces: "_Traces", near: Search | None) -> Search:
     room, floor = room_bytes(arena), least_bytes(whole.events)
 
+    def told(batch: int) -> Trace:
+        return traces.at(batch) if traces.has(batch) else whole
+
     def outcome(batch: int) -> Outcome:
-        if traces.has(batch):
-            return replay(traces.at(batch), batch, arena).outcome
-        if room is not None and floor(batch) > room:
+        if not traces.has(batch) and room is not None and floor(batch) > room:
             return Outcome.DOES_NOT_FIT
-        return replay(whole, batch, arena).outcome
+        return replay(over_epoch(job, batch, told), batch, arena).outcome
 
-    return largest(outcome, near=near)
-
-
-def _search_anew(arena: Arena, traces: "_Traces") -> Search:
-    return largest(lambda batch: replay(traces.at(batch), batch, arena).outcome)
+    return largest(outcome, most_batch(job), near)
 
 
-def _search_drawn(arena: Arena, traces: "_Traces") -> Search:
+def _search_anew(job: Job, arena: Arena, traces: "_Traces") -> Search:
+    return largest(
+        lambda batch: replay(over_epoch(job, batch, traces.at), batch, arena).outcome, most_batch(job)
+    )
+
+
+def _search_drawn(job: Job, arena: Arena, traces: "_Traces") -> Search:
     """Where sizes depend on chance, batch sizes above the answer tell little, and each takes a run."""
     endless = without_end(arena)
 
@@ -183,20 +201,21 @@ def _search_drawn(arena: Arena, traces: "_Traces") -> Search:
         return replay(traces.at(batch), batch, endless).peak_reserved_bytes
 
     return largest_by_line(
-        lambda batch: replay(traces.at(batch), batch, arena).outcome,
+        lambda batch: replay(over_epoch(job, batch, traces.at), batch, arena).outcome,
         need_bytes,
         arena.share_bytes or 0,
         FIT_BATCHES,
+        most_batch(job),
     )
 
 
 class _Traces:
-    """Takes each trace once and counts the time."""
+    """Takes each trace once and counts the time; a failure is remembered too."""
 
     def __init__(self, tracer: Tracer, tell: Tell) -> None:
         self.seconds = 0.0
         self._tracer, self._tell = tracer, tell
-        self._taken: dict[int, Trace] = {}
+        self._taken: dict[int, Trace | ModelError] = {}
 
     def has(self, batch: int) -> bool:
         return batch in self._taken
@@ -205,6 +224,12 @@ class _Traces:
         if batch not in self._taken:
             self._tell(f"tracing batch {batch}")
             start = perf_counter()
-            self._taken[batch] = self._tracer(batch)
+            try:
+                self._taken[batch] = self._tracer(batch)
+            except ModelError as error:
+                self._taken[batch] = error
             self.seconds += perf_counter() - start
-        return self._taken[batch]
+        taken = self._taken[batch]
+        if isinstance(taken, ModelError):
+            raise taken
+        return taken

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 from planner.cublas import parse_workspace_config
@@ -49,6 +50,7 @@ class PlainOptions(TypedDict, total=False):
     clip_gradients: str | None
     ema: bool | None
     evaluate: bool | None
+    eval_batch: int | None  # of the evaluation, by default that of the training
     ddp: bool | None
     ddp_bucket_view: bool | None
     new_tokens: int | None
@@ -64,10 +66,13 @@ class JobOptions(PlainOptions, total=False):
     target: TensorSpec | None
     freeze: Sequence[str] | None
     train_only: Sequence[str] | None
+    dataset_size: int | None
 
 
 MAX_STEPS = 100
 MAX_NEW_TOKENS = 2**20
+MAX_EVAL_BATCH = 2**24  # as of the training's
+MAX_SAMPLES = 2**50  # of a dataset
 
 _TORCHVISION_FAMILIES = (
     r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|maxvit|mnasnet|mobilenet|regnet|resnet|resnext"
@@ -84,7 +89,15 @@ _ENUMERATIONS = {
     "checkpoint": Checkpoint,
     "clip_gradients": ClipGradients,
 }
-_COUNTS = {"steps": MAX_STEPS, "accumulate": MAX_STEPS, "new_tokens": MAX_NEW_TOKENS}
+COUNTS: Mapping[str, int] = MappingProxyType(
+    {
+        "steps": MAX_STEPS,
+        "accumulate": MAX_STEPS,
+        "new_tokens": MAX_NEW_TOKENS,
+        "eval_batch": MAX_EVAL_BATCH,
+        "dataset_size": MAX_SAMPLES,
+    }
+)  # options that are whole numbers from 1, and the most that they may be
 
 
 def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Unpack[JobOptions]) -> Job:
@@ -137,6 +150,8 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
     if "precision" in given:
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
+    if given.get("eval_batch"):
+        given["evaluate"] = True
     if given.get("ddp_bucket_view"):
         given.setdefault("ddp", True)
     if "optimizer" in given and base.optimizer_impl is default_impl(base.optimizer):
@@ -148,7 +163,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given.setdefault("target", None)  # such a loss compares with none
     if "inputs" in given and "target" not in given:
         given["target"] = _resized(base, given["inputs"])
-    for name, most in _COUNTS.items():
+    for name, most in COUNTS.items():
         if name in given:
             check_count("--" + name.replace("_", "-"), given[name], most)
     if given.get("cublas_workspace_config"):
@@ -181,6 +196,12 @@ def complete_job(job: Job) -> Job:
     if job.mode is not Mode.GENERATE and job.new_tokens:
         raise UsageError(
             f"{job.model}: --new-tokens and --mode {job.mode}: leave it away, or give --mode generate"
+        )
+    least = 3 if job.evaluate or job.mode is Mode.FORWARD else 2
+    if job.dataset_size and job.steps < least:
+        raise UsageError(
+            f"{job.model}: --dataset-size and --steps {job.steps}: the smaller batch comes between others; "
+            f"give at least --steps {least}"
         )
     if not job.inputs and not is_completed_by_library(job):
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")

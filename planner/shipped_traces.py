@@ -19,7 +19,7 @@ from planner.kept_traces import BROKEN, Found, torch_of
 from planner.report.job_json import job_from_json, job_to_json
 from planner.stored_loop import Capability, StoredLoop, loop_from_json, loops_to_json
 from planner.trace_file import load_trace, save_trace
-from planner.trace_key import tracer_digest
+from planner.trace_key import traced, tracer_digest
 from planner.versions import installed_version, public_version
 
 SHIPPED = Path(__file__).with_name("shipped")
@@ -78,7 +78,7 @@ class ShippedShelf:
 
 def shipped_name(job: Job) -> str:
     """What the index calls a job."""
-    return sha256(json.dumps(job_to_json(job), sort_keys=True).encode()).hexdigest()[:16]
+    return sha256(json.dumps(job_to_json(traced(job)), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def save_shipped(loops: Mapping[Capability, StoredLoop], path: Path, torch: str) -> None:

@@ -29,7 +29,7 @@ from planner.errors import UsageError
 from planner.job import SOURCES, CatalogueEntry
 from planner.job_entries import alloc_conf_of, arguments_of, count_of, items_of, sample_of, truth_of
 from planner.named_models import job_named_in
-from planner.resolve import MAX_NEW_TOKENS, MAX_STEPS, JobOptions
+from planner.resolve import COUNTS, JobOptions
 from planner.strict_yaml import Entry, read_entry
 
 MOST_CELLS = 100_000
@@ -42,9 +42,8 @@ _TRUTHS = (
     *("keep_grads", "grad_scaler", "backward_in_autocast", "ema", "evaluate", "ddp", "ddp_bucket_view"),
     "cudnn_benchmark",
 )
-_COUNTS = {"steps": MAX_STEPS, "accumulate": MAX_STEPS, "new_tokens": MAX_NEW_TOKENS}
 _LISTS = ("freeze", "train_only")
-_OF_JOB = (*_TEXTS, *_TRUTHS, *_COUNTS, *_LISTS, "input", "target")
+_OF_JOB = (*_TEXTS, *_TRUTHS, *COUNTS, *_LISTS, "input", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def _recipe(name: str, entry: Entry) -> Recipe:
 def _options(parts: Mapping[str, Entry]) -> JobOptions:
     found: dict[str, Any] = {name: parts[name].text() for name in _TEXTS if name in parts}
     found |= {name: truth_of(parts[name]) for name in _TRUTHS if name in parts}
-    found |= {name: count_of(parts[name], most) for name, most in _COUNTS.items() if name in parts}
+    found |= {name: count_of(parts[name], most) for name, most in COUNTS.items() if name in parts}
     found |= {name: [item.text() for item in items_of(parts[name])] for name in _LISTS if name in parts}
     if "input" in parts:
         found["inputs"] = [sample_of(item) for item in items_of(parts["input"])]

@@ -8,6 +8,7 @@ import ast
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,17 @@ def key_of(job: Job) -> Key | None:
         folder = Path(name).resolve()
         content = _digest(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
     return {
-        "job": job_to_json(job),
+        "job": job_to_json(traced(job)),
         "content": content,
         "versions": {name: installed_version(name) for name in ("torch", "torchvision", *LIBRARIES[source])},
         "python": list(sys.version_info[:2]),
         "planner": tracer_digest(),
     }
+
+
+def traced(job: Job) -> Job:
+    """As much of the job as a trace depends on."""
+    return replace(job, dataset_size=0)
 
 
 def name_of(key: Key) -> str:

@@ -233,6 +233,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "clip_gradients": "none",
         "ema": False,
         "evaluate": False,
+        "eval_batch": 0,
         "ddp": False,
         "ddp_bucket_view": False,
         "freeze": ["features.0.*"],
@@ -240,7 +241,15 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "new_tokens": 0,
         "cudnn_benchmark": False,
         "cublas_workspace_config": "",
+        "dataset_size": 0,
     }
+
+
+def test_an_option_may_follow_from_another(capsys: Capture) -> None:
+    """A flag that is not given does not contradict the one that it follows from."""
+    code, out, _ = outcome("estimate --model conv_pair --ddp-bucket-view --eval-batch 3 --json", capsys)
+    job = json.loads(out)["job"]
+    assert (code, job["ddp"], job["evaluate"], job["eval_batch"]) == (0, True, True, 3)
 
 
 def test_options_reach_the_card(capsys: Capture, toy_trace: Path) -> None:

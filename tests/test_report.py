@@ -328,6 +328,8 @@ JOBS = st.builds(
     accumulate=st.integers(1, 100),
     clip_gradients=st.sampled_from(ClipGradients),
     ema=st.booleans(),
+    eval_batch=st.integers(0, 1000),
+    dataset_size=st.integers(0, 10**7),
     ddp=st.booleans(),
     freeze=st.lists(st.text(min_size=1), max_size=2).map(tuple),
     new_tokens=st.integers(0, 100),

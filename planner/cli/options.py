@@ -30,7 +30,15 @@ Action = Callable[[], int]  # a parsed command, ready to run; gives the exit cod
 Text = str | None
 # Options that are whole numbers, each with a value that a complaint may name.
 _EXAMPLES: Mapping[str, str] = MappingProxyType(
-    {"steps": "3", "accumulate": "4", "new_tokens": "128", "gpu_mib": "24000", "allocator_cap_mib": "8000"}
+    {
+        "steps": "3",
+        "accumulate": "4",
+        "new_tokens": "128",
+        "eval_batch": "64",
+        "dataset_size": "50000",
+        "gpu_mib": "24000",
+        "allocator_cap_mib": "8000",
+    }
 )
 
 
@@ -102,6 +110,13 @@ class JobOptions:
     evaluate: Annotated[
         bool, Option("--evaluate", help="Evaluate without gradients between the steps, at the same batch.")
     ] = False
+    eval_batch: Annotated[
+        Text, Option(metavar="N", help="--evaluate with batches of N samples, whatever the batch size.")
+    ] = None
+    dataset_size: Annotated[
+        Text,
+        Option(metavar="N", help="Samples of an epoch, whose last batch is smaller where N asks for it."),
+    ] = None
     ddp: Annotated[bool, Option("--ddp", help="Train with DistributedDataParallel's gradient buckets.")] = (
         False
     )
@@ -252,7 +267,9 @@ def values_of(options: Any) -> dict[str, Any]:
     for field in fields(options):
         name, value = field.name, getattr(options, field.name)
         spelled = f"--{name.replace('_', '-')}"
-        if name in _EXAMPLES:
+        if field.default is False and value is False:
+            value = None  # an option that is not given says nothing, and may follow from another
+        elif name in _EXAMPLES:
             value = whole(spelled, value, _EXAMPLES[name])
         elif name == "confidence":
             value = probability(spelled, value)

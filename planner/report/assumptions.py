@@ -109,12 +109,13 @@ def _recipe(job: Job) -> tuple[str, ...]:
         return ()
     clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(job.clip_gradients)
     views = "gradients are views of the buckets" if job.ddp_bucket_view else "beside the gradients themselves"
+    evaluated = f"{job.eval_batch:,} samples" if job.eval_batch else "this size"
     told = {
         f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
         f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,
         "a moving average of parameters and buffers is kept on the GPU": job.ema,
-        "before the last step, two batches of this size are evaluated without gradients; output and loss of "
-        "the training live meanwhile, those of the evaluation afterwards": job.evaluate,
+        f"before the last step, two batches of {evaluated} are evaluated without gradients; output and loss "
+        "of the training live meanwhile, those of the evaluation afterwards": job.evaluate,
         "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp,

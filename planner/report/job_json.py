@@ -21,7 +21,7 @@ from planner.job import (
     freeze,
     parse_tensor_spec,
 )
-from planner.resolve import MAX_NEW_TOKENS, MAX_STEPS
+from planner.resolve import COUNTS, MAX_STEPS
 
 T = TypeVar("T")
 
@@ -85,8 +85,9 @@ def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = tuple(_checked(pattern, str) for pattern in said[name])
     if "accumulate" in said:
         fields["accumulate"] = check_count("accumulate", said["accumulate"], MAX_STEPS)
-    if said.get("new_tokens", 0) != 0:
-        fields["new_tokens"] = check_count("new_tokens", said["new_tokens"], MAX_NEW_TOKENS)
+    for name in ("new_tokens", "eval_batch", "dataset_size"):  # 0 stands for none
+        if said.get(name, 0) != 0:
+            fields[name] = check_count(name, said[name], COUNTS[name])
     config = _checked(said.get("cublas_workspace_config", ""), str)
     if config:
         parse_workspace_config(config)

@@ -61,7 +61,9 @@ def _recipe(job: Job) -> Iterator[str]:
     if job.ema:
         yield "moving average of the weights"
     if job.evaluate:
-        yield "evaluation between the steps"
+        yield f"evaluation{f' of batches of {job.eval_batch:,}' if job.eval_batch else ''} between the steps"
+    if job.dataset_size:
+        yield f"epochs of {job.dataset_size:,} samples"
     if job.ddp:
         yield "gradient buckets as views" if job.ddp_bucket_view else "gradient buckets"
     if job.freeze:

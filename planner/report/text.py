@@ -51,7 +51,8 @@ def answer_lines(plan: Plan) -> list[str]:
         return [*entry("Largest batch", f"none {sure}, not even 1 fits"), *failed]
     if search.first_failure is None and search.largest >= LARGEST_BATCH:
         return entry("Largest batch", f"{search.largest}, where the search ends: memory hardly depends on it")
-    lines = entry("Largest batch", f"{search.largest} {sure}")
+    whole = ", the whole epoch" if search.largest == plan.job.dataset_size else ""
+    lines = entry("Largest batch", f"{search.largest}{whole} {sure}")
     if search.comfortable < search.largest:
         costs = "more makes torch release cached memory and ask again, which takes time"
         lines += entry("Comfortable", f"{search.comfortable or 'none'}; {costs}")

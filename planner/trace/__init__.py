@@ -17,6 +17,7 @@ from planner.errors import ModelError, PlannerError
 from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
 from planner.trace.calls import Calls
+from planner.trace.chips import equip
 from planner.trace.clean import left_clean, text_of
 from planner.trace.cuda import cuda_semantics
 from planner.trace.cuda.rnn import flatten_weights
@@ -66,7 +67,7 @@ def trace(
             batch,
             Recorder(
                 model,
-                chip_of(capability, multiprocessors),
+                equip(chip_of(capability, multiprocessors), job),
                 details,
                 calls,
                 run,
@@ -127,7 +128,8 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
             recorder.mark(step, phase)
 
         machine = replace(meta_machine(job), label=recorder.label)
-        return run_loop(model, job, _batches(model, job, batch), optimizer, on_phase, machine)
+        evaluated = _batches(model, job, job.eval_batch) if job.eval_batch else None
+        return run_loop(model, job, _batches(model, job, batch), optimizer, on_phase, machine, evaluated)
 
 
 def _batches(model: nn.Module, job: Job, batch: int) -> Fetch:

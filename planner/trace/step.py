@@ -65,6 +65,7 @@ class _Script:
     machine: Machine
     buckets: Buckets | None
     average: AveragedModel | None
+    fetch_evaluated: Fetch
     names: _Names = field(default_factory=_Names)
     evaluated: _Names = field(default_factory=_Names)
 
@@ -81,10 +82,12 @@ def run_loop(
     optimizer: optim.Optimizer | None,
     on_phase: OnPhase,
     machine: Machine,
+    fetch_evaluated: Fetch | None = None,
 ) -> tuple[str, ...]:
     """Run `job.steps` steps; `on_phase` hears each phase as it starts, and `END` while all names still live.
 
-    `fetch` copies a new batch to the device. `optimizer` is None in the modes that have none. The sentences
+    `fetch` copies a new batch to the device, `fetch_evaluated` one for the evaluation, where that has another
+    size. `optimizer` is None in the modes that have none. The sentences
     that come back are to be repeated with whatever is concluded from the run. Raises ModelError where the
     model has no blocks to checkpoint, or does not generate.
     """
@@ -100,7 +103,8 @@ def run_loop(
             return notes
         buckets = kept.enter_context(data_parallel(model, job, machine.label)) if job.ddp else None
         average = make_average(model) if job.ema else None
-        _train(_Script(model, job, fetch, optimizer, on_phase, machine, buckets, average))
+        evaluated = fetch if fetch_evaluated is None else fetch_evaluated
+        _train(_Script(model, job, fetch, optimizer, on_phase, machine, buckets, average, evaluated))
     return notes
 
 
@@ -193,7 +197,7 @@ def _evaluate(script: _Script, step: int) -> None:
     with torch.no_grad():
         for _ in range(EVALUATED_BATCHES):
             script.on_phase(step, Phase.INPUTS)
-            names.fetch(script.fetch)
+            names.fetch(script.fetch_evaluated)
             script.on_phase(step, Phase.FORWARD)
             with script.machine.autocast():
                 names.output = script.model(*names.args, **names.kwargs)

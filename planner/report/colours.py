@@ -11,4 +11,9 @@ CATEGORY_COLOURS = {  # from the bottom up, as they are stacked
     Role.TEMPORARY: "#F0E442",
     Role.WORKSPACE: "#009E73",
 }
-OTHER_COLOURS = {"context": "#4B5563", "fragmentation": "#A3ABB8"}  # what no tensor or kernel holds
+# Of all parts of a process by name; the last two are what no tensor or kernel holds.
+PART_COLOURS = {
+    **{role.value: colour for role, colour in CATEGORY_COLOURS.items()},
+    "context": "#4B5563",
+    "fragmentation": "#A3ABB8",
+}

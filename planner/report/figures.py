@@ -1,6 +1,6 @@
 """The numbers of every report: the breakdown of a process, MiB, and rounding under which sums stay sums."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from planner.device import ENDLESS_BYTES, MIB, Measured
 from planner.events import Role
@@ -43,6 +43,14 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
         rounded[name] = round(now - before, digits)
         before = now
     return rounded
+
+
+def shares(estimate: Estimate, digits: int) -> Iterator[tuple[str, float, float]]:
+    """What the process consists of, without what takes nothing: name, rounded MiB, share of the whole."""
+    parts = breakdown(estimate)
+    for name, rounded in mib_parts(parts, digits).items():
+        if parts[name]:
+            yield name, rounded, parts[name] / estimate.process_bytes
 
 
 def is_endless(figure: Measured) -> bool:

@@ -21,9 +21,9 @@ from planner.plan import Estimate
 from planner.replay import room_bytes
 from planner.report.as_json import SCHEMA
 from planner.report.assumptions import assumptions, short_op
-from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
+from planner.report.colours import PART_COLOURS
 from planner.report.explain import moment_text, tensor_text
-from planner.report.figures import breakdown, is_endless, mib, mib_parts
+from planner.report.figures import breakdown, is_endless, mib, shares
 from planner.report.job_json import job_to_json
 from planner.report.layout import DIGITS, job_text
 from planner.report.page_figures import breakdown_figure, curve_figure, timeline_figure
@@ -195,15 +195,8 @@ def _tiles(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _parts(estimate: Estimate) -> Iterator[dict[str, str]]:
-    parts = breakdown(estimate)
-    for name, rounded in mib_parts(parts, DIGITS).items():
-        if parts[name]:
-            share = f"{parts[name] / estimate.process_bytes:.1%}"
-            yield {"name": name, "mib": f"{rounded:,.1f}", "share": share, "colour": _colour(name)}
-
-
-def _colour(name: str) -> str:
-    return {**{role.value: colour for role, colour in CATEGORY_COLOURS.items()}, **OTHER_COLOURS}[name]
+    for name, rounded, share in shares(estimate, DIGITS):
+        yield {"name": name, "mib": f"{rounded:,.1f}", "share": f"{share:.1%}", "colour": PART_COLOURS[name]}
 
 
 def _tensor(block: LiveBlock) -> dict[str, str]:

@@ -15,7 +15,7 @@ from planner.events import Alloc, Event, Free, Mark, Phase, Trace
 from planner.explanation import Explanation
 from planner.plan import Estimate
 from planner.report.assumptions import short_op
-from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
+from planner.report.colours import CATEGORY_COLOURS, PART_COLOURS
 from planner.report.figures import breakdown
 from planner.timeline import Timeline, thin
 
@@ -162,14 +162,13 @@ def _name(x: float, text: str, height: float, side: str) -> dict[str, Any]:
 
 def breakdown_figure(estimate: Estimate) -> Figure:
     """One bar: the process by category."""
-    colours: dict[str, str] = {role.value: colour for role, colour in CATEGORY_COLOURS.items()}
     bars = [
         go.Bar(
             x=[size_bytes / MIB],
             y=[""],
             name=name,
             orientation="h",
-            marker={"color": (colours | OTHER_COLOURS)[name]},
+            marker={"color": PART_COLOURS[name]},
             hovertemplate=f"{name}: %{{x:,.1f}} MiB<extra></extra>",
         )
         for name, size_bytes in breakdown(estimate).items()

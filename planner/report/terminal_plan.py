@@ -4,8 +4,8 @@ from rich.console import RenderableType
 
 from planner.plan import Estimate, Plan
 from planner.report.assumptions import of_run
-from planner.report.colours import CATEGORY_COLOURS, OTHER_COLOURS
-from planner.report.figures import breakdown, mib_parts
+from planner.report.colours import PART_COLOURS
+from planner.report.figures import shares
 from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
 from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, open_table, stacked
 from planner.report.text import answer_lines, beyond_lines, memory_rows, step_lines, took, verdict
@@ -41,12 +41,8 @@ def consists_view(estimate: Estimate) -> RenderableType:
     """The breakdown of the process, with a bar for each share."""
     table = open_table("The process consists of", "MiB>", "share>", "")
     table.columns[0].min_width = NAMES
-    colours = {role.value: colour for role, colour in CATEGORY_COLOURS.items()} | OTHER_COLOURS
-    parts = breakdown(estimate)
-    for name, rounded in mib_parts(parts, DIGITS).items():
-        if parts[name]:
-            share = parts[name] / estimate.process_bytes
-            table.add_row(name, f"{rounded:,.1f}", f"{share:.1%}", bar(share, colours[name]))
+    for name, rounded, share in shares(estimate, DIGITS):
+        table.add_row(name, f"{rounded:,.1f}", f"{share:.1%}", bar(share, PART_COLOURS[name]))
     return table
 
 

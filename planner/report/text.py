@@ -7,7 +7,7 @@ from planner.events import Phase
 from planner.plan import Estimate, Plan, Seconds
 from planner.replay import Failure, Replay
 from planner.report.assumptions import of_run, short_op
-from planner.report.figures import breakdown, chance_text, mib, mib_parts
+from planner.report.figures import chance_text, mib, shares
 from planner.report.layout import (
     DIGITS,
     NAMES,
@@ -105,11 +105,8 @@ def memory_rows(estimate: Estimate) -> tuple[str, list[Row]]:
 def consists_of(estimate: Estimate) -> list[str]:
     """The breakdown of the process as a table."""
     lines = [heading("The process consists of") + "   share"]
-    parts = breakdown(estimate)
-    for name, rounded in mib_parts(parts, DIGITS).items():
-        if parts[name]:
-            share = parts[name] / estimate.process_bytes
-            lines.append(f"  {name:<{NAMES}}{rounded:>12,.1f}  {share:6.1%}")
+    for name, rounded, share in shares(estimate, DIGITS):
+        lines.append(f"  {name:<{NAMES}}{rounded:>12,.1f}  {share:6.1%}")
     return lines
 
 

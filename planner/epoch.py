@@ -6,7 +6,8 @@ number of full batches. Such a loop is put together from the steps of a trace at
 that of the last batch: full steps, the smaller one, and a full one, as the next epoch begins.
 
 What lives from one batch to the next (inputs, output, loss, gradients, optimizer state) is the same at all
-batch sizes up to its size: it is known by how many batches before it was born, by its role and its module.
+batch sizes up to its size: it is known by how many batches before it was born, by its role, and by its
+module, or where its size does not depend on the batch size, by that.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from planner.job import Job, Mode
 from planner.search import LARGEST_BATCH
 
 Source = Callable[[int], Trace]  # the trace at a batch size
+
+_FIXED = frozenset((Role.GRADIENT, Role.OPTIMIZER, Role.PARAMETER))  # as large for any batch size
 
 _Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether the batch is the smaller one
 
@@ -101,8 +104,8 @@ class _Kind:
     """What is told of a block that outlives its stretch, apart from when it was born."""
 
     role: Role
-    module: str
-    number: int  # among such blocks of this role and module
+    of: str | int  # its module, or its size in bytes where that does not depend on the batch size
+    number: int  # among such blocks of the stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,10 @@ class _Parted:
     batch: int
     stretches: tuple[_Stretch, ...]
     lasting: dict[int, tuple[int, _Kind]]  # with the index of the stretch that they were born in
+
+    def kinds(self, index: int) -> list[_Kind]:
+        """What outlives a stretch, by birth."""
+        return [kind for born, kind in self.lasting.values() if born == index]
 
     def of_step(self, step: int) -> list[int]:
         """The stretches of a step, by index."""
@@ -133,13 +140,25 @@ def _part(trace: Trace, batch: int) -> _Parted:
     lasting: dict[int, tuple[int, _Kind]] = {}
     for index, stretch in enumerate(stretches):
         gone = {event.block for event in stretch.events if isinstance(event, Free)}
-        counts: dict[tuple[Role, str], int] = {}
+        counts: dict[tuple[Role, str | int], int] = {}
         for event in stretch.events:
             if isinstance(event, Alloc) and event.block not in gone:
-                key = event.role, trace.sites[event.site].module
+                is_fixed = event.role in _FIXED
+                of = event.fixed_bytes if is_fixed else trace.sites[event.site].module
+                key = event.role, of
                 lasting[event.block] = index, _Kind(*key, counts.get(key, 0))
                 counts[key] = counts.get(key, 0) + 1
     return _Parted(trace, batch, tuple(stretches), lasting)
+
+
+def _twin(kind: _Kind, ours: list[_Kind], theirs: list[_Kind]) -> _Kind:
+    """What stands for a block in another trace, where those of its role that differ are equally many.
+
+    The gradient of one sample may be a view of a larger block, where that of several is a sum of its own.
+    """
+    left = [one for one in ours if one.role is kind.role and one not in theirs]
+    others = [one for one in theirs if one.role is kind.role and one not in ours]
+    return others[left.index(kind)] if kind in left and len(left) == len(others) else kind
 
 
 class _Player:
@@ -152,6 +171,7 @@ class _Player:
         self._details: list[Detail] = []
         self._sites: dict[Site, int] = {}
         self._alive: dict[tuple[int, _Kind], int] = {}  # by the stretch of the new trace
+        self._played: list[list[_Kind]] = []  # what outlived each stretch
         self._born = 0
 
     def play(self, order: _Order) -> Trace | None:
@@ -176,6 +196,7 @@ class _Player:
     def _play(self, parted: _Parted, index: int, place: int, step: int) -> bool:
         """One stretch; False where a block dies that is not there."""
         names: dict[int, int] = {}
+        self._played.append(parted.kinds(index))
         sites = [self._sites.setdefault(site, len(self._sites)) for site in parted.trace.sites]
         for event in parted.stretches[index].events:
             if isinstance(event, Alloc):
@@ -205,7 +226,10 @@ class _Player:
     def _lasting(self, parted: _Parted, block: int, index: int, place: int) -> int | None:
         """The block that here is what `block` was in its trace."""
         born, kind = parted.lasting[block]
-        return self._alive.pop((0 if born == 0 else place - (index - born), kind), None)
+        there = 0 if born == 0 else place - (index - born)
+        if (there, kind) not in self._alive and 0 <= there < len(self._played):
+            kind = _twin(kind, parted.kinds(born), self._played[there])
+        return self._alive.pop((there, kind), None)
 
     def _trace(self) -> Trace:
         full, smaller = self._full.trace, self._smaller.trace

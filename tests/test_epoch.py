@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import planner.trace
@@ -147,6 +148,32 @@ def test_notes_tell_what_was_played() -> None:
     )
     assert told(1024) == "an epoch of 1,024 samples has full batches alone"
     assert over_epoch(training(), BATCH, tracer) == tracer(BATCH)
+
+
+class Token(nn.Module):
+    """Puts a parameter before each sample; of one sample, its gradient is a view of a larger block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
+
+
+def test_a_single_sample_may_make_another_gradient() -> None:
+    """As a vision transformer's class token: that block takes the other's place, and goes with it."""
+    job = job_of("7x16", mode=Mode.TRAIN, steps=3, dataset_size=65)
+    full, alone = (trace_of(Token, job, batch) for batch in (64, 1))
+    sizes = [
+        sorted(e.fixed_bytes for e in one.events if isinstance(e, Alloc) and e.role is Role.GRADIENT)
+        for one in (full, alone)
+    ]
+    assert sizes[0] != sizes[1] and len(sizes[0]) == len(sizes[1])
+    found = over_epoch(job, 64, lambda batch: full if batch == 64 else alone)
+    assert found.notes[-1].endswith("it comes after 1 step of full batches and before one more")
+    assert replay(found, 64).end_allocated_bytes == replay(full, 64).end_allocated_bytes
 
 
 class Fussy(nn.Module):

@@ -238,7 +238,8 @@ def _same_job(one: Job, other: Job) -> bool:
 
 
 def _essence(job: Job) -> tuple[object, ...]:
-    unnamed = replace(job, model=job.source or job.model, source="", model_args=(), steps=1, dataset_size=0)
+    unnamed = replace(job, model=job.source or job.model, source="", model_args=(), steps=1)
+    unnamed = replace(unnamed, dataset_size=0, cudnn="")
     return unnamed, sorted(map(repr, job.model_args))
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from planner.convolutions import Answer
+
 
 @dataclass(frozen=True, slots=True)
 class Chip:
@@ -9,6 +11,7 @@ class Chip:
 
     capability: tuple[int, int]
     multiprocessors: int
+    cudnn: Answer | None = None  # what takes the workspaces of convolutions; None: as published runs show
 
 
 # The largest card of each compute capability, by NVIDIA's data sheets: V100, TITAN RTX, A100, A40 and

@@ -225,12 +225,12 @@ class _FromLoops:
         quick = self._quick.get(id(loop))
         if quick is None:
             quick = self._quick[id(loop)] = loop.unplaced()
-        taken = quick.at(batch, chip)
+        taken = quick.at(batch, self.loops.equip(chip))
         return replace(taken, notes=(*taken.notes, self.note))
 
     def kin(self, batch: int, chip: Chip) -> Hashable:
         loop = self.loop(chip)
-        return None if loop is None else (id(loop), loop.answers(batch, chip))
+        return None if loop is None else (id(loop), loop.answers(batch, self.loops.equip(chip)))
 
     def floor(self, chip: Chip) -> Floor:
         loop = self.loop(chip)

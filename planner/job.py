@@ -121,6 +121,7 @@ class Job:
     train_only: tuple[str, ...] = ()  # patterns of those that alone are; empty: all that are not frozen
     new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
     cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
+    cudnn: str = ""  # whom to ask for its workspaces: a folder or "installed"; "": published runs tell
     cublas_workspace_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG; "": it is not set
     dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself

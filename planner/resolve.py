@@ -55,6 +55,7 @@ class PlainOptions(TypedDict, total=False):
     ddp_bucket_view: bool | None
     new_tokens: int | None
     cudnn_benchmark: bool | None
+    cudnn: str | None  # "installed" or a folder: that library is asked for its workspaces; or "published"
     cublas_workspace_config: str | None  # the text of CUBLAS_WORKSPACE_CONFIG
 
 
@@ -69,6 +70,7 @@ class JobOptions(PlainOptions, total=False):
     dataset_size: int | None
 
 
+PUBLISHED = "published"  # what --cudnn stands for where no library is asked
 MAX_STEPS = 100
 MAX_NEW_TOKENS = 2**20
 MAX_EVAL_BATCH = 2**24  # as of the training's
@@ -166,6 +168,8 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     for name, most in COUNTS.items():
         if name in given:
             check_count("--" + name.replace("_", "-"), given[name], most)
+    if given.get("cudnn") == PUBLISHED:
+        given["cudnn"] = ""
     if given.get("cublas_workspace_config"):
         parse_workspace_config(given["cublas_workspace_config"])
     return replace(base, **given)

@@ -22,8 +22,8 @@ Key = dict[str, Any]  # JSON
 PACKAGE = Path(__file__).parent
 # Beside the tracer itself: what takes its traces apart and puts them together.
 _OWN = (
-    *("affine.py", "chip.py", "cublas.py", "events.py", "job.py", "stored_loop.py", "terms.py"),
-    "trace_file.py",
+    *("affine.py", "chip.py", "convolutions.py", "cublas.py", "events.py", "job.py", "stored_loop.py"),
+    *("terms.py", "trace_file.py"),
 )
 LIBRARIES = {
     "hf": ("transformers",),
@@ -50,7 +50,7 @@ _OPAQUE = frozenset(
 def key_of(job: Job) -> Key | None:
     """The job's key, the batch size and the GPU left out; None where nobody can know it."""
     source, name = split_model(job.source or job.model)
-    if source not in LIBRARIES:
+    if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another
         return None
     content = ""
     if source == "file":

@@ -6,9 +6,12 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--runs N`: how often the counted tests run; `make soak` asks for more."""
+    """`--runs N`: how often the counted tests run; `make soak` wants more. `--cudnn`: whom to ask."""
     parser.addoption(
         "--runs", type=int, default=20, help="repetitions of interrupted, concurrent, fuzzed runs"
+    )
+    parser.addoption(
+        "--cudnn", default="", help="folder of the libcudnn.so.9 that tests ask, if not an installed one"
     )
 
 

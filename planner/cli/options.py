@@ -137,6 +137,14 @@ class JobOptions:
     cudnn_benchmark: Annotated[
         bool, Option("--cudnn-benchmark", help="Plan for torch.backends.cudnn.benchmark = True.")
     ] = False
+    cudnn: Annotated[
+        Text,
+        Option(
+            metavar="WHICH",
+            help="Workspaces of convolutions: as published runs tell (published, the default), or as a cuDNN "
+            "from 9.8 on answers that is asked without a GPU: installed, or the folder of libcudnn.so.9.",
+        ),
+    ] = None
     cublas_workspace_config: Annotated[
         Text, Option(metavar="TEXT", help="CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.")
     ] = None

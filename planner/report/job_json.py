@@ -88,6 +88,7 @@ def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("new_tokens", "eval_batch", "dataset_size"):  # 0 stands for none
         if said.get(name, 0) != 0:
             fields[name] = check_count(name, said[name], COUNTS[name])
+    fields["cudnn"] = _checked(said.get("cudnn", ""), str)
     config = _checked(said.get("cublas_workspace_config", ""), str)
     if config:
         parse_workspace_config(config)

@@ -46,6 +46,8 @@ def _numbers(job: Job) -> Iterator[str]:
         yield str(job.memory_format)
     if job.cudnn_benchmark:
         yield "cudnn.benchmark"
+    if job.cudnn:
+        yield f"workspaces of cuDNN ({job.cudnn})"
     if job.cublas_workspace_config:
         yield f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}"
 

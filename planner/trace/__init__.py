@@ -17,7 +17,7 @@ from planner.errors import ModelError, PlannerError
 from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
 from planner.trace.calls import Calls
-from planner.trace.chips import equip
+from planner.trace.chips import equip, notes_on_cudnn
 from planner.trace.clean import left_clean, text_of
 from planner.trace.cuda import cuda_semantics
 from planner.trace.cuda.rnn import flatten_weights
@@ -103,7 +103,7 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
             _without_compiler(),
         ):
             notes = _run(job, model, batch, recorder)
-            return recorder.finish(batch, (*notes_of(job, model), *notes))
+            return recorder.finish(batch, (*notes_of(job, model), *notes, *notes_on_cudnn(job)))
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything

@@ -16,6 +16,7 @@ from planner.events import FROM_CHANCE, Alloc, Event, Free, Trace
 from planner.job import Job
 from planner.trace import trace
 from planner.trace.calls import Calls, Run, UnsteadyError
+from planner.trace.chips import equip
 from planner.trace.loops import RUN_BATCHES
 from planner.trace.recast import Loop, differs
 from planner.trace.two_runs import find_loop
@@ -51,7 +52,7 @@ class Foretold:
             self._bear_out(batch + batch // BEYOND + 1)
         if self._loop is None or batch > self._last:
             return self._run(batch)
-        told = self._loop.at(batch, self.chip)
+        told = self._loop.at(batch, equip(self.chip, self.job))
         return replace(told, events=tuple(_as_run(told.events, batch, self._loop.first_number)))
 
     def _bear_out(self, batch: int) -> None:
@@ -59,7 +60,7 @@ class Foretold:
         try:
             if self._loop is None:
                 self._loop = _found(self._runs, self.job.cublas_workspace_config)
-            if not differs(self._loop.at(batch, self.chip), self._run(batch)):
+            if not differs(self._loop.at(batch, equip(self.chip, self.job)), self._run(batch)):
                 self._last = batch
                 return
         except (UnsteadyError, ModelError):  # no loop, or a batch that is too large for torch itself

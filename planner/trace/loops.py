@@ -16,6 +16,7 @@ from planner.events import Trace
 from planner.job import Job, Mode
 from planner.trace import trace
 from planner.trace.calls import Calls, Run, UnsteadyError
+from planner.trace.chips import equip
 from planner.trace.recast import Loop, differs, opening_end
 from planner.trace.two_runs import find_loop
 from planner.trace.watched import Watched
@@ -55,7 +56,7 @@ class Loops:
         loops = list({id(loop): loop for _, loop in self._found}.values())
         if not loops:
             return None
-        batch = RUN_BATCHES[0]
+        batch, chip = RUN_BATCHES[0], self.equip(chip)
         if self.job.mode is not Mode.TRAIN or self.job.evaluate:
             whole = self._run(self.job, batch, chip, watched).trace
             return next((loop for loop in loops if not differs(loop.at(batch, chip), whole)), None)
@@ -65,7 +66,11 @@ class Loops:
 
     def at(self, batch: int, chip: Chip) -> Trace:
         """The trace of a batch size on such a GPU. Raises UnsteadyError."""
-        return self.of(chip).at(batch, chip)
+        return self.of(chip).at(batch, self.equip(chip))
+
+    def equip(self, chip: Chip) -> Chip:
+        """The chip as the job's rules see it. Raises UsageError."""
+        return equip(chip, self.job)
 
     def confirm(self, batch: int, chip: Chip) -> str:
         """Where a run differs from what its loop says; "" where it does not."""

@@ -77,13 +77,17 @@ class Loop:
     def _splice(self, batch: int, chip: Chip, stop: int) -> Trace:
         events: list[Event] = []
         done, own = 0, self.own
-        known: dict[tuple[int, int], list[Event] | None] = {}
+        known: dict[tuple[int, int, bool], list[Event] | None] = {}
+        started: set[int] = set()  # kinds that ran before
         for place, kernel in enumerate(self.kernels):
-            key, before, births, takes_blas = kernel.key, kernel.before, kernel.births, kernel.takes_blas
+            kind, before, births, takes_blas = kernel.kind, kernel.before, kernel.births, kernel.takes_blas
             if before >= stop:
                 break
+            again = kind in started
+            started.add(kind)
+            key = (kind, kernel.site, again)
             if key not in known:
-                steps = self._steps(kernel.kind, batch, chip)
+                steps = (_later if again else _first)(self._steps(kind, batch, chip))
                 simple = _comes_after(steps, kernel.outputs)
                 known[key] = kernel_events(steps, (), 0, kernel.site, self.first_number) if simple else None
             scratch = known[key]
@@ -97,7 +101,8 @@ class Loop:
             events += own[done:before]
             done = before + births
             blas_bytes = workspace_bytes(chip.capability, self.cublas_config) if takes_blas else 0
-            events += self._placed(place, self._steps(kernel.kind, batch, chip), blas_bytes)
+            steps = (_later if again else _first)(self._steps(kind, batch, chip))
+            events += self._placed(place, steps, blas_bytes)
         events += own[done:stop]
         return replace(self.trace, events=tuple(events), batches=(batch,), details=())
 
@@ -156,6 +161,16 @@ def differs(one: Trace, other: Trace) -> str:
         if not same:
             return f"event {index} at batch {batch}"
     return "" if len(one.events) == len(other.events) else f"the number of events at batch {batch}"
+
+
+def _first(steps: Written) -> Written:
+    """With each search as a trial, as the first call of a kind makes it."""
+    return tuple(("t" if letter == "s" else letter, size) for letter, size in steps)
+
+
+def _later(steps: Written) -> Written:
+    """Without searches."""
+    return tuple(step for step in steps if step[0] != "s")
 
 
 def _comes_after(steps: Written, outputs: tuple[bool, ...]) -> bool:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.chip import Chip
 from planner.events import Alloc, Phase, Role, Site, Trace
 from planner.trace.block_log import Block, BlockLog, Owner
-from planner.trace.calls import Calls
+from planner.trace.calls import Calls, freeze
 from planner.trace.details import Details
 from planner.trace.module_scopes import ModuleScopes
 from planner.trace.scratch import (
@@ -27,6 +27,7 @@ from planner.trace.scratch import (
     Made,
     Release,
     Rule,
+    Search,
     State,
     Step,
     Trial,
@@ -34,6 +35,7 @@ from planner.trace.scratch import (
     rule_of,
     state_of,
 )
+from planner.trace.scratch.convolution import UNKNOWN as OF_CUDNN
 from planner.trace.scratch.gemm import OPS as BLAS
 from planner.trace.scratch.steps import positional
 from planner.trace.shapes import run_on_meta
@@ -87,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scopes = ModuleScopes(model)
         self._phase = Phase.SETUP
         self._workspaces = Workspaces(chip.capability, cublas_config)
+        self._searched: set[str] = set()  # calls for which a library has timed all its ways
 
     # ---- what the loop tells
 
@@ -154,7 +157,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op
 
     def _classify(self, func: Any) -> str:
-        if state_of(func) is State.UNKNOWN:
+        if state_of(func) is State.UNKNOWN and not (self._chip.cudnn is not None and func in OF_CUDNN):
             self.unknown_ops.add(str(func))
         schema = func._schema
         if schema.name in ("aten::resize_", "aten::resize_as_", "aten::set_"):
@@ -197,7 +200,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif op.rule is not None:
             if op.kind == "creates":
                 outputs = self._without_known(self._new_tensors(op.func, out))
-            held = self._note_steps(op, op.rule(args, out, self._chip), outputs)
+            steps = op.rule(args, out, self._chip)
+            held = self._note_steps(op, self._searched_once(op, args, steps), outputs)
         elif op.kind == "creates":
             self._note_outputs(op, out)
         if op.uses_blas:
@@ -208,6 +212,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._calls is not None and (op.rule is not None or op.uses_blas):
             place = Site(self._scopes.name_in(self._phase), op.name)
             self._calls.on_kernel(start, len(self._log.entries), place, op.func, args, out, outputs)
+
+    def _searched_once(
+        self, op: _Operator, args: tuple[Any, ...], steps: tuple[Step, ...]
+    ) -> tuple[Step, ...]:
+        """With each search as a trial in the first call of its kind, without it afterwards."""
+        if not any(isinstance(step, Search) for step in steps):
+            return steps
+        kind = repr((op.name, freeze(args)))
+        again = kind in self._searched
+        self._searched.add(kind)
+        found: list[Step] = []
+        for step in steps:
+            if not isinstance(step, Search):
+                found.append(step)
+            elif not again:
+                found.append(Trial(step.size_bytes))
+        return tuple(found)
 
     def _note_steps(self, op: _Operator, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[Block]:
         """Record what a rule wrote down; the result is what the kernel holds until it returns."""
@@ -234,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 block = self._birth(step.size_bytes, Role.WORKSPACE, op.name)
                 block.optional = True
                 self._log.death(block)
-            elif step:
+            elif isinstance(step, int) and step:
                 self._log.death(self._birth(step, Role.WORKSPACE, op.name))
         return held
 

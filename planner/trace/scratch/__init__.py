@@ -26,10 +26,10 @@ from planner.trace.scratch import (
 )  # fmt: skip
 from planner.trace.scratch.free import FREE
 from planner.trace.scratch.gemm import Workspaces
-from planner.trace.scratch.steps import Held, Made, Release, Rule, Step, Trial
+from planner.trace.scratch.steps import Held, Made, Release, Rule, Search, Step, Trial
 
 __all__ = [
-    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "State", "Step", "Trial",
+    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "Search", "State", "Step", "Trial",
     "Workspaces", "rule_of", "state_of",
 ]  # fmt: skip
 

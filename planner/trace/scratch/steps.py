@@ -4,6 +4,7 @@ A rule answers for one call of an operator with a sequence of steps:
 
 - a plain number: a block of so many bytes, given back before the next step;
 - `Trial`: the same, but where the block is refused the kernel goes a way that needs none;
+- `Search`: a trial that only the first call of its kind makes: the same operator, shapes and arguments;
 - `Held`: a block that lives until it is released, or the kernel returns;
 - `Release(n)`: the `n` held blocks that were taken last are given back; `Made.RELEASE`: all of them;
 - `Made.OUTPUT`: the next of the operator's outputs is made here; `Made.REST`: all that are still to be made.
@@ -37,6 +38,13 @@ class Trial:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A trial that only the first call of its kind makes."""
+
+    size_bytes: int
+
+
 class Made(Enum):
     OUTPUT = auto()  # the next output
     REST = auto()  # all outputs that are not made yet
@@ -50,7 +58,8 @@ class Release:
     blocks: int
 
 
-Step = int | Trial | Held | Release | Made
+Step = int | Trial | Search | Held | Release | Made
+_SIZED: dict[type, str] = {Held: "h", Trial: "t", Search: "s"}
 _LETTERS = {Made.OUTPUT: "o", Made.REST: "a", Made.RELEASE: "e"}
 
 
@@ -60,8 +69,8 @@ def letter_of(step: Step) -> tuple[str, Any]:
         return _LETTERS[step], 0
     if isinstance(step, Release):
         return "r", step.blocks
-    if isinstance(step, Held | Trial):
-        return "h" if isinstance(step, Held) else "t", step.size_bytes
+    if isinstance(step, Held | Trial | Search):
+        return _SIZED[type(step)], step.size_bytes
     return "p", step
 
 

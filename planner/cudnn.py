@@ -1,0 +1,197 @@
+"""What an installed cuDNN would run for a convolution, asked of the library itself, without a GPU.
+
+Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
+Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,
+and a plan made of one tells its workspace. PyTorch runs the first that works, or times all of them where
+`torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be asked,
+whatever torch is installed; a process of its own holds it.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.convolutions import Convolution, Workspaces
+from planner.cudnn_child import OLDEST
+from planner.errors import ModelError, UsageError
+
+INSTALLED = "installed"
+LIBRARY = "libcudnn.so.9"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One of cuDNN's ways to run a convolution; the number is its place in cuDNN's list."""
+
+    number: int
+    notes: tuple[str, ...]  # such as "tensor cores" or "Winograd"
+    workspace_bytes: int
+
+
+# Shared memory that a block may take (bytes), threads and blocks of a multiprocessor, by compute capability:
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". On 8.x the answers are the
+# same whatever stands here; on 9.0 a few of a hundred hang on the clocks, which are those of an H100 SXM.
+_LIMITS: Mapping[tuple[int, int], tuple[int, int, int]] = {
+    **dict.fromkeys(((7, 0), (7, 2)), (98304, 2048, 32)),
+    (7, 5): (65536, 1024, 16),
+    (8, 0): (166912, 2048, 32),
+    (8, 6): (101376, 1536, 16),
+    (8, 7): (166912, 1536, 16),
+    (8, 9): (101376, 1536, 24),
+    **dict.fromkeys(((9, 0), (10, 0), (10, 3)), (232448, 2048, 32)),
+    **dict.fromkeys(((12, 0), (12, 1)), (101376, 1536, 24)),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Cudnn:
+    """A library in its process, with what it has said so far."""
+
+    version: str
+    _process: "subprocess.Popen[str]"
+    _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
+
+    def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
+        """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU.
+
+        Raises ModelError where the library ends its process.
+        """
+        return next(iter(self._ask(capability, multiprocessors, asked, every=False)), None)
+
+    def every(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+    ) -> tuple[Engine, ...]:
+        """What PyTorch times with `benchmark`, in cuDNN's order. Raises ModelError as `first`."""
+        return self._ask(capability, multiprocessors, asked, every=True)
+
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        """Without `benchmark`. Raises ModelError as `first`."""
+        engine = self.first(capability, multiprocessors, asked)
+        return Workspaces(0 if engine is None else engine.workspace_bytes)
+
+    def benchmarked(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+    ) -> Workspaces:
+        """With `benchmark`: room for the largest, while all are timed (generate_and_filter_plans), then what
+        one of them takes. Which one nobody knows before; it is taken to be the heuristics' first.
+        Raises ModelError as `first`.
+        """
+        sizes = [engine.workspace_bytes for engine in self.every(capability, multiprocessors, asked)]
+        return Workspaces(sizes[0], max(sizes)) if sizes else Workspaces(0)
+
+    def _ask(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution, *, every: bool
+    ) -> tuple[Engine, ...]:
+        key = (capability, multiprocessors, asked, every)
+        if key not in self._said:
+            described = _described(capability, multiprocessors)
+            answers = self._exchange({**asdict(asked), "every": every, "device": described})
+            self._said[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
+        return self._said[key]
+
+    def _exchange(self, question: Mapping[str, Any]) -> list[Any]:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        line = ""
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if not line:
+            raise ModelError(
+                f"cuDNN {self.version} {_end_of(process)} when it is asked for a {question['direction']} "
+                f"on {question['device']['deviceName']}; give --cudnn another version"
+            )
+        found: list[Any] = json.loads(line)
+        return found
+
+
+@cache  # a library is loaded once; what it answers is the same every time
+def open_cudnn(where: str) -> Cudnn:
+    """The library in this folder, or for `INSTALLED` that of the first package on Python's path with one.
+
+    Raises UsageError where there is none, or one that cannot be asked without a GPU.
+    """
+    folder = _installed() if where == INSTALLED else Path(where).expanduser()
+    if not (folder / LIBRARY).is_file():
+        raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("cudnn_child.py")), str(folder)]
+    process = subprocess.Popen(
+        [*command, json.dumps(_described((8, 0), 108))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    told: dict[str, Any] = json.loads(line) if line else {"error": f"its process {_end_of(process)}"}
+    if "error" in told:
+        process.wait()
+        raise UsageError(
+            f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
+            "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
+        )
+    number = told["version"]
+    version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    if number < OLDEST:
+        process.wait()
+        raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
+    return Cudnn(version, process)
+
+
+def _installed() -> Path:
+    for entry in sys.path:
+        folder = Path(entry) / "nvidia" / "cudnn" / "lib"
+        if (folder / LIBRARY).is_file():
+            return folder
+    raise UsageError(
+        "--cudnn installed: no package brings cuDNN; install nvidia-cudnn-cu12 or torch for CUDA, or name "
+        f"the folder of {LIBRARY}"
+    )
+
+
+def _end_of(process: "subprocess.Popen[str]") -> str:
+    code = process.wait()
+    return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with exit code {code}"
+
+
+def _described(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
+    """What cuDNN wants to know of a GPU: a version that wants more names it."""
+    major, minor = capability
+    shared_bytes, threads, blocks = _LIMITS.get((major, minor), _LIMITS[8, 6])
+    return {
+        "deviceName": f"compute capability {major}.{minor}",
+        "cudaDeviceId": 0,
+        "deviceVer": 100 * major + 10 * minor,
+        "driverVer": 13000,
+        "multiProcessorCount": multiprocessors,
+        "warpSize": 32,
+        "regsPerBlock": 65536,
+        "maxRegistersPerSM": 65536,
+        "maxThreadsPerBlock": 1024,
+        "maxThreadsPerSM": threads,
+        "maxCtasPerSM": blocks,
+        "maxSharedMemoryPerBlock": 49152,
+        "maxSharedMemoryPerBlockOptin": shared_bytes,
+        "reservedSharedMemoryPerBlock": 1024 if major >= 8 else 0,
+        "oversizedSharedMemoryPerBlock": 0,
+        "maxGridSize": [2**31 - 1, 65535, 65535],
+        "maxBlockSize": [1024, 1024, 64],
+        "pciDeviceId": 0,
+        "isTccDriver": 0,
+        "supportCoopLaunch": 1,
+        "totalGlobalMem": 80 * 2**30,
+        "smClockRateKHz": 1_980_000,
+        "memClockRateKHz": 2_619_000,
+        "memoryBusWidth": 5120,
+        "l2CacheSize": 50 * 2**20,
+    }

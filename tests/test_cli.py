@@ -240,6 +240,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "train_only": [],
         "new_tokens": 0,
         "cudnn_benchmark": False,
+        "cudnn": "",
         "cublas_workspace_config": "",
         "dataset_size": 0,
     }

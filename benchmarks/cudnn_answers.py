@@ -1,0 +1,332 @@
+"""What cuDNN says that convolutions take, beside published figures, and what it is worth; docs/cudnn.md.
+
+    python benchmarks/cudnn_answers.py --cudnn FOLDER [--cudnn FOLDER ...]
+
+Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed. Writes four tables between
+the marks of docs/cudnn.md:
+
+1. published workspaces of GPUs of compute capability 8.0 and newer (published/cudnn_workspaces.csv) that a
+   heuristic chose, beside what the versions at hand answer;
+2. what the answers consist of: over the convolutions of `MODELS`, by direction, type and layout, the
+   coefficients of x, y, w and batch x w that tell the workspaces best without being negative (SciPy's `nnls`,
+   rows weighted by what they take), and the share of bytes they leave unexplained;
+3. how often versions agree, and by how many bytes they differ where they do not;
+4. what it makes of plans: peak and largest batch without and with a library, over models, cards, types.
+"""
+
+import argparse
+import csv
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+import planner
+from planner.chip import Chip
+from planner.convolutions import Convolution, Direction, Workspaces
+from planner.cudnn import Cudnn, open_cudnn
+from planner.resolve import resolve_job
+from planner.trace import trace
+from planner.trace.calls import Calls
+from planner.trace.scratch import convolution as rules
+
+PUBLISHED = Path(__file__).with_name("published") / "cudnn_workspaces.csv"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "cudnn.md"
+MIB = 2**20
+MODELS = (
+    *(
+        "resnet50",
+        "vgg16_bn",
+        "densenet121",
+        "mobilenet_v2",
+        "mnasnet1_0",
+        "efficientnet_b0",
+        "convnext_tiny",
+    ),
+    *("regnet_y_1_6gf", "inception_v3", "googlenet"),
+)
+BATCHES = (2, 24, 96, 333)
+CAPABILITIES = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132}  # and multiprocessors
+KINDS = (("float32", False), ("float16", False), ("float16", True))  # type, channels last
+PLANS = ("resnet50", "vgg16_bn", "mobilenet_v2", "convnext_tiny", "densenet121")
+CARDS = ("rtx-3060", "rtx-4090", "a100-40gb", "h100-80gb")
+OPERATIONS = {"fwd": Direction.FORWARD, "dgrad": Direction.DATA, "wgrad": Direction.WEIGHT}
+TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one version says of one convolution on one kind of GPU."""
+
+    asked: Convolution
+    capability: tuple[int, int]
+    engine: int | None
+    workspace_bytes: int
+
+
+def main() -> None:
+    """Ask, compare, write."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--cudnn", action="append", required=True, metavar="FOLDER")
+    folders = parser.parse_args().cudnn
+    libraries = sorted(
+        ((folder, open_cudnn(folder)) for folder in folders), key=lambda pair: number_of(pair[1].version)
+    )
+    asked = tuple(convolutions())
+    said = {library.version: answers(library, asked) for _, library in libraries}
+    newest = libraries[-1][1].version
+    tables = {
+        "published": published([library for _, library in libraries]),
+        "terms": terms(said[newest]),
+        "versions": versions(said),
+        "plans": plans(libraries[-1][0]),
+        "asked": f"{len(asked):,} convolutions of {len(MODELS)} models of torchvision at batches "
+        f"{', '.join(map(str, BATCHES))}, asked of cuDNN {', '.join(said)}; tables of one version "
+        f"are of {newest}.",
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        page, count = re.subn(pattern, lambda found: f"{found[1]}{table}\n{found[2]}", page, flags=re.S)  # noqa: B023
+        if count != 1:
+            sys.exit(f"{PAGE.name}: the marks of {name} stand there {count} times, once is wanted")
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def number_of(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+# ---- published figures
+
+
+def published(libraries: Sequence[Cudnn]) -> str:
+    """Rows that a heuristic chose on a GPU of 8.0 or newer."""
+    rows = []
+    with PUBLISHED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if re.match(r"[89]\.", row["capability"]) and row["n"] and was_chosen(row):
+                rows.append([*told(row), *(said_of(row, library) for library in libraries)])
+    head = (
+        "source",
+        "GPU",
+        "cuDNN",
+        "convolution",
+        "published",
+        *(f"{one.version} says" for one in libraries),
+    )
+    return markdown(head, rows, "llllr" + "r" * len(libraries))
+
+
+def was_chosen(row: dict[str, str]) -> bool:
+    """By a heuristic: without timing, or in the first place of an ordered list of a version from 9 on."""
+    return row["benchmark"] == "false" or (row["cudnn"][:2] == "9." and "place 1 in the order" in row["note"])
+
+
+def told(row: dict[str, str]) -> list[str]:
+    x, w, y = sizes_of(row)
+    shape = f"{row['dtype']} {row['operation']}, x {times(x)}, w {times(w)}, y {times(y)}"
+    return [
+        row["source"].split(" in ")[0],
+        row["gpu"],
+        row["cudnn"] or "?",
+        shape,
+        f"{int(row['workspace_bytes']):,}",
+    ]
+
+
+def said_of(row: dict[str, str], library: Cudnn) -> str:
+    major, minor = map(int, row["capability"].split("."))
+    x, w, y = sizes_of(row)
+    space = len(x) - 2
+    padding, stride, dilation = ((int(row[name]),) * space for name in ("pad", "stride", "dilation"))
+    last = row["layout"].endswith("C")
+    direction = OPERATIONS[row["operation"]]
+    asked = Convolution(direction, TYPES[row["dtype"]], x, w, y, last, padding, stride, dilation)
+    engine = library.first((major, minor), CAPABILITIES[major, minor], asked)
+    return "-" if engine is None else f"{engine.workspace_bytes:,}"
+
+
+def sizes_of(row: dict[str, str]) -> tuple[tuple[int, ...], ...]:
+    extents = [int(row[name]) for name in "dhw" if row[name]]
+    kernel = [int(row[name]) for name in "trs" if row[name]]
+    pad, stride = int(row["pad"]), int(row["stride"])
+    out = [(size + 2 * pad - reach) // stride + 1 for size, reach in zip(extents, kernel, strict=True)]
+    n, c, k = int(row["n"]), int(row["c"]), int(row["k"])
+    return (n, c, *extents), (k, c // int(row["groups"]), *kernel), (n, k, *out)
+
+
+# ---- convolutions of models
+
+
+def convolutions() -> Iterator[Convolution]:
+    """Distinct calls of the models' training, in both layouts and types, as the rules would ask for them."""
+    seen: dict[Convolution, None] = {}
+
+    def note(capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        seen[asked] = None
+        return Workspaces(0)
+
+    for model in MODELS:
+        job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
+        for batch in BATCHES:
+            calls = Calls()
+            trace(job, batch, (8, 6), calls=calls)
+            for call in calls.found:
+                if call.func in rules.RULES:
+                    for kind, last in KINDS:
+                        args, out = as_tensors(call.args, kind, last), as_tensors(call.out, kind, last)
+                        rules.RULES[call.func](args, out, Chip((8, 6), 82, note))
+    return iter(seen)
+
+
+def as_tensors(value: Any, kind: str, last: bool) -> Any:
+    import torch
+
+    from planner.trace.calls import Shape
+
+    if isinstance(value, Shape):
+        made = torch.empty(value.sizes, dtype=getattr(torch, kind), device="meta")
+        return made.to(memory_format=torch.channels_last) if last and len(value.sizes) == 4 else made
+    if isinstance(value, tuple):
+        return tuple(as_tensors(item, kind, last) for item in value)
+    return value
+
+
+def answers(library: Cudnn, asked: Iterable[Convolution]) -> list[Answer]:
+    """Of all convolutions on all kinds of GPUs."""
+    found = []
+    for one in asked:
+        for capability, multiprocessors in CAPABILITIES.items():
+            engine = library.first(capability, multiprocessors, one)
+            taken = 0 if engine is None else engine.workspace_bytes
+            found.append(Answer(one, capability, None if engine is None else engine.number, taken))
+    return found
+
+
+def terms(said: Sequence[Answer]) -> str:
+    """Coefficients of the workspace's parts."""
+    groups: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
+    for one in said:
+        layout = "channels last" if one.asked.channels_last else "contiguous"
+        major, minor = one.capability
+        groups[f"{major}.{minor}", one.asked.dtype, layout, str(one.asked.direction)].append(one)
+    rows = []
+    for key, members in sorted(groups.items()):
+        parts = np.array([parts_of(one.asked) for one in members], dtype=float) / MIB
+        taken = np.array([one.workspace_bytes for one in members], dtype=float) / MIB
+        if taken.sum() < 1:
+            rows.append([*key, str(len(members)), "0", *[""] * 5])
+            continue
+        found, _ = nnls(parts, taken)
+        off = np.abs(parts @ found - taken).sum() / taken.sum()
+        whole = parts[:, :2].sum()
+        shares = [f"{value:.2f}" if value >= 0.005 else "" for value in found]
+        rows.append([*key, str(len(members)), f"{taken.sum() / whole:.2f}", *shares, f"{off:.0%}"])
+    head = (
+        "capability",
+        "type",
+        "layout",
+        "direction",
+        "n",
+        "of x and y",
+        "x",
+        "y",
+        "w",
+        "batch x w",
+        "left",
+    )
+    return markdown(head, rows, "llll" + "r" * 7)
+
+
+def parts_of(asked: Convolution) -> tuple[int, ...]:
+    """Bytes of x, y, w in float32, and of one w for each image."""
+    size = 4 if asked.dtype == "float32" else 2
+    weights = 4 * prod(asked.w)
+    return prod(asked.x) * size, prod(asked.y) * size, weights, weights * asked.x[0]
+
+
+def versions(said: dict[str, list[Answer]]) -> str:
+    """How neighbouring versions agree."""
+    rows = []
+    for (old, first), (new, second) in pairwise(said.items()):
+        for capability in CAPABILITIES:
+            pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.capability == capability]
+            engines = np.mean([a.engine == b.engine for a, b in pairs])
+            same = np.mean([close(a.workspace_bytes, b.workspace_bytes) for a, b in pairs])
+            before, after = (sum(pair[place].workspace_bytes for pair in pairs) for place in (0, 1))
+            moved = sum(abs(a.workspace_bytes - b.workspace_bytes) for a, b in pairs)
+            name = ".".join(map(str, capability))
+            change = f"{after / before - 1:+.1%}" if before else ""
+            share = f"{moved / max(before, after):.1%}" if before or after else ""
+            rows.append([f"{old} to {new}", name, f"{engines:.0%}", f"{same:.0%}", change, share])
+    head = ("versions", "capability", "same engine", "same workspace", "all bytes", "bytes that moved")
+    return markdown(head, rows, "llrrrr")
+
+
+def close(a: int, b: int) -> bool:
+    """Within 1 MiB or 1 %."""
+    return abs(a - b) <= max(MIB, 0.01 * max(a, b))
+
+
+# ---- plans
+
+
+def plans(folder: str) -> str:
+    """Peaks at the largest batch that fits without a library, and largest batches."""
+    rows = []
+    for model in PLANS:
+        for precision, memory_format in (("fp32", ""), ("amp-fp16", ""), ("amp-fp16", "channels_last")):
+            name = ", ".join(filter(None, (precision, memory_format)))
+            rows += [
+                [model, name, card, *planned(model, precision, memory_format, card, folder)] for card in CARDS
+            ]
+    head = ("model", "type", "card", "batch", "reserved, MiB", "asked", "", "largest", "asked", "no retries")
+    return markdown(head, rows, "lll" + "r" * 7)
+
+
+def planned(model: str, precision: str, memory_format: str, card: str, folder: str) -> list[str]:
+    """Half the largest batch with its peak and that with a library's answers; both largest batches, and that
+    without retries.
+    """
+    options: Any = {"gpu": card, "precision": precision, "no_calibration": True}
+    options["memory_format"] = memory_format or None
+    name = f"torchvision:{model}"
+    plain = planner.max_batch(name, **options).to_dict()
+    asked = planner.max_batch(name, cudnn=folder, **options).to_dict()
+    half = max(1, plain["max_batch"] // 2)
+    one, other = (
+        planner.estimate(name, batch=half, cudnn=where, **options).to_dict()["peak_reserved_mib"]
+        for where in ("published", folder)
+    )
+    largest = (plain["max_batch"], asked["max_batch"], asked["comfortable_batch"])
+    return [
+        f"{half:,}",
+        f"{one:,.0f}",
+        f"{other:,.0f}",
+        f"{other / one - 1:+.1%}",
+        *(f"{b:,}" for b in largest),
+    ]
+
+
+def times(sizes: Iterable[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
+    """A table; `alignment` has l or r for each column."""
+    rule = ["---" if side == "l" else "--:" for side in alignment]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ FIT_BATCHES = (
     3,
 )  # at batch 1 broadcasting and contiguity take shortcuts, so it is no end of a straight line
 
-MOST_REFITS = 6  # after which the last answer stands as the traces so far tell it
+MOST_REFITS = 6  # after which each batch size near the last answer is traced by itself
 
 Tracer = Callable[[int], Trace]  # the job's trace at a batch size
 Tell = Callable[[str], None]  # hears one short line for each thing that takes time
@@ -159,7 +159,7 @@ def _settle(job: Job, whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Tr
         if found.largest < most_batch(job):
             traces.at(answer + 1)
             _is_as_told(whole, traces, last_batch(job, answer + 1))
-    return whole, _search(job, whole, arena, traces, found)
+    return whole, _search_anew(job, arena, traces, found)
 
 
 def _is_as_told(whole: Trace, traces: "_Traces", last: int) -> bool:
@@ -187,9 +187,9 @@ def _search(job: Job, whole: Trace, arena: Arena, traces: "_Traces", near: Searc
     return largest(outcome, most_batch(job), near)
 
 
-def _search_anew(job: Job, arena: Arena, traces: "_Traces") -> Search:
+def _search_anew(job: Job, arena: Arena, traces: "_Traces", near: Search | None = None) -> Search:
     return largest(
-        lambda batch: replay(over_epoch(job, batch, traces.at), batch, arena).outcome, most_batch(job)
+        lambda batch: replay(over_epoch(job, batch, traces.at), batch, arena).outcome, most_batch(job), near
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from handmade import SITES, UNTIMED
@@ -131,6 +132,38 @@ def test_affine_job() -> None:
     assert plan.at_max.run == replay(tracer.at(42), 42, Arena(300 * MIB))
     assert plan.first_failure.failed == replay(tracer.at(43), 43, Arena(300 * MIB))
     assert plan.first_failure.run == replay(tracer.at(43), 43)
+
+
+def with_workspaces(size: Size, batch: int) -> Trace:
+    """Steps with a workspace of so many bytes."""
+    taken = steps_of(linear, 30 * MIB, batch)
+
+    def resized(event: Event) -> Event:
+        if isinstance(event, Alloc) and event.role is Role.WORKSPACE:
+            return replace(event, fixed_bytes=size(batch))
+        return event
+
+    return replace(taken, events=tuple(map(resized, taken.events)))
+
+
+@pytest.mark.parametrize("capacity_mib", range(1000, 1400, 25))
+def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
+    """Where scratch memory jumps from each batch size to the next, as cuDNN's may, the answer still fits by
+    its own trace, and the batch that is said to fail does not.
+    """
+
+    def jumping(batch: int) -> int:
+        return (1 + batch * 2_654_435_761 % 97) * MIB
+
+    tracer = partial(with_workspaces, jumping)
+    plan = plan_max_batch(JOB, budget_of(capacity_mib), tracer)
+    assert plan.at_max is not None and plan.first_failure is not None
+    for told, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
+        assert batch is not None
+        alone = estimate(JOB, tracer(batch), batch, told.budget)
+        assert (alone.outcome, alone.run) == (told.outcome, told.run)
+    assert plan.at_max.outcome is not Outcome.DOES_NOT_FIT
+    assert plan.first_failure.outcome is Outcome.DOES_NOT_FIT
 
 
 @pytest.mark.parametrize(

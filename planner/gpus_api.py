@@ -25,6 +25,7 @@ from planner.keywords import (
     Options,
     budget_of,
     job_of,
+    shelves_for,
     shelves_of,
     silent,
     stored_calibrations,
@@ -274,7 +275,8 @@ def _open(
     limit_seconds = limit_of(options)
     if limit_seconds is not None:
         return job, FromApart(job, apart_of(job, factory, limit_seconds))
-    if shelves is not None and factory is None:
+    shelves = shelves_for(job, factory, shelves)
+    if shelves is not None:
         return job, KeptCards(job, shelves, starter_of(job, tell))
     tell("importing torch and the model's library")
     from planner.trace.loops import Loops

@@ -153,7 +153,8 @@ def workload_of(model: Model | None, options: Options, budget: Budget) -> Worklo
     open_workload = opener_of(options)
     shelves = shelves_of(options)
     job, batch, factory = job_of(model, options, shelves)
-    if shelves is not None and factory is None:
+    shelves = shelves_for(job, factory, shelves)
+    if shelves is not None:
         return kept_workload(job, batch, chip, shelves)
     return open_workload(job, batch, factory, chip, take_trace)
 
@@ -169,6 +170,13 @@ def shelves_of(options: Options) -> Shelves | None:
         return None
     cache = open_cache(Path(folder), options.get("warn") or _warn)
     return Shelves(UserShelf(cache), ShippedShelf())
+
+
+def shelves_for(job: Job, factory: Factory | None, shelves: Shelves | None) -> Shelves | None:
+    """Those that keep this job's traces: none for a factory's model, which has no name, nor where a library
+    is asked, which the kept traces do not know.
+    """
+    return None if factory is not None or job.cudnn else shelves
 
 
 def _is_torch_changed() -> bool:

@@ -15,6 +15,7 @@ import planner.cudnn
 from planner.chip import Chip, chip_of
 from planner.convolutions import Convolution, Direction, Workspaces
 from planner.cudnn import Cudnn, open_cudnn
+from planner.device import find_device
 from planner.errors import UsageError
 from planner.events import Alloc, Role, Trace
 from planner.job import Job, Mode, Optimizer
@@ -254,6 +255,21 @@ def test_a_plan_holds_the_workspaces_and_says_so(told: Told) -> None:
     assert asked.to_dict()["unknown_ops"] == []
     published = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="published")
     assert published.to_dict()["job"] == plain.to_dict()["job"]
+
+
+def test_kept_traces_do_not_stand_for_what_a_library_says(told: Told, tmp_path: Path) -> None:
+    """With a folder of kept traces the plan is the one without, on one card and on many."""
+    options = {"input": "3x64x64", "cudnn": "anywhere"}
+    alone = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", **options).plan
+    beside = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", cache=tmp_path, **options).plan
+    assert (beside.search, beside.at_max and beside.at_max.run) == (
+        alone.search,
+        alone.at_max and alone.at_max.run,
+    )
+    assert alone.at_max is not None and alone.at_max.unknown_ops == ()
+    cards = [find_device("rtx-3060"), find_device("l4")]
+    fits = planner.gpus("torchvision:alexnet", devices=cards, **options).fits
+    assert planner.gpus("torchvision:alexnet", devices=cards, cache=tmp_path, **options).fits == fits
 
 
 def test_folders_without_a_library(tmp_path: Path) -> None:

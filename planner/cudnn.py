@@ -8,30 +8,24 @@ whatever torch is installed; a process of its own holds it.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from planner.convolutions import Convolution, Workspaces
+from planner.convolutions import Convolution, Engine, Workspaces
 from planner.cudnn_child import OLDEST
 from planner.errors import ModelError, UsageError
 
 INSTALLED = "installed"
 LIBRARY = "libcudnn.so.9"
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """One of cuDNN's ways to run a convolution; the number is its place in cuDNN's list."""
-
-    number: int
-    notes: tuple[str, ...]  # such as "tensor cores" or "Winograd"
-    workspace_bytes: int
 
 
 # Shared memory that a block may take (bytes), threads and blocks of a multiprocessor, by compute capability:
@@ -56,6 +50,8 @@ class Cudnn:
     version: str
     _process: "subprocess.Popen[str]"
     _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+    _asked: int = 0  # questions so far
 
     def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
         """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU.
@@ -73,7 +69,7 @@ class Cudnn:
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
         """Without `benchmark`. Raises ModelError as `first`."""
         engine = self.first(capability, multiprocessors, asked)
-        return Workspaces(0 if engine is None else engine.workspace_bytes)
+        return Workspaces(0) if engine is None else Workspaces(engine.workspace_bytes, engine=engine)
 
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
@@ -82,8 +78,11 @@ class Cudnn:
         one of them takes. Which one nobody knows before; it is taken to be the heuristics' first.
         Raises ModelError as `first`.
         """
-        sizes = [engine.workspace_bytes for engine in self.every(capability, multiprocessors, asked)]
-        return Workspaces(sizes[0], max(sizes)) if sizes else Workspaces(0)
+        engines = self.every(capability, multiprocessors, asked)
+        if not engines:
+            return Workspaces(0)
+        first, largest = engines[0], max(engines, key=lambda engine: engine.workspace_bytes)
+        return Workspaces(first.workspace_bytes, largest.workspace_bytes, first, largest)
 
     def _ask(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution, *, every: bool
@@ -96,30 +95,34 @@ class Cudnn:
         return self._said[key]
 
     def _exchange(self, question: Mapping[str, Any]) -> list[Any]:
+        """The answer to this question: whoever was interrupted may have left one unread."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        line = ""
-        try:
-            process.stdin.write(json.dumps(question) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            pass
-        if not line:
-            raise ModelError(
-                f"cuDNN {self.version} {_end_of(process)} when it is asked for a {question['direction']} "
-                f"on {question['device']['deviceName']}; give --cudnn another version"
-            )
-        found: list[Any] = json.loads(line)
-        return found
+        with self._lock:
+            self._asked += 1
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps({**question, "number": self._asked}) + "\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                number, found = json.loads(line)
+                if number == self._asked:
+                    return list(found)
+        raise ModelError(
+            f"cuDNN {self.version} {_end_of(process)} when it is asked for a {question['direction']} "
+            f"on {question['device']['deviceName']}; give --cudnn another version"
+        )
 
 
-@cache  # a library is loaded once; what it answers is the same every time
 def open_cudnn(where: str) -> Cudnn:
     """The library in this folder, or for `INSTALLED` that of the first package on Python's path with one.
 
     Raises UsageError where there is none, or one that cannot be asked without a GPU.
     """
+    return _open(where, os.getpid())  # a fork does not share its parent's pipes
+
+
+@cache  # a library is loaded once; what it answers is the same every time
+def _open(where: str, _process: int) -> Cudnn:
     folder = _installed() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
@@ -130,6 +133,7 @@ def open_cudnn(where: str) -> Cudnn:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,  # Ctrl-C is for the planner
     )
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -231,7 +231,7 @@ def main() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         most = None if question["every"] else 1
-        _answer(list(islice(engines(library, question), most)))
+        _answer((question["number"], list(islice(engines(library, question), most))))
 
 
 def _answer(value: Any) -> None:

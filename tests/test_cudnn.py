@@ -285,7 +285,7 @@ def test_folders_without_a_library(tmp_path: Path) -> None:
 def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Then `installed` says what to install."""
     monkeypatch.setattr(planner.cudnn.sys, "path", [str(tmp_path)])
-    open_cudnn.cache_clear()
+    planner.cudnn._open.cache_clear()
     with pytest.raises(UsageError, match="install nvidia-cudnn-cu12"):
         open_cudnn("installed")
 
@@ -331,3 +331,18 @@ def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
 def test_what_cudnn_does_not_do(library: Cudnn) -> None:
     """Pascal computes nothing in bfloat16."""
     assert library.first((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")) is None
+
+
+def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:
+    """Whoever was interrupted while it waited does not mislead the next one."""
+    one, other = (asked_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))
+    fresh = replace(library, _said={})
+    expected = fresh.every(AMPERE, 28, other)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planner.cudnn.json, "loads", _interrupt)
+        fresh.every(AMPERE, 28, one)
+    assert replace(fresh, _said={}).every(AMPERE, 28, other) == expected
+
+
+def _interrupt(line: str) -> None:
+    raise KeyboardInterrupt

@@ -153,7 +153,7 @@ def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
     """
     usable = [known for known in stored if _same_settings(known.key, wanted)]
     here = [known for known in usable if is_card(wanted.device, known.key.gpu, known.key.versions)]
-    mine = [known for known in here if _same_job(known.key.job, wanted.job)]
+    mine = [known for known in here if _same_replay(known.key.job, wanted.job)]
     exact = [known for known in mine if _same_torch(known.key.versions.torch, wanted.torch)]
     fitted = _by_fit(Level.EXACT, exact) or _by_fit(Level.SAME_GPU, mine)
     if fitted is not None:
@@ -163,7 +163,7 @@ def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
         return context
     major = wanted.device.capability[0]
     near = [known for known in usable if known.key.versions.capability[0] == major and known not in here]
-    mine = [known for known in near if _same_job(known.key.job, wanted.job)]
+    mine = [known for known in near if _same_replay(known.key.job, wanted.job)]
     return _by_fit(Level.SAME_ARCHITECTURE, mine) or _by_context(Level.SAME_ARCHITECTURE, near)
 
 
@@ -235,6 +235,11 @@ def _context(sizes: Sequence[int], source: str, drift_bytes: int = 0) -> Measure
 def _same_job(one: Job, other: Job) -> bool:
     """Whether two jobs take the same memory in a step: names do not count, nor how many steps there are."""
     return _essence(one) == _essence(other)
+
+
+def _same_replay(one: Job, other: Job) -> bool:
+    """Whether a line through the replays of one stands for the other: the workspaces have to be the same."""
+    return one.cudnn == other.cudnn and _same_job(one, other)
 
 
 def _essence(job: Job) -> tuple[object, ...]:

@@ -121,6 +121,14 @@ def test_what_makes_jobs_the_same() -> None:
     assert found([calibration()], Wanted(moved, CARD)).fit is None
 
 
+def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
+    """Where a library is asked for them, only the context carries over from runs planned without."""
+    asked = replace(JOB, cudnn="installed")
+    assert found([calibration()], Wanted(asked, CARD)).fit is None
+    assert found([calibration()], Wanted(asked, CARD)).context is not None
+    assert found([calibration(replace(KEY, job=asked))], Wanted(asked, CARD)).fit == FIT
+
+
 def test_names_of_cards() -> None:
     """A card answers to torch's name for it, unless the memory says that it is another of that name."""
     assert is_card(CARD, "NVIDIA GeForce RTX 3060", VERSIONS)

@@ -54,7 +54,8 @@ def align(first: Trace, second: Trace) -> Trace | str:
     sites = _joined_sites(first, second)
     theirs = _moved(other.slots, second, sites)
     slots = _choose(one.slots, theirs, lambda ours, new: _lines(ours, new, low, high))
-    return replace(first, events=_merge(events, slots), sites=sites, batches=(low, high), details=())
+    merged = _merge(events, slots)
+    return replace(first, events=merged, sites=sites, batches=(low, high), details=(), asked=())
 
 
 def refit(affine: Trace, taken: Trace) -> Trace | str:

@@ -1,7 +1,7 @@
 """Convolutions as a library sees them, and what it says it would take for one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 
@@ -27,11 +27,55 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
+class Engine:
+    """One of cuDNN's ways to run a convolution; the number is its place in cuDNN's list."""
+
+    number: int
+    notes: tuple[str, ...]  # such as "tensor cores" or "Winograd"
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workspaces:
     """What the library takes for a call, in bytes."""
 
     workspace_bytes: int
     searched_bytes: int = 0  # more than that, the first time, while it times all its ways
+    engine: Engine | None = None  # that takes the one
+    searched: Engine | None = None  # that takes the other
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The convolution for which a block is scratch memory, as an explanation wants it: one row of a table."""
+
+    block: int
+    searched: bool  # room for the largest of all engines, while they are timed
+    engine: int  # -1 where no library was asked
+    notes: str  # the engine's, with commas between
+    direction: Direction
+    dtype: str
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    channels_last: bool
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def convolution(self) -> Convolution:
+        """The call, as the library was asked for it."""
+        return Convolution(**{name: getattr(self, name) for name in _OF_CONVOLUTION})
+
+
+_OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
+
+
+def row_of(block: int, asked: Convolution, engine: Engine | None, *, searched: bool) -> Asked:
+    """The row of a block; without an engine, one that a fitted term tells."""
+    number, notes = (-1, "") if engine is None else (engine.number, ", ".join(engine.notes))
+    return Asked(block, searched, number, notes, **{name: getattr(asked, name) for name in _OF_CONVOLUTION})
 
 
 Answer = Callable[[tuple[int, int], int, Convolution], Workspaces]  # compute capability, multiprocessors

@@ -13,6 +13,7 @@ module, or where its size does not depend on the batch size, by that.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from planner.convolutions import Asked
 from planner.errors import ModelError, UsageError
 from planner.events import Alloc, Detail, Event, Free, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Mode
@@ -169,6 +170,7 @@ class _Player:
         self._accumulate = accumulate
         self._events: list[Event] = []
         self._details: list[Detail] = []
+        self._asked: list[Asked] = []
         self._sites: dict[Site, int] = {}
         self._alive: dict[tuple[int, _Kind], int] = {}  # by the stretch of the new trace
         self._played: list[list[_Kind]] = []  # what outlived each stretch
@@ -221,6 +223,9 @@ class _Player:
             for detail in parted.trace.details
             if detail.block in names
         ]
+        self._asked += [
+            replace(row, block=names[row.block]) for row in parted.trace.asked if row.block in names
+        ]
         return True
 
     def _lasting(self, parted: _Parted, block: int, index: int, place: int) -> int | None:
@@ -240,4 +245,5 @@ class _Player:
             tuple(sorted({*full.unknown_ops, *smaller.unknown_ops})),
             (*full.notes, *(note for note in smaller.notes if note not in full.notes)),
             tuple(self._details),
+            tuple(self._asked),
         )

@@ -8,6 +8,8 @@ loads them.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.convolutions import Asked
+
 FROM_CHANCE = "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
 
 
@@ -112,6 +114,7 @@ class Trace:
     ] = ()  # operators with neither a rule nor a declaration that they take no scratch
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
     details: tuple[Detail, ...] = ()  # of some blocks, by rising birth; none unless they were asked for
+    asked: tuple[Asked, ...] = ()  # the same of scratch memory of convolutions
 
     @property
     def is_affine(self) -> bool:
@@ -157,8 +160,9 @@ def check(trace: Trace) -> None:
                 raise ValueError(f"event {index}: step {event.step} comes after step {step}")
             step = event.step
             ended = event.phase is Phase.END
-    if trace.is_affine and trace.details:
+    if trace.is_affine and (trace.details or trace.asked):
         raise ValueError("details in a trace that holds for every batch size")
-    blocks = [detail.block for detail in trace.details]
-    if len(set(blocks)) < len(blocks) or not born.issuperset(blocks):
-        raise ValueError("details are of one block each, and of blocks that are born")
+    for rows in (trace.details, trace.asked):
+        blocks = [row.block for row in rows]
+        if len(set(blocks)) < len(blocks) or not born.issuperset(blocks):
+            raise ValueError("details are of one block each, and of blocks that are born")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block, SegmentState
 from planner.events import Alloc, Detail, Free, Mark, Phase, Role, Trace
+from planner.layer_workspaces import LayerWorkspace, layer_workspaces
 from planner.replay import Arena, Replay, live_at, open_allocator, replay
 from planner.timeline import (
     PhasePeak,
@@ -111,6 +112,7 @@ class Explanation:
     steps: tuple[StepPeak, ...]
     timeline: Timeline
     evaluation: Replay | None = None  # the same batch in eval mode without gradients
+    workspaces: tuple[LayerWorkspace, ...] = ()  # of convolutions, at the peak or not
 
 
 def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = None) -> Explanation:
@@ -137,6 +139,7 @@ def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = N
         steps=_by_step(phases),
         timeline=timeline,
         evaluation=None if evaluation is None else replay(evaluation, batch, arena),
+        workspaces=layer_workspaces(trace, batch),
     )
 
 

@@ -1,4 +1,5 @@
-"""What an explanation wants to know of a block beyond its size: shape, dtype, the line of the model's code.
+"""What an explanation wants to know of a block beyond its size: shape, dtype, the line of the model's code,
+the convolution for which it is scratch memory.
 
 Taken only where it is asked for, since it looks at Python's stack for each block. In the backward pass there
 is no line of the model on the stack; the node of autograd that runs was made by one, and nodes are numbered
@@ -16,6 +17,7 @@ from types import CodeType
 import torch
 from torch import Tensor
 
+from planner.convolutions import Asked
 from planner.events import Detail
 
 _LONGEST_CODE = 100  # characters of a source line that are kept
@@ -39,6 +41,7 @@ class Details:
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    _asked: dict[int, Asked] = field(default_factory=dict)  # likewise
     _skipped: dict[CodeType, str] = field(default_factory=dict)  # code object -> "skip", "stop" or ""
     _known: dict[tuple[str, int], _Line] = field(default_factory=dict)
     # At each operator of a forward pass: the number of the next autograd node, and the line that runs.
@@ -67,6 +70,14 @@ class Details:
     def on_tensor(self, block: int, tensor: Tensor) -> None:
         """The block holds this tensor."""
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+    def on_workspace(self, asked: Asked) -> None:
+        """The block that it names is scratch memory of a convolution."""
+        self._asked[asked.block] = asked
+
+    def asked_of(self, blocks: list[int]) -> tuple[Asked, ...]:
+        """The convolutions for which some of these blocks are scratch memory."""
+        return tuple(self._asked[block] for block in blocks if block in self._asked)
 
     def of(self, blocks: list[int]) -> tuple[Detail, ...]:
         """The details of these blocks, as far as there are any."""

@@ -125,8 +125,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The trace up to the mark `END`, with every size as it was at this batch."""
         events = self._log.events()
         born = [event.block for event in events if isinstance(event, Alloc)]
-        details = () if self._details is None else self._details.of(born)
-        return Trace(events, self._log.sites(), (batch,), tuple(sorted(self.unknown_ops)), notes, details)
+        known = self._details
+        details, asked = ((), ()) if known is None else (known.of(born), known.asked_of(born))
+        unknown = tuple(sorted(self.unknown_ops))
+        return Trace(events, self._log.sites(), (batch,), unknown, notes, details, asked)
 
     # ---- what torch tells
 
@@ -227,7 +229,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(step, Search):
                 found.append(step)
             elif not again:
-                found.append(Trial(step.size_bytes))
+                found.append(Trial(step.size_bytes, step.why))
         return tuple(found)
 
     def _note_steps(self, op: _Operator, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[Block]:
@@ -254,6 +256,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(step, Trial):
                 block = self._birth(step.size_bytes, Role.WORKSPACE, op.name)
                 block.optional = True
+                if self._details is not None and step.why is not None:
+                    self._details.on_workspace(step.why(block.number))
                 self._log.death(block)
             elif isinstance(step, int) and step:
                 self._log.death(self._birth(step, Role.WORKSPACE, op.name))

@@ -8,13 +8,14 @@ kernels of its own take nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from planner.chip import Chip
-from planner.convolutions import Convolution, Direction
+from planner.convolutions import Asked, Convolution, Direction, row_of
 from planner.trace.scratch.reductions import reduction
 from planner.trace.scratch.steps import Made, Rule, Search, Step, Trial, tensor_bytes
 from planner.trace.strides import suggests_channels_last
@@ -105,7 +106,13 @@ def _weight_gradient(
         return ()
     positions = grad.shape[2] * grad.shape[3]
     size_bytes = term.workspace_bytes(grad.shape[0], tensor_bytes(weight), positions)
-    return (Trial(size_bytes),) if size_bytes else ()
+    if not size_bytes:
+        return ()
+
+    def why(block: int) -> Asked:
+        return row_of(block, _seen(Direction.WEIGHT, x, weight, grad, shape), None, searched=False)
+
+    return (Trial(size_bytes, why),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +137,11 @@ def _asked(
     said = chip.cudnn(chip.capability, chip.multiprocessors, asked)
     steps: tuple[Step, ...] = ()
     if said.searched_bytes:
-        steps += (Search(said.searched_bytes),)
+        largest = partial(row_of, asked=asked, engine=said.searched, searched=True)
+        steps += (Search(said.searched_bytes, largest),)
     if said.workspace_bytes:
-        steps += (Trial(said.workspace_bytes),)
+        runs = partial(row_of, asked=asked, engine=said.engine, searched=False)
+        steps += (Trial(said.workspace_bytes, runs),)
     return steps
 
 
@@ -142,6 +151,13 @@ def _as_cudnn_sees(
     """The call; None where PyTorch runs a kernel of its own, or none at all."""
     if x.dtype not in _DTYPES or 0 in x.shape or 0 in y.shape or 0 in weight.shape:
         return None
+    seen = _seen(direction, x, weight, y, shape)
+    depthwise = not shape.transposed and shape.groups > 1 and seen.x[1] == shape.groups
+    return None if depthwise and not seen.channels_last and _runs_natively(seen) else seen
+
+
+def _seen(direction: Direction, x: Tensor, weight: Tensor, y: Tensor, shape: _Shape) -> Convolution:
+    """The same of one that cuDNN runs."""
     read = y if direction is Direction.DATA else x
     is_last = suggests_channels_last(read) or suggests_channels_last(weight)
     last = is_last and x.dtype is not torch.float64  # ConvUtils.h, cudnn_conv_suggest_memory_format
@@ -150,11 +166,9 @@ def _as_cudnn_sees(
     if len(padding) == 1:  # Convolution.cpp, view4d
         sizes = [(*size[:2], 1, size[2]) for size in sizes]
         padding, stride, dilation = (0, *padding), (1, *stride), (1, *dilation)
-    seen = Convolution(
+    return Convolution(
         direction, _DTYPES[x.dtype], sizes[0], sizes[1], sizes[2], last, padding, stride, dilation
     )
-    depthwise = not shape.transposed and shape.groups > 1 and seen.x[1] == shape.groups
-    return None if depthwise and not last and _runs_natively(seen) else seen
 
 
 def _runs_natively(seen: Convolution) -> bool:

@@ -14,13 +14,14 @@ its last. Blocks of no bytes are none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
 from torch import Tensor
 
 from planner.chip import Chip
+from planner.convolutions import Asked
 from planner.trace.strides import channels_last, suggests_channels_last
 
 
@@ -31,11 +32,16 @@ class Held:
     size_bytes: int
 
 
+# For what the block of this number is; called for explanations alone, since shapes may not be numbers else.
+Why = Callable[[int], Asked]
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A block that is given back at once, and without which the kernel gets by."""
 
     size_bytes: int
+    why: Why | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Search:
     """A trial that only the first call of its kind makes."""
 
     size_bytes: int
+    why: Why | None = field(default=None, compare=False, repr=False)
 
 
 class Made(Enum):

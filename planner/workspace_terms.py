@@ -1,0 +1,225 @@
+"""What the workspace of a convolution consists of, by its size alone.
+
+A library says how many bytes it takes, not what for. But the sizes of tensors are known, and what kernels put
+beside them follows few patterns, which stand here as terms. cuDNN's answers for some thousands of
+convolutions and published logs (benchmarks/published/README.md, `cudnn_workspaces.csv`) show them; what a
+term is for is our inference. Where terms add up to the workspace, but for `NARROW_BYTES`, they are named;
+else copies are, if little is left beside them, and what is left is called unnamed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from math import prod
+
+from planner.convolutions import Convolution, Direction
+
+NARROW_BYTES = 2048  # cuDNN aligns the parts of a workspace and keeps small tables beside them
+_BESIDE_TILES_BYTES = 512
+_LARGEST_LOOSE_SHARE = 0.02  # of a workspace, beside copies alone: tables for strides and borders
+_LARGEST_UNNAMED_SHARE = 0.25  # the same where contiguous tensors make copies likely
+_TILE_BYTES = 4 * 128 * 128  # what a block of threads adds up
+_MOST_TILES, _MOST_SUMS = 1024, 128
+_LEAST_SUM_SHARE = 32  # of what is beside sums: a number of times small weights fits any size
+_IMAGE_TIMES = (1, 2, 4, 8)  # sums for each image
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Term(StrEnum):
+    COPY = "copy"  # of x, w or y: in another layout, and with channels that fill 16 bytes
+    FLOAT32 = "float32 copy"  # of the result of a convolution in half precision
+    SUMS = "partial sums"  # of the result in float32, most often the weights' gradient: the sum is split
+    TILES = "partial sums in tiles"  # the same, 128 x 128 numbers at a time
+    FILTERS = "Winograd filters"  # transformed weights alone; tiles of x and y stay in the kernel
+    WINOGRAD = "Winograd"  # transformed weights, inputs and outputs
+    FFT = "FFT"
+    GEMM = "matrix of patches"  # each patch under the kernel a column: explicit GEMM
+    IMAGES = "image-wise sums"  # a gradient of the weights for each image: the fitted term without a library
+    UNNAMED = "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One term of a workspace."""
+
+    term: Term
+    of: str  # x, w, y, or "" where it is not of one tensor
+    times: int
+    size_bytes: int  # all times together
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Which tensors are copied, and how large that makes the copies."""
+
+    parts: tuple[Part, ...]
+    size_bytes: int
+
+
+def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> tuple[Part, ...]:
+    """Terms that add up to the workspace, the largest first; `notes` are those of cuDNN's engine.
+
+    x, w and y are the input, the weights and the output of the convolution, or their gradients.
+    """
+    if workspace_bytes <= 0:
+        return ()
+    parts = _exact(asked, notes, workspace_bytes) or _loose(asked, workspace_bytes)
+    left_bytes = workspace_bytes - sum(part.size_bytes for part in parts)
+    rest = (Part(Term.UNNAMED, "", 1, left_bytes),) if left_bytes else ()
+    return (*sorted(parts, key=lambda part: -part.size_bytes), *rest)
+
+
+def _exact(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> tuple[Part, ...]:
+    """Terms with no more than `NARROW_BYTES` beside them; () where there are none."""
+    for part in _whole(asked, notes):
+        if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
+            return (part,)
+    copies = list(_copies(asked))
+    for beside in (_nothing, _filters, _sums, _tiles):
+        for copied in copies:
+            left_bytes = workspace_bytes - copied.size_bytes
+            if left_bytes < 0:
+                continue
+            more = beside(asked, notes, left_bytes)
+            if more is not None and left_bytes - sum(part.size_bytes for part in more) <= NARROW_BYTES:
+                return (*copied.parts, *more)
+    return ()
+
+
+def _loose(asked: Convolution, workspace_bytes: int) -> tuple[Part, ...]:
+    """Copies alone, where little is left beside them."""
+    shares = _LARGEST_LOOSE_SHARE, _LARGEST_UNNAMED_SHARE
+    for share in shares[: 1 if asked.channels_last else 2]:
+        for copied in _copies(asked):
+            if 0 <= workspace_bytes - copied.size_bytes <= share * workspace_bytes:
+                return copied.parts
+    return ()
+
+
+# ---- what stands beside copies: None where the term does not apply
+
+_Beside = Callable[[Convolution, tuple[str, ...], int], tuple[Part, ...] | None]
+
+
+def _nothing(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
+    return ()
+
+
+def _filters(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
+    """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
+    if not any("Winograd" in note for note in notes):
+        return None
+    rows, channels = asked.w[0], asked.w[1]
+    size_bytes = 100 * rows * channels + 4 * (rows if asked.direction is Direction.FORWARD else channels)
+    return (Part(Term.FILTERS, "", 1, size_bytes),) if size_bytes <= left_bytes else None
+
+
+def _sums(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
+    result = _result(asked)
+    rows, channels, *extents = getattr(asked, result)
+    for step in (1, 4, 8):
+        size_bytes = 4 * rows * _up(channels, step) * prod(extents)
+        times, beside_bytes = divmod(left_bytes, size_bytes)
+        if 1 <= times <= _MOST_SUMS and beside_bytes * _LEAST_SUM_SHARE <= size_bytes:
+            return (Part(Term.SUMS, result, times, times * size_bytes),)
+    return None
+
+
+def _tiles(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
+    times, beside_bytes = divmod(left_bytes, _TILE_BYTES)
+    if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES:
+        return None
+    return (Part(Term.TILES, "", times, times * _TILE_BYTES),)
+
+
+# ---- copies
+
+
+def _copies(asked: Convolution) -> Iterator[_Copied]:
+    """All choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most, so
+    the fullest come first; in channels_last the emptiest do. Inputs come before the result.
+    """
+    result = _result(asked)
+    order = sorted("xyw", key=lambda letter: (letter == result, letter == "w"))
+    chosen = [
+        tuple(letter for letter, taken in zip(order, mask, strict=True) if taken)
+        for mask in product((True, False), repeat=3)
+    ]
+    large = [sum(letter != "w" for letter in letters) for letters in chosen]
+    if asked.direction is Direction.WEIGHT:  # partial sums first, a copy of the gradient beside them then
+        chosen.sort(key=lambda letters: "w" in letters)
+        large = [sum(letter != "w" for letter in letters) for letters in chosen]
+    sign = 1 if asked.channels_last else -1
+    for _, letters in sorted(zip(large, chosen, strict=True), key=lambda pair: sign * pair[0]):
+        yield from _sized(asked, letters, {})
+        if _ELEMENT_BYTES[asked.dtype] == 2 and result != "w":
+            yield from _sized(asked, letters, {result: _float32_sizes(asked, result)})
+
+
+def _sized(
+    asked: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
+) -> Iterator[_Copied]:
+    """Copies of these tensors, with each padding that kernels are seen to use."""
+    kinds = [(Term.COPY, letter, _sizes(asked, letter)) for letter in letters]
+    kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
+    for sizes in product(*(sizes for _, _, sizes in kinds)):
+        parts = tuple(Part(term, of, 1, size) for (term, of, _), size in zip(kinds, sizes, strict=True))
+        yield _Copied(parts, sum(sizes))
+
+
+def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
+    """Bytes of a copy: channels, or those of each group, fill 16 bytes, or 8, or nothing is added."""
+    element_bytes = _ELEMENT_BYTES[asked.dtype]
+    sizes: tuple[int, ...] = getattr(asked, letter)
+    groups = 1 if letter == "w" else max(1, asked.x[1] // max(1, asked.w[1]))
+    found: list[int] = []
+    for fill_bytes in (16, 8, element_bytes):
+        step = max(1, fill_bytes // element_bytes)
+        for parts in (1, groups):
+            channels = parts * _up(sizes[1] // parts, step)
+            found.append(element_bytes * sizes[0] * channels * prod(sizes[2:]))
+    return tuple(dict.fromkeys(found))
+
+
+def _float32_sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
+    """Bytes of a result in float32, as it is or with channels in whole tiles."""
+    sizes: tuple[int, ...] = getattr(asked, letter)
+    spread = 4 * sizes[0] * prod(sizes[2:])
+    return tuple(dict.fromkeys(spread * _up(sizes[1], step) for step in (1, 8, 128)))
+
+
+def _result(asked: Convolution) -> str:
+    return {Direction.FORWARD: "y", Direction.DATA: "x", Direction.WEIGHT: "w"}[asked.direction]
+
+
+# ---- terms that are the whole workspace: benchmarks/published/README.md says of which rows they are exact
+
+
+def _whole(asked: Convolution, notes: tuple[str, ...]) -> Iterator[Part]:
+    """Of square kernels over images; `GEMM` of kernels that are no points, where it would be a copy."""
+    kernel = asked.w[2:]
+    images_bytes = 4 * asked.x[0] * prod(asked.w)
+    if asked.direction is Direction.WEIGHT and images_bytes:
+        for times in _IMAGE_TIMES:
+            yield Part(Term.IMAGES, "w", times * asked.x[0], times * images_bytes)
+    made = asked.x if asked.direction is Direction.DATA else asked.y
+    if prod(kernel) > 1:
+        columns = asked.w[1] * prod(kernel) * prod((made[0], *made[2:]))
+        yield Part(Term.GEMM, "", 1, _ELEMENT_BYTES[asked.dtype] * columns)
+    if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(asked.stride) != {1}:
+        return
+    channels = asked.w[0] * asked.w[1], asked.w[0] + asked.w[1]
+    if any("Winograd" in note for note in notes):
+        size, tile = (6, 4) if kernel == (3, 3) else (13, 9)
+        images = _up(made[0], 16) * prod(-(-extent // tile) for extent in made[2:])
+        yield Part(Term.WINOGRAD, "", 1, 4 * size**2 * (channels[0] + channels[1] * images))
+    if any("FFT" in note for note in notes):
+        tiles = 1 if all(extent + kernel[0] - 1 <= 32 for extent in made[2:]) else 2
+        images = min(made[0], 32) * tiles
+        for more in (0, 24576 * tiles):
+            yield Part(Term.FFT, "", 1, 4352 * (channels[0] + channels[1] * images) + more)
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -11,7 +11,8 @@ the marks of docs/cudnn.md:
    coefficients of x, y, w and batch x w that tell the workspaces best without being negative (SciPy's `nnls`,
    rows weighted by what they take), and the share of bytes they leave unexplained;
 3. how often versions agree, and by how many bytes they differ where they do not;
-4. what it makes of plans: peak and largest batch without and with a library, over models, cards, types.
+4. what the oldest version at hand makes of the published peaks of CNNs, which ran with an older one;
+5. what the newest makes of plans: peak and largest batch without and with it, over models, cards, types.
 """
 
 import argparse
@@ -19,20 +20,23 @@ import csv
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+from published_outcomes import RUNS, set_up_bytes, trace_run
 from scipy.optimize import nnls
 
 import planner
 from planner.chip import Chip
 from planner.convolutions import Convolution, Direction, Workspaces
 from planner.cudnn import Cudnn, open_cudnn
+from planner.replay import replay
 from planner.resolve import resolve_job
 from planner.trace import trace
 from planner.trace.calls import Calls
@@ -88,6 +92,7 @@ def main() -> None:
         "published": published([library for _, library in libraries]),
         "terms": terms(said[newest]),
         "versions": versions(said),
+        "peaks": peaks(libraries[0][1]),
         "plans": plans(libraries[-1][0]),
         "asked": f"{len(asked):,} convolutions of {len(MODELS)} models of torchvision at batches "
         f"{', '.join(map(str, BATCHES))}, asked of cuDNN {', '.join(said)}; tables of one version "
@@ -276,6 +281,68 @@ def versions(said: dict[str, list[Answer]]) -> str:
 def close(a: int, b: int) -> bool:
     """Within 1 MiB or 1 %."""
     return abs(a - b) <= max(MIB, 0.01 * max(a, b))
+
+
+# ---- published peaks
+
+Answering = Callable[[tuple[int, int], int, Convolution], Workspaces]
+
+
+def peaks(library: Cudnn) -> str:
+    """Errors of the peaks of xMem's CNNs, with more and more of the library's answers."""
+    with RUNS.open(newline="") as file:
+        runs = [
+            run
+            for run in csv.DictReader(file)
+            if run["library"] == "torchvision"
+            and run["peak_nvml_delta_mib"]
+            and run["oom_on_full_gpu"] != "True"
+        ]
+    asked_of: dict[str, tuple[Direction, ...]] = {
+        "the fitted term alone": (),
+        "and forward passes": (Direction.FORWARD,),
+        "and forward passes and data gradients": (Direction.FORWARD, Direction.DATA),
+        "and all other convolutions": tuple(Direction),
+    }
+    variants: dict[str, Answering] = {name: fitted_or(library, of) for name, of in asked_of.items()}
+    variants["the library alone"] = library.workspaces
+    rows = []
+    for name, answer in variants.items():
+        errors = np.array([error_of(run, answer) for run in runs])
+        off = np.abs(errors)
+        figures = (np.median(errors), np.median(off), np.quantile(off, 0.95), errors[off.argmax()])
+        rows.append([name, str(len(runs)), *(f"{figure:.2%}" for figure in figures)])
+    head = (f"workspaces, those asked of {library.version}", "n", "median", "absolute", "95th", "worst")
+    return markdown(head, rows, "lrrrrr")
+
+
+def fitted_or(library: Cudnn, directions: Collection[Direction]) -> Answering:
+    """The term of published runs where it applies, else the library's answer for these directions."""
+
+    def answer(capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        fitted = fitted_bytes(capability, asked)
+        if fitted or asked.direction not in directions:
+            return Workspaces(fitted)
+        return library.workspaces(capability, multiprocessors, asked)
+
+    return answer
+
+
+def fitted_bytes(capability: tuple[int, int], asked: Convolution) -> int:
+    term = rules.IMAGE_WISE.get(capability)
+    pointwise = asked.direction is Direction.WEIGHT and prod(asked.w[2:]) == 1 and asked.x[1] == asked.w[1]
+    if term is None or not pointwise or asked.dtype != "float32" or asked.channels_last:
+        return 0
+    return term.workspace_bytes(asked.x[0], 4 * prod(asked.w), prod(asked.y[2:]))
+
+
+def error_of(run: dict[str, str], answer: Answering) -> float:
+    """(replayed - measured) / measured, with the memory of model and optimizer in both."""
+    with patch("planner.trace.equip", lambda chip, job: replace(chip, cudnn=answer)):
+        taken = trace_run(run)
+    batch = int(run["batch"])
+    measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(taken, batch)
+    return replay(taken, batch).peak_reserved_bytes / measured_bytes - 1
 
 
 # ---- plans

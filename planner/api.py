@@ -186,6 +186,6 @@ def _save(result: object, workload: Workload, tracer: Tracer, batch: int, option
     if path is None:
         return
     try:
-        save_workload(workload, tracer, batch, Path(path))
+        save_workload(workload, tracer, batch, Path(path), options.get("tell") or silent)
     except PlannerError as error:
         raise UnsavedError(error, result) from error

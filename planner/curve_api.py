@@ -9,7 +9,7 @@ from planner.curve import BatchCurve, take_curve
 from planner.device import ENDLESS_BYTES, Device, load_devices
 from planner.gpus_api import gpus
 from planner.keywords import Model, Options, budget_of, silent
-from planner.trace_file import load_trace
+from planner.saved_traces import open_saved
 
 
 def batch_curve(
@@ -25,7 +25,7 @@ def batch_curve(
     Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
-    if path is not None and not load_trace(Path(path))[0].is_affine:
+    if path is not None and not open_saved(Path(path)).traces.is_any_batch:
         return None
     asked = budget_of(options)
     cards = list(load_devices() if devices is None else devices)

@@ -135,7 +135,7 @@ def explain(
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
     path = options.get("save_trace")
     if path is not None:
-        save_workload(setting.workload, tracer, size, Path(path))
+        save_workload(setting.workload, tracer, size, Path(path), tell)
     return ExplainResult(found, explanation, trace, difference, shown, opened - start)
 
 

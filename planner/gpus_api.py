@@ -34,10 +34,10 @@ from planner.keywords import (
 )
 from planner.plan import Seconds, Tell, Tracer
 from planner.residuals import Kind, kind_of
+from planner.saved_traces import SavedTraces, open_saved
 from planner.search import LARGEST_BATCH
-from planner.trace_file import load_trace
 from planner.versions import installed_version
-from planner.workload import Factory, load_workload, starter_of, take_alone, trace_workload
+from planner.workload import Factory, starter_of, take_alone, trace_workload
 
 if TYPE_CHECKING:
     from planner.trace.loops import Loops
@@ -184,27 +184,6 @@ def _calibrated(budget: Budget, found: Correction | None, kind: Kind) -> Budget:
 
 
 @dataclass(slots=True)
-class _FromFile:
-    """The traces of a file that `--save-trace` wrote."""
-
-    path: Path
-    tell: Tell
-    _tracers: dict[Chip, Tracer] = field(default_factory=dict)
-
-    def at(self, batch: int, chip: Chip) -> Trace:
-        if chip not in self._tracers:
-            self._tracers[chip] = load_workload(self.path, chip).open(self.tell)
-        return self._tracers[chip](batch)
-
-    def kin(self, batch: int, chip: Chip) -> Hashable:
-        return None  # only the traces tell
-
-    def floor(self, chip: Chip) -> Floor:
-        trace, _ = load_trace(self.path)
-        return least_bytes(trace.events) if trace.is_affine else _no_floor
-
-
-@dataclass(slots=True)
 class _FromLoops:
     """The traces that loops of the model say; where there are none, or they proved wrong, each is taken by
     itself.
@@ -263,13 +242,13 @@ def _no_floor(batch: int) -> int:
 
 def _open(
     model: Model | None, options: Options, tell: Tell
-) -> tuple[Job, "_FromFile | _FromLoops | FromApart | KeptCards"]:
+) -> tuple[Job, "SavedTraces | _FromLoops | FromApart | KeptCards"]:
     """The job and its traces; imports what they need."""
     path = options.get("trace")
     if path is not None:
         named: Options = {**options, "gpu": load_devices()[0]}
         workload = workload_of(model, named, budget_of(named))  # refuses what the file says as well
-        return workload.job, _FromFile(Path(path), tell)
+        return workload.job, open_saved(Path(path)).traces
     shelves = shelves_of(options)
     job, _, factory = job_of(model, options, shelves)
     limit_seconds = limit_of(options)
@@ -290,7 +269,7 @@ def _open(
 
 def _fit(
     job: Job,
-    traces: "_FromFile | _FromLoops | FromApart | KeptCards",
+    traces: "SavedTraces | _FromLoops | FromApart | KeptCards",
     budgets: Sequence[Budget],
     batch: int | None,
 ) -> tuple[CardFit, ...]:
@@ -301,7 +280,7 @@ def _fit(
         return traces.fit(budgets, batch)
     played = OverEpoch(job, traces) if job.dataset_size else traces
     fits = fit_cards(budgets, played, batch)
-    if isinstance(traces, _FromFile | KeptCards):
+    if not isinstance(traces, _FromLoops):
         return fits
     doubted = _doubted(traces, fits)
     for chip in doubted:

@@ -49,6 +49,19 @@ class KeptCards:
         loop = self._tracer(chip).loop()
         return (lambda batch: 0) if loop is None else least_bytes(loop.own.events)
 
+    def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
+        """The job's loop on such a GPU, where it has one: `planner.kept_tracer.Fresh` over shelves."""
+        loop = self._tracer(chip).loop()
+        return () if loop is None else (loop,)
+
+    def run(self, batch: int, chip: Chip) -> StoredLoop:
+        """What answers for one batch size."""
+        tracer = self._tracer(chip)
+        tracer(batch)
+        found = tracer.answers(batch)
+        assert found is not None  # it was just told
+        return found[0]
+
     def _tracer(self, chip: Chip) -> KeptTracer:
         if chip not in self._tracers:
             alike = (found for known, found in self._tracers.items() if known.capability == chip.capability)

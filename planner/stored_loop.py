@@ -17,6 +17,10 @@ from planner.terms import Answer, Case, Guard, check_case, work_out
 # Passing block, one that the kernel does without where it is refused, held block, next output, all outputs
 # left, release all, release some.
 LETTERS = "pthoaer"
+# Of a loop from a file, so that a trace is made of it in seconds: what its kernels do, and terms that are
+# worked out. BERT's three steps are some 10**4 of the first, and 500 of the second.
+MOST_EVENTS = 2**24
+MOST_TERMS = 2**20
 
 Capability = tuple[int, int]
 Written = tuple[tuple[str, int], ...]  # what a kernel does, step by step: letters and sizes
@@ -48,8 +52,10 @@ class StoredLoop:
     def at(self, batch: int, multiprocessors: int) -> Trace | None:
         """The trace that a run at this batch size would give, where that is known for sure."""
         answers = self.answers(batch, multiprocessors)
-        if answers is None:
-            return None
+        return None if answers is None else self.told(batch, answers)
+
+    def told(self, batch: int, answers: Answers) -> Trace:
+        """The trace at a batch size at which the kernels take this."""
         return replace(self.own, events=tuple(self._spliced(batch, answers)), batches=(batch,))
 
     def answers(self, batch: int, multiprocessors: int) -> Answers | None:
@@ -58,10 +64,10 @@ class StoredLoop:
             return None
         answers = []
         for cases in self.cases:
-            found = next(_worked_out(cases, batch, multiprocessors), None)
+            found = written(cases, batch, multiprocessors)
             if found is None:
                 return None
-            answers.append(tuple(found))
+            answers.append(found)
         return tuple(answers)
 
     def _spliced(self, batch: int, answers: Answers) -> list[Event]:
@@ -91,11 +97,19 @@ def _at(event: Event, batch: int) -> Event:
     return Alloc(event.block, size_bytes, 0, event.role, event.site, event.optional)
 
 
-def _worked_out(cases: Sequence[Case], batch: int, multiprocessors: int) -> Iterator[list[tuple[str, int]]]:
-    for case in cases:
-        found = work_out(case, batch, multiprocessors)
-        if found is not None:
-            yield found
+def written(cases: Sequence[Case], batch: int, multiprocessors: int) -> Written | None:
+    """What a kind of call takes, by the first of its cases that answers."""
+    found = (work_out(case, batch, multiprocessors) for case in cases)
+    return next((tuple(steps) for steps in found if steps is not None), None)
+
+
+def tried(first: int, last: int) -> Iterator[int]:
+    """The batch sizes at which the rules were asked: each up to 16, then eight for each doubling."""
+    batch = first
+    while batch < last:
+        yield batch
+        batch += max(1, batch // 8)
+    yield last
 
 
 def kernel_events(
@@ -165,9 +179,10 @@ def loop_from_json(own: Trace, said: Mapping[str, Any], capability: Capability) 
 
     Raises LookupError, TypeError, ValueError or AttributeError where `said` is nothing that it wrote.
     """
-    columns, chip = said["kernels"], said["chips"][_named(capability)]
-    outputs = [tuple(letter == "1" for letter in shape) for shape in said["outputs"]]
-    takes_blas = set(columns["takes_blas"])
+    columns = _whole(said["kernels"], ("kind", "site", "before", "outputs", "takes_blas"))
+    chip = _whole(said["chips"][_named(capability)], ("blas_bytes", "first", "last", "cases"))
+    outputs = [_shape(text) for text in said["outputs"]]
+    takes_blas = set(_numbers(columns["takes_blas"]))
     before = accumulate(_numbers(columns["before"]))
     rows = zip(
         _numbers(columns["kind"]),
@@ -177,16 +192,36 @@ def loop_from_json(own: Trace, said: Mapping[str, Any], capability: Capability) 
         strict=True,
     )
     kernels = tuple(
-        Kernel(kind, site, place, outputs[shape], number in takes_blas)
+        Kernel(kind, site, place, _picked(outputs, shape), number in takes_blas)
         for number, (kind, site, place, shape) in enumerate(rows)
     )
     pool, known = said["pool"], dict[int, Case]()
     for number in {number for numbers in chip["cases"] for number in _numbers(numbers)}:
-        known[number] = _case_from_json(pool[number])
+        known[number] = _case_from_json(_picked(pool, number))
     cases = tuple(tuple(known[number] for number in numbers) for numbers in chip["cases"])
     loop = StoredLoop(own, kernels, cases, *_numbers([chip["blas_bytes"], chip["first"], chip["last"]]))
+    for case in known.values():
+        _check_case(case)
     _check(loop)
     return loop
+
+
+def _whole(said: Any, keys: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(said, dict) or said.keys() != set(keys):
+        raise ValueError(f"no mapping of {', '.join(keys)}")
+    return said
+
+
+def _shape(text: Any) -> tuple[bool, ...]:
+    if not isinstance(text, str) or not set(text) <= set("01"):
+        raise ValueError("outputs are written with 0 and 1")
+    return tuple(letter == "1" for letter in text)
+
+
+def _picked(values: Sequence[Any], number: int) -> Any:
+    if number < 0:
+        raise IndexError(f"place {number}")
+    return values[number]
 
 
 def _named(capability: Capability) -> str:
@@ -198,21 +233,32 @@ def _pooled(pool: dict[str, int], case: Case) -> int:
 
 
 def _check(loop: StoredLoop) -> None:
+    if loop.blas_bytes < 0 or not 1 <= loop.first <= loop.last:
+        raise ValueError(f"batch sizes from {loop.first} to {loop.last}, {loop.blas_bytes} bytes for cuBLAS")
+    terms = sum(len(case.nodes) + len(case.guards) + 1 for cases in loop.cases for case in cases)
+    if terms > MOST_TERMS:
+        raise ValueError(f"{terms} terms, which nobody works out in time")
     events, done = loop.own.events, 0
+    steps = [max((len(case.answers) for case in cases), default=0) for cases in loop.cases]
+    made = 0
     for kernel in loop.kernels:
-        end = kernel.before + sum(kernel.outputs)
         if not (0 <= kernel.kind < len(loop.cases) and 0 <= kernel.site < len(loop.own.sites)):
             raise ValueError("a kernel of no kind or without a site")
+        made += 2 * steps[kernel.kind] + len(kernel.outputs) + 2
+        if made > MOST_EVENTS:
+            raise ValueError(f"more than {MOST_EVENTS} events of kernels")
+        end = kernel.before + sum(kernel.outputs)
         if not done <= kernel.before <= end <= len(events):
             raise ValueError("kernels out of order")
         if not all(isinstance(event, Alloc) for event in events[kernel.before : end]):
             raise ValueError("a kernel's output is no block")
         done = end
-    for cases in loop.cases:
-        for case in cases:
-            check_case(case)
-            if not all(answer.letter in LETTERS for answer in case.answers):
-                raise ValueError("a kernel does what no kernel does")
+
+
+def _check_case(case: Case) -> None:
+    check_case(case)
+    if not all(answer.letter in LETTERS for answer in case.answers):
+        raise ValueError("a kernel does what no kernel does")
 
 
 def _case_to_json(case: Case) -> list[Any]:
@@ -229,11 +275,18 @@ def _case_to_json(case: Case) -> list[Any]:
 
 def _case_from_json(said: Any) -> Case:
     low, high, operations, lefts, rights, comparisons, compared, letters, terms = said
-    numbers = iter(_numbers(compared))
-    guards = tuple(Guard(letter, next(numbers), next(numbers), next(numbers) == 1) for letter in comparisons)
+    if not all(isinstance(text, str) for text in (operations, comparisons, letters)):
+        raise TypeError("operations, comparisons and steps are letters")
+    places = _numbers(compared)
+    triples = zip(places[::3], places[1::3], places[2::3], strict=True)
+    guards = tuple(
+        Guard(letter, left, right, holds == 1)
+        for letter, (left, right, holds) in zip(comparisons, triples, strict=True)
+    )
+    answers = tuple(Answer(letter, term) for letter, term in zip(letters, _numbers(terms), strict=True))
     low, high = _numbers([low, high])
     nodes = tuple(zip(operations, _numbers(lefts), _numbers(rights), strict=True))
-    return Case(low, high, nodes, guards, tuple(map(Answer, letters, _numbers(terms))))
+    return Case(low, high, nodes, guards, answers)
 
 
 def _differences(numbers: Sequence[int]) -> list[int]:

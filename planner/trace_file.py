@@ -3,14 +3,15 @@
 Layout: `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, `Mark`); `alloc`,
 `free`, `mark` and `sites` hold one column for each field of their class. Trace and job fit in one file, so
 that it plans by itself. Format 2 has `details` as well, format 3 also says which blocks are `optional`; a
-trace is written in the first that says all of it.
+trace is written in the first that says all of it. Format 4 holds loops (`stored_loop`) in place of a trace:
+in `traces` the own events of each, laid out as in format 3, in `loops` what kernels take beside them.
 """
 
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,24 +20,62 @@ from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
 from planner.packed import pack, read_packed
 
-FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL = 1, 2, 3
+FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL, FORMAT_OF_LOOPS = 1, 2, 3, 4
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
-_KEYS = ("format", "about", "batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
+_OF_TRACE = ("batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
+_KEYS = ("format", "about", *_OF_TRACE)
+_OF_WHOLE_TRACE = (*_OF_TRACE, "details")
 
 T = TypeVar("T")
+Said = dict[str, Any]  # JSON
 
 
-def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file holds."""
+
+    traces: tuple[Trace, ...]  # one; of loops, the own events of each
+    loops: tuple[Said, ...]  # what `stored_loop` says of each beside them; none where the trace is whole
+    about: Said
+
+
+def save_trace(trace: Trace, path: Path, about: Said) -> None:
     """Write a trace and a JSON-able description of its job; whole or not at all, equal traces as equal bytes.
 
     Raises DataFileError where the file cannot be written, ValueError for a trace that `check` refuses.
     """
-    check(trace)
-    has_optional = any(isinstance(event, Alloc) and event.optional for event in trace.events)
-    document: dict[str, Any] = {
+    document = {
         "format": FORMAT_WITH_DETAILS if trace.details else FORMAT,
         "about": about,
+        **_document(trace),
+    }
+    if any(isinstance(event, Alloc) and event.optional for event in trace.events):
+        document["format"] = FORMAT_WITH_OPTIONAL
+    else:
+        del document["alloc"]["optional"]
+        if not trace.details:
+            del document["details"]
+    _write(document, path)
+
+
+def save_loops(loops: Sequence[tuple[Trace, Said]], path: Path, about: Said) -> None:
+    """Write loops, each as its own events and what `loops_to_json` says beside them, as `save_trace` does.
+
+    Raises as it does.
+    """
+    document = {
+        "format": FORMAT_OF_LOOPS,
+        "about": about,
+        "traces": [_document(own) for own, _ in loops],
+        "loops": [said for _, said in loops],
+    }
+    _write(document, path)
+
+
+def _document(trace: Trace) -> Said:
+    check(trace)
+    return {
         "batches": trace.batches,
         "unknown_ops": trace.unknown_ops,
         "notes": trace.notes,
@@ -45,13 +84,11 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
         "alloc": _columns(Alloc, trace.events),
         "free": _columns(Free, trace.events),
         "mark": _columns(Mark, trace.events),
+        "details": _columns(Detail, trace.details),
     }
-    if trace.details or has_optional:
-        document["details"] = _columns(Detail, trace.details)
-    if has_optional:
-        document["format"] = FORMAT_WITH_OPTIONAL
-    else:
-        del document["alloc"]["optional"]
+
+
+def _write(document: Said, path: Path) -> None:
     packed = pack(json.dumps(document, separators=(",", ":"), allow_nan=False))
     try:
         replace_bytes(path, packed)
@@ -59,30 +96,58 @@ def save_trace(trace: Trace, path: Path, about: dict[str, Any]) -> None:
         raise DataFileError(f"{path}: cannot write the trace: {error.strerror or error}") from error
 
 
-def load_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
+def load_trace(path: Path) -> tuple[Trace, Said]:
     """Read a trace and the description of its job.
 
-    Raises DataFileError for a file that cannot be read and for anything that `save_trace` never wrote.
+    Raises DataFileError for a file that cannot be read, for anything that `save_trace` never wrote, and for
+    loops, which are no trace before one says of which batch size and GPU.
+    """
+    saved = load_saved(path)
+    if saved.loops:
+        raise DataFileError(f"{path}: holds loops in place of one trace; plan from it with --trace")
+    return saved.traces[0], saved.about
+
+
+def load_saved(path: Path) -> Saved:
+    """Read what `save_trace` or `save_loops` wrote; the loops' own events are checked, `loops` is not.
+
+    Raises DataFileError for a file that cannot be read and for anything else.
     """
     try:
         document = _unpack(path)
-        trace = Trace(
-            events=tuple(_events(document)),
-            sites=tuple(_rows("sites", Site, document["sites"])),
-            batches=tuple(_list("batches", int, document["batches"])),
-            unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
-            notes=tuple(_list("notes", str, document["notes"])),
-            details=tuple(_rows("details", Detail, document["details"])) if "details" in document else (),
-        )
         about = document["about"]
         if not isinstance(about, dict):
             raise ValueError("about: no mapping")
-        check(trace)
+        if document["format"] == FORMAT_OF_LOOPS:
+            return _loops(document)
+        return Saved((_trace(document),), (), about)
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the trace: {error.strerror or error}") from error
     except (ValueError, RecursionError, zlib.error) as error:
         raise DataFileError(f"{path}: broken trace file: {str(error)[:200]}; trace anew") from error
-    return trace, about
+
+
+def _loops(document: Said) -> Saved:
+    traces, loops = document["traces"], document["loops"]
+    if not isinstance(traces, list) or not isinstance(loops, list) or not len(traces) == len(loops) > 0:
+        raise ValueError("traces and loops are no lists of one length")
+    if not all(isinstance(said, dict) for said in loops):
+        raise ValueError("loops: no mapping")
+    own = tuple(_trace(_members("traces", _OF_WHOLE_TRACE, item)) for item in traces)
+    return Saved(own, tuple(loops), document["about"])
+
+
+def _trace(document: Said) -> Trace:
+    trace = Trace(
+        events=tuple(_events(document)),
+        sites=tuple(_rows("sites", Site, document["sites"])),
+        batches=tuple(_list("batches", int, document["batches"])),
+        unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
+        notes=tuple(_list("notes", str, document["notes"])),
+        details=tuple(_rows("details", Detail, document["details"])) if "details" in document else (),
+    )
+    check(trace)
+    return trace
 
 
 def _letter(event: Event) -> str:
@@ -94,20 +159,22 @@ def _columns(kind: type, rows: Iterable[object]) -> dict[str, list[Any]]:
     return {field.name: [getattr(row, field.name) for row in mine] for field in fields(kind)}
 
 
-def _unpack(path: Path) -> dict[str, Any]:
+def _unpack(path: Path) -> Said:
     """The document, with the right keys and the right format."""
     text = read_packed(path, LARGEST_FILE_BYTES)
     document = json.loads(text.decode(), parse_constant=_finite, parse_float=_finite)
     found = document.get("format") if isinstance(document, dict) else None
     if type(found) is not int:
         raise ValueError("it names no format")
-    if found not in (FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL):
-        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_WITH_OPTIONAL}")
+    if not FORMAT <= found <= FORMAT_OF_LOOPS:
+        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_OF_LOOPS}")
+    if found == FORMAT_OF_LOOPS:
+        return _members("the document", ("format", "about", "traces", "loops"), document)
     keys = (*_KEYS, "details") if found >= FORMAT_WITH_DETAILS else _KEYS
     return _with_optional(_members("the document", keys, document))
 
 
-def _with_optional(document: dict[str, Any]) -> dict[str, Any]:
+def _with_optional(document: Said) -> Said:
     """The document with the column that earlier formats have not got."""
     blocks = document["alloc"]
     if document["format"] >= FORMAT_WITH_OPTIONAL or not isinstance(blocks, dict):
@@ -126,7 +193,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _events(document: dict[str, Any]) -> Iterator[Event]:
+def _events(document: Said) -> Iterator[Event]:
     columns: dict[str, list[Event]] = {
         "a": _rows("alloc", Alloc, document["alloc"]),
         "f": _rows("free", Free, document["free"]),

@@ -6,16 +6,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from planner.affine import align, refit
 from planner.chip import Chip, chip_of
-from planner.errors import DataFileError, UsageError
-from planner.events import Alloc, Trace
+from planner.events import Trace
 from planner.job import Job
+from planner.kept_cards import KeptCards
 from planner.kept_tracer import Fresh, KeptTracer, Shelves
-from planner.plan import FIT_BATCHES, Tell, Tracer
-from planner.report.job_json import job_from_json, job_to_json
+from planner.plan import Tell, Tracer
 from planner.resolve import is_completed_by_library
-from planner.trace_file import load_trace, save_trace
+from planner.saved_traces import open_saved
+from planner.saving import save_job
 from planner.versions import installed_version
 
 Factory = Callable[[], object]  # returns an nn.Module
@@ -30,6 +29,7 @@ class Workload:
     batch: int | None  # the job's own batch size, where it has one
     chip: Chip  # of the GPU that is traced for
     open: Callable[[Tell], Tracer]  # may import torch; the tracer takes each trace once
+    keeper: Callable[[Tell], Fresh] | None = None  # takes its loops; None where the model runs elsewhere
 
 
 def take_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
@@ -97,7 +97,12 @@ def trace_workload(
 
         return tracer
 
-    return Workload(job, batch, chip, start)
+    def keep(tell: Tell) -> Fresh:
+        from planner.trace.keep import open_keeper, open_keeper_of
+
+        return open_keeper(job, tell) if factory is None else open_keeper_of(job, factory, tell)
+
+    return Workload(job, batch, chip, start, keep)
 
 
 def _taken(take: Take, job: Job, chip: Chip, build: Callable[[Job], Any], size: int) -> Trace:
@@ -107,7 +112,10 @@ def _taken(take: Take, job: Job, chip: Chip, build: Callable[[Job], Any], size: 
 def kept_workload(job: Job, batch: int | None, chip: Chip, shelves: Shelves) -> Workload:
     """The workload of a job the traces of which are kept; torch is imported for what no shelf has."""
 
-    return Workload(job, batch, chip, lambda tell: KeptTracer(job, chip, shelves, starter_of(job, tell)))
+    def start(tell: Tell) -> Tracer:
+        return KeptTracer(job, chip, shelves, starter_of(job, tell))
+
+    return Workload(job, batch, chip, start, lambda tell: KeptCards(job, shelves, starter_of(job, tell)))
 
 
 def starter_of(job: Job, tell: Tell) -> Callable[[], Fresh]:
@@ -128,52 +136,18 @@ def load_workload(path: Path, chip: Chip) -> Workload:
     Raises DataFileError for a broken file; its tracer raises UsageError for a batch size that the file says
     nothing about.
     """
-    trace, about = load_trace(path)
-    try:
-        job = job_from_json(about["job"])
-        batch = about["batch"]
-        major, minor = about["capability"]
-        if not all(type(number) is int for number in (batch, major, minor)):
-            raise TypeError("batch and capability are whole numbers")
-    except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise DataFileError(
-            f"{path}: broken job of a trace: {type(error).__name__}: {error}; trace anew"
-        ) from error
-    if (major, minor) != chip.capability:
-        note = f"traced for compute capability {major}.{minor}; this GPU's kernels may take other memory"
-        trace = replace(trace, notes=(*trace.notes, note))
+    saved = open_saved(path)
 
-    def tracer(size: int) -> Trace:
-        if trace.is_affine:
-            return _at(trace, size)
-        if (size,) != trace.batches:
-            raise UsageError(
-                f"{path}: this trace holds for batch {trace.batches[0]} only; trace batch {size} anew"
-            )
-        return trace
+    def start(tell: Tell) -> Tracer:
+        return cache(lambda size: saved.traces.at(size, chip))
 
-    return Workload(job, batch, chip_of((major, minor)), lambda tell: tracer)
+    return Workload(saved.job, saved.batch, chip_of(saved.capability), start)
 
 
-def save_workload(workload: Workload, tracer: Tracer, batch: int, path: Path) -> None:
-    """Write a trace that plans by itself: for all batch sizes where that is possible, else for this one."""
-    about = {"job": job_to_json(workload.job), "batch": batch, "capability": workload.chip.capability}
-    save_trace(_whole(tracer, batch), path, about)
-
-
-def _whole(tracer: Tracer, batch: int) -> Trace:
-    affine = align(*map(tracer, FIT_BATCHES))
-    if isinstance(affine, Trace):
-        affine = refit(affine, tracer(batch))
-    return affine if isinstance(affine, Trace) else tracer(batch)
-
-
-def _at(trace: Trace, batch: int) -> Trace:
-    """An affine trace as if taken at one batch size."""
-    events = tuple(
-        replace(event, fixed_bytes=event.bytes_at(batch), per_sample_bytes=0)
-        if isinstance(event, Alloc)
-        else event
-        for event in trace.events
-    )
-    return replace(trace, events=events, batches=(batch,))
+def save_workload(workload: Workload, tracer: Tracer, batch: int, path: Path, tell: Tell) -> None:
+    """Write what plans by itself without torch, at every batch size as the job itself where it has loops."""
+    keeper = None
+    if workload.keeper is not None and not workload.job.cudnn:  # a library answers only while one traces
+        tell("taking loops for all GPUs, to be saved")
+        keeper = workload.keeper(tell)
+    save_job(workload.job, batch, workload.chip, tracer, keeper, path)

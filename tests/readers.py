@@ -24,11 +24,14 @@ from planner.errors import DataFileError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.process_file import SHIPPED_FOLDER, read_process
 from planner.report.job_json import job_to_json
+from planner.saved_traces import open_saved
+from planner.stored_loop import Kernel, StoredLoop, loops_to_json
 from planner.sweep_file import load_grid
 from planner.sweep_store import Store
 from planner.sweep_work import Done, Task, device_digest
+from planner.terms import Answer, Case, Guard
 from planner.trace_cache import TraceCache
-from planner.trace_file import load_trace, save_trace
+from planner.trace_file import load_trace, save_loops, save_trace
 from planner.workload import load_workload
 from tests.runs import RUN
 from tests.test_measured_records import HISTORY as RECORDED
@@ -106,7 +109,13 @@ _CELL = {
 }
 _DONE = Done({device_digest(TASK.devices[0]): _CELL}, ("a note",), ("op",))
 _KEY = {"job": "a"}
+_CASES = (
+    Case(2, 100, (("m", 0, 0), ("c", 512, 0), ("*", 0, 1)), (Guard("<", 0, 2, True),), (Answer("h", 2),)),
+)
+LOOP = StoredLoop(TRACE, (Kernel(0, 1, 3, (True,), True),), (_CASES,), 8192, 2, 100)
+_SAID = loops_to_json({(8, 6): LOOP})
 _ABOUT = {"job": job_to_json(RUN.job), "batch": 2, "capability": [8, 6], "key": _KEY}
+_ABOUT_LOOPS = _ABOUT | {"multiprocessors": 84}
 
 
 def _recorded(path: Path) -> object:
@@ -144,6 +153,11 @@ READERS: dict[str, Reader] = {
     "workload": Reader(
         lambda path: load_workload(path, Chip((8, 6), 84)).open(_told)(3),
         gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
+        pack=_gzip,
+    ),
+    "saved loops": Reader(
+        lambda path: open_saved(path).traces.at(7, Chip((8, 6), 84)),
+        gzip.decompress(_written(lambda path: save_loops([(LOOP.own, _SAID)], path, _ABOUT_LOOPS))),
         pack=_gzip,
     ),
     "kept trace": Reader(

@@ -18,7 +18,7 @@ from planner.errors import UnsavedError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Loss, TensorSpec
 from planner.report.job_json import job_to_json
-from planner.trace_file import load_trace, save_trace
+from planner.trace_file import save_trace
 
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
@@ -404,23 +404,12 @@ def without_seconds(said: object) -> object:
 
 
 def test_saved_trace_plans_alike(capsys: Capture, tmp_path: Path) -> None:
-    """A plan from a saved trace is the plan that was made when it was saved; of the first batch that does
-    not fit, whose scratch memory was not saved, it says the same but for a few bytes.
-    """
+    """A plan from a saved trace is the plan that was made when it was saved, up to the first failure."""
     path = tmp_path / "conv_pair.trace"
     _, first, _ = outcome(f"max-batch --model conv_pair --gpu-mib 2000 --json --save-trace {path}", capsys)
     code, second, _ = outcome(f"max-batch --trace {path} --gpu-mib 2000 --json", capsys)
     assert code == 0
-    plans = [json.loads(first), json.loads(second)]
-    failures = [plan.pop("first_failure") for plan in plans]
-    first, second = (dict(plan.pop("probes")) for plan in plans)  # one was searched from its end
-    assert [first[batch] for batch in first if batch in second] == [
-        second[batch] for batch in first if batch in second
-    ]
-    assert without_seconds(plans[1]) == without_seconds(plans[0])
-    assert [(failure["batch"], failure["fits"]) for failure in failures] == [(failures[0]["batch"], "no")] * 2
-    trace, _ = load_trace(path)
-    assert trace.is_affine
+    assert without_seconds(json.loads(second)) == without_seconds(json.loads(first))
 
 
 def test_saved_estimate_plans_any_batch(capsys: Capture, tmp_path: Path) -> None:

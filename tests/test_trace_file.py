@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planner import trace_file
 from planner.errors import DataFileError
 from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace, check
-from planner.trace_file import load_trace, save_trace
+from planner.trace_file import Saved, load_saved, load_trace, save_loops, save_trace
 
 EVENTS: tuple[Event, ...] = (
     Mark(0, Phase.SETUP),
@@ -259,7 +259,7 @@ WHOLE = pack(DOCUMENT)
         (pack({"format": True}), "it names no format"),
         (pack({"format": 1.0}), "it names no format"),
         (pack({"format": "1\n2"}), "it names no format"),
-        (pack({"format": 4}), "its format is 4, this version reads 1 to 3"),
+        (pack({"format": 5}), "its format is 5, this version reads 1 to 4"),
         (pack({"format": 1}), "the document: about is missing"),
     ],
 )
@@ -339,6 +339,45 @@ def test_missing_keys(tmp_path: Path, key: str) -> None:
         del document[outer]
         said = "it names no format" if key == "format" else f"the document: {key} is missing"
         assert refusal(pack(document), tmp_path) == broken(said)
+
+
+def of_loops(**changes: object) -> dict[str, Any]:
+    """A document of format 4: the same events, and loops that are not looked at here."""
+    own = {key: DOCUMENT[key] for key in DOCUMENT if key not in ("format", "about")}
+    own = {**own, "alloc": {**own["alloc"], "optional": [False, False]}}
+    own["details"] = {name: [] for name in ("block", "shape", "dtype", "source", "code")}
+    return {"format": 4, "about": ABOUT, "traces": [own], "loops": [{"chips": {}}]} | changes
+
+
+def test_loops_round_trip(tmp_path: Path) -> None:
+    """Loops come back as they were written, and a reader of one trace refuses them."""
+    path = tmp_path / "t.trace"
+    save_loops([(TRACE, {"chips": {}}), (TRACE, {"chips": {"8.6": 1}})], path, ABOUT)
+    assert load_saved(path) == Saved((TRACE, TRACE), ({"chips": {}}, {"chips": {"8.6": 1}}), ABOUT)
+    assert refusal(path.read_bytes(), tmp_path) == (
+        "holds loops in place of one trace; plan from it with --trace"
+    )
+    save_loops([(TRACE, {"chips": {}})], path, ABOUT)
+    assert json.loads(gzip.decompress(path.read_bytes())) == of_loops()
+
+
+@pytest.mark.parametrize(
+    ("changes", "flaw"),
+    [
+        ({"traces": []}, "traces and loops are no lists of one length"),
+        ({"loops": []}, "traces and loops are no lists of one length"),
+        ({"traces": [], "loops": []}, "traces and loops are no lists of one length"),
+        ({"traces": {"kind": ""}}, "traces and loops are no lists of one length"),
+        ({"loops": [3]}, "loops: no mapping"),
+        ({"traces": [[]]}, "traces: no mapping"),
+        ({"traces": [DOCUMENT]}, "traces: details is missing"),
+        ({"about": 1}, "about: no mapping"),
+        ({"kind": ""}, "the document: unknown key 'kind'"),
+    ],
+)
+def test_broken_loops(tmp_path: Path, changes: dict[str, object], flaw: str) -> None:
+    """A document of loops is read as strictly as one of a trace."""
+    assert refusal(pack(of_loops(**changes)), tmp_path) == broken(flaw)
 
 
 def test_long_errors_are_cut(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A loop in the form in which it is stored: the rules' answers as terms, the whole held against a run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -10,7 +10,7 @@ from planner.cublas import workspace_bytes
 from planner.errors import ModelError
 from planner.events import FROM_CHANCE, Alloc, Event, Free, Role
 from planner.job import Job
-from planner.stored_loop import Kernel, StoredLoop
+from planner.stored_loop import Kernel, StoredLoop, tried
 from planner.terms import Case, work_out
 from planner.trace.calls import Line, Run, Shape
 from planner.trace.loops import Loops, Tell, UnsteadyError
@@ -20,10 +20,15 @@ from planner.trace.sketches import Sketch, UnknownToSketchesError, ask
 from planner.trace.sources import construct_model, find_constructor
 from planner.trace.symbols import Number, Record
 from planner.trace.two_runs import find_loop
+from planner.trace.watched import Watched
 
 # A batch that takes so much beside the model is run to confirm a loop: about as much as the largest servers'
-# eight GPUs have together, or, where torch itself cannot count so far, some GPUs, or one of some years ago.
-CONFIRMED_BYTES = (2**41, 2**39, 2**36)
+# eight GPUs have together, or, where torch itself cannot count so far or takes other ways for so many,
+# some GPUs, or smaller ones down to one of some years ago.
+CONFIRMED_BYTES = (2**41, 2**39, 2**36, 2**35, 2**34, 2**33)
+NEAR = (
+    32  # a loop that holds at one of these and not at the one before is followed this near to where it ends
+)
 ALONE_BYTES = 2**30
 LARGEST_BATCH = 2**24  # as of a search, which the tracer does not know
 FIRST_BATCH = 2  # at batch 1 torch takes shortcuts, so no line goes through it
@@ -55,12 +60,25 @@ def find_loops(loops: Loops, chip: Chip, confirmed: dict[int, int]) -> tuple[Sto
 
 def _confirmed(loops: Loops, loop: Loop, chip: Chip) -> int:
     """The largest batch size tried at which a run does what the loop says; 0 for a loop that is wrong."""
+    other = 0  # a batch size at which a run does something else
     for most_bytes in CONFIRMED_BYTES:
         batch = _batch_taking(loop, most_bytes)
         with suppress(ModelError):  # too large for torch itself
             if not loops.confirm(batch, chip):
-                return batch
+                return _followed(loops, chip, batch, other)
+            other = batch
     return 0
+
+
+def _followed(loops: Loops, chip: Chip, batch: int, other: int) -> int:
+    """A batch size at which the loop holds, near the first one at which it does not, between these two."""
+    while other - batch > max(1, batch // NEAR):
+        middle = (batch + other) // 2
+        if loops.confirm(middle, chip):
+            other = middle
+        else:
+            batch = middle
+    return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +87,69 @@ class Keeper:
 
     runs: Loops
     _confirmed: dict[int, int] = field(default_factory=dict)
+    _alone: dict[int, list[tuple[Watched, Run]]] = field(default_factory=dict)  # by batch size
 
     def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
         """As `find_loops`."""
         return find_loops(self.runs, chip, self._confirmed)
 
     def run(self, batch: int, chip: Chip) -> StoredLoop:
-        """As `take_run`."""
-        return take_run(self.runs, batch, chip)
+        """As `take_run`. One run serves all GPUs that answer what it asked as the one did that it is of."""
+        known = self._alone.setdefault(batch, [])
+        for watched, run in known:
+            found = _run_elsewhere(self.runs, run, chip) if watched.agrees(chip.capability) else None
+            if found is not None:
+                return found
+        watched = Watched(chip.capability)
+        run = self.runs.run(batch, chip, watched)
+        known.append((watched, run))
+        return _as_loop(self.runs, run, chip)
 
 
 def open_keeper(job: Job, tell: Tell) -> Keeper:
     """Imports the library of the job's model. Raises UsageError or ModelError."""
-    constructor = find_constructor(job)
+    return open_keeper_of(job, find_constructor(job), tell)
+
+
+def open_keeper_of(job: Job, constructor: Callable[..., Any], tell: Tell) -> Keeper:
+    """The same for a job whose model this makes."""
     return Keeper(Loops(job, lambda job: construct_model(job, constructor), tell))
 
 
 def take_run(loops: Loops, batch: int, chip: Chip) -> StoredLoop:
     """A run at one batch size, as a loop that holds for no other. Raises the errors of a trace."""
-    run = loops.run(batch, chip)
-    moved = Run(replace(run.trace, batches=(batch + 1,)), run.calls)
+    return _as_loop(loops, loops.run(batch, chip), chip)
+
+
+def _as_loop(loops: Loops, run: Run, chip: Chip) -> StoredLoop:
+    (batch,) = run.trace.batches
     with suppress(UnsteadyError):
-        found = _stored(find_loop(run, moved, loops.job.cublas_workspace_config), chip, batch, batch)
+        found = _stored(_still(run, loops), chip, batch, batch)
         again = found.at(batch, chip.multiprocessors)
         if again is not None and not differs(again, run.trace):
             return found
     # Its kernels cannot be told from the rest, so it holds for these multiprocessors only.
     return StoredLoop(run.trace, (), (), 0, batch, batch)
+
+
+def _run_elsewhere(loops: Loops, run: Run, chip: Chip) -> StoredLoop | None:
+    """The run as it goes on another GPU; None where its kernels cannot be told from the rest."""
+    (batch,) = run.trace.batches
+    try:
+        still = _still(run, loops)
+    except UnsteadyError:
+        return None
+    found = _stored(still, chip, batch, batch)
+    again = found.at(batch, chip.multiprocessors)
+    same = again is not None and not differs(again, still.at(batch, loops.equip(chip)))
+    return found if same else None
+
+
+def _still(run: Run, loops: Loops) -> Loop:
+    """The loop through one run alone, which holds at its batch size."""
+    (batch,) = run.trace.batches
+    moved = Run(replace(run.trace, batches=(batch + 1,)), run.calls)
+    return find_loop(run, moved, loops.job.cublas_workspace_config)
 
 
 def _batch_taking(loop: Loop, most_bytes: int) -> int:
@@ -146,7 +200,7 @@ def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) ->
     if rule is None:
         return [Case(first, last, (), (), ())]
     found: list[Case] = []
-    for batch in _tried(first, last):
+    for batch in tried(first, last):
         if found and found[-1].low <= batch <= found[-1].high and not found[-1].guards:
             continue
         for count in (chip.multiprocessors, *MULTIPROCESSORS):
@@ -159,15 +213,6 @@ def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) ->
                 asked = Chip(chip.capability, count)
                 found.append(ask(rule, _numbered(args, record), _numbered(out, record), asked, record))
     return found
-
-
-def _tried(first: int, last: int) -> Iterator[int]:
-    """Every batch size up to 16, then eight for each doubling."""
-    batch = first
-    while batch < last:
-        yield batch
-        batch += max(1, batch // 8)
-    yield last
 
 
 def _numbered(value: Any, record: Record) -> Any:

@@ -77,9 +77,9 @@ class Loops:
         run = self.run(batch, chip)
         return differs(self.at(batch, chip), run.trace)
 
-    def run(self, batch: int, chip: Chip) -> Run:
-        """One run of the job."""
-        return self._run(self.job, batch, chip, Watched(chip.capability))
+    def run(self, batch: int, chip: Chip, watched: Watched | None = None) -> Run:
+        """One run of the job. `watched`, the chip's capability, remembers what the run asks of it."""
+        return self._run(self.job, batch, chip, Watched(chip.capability) if watched is None else watched)
 
     def _run(self, job: Job, batch: int, chip: Chip, watched: Watched) -> Run:
         major, minor = chip.capability

@@ -27,6 +27,7 @@ from planner.search import LARGEST_BATCH, boundary_near, climb_islands
 _REMEMBERED_TRACES = 4  # the cards of one memory ask for the same batch sizes
 USUAL_ERROR = 2  # of a guess, in samples; of large batches, a hundredth
 USUAL_GAP = 10  # below the floor's largest, in samples; of large batches, one part in so many
+SAMPLE = 4  # cards that are looked at for batch sizes that fit above some that do not
 USUAL_SHARE = 0.97  # of what the floor allows, most jobs reach about so much
 
 
@@ -129,7 +130,8 @@ def fit_cards(
 
     Batch sizes that fit above some that do not are a habit of the job, not of the card: a card that stays
     below the line of the others is searched anew as `largest` does, and where that finds more, so is every
-    card, since with such a job the answer depends on the way of searching.
+    card, since with such a job the answer depends on the way of searching. So that smaller ones show as well,
+    some cards are climbed from where they are, and where one rises, so is every card.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
     shelves = [
@@ -142,6 +144,10 @@ def fit_cards(
         for shelf in shelves:
             for arena in shelf.largest:
                 shelf.largest[arena] = _searched_alone(shelf, arena)
+    elif any(_climbed(shelf, arena) != shelf.largest[arena] for shelf, arena in _some(shelves)):
+        for shelf in shelves:
+            for arena in shelf.largest:
+                shelf.largest[arena] = _climbed(shelf, arena)
     return tuple(_at(shelf, budget, batch) for shelf in shelves for budget in shelf.cards)
 
 
@@ -191,6 +197,22 @@ def _guess(gaps: list[tuple[int, int]], top: int) -> int:
 def _searched_alone(shelf: _Shelf, arena: Arena) -> int:
     """What `largest` finds."""
     return climb_islands(shelf.runs.teller(arena), 0, LARGEST_BATCH)
+
+
+def _climbed(shelf: _Shelf, arena: Arena) -> int:
+    """What fits above the boundary that was found, as far as `largest` would look."""
+    best = shelf.largest[arena]
+    return climb_islands(shelf.runs.teller(arena), best, LARGEST_BATCH) if best else 0
+
+
+def _some(shelves: Iterable[_Shelf]) -> list[tuple[_Shelf, Arena]]:
+    """Cards evenly from the smallest boundary to the largest; none where each probe is a run of a model."""
+    cards = [(shelf, arena) for shelf in shelves for arena in shelf.largest]
+    cards = [(shelf, arena) for shelf, arena in cards if shelf.runs.top(arena) < LARGEST_BATCH]
+    cards.sort(key=lambda card: card[0].largest[card[1]])
+    last = len(cards) - 1
+    places = {round(last * step / (SAMPLE - 1)) for step in range(SAMPLE)} if cards else set()
+    return [cards[place] for place in sorted(places)]
 
 
 def _at(shelf: _Shelf, budget: Budget, wanted: int | None) -> CardFit:

@@ -20,14 +20,14 @@ from planner.chip import Chip
 from planner.cli import run
 from planner.device import MIB, About, Device, FigureKind, Line, Measured, find_device, load_devices
 from planner.errors import UsageError
-from planner.events import Outcome, Trace
+from planner.events import Alloc, Outcome, Role, Trace
 from planner.floor import least_bytes
 from planner.gpus_api import GpusResult
 from planner.job import Job
 from planner.plan import Seconds
-from planner.replay import Arena, replay
+from planner.replay import Arena, replay, room_bytes
 from planner.search import boundary_near, largest
-from tests.handmade import UNTIMED, affine_traces
+from tests.handmade import SITES, UNTIMED, affine_traces
 from tests.tracing import AMPERE
 
 GOLDEN = Path(__file__).with_name("golden_gpus")
@@ -132,6 +132,26 @@ def test_any_trace_on_any_cards(trace: Trace, rooms: list[int]) -> None:
         failing = [batch for batch in range(1, min(alone, 400)) if outcome(batch) is Outcome.DOES_NOT_FIT]
         if not failing and outcome(alone + 1) is Outcome.DOES_NOT_FIT:
             assert fit.max_batch >= alone or alone > 400
+
+
+class Bumpy(FromTrace):
+    """A block of 2 MiB for each sample, and one of 999 MiB beside it at batches 101 and 102."""
+
+    def __init__(self) -> None:
+        super().__init__(Trace((Alloc(0, 0, 2 * MIB, Role.ACTIVATION, 0),), SITES, (2, 3)))
+
+    def at(self, batch: int, chip: Chip) -> Trace:
+        more = (Alloc(1, 999 * MIB, 0, Role.WORKSPACE, 0),) if batch in (101, 102) else ()
+        return replace(self.trace, events=(*self.trace.events, *more))
+
+
+@pytest.mark.parametrize("room_mib", range(190, 330))
+def test_what_fits_close_above_is_found(room_mib: int) -> None:
+    """Above a batch that does not fit the next ones are looked at, as `largest` does."""
+    budget = budget_with(room_mib)
+    (fit,) = fit_cards([budget], Bumpy())  # type: ignore[arg-type]
+    most = (room_bytes(budget.arena) or 0) // (2 * MIB)  # type: ignore[attr-defined]
+    assert fit.max_batch == (100 if most in (101, 102) else most)
 
 
 @given(affine_traces(), st.integers(1, 200))

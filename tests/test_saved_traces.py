@@ -7,7 +7,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from planner.job import Job, Loss, TensorSpec
 from planner.report.job_json import job_to_json
 from planner.saved_traces import open_saved
 from planner.trace_file import load_saved, load_trace
+from planner.workload import Workload, save_workload
 
 ROOT = Path(__file__).parents[1]
 MOBILENET = "torchvision:mobilenet_v2"
@@ -162,6 +163,25 @@ def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="holds for batch 60 only; trace batch 2 anew"):
         max_batch(gpu_mib=500, trace=above)
+
+
+def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
+    """A job whose workspaces come from a library is saved as lines with the scratch memory of three batch
+    sizes, and says so; nothing takes its loops.
+    """
+    job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
+
+    def traced(batch: int) -> Trace:
+        events = (Mark(1, Phase.FORWARD), Alloc(0, 512 * batch, 0, Role.ACTIVATION, 0), Mark(1, Phase.END))
+        return Trace(events, (Site("fc", "mm"),), (batch,))
+
+    def refuse(tell: object) -> NoReturn:
+        raise AssertionError("loops were taken")
+
+    workload = Workload(job, 5, Chip((8, 6), 28), lambda tell: traced, refuse)
+    save_workload(workload, traced, 5, tmp_path / "x.trace", lambda line: None)
+    note = "scratch memory of kernels is as traced at batches 2 and 3 and 5; at others it may differ"
+    assert scratch(tmp_path / "x.trace", 7, Chip((8, 6), 28)) == ([7 * 512], (note,))
 
 
 def test_a_refused_sample_is_told_of(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         with _replacing(path) as partial, partial.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if partial != path:  # a device or a pipe keeps nothing
+                os.fsync(file.fileno())
     except OSError as error:
         raise DataFileError(
             f"{path}: cannot be written: {error.strerror or error}; check the folder"
@@ -36,7 +37,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write under; what stands there at the end takes its place."""
+    """A name beside `path` to write under; what stands there at the end takes its place.
+
+    A link stays one: what it points to is replaced. A device or a pipe is written to itself.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path
+        return
+    path = path.resolve() if path.is_symlink() else path
     partial = path.parent / f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
     try:
         yield partial

@@ -4,7 +4,8 @@ Layout: `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, 
 `free`, `mark` and `sites` hold one column for each field of their class. Trace and job fit in one file, so
 that it plans by itself. Format 2 has `details` as well, format 3 also says which blocks are `optional`; a
 trace is written in the first that says all of it. Format 4 holds loops (`stored_loop`) in place of a trace:
-in `traces` the own events of each, laid out as in format 3, in `loops` what kernels take beside them.
+in `traces` the own events of each, laid out as in format 3, in `loops` what kernels take beside them. Format
+5 is format 3 with `asked`, the convolutions of workspaces.
 """
 
 import json
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planner.atomic import replace_bytes
+from planner.convolutions import Asked
 from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
 from planner.packed import pack, read_packed
 
-FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL, FORMAT_OF_LOOPS = 1, 2, 3, 4
+FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL, FORMAT_OF_LOOPS, FORMAT_WITH_ASKED = 1, 2, 3, 4, 5
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
 _OF_TRACE = ("batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
@@ -50,7 +52,9 @@ def save_trace(trace: Trace, path: Path, about: Said) -> None:
         "about": about,
         **_document(trace),
     }
-    if any(isinstance(event, Alloc) and event.optional for event in trace.events):
+    if trace.asked:
+        document |= {"format": FORMAT_WITH_ASKED, "asked": _columns(Asked, trace.asked)}
+    elif any(isinstance(event, Alloc) and event.optional for event in trace.events):
         document["format"] = FORMAT_WITH_OPTIONAL
     else:
         del document["alloc"]["optional"]
@@ -145,6 +149,7 @@ def _trace(document: Said) -> Trace:
         unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
         notes=tuple(_list("notes", str, document["notes"])),
         details=tuple(_rows("details", Detail, document["details"])) if "details" in document else (),
+        asked=tuple(_rows("asked", Asked, document["asked"])) if "asked" in document else (),
     )
     check(trace)
     return trace
@@ -166,11 +171,13 @@ def _unpack(path: Path) -> Said:
     found = document.get("format") if isinstance(document, dict) else None
     if type(found) is not int:
         raise ValueError("it names no format")
-    if not FORMAT <= found <= FORMAT_OF_LOOPS:
-        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_OF_LOOPS}")
+    if not FORMAT <= found <= FORMAT_WITH_ASKED:
+        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_WITH_ASKED}")
     if found == FORMAT_OF_LOOPS:
         return _members("the document", ("format", "about", "traces", "loops"), document)
     keys = (*_KEYS, "details") if found >= FORMAT_WITH_DETAILS else _KEYS
+    if found == FORMAT_WITH_ASKED:
+        keys = (*keys, "asked")
     return _with_optional(_members("the document", keys, document))
 
 

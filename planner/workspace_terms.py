@@ -16,19 +16,21 @@ from math import prod
 from planner.convolutions import Convolution, Direction
 
 NARROW_BYTES = 2048  # cuDNN aligns the parts of a workspace and keeps small tables beside them
-_BESIDE_TILES_BYTES = 512
+_COPIES_OVER_BESIDE = 10_000  # the same for large copies: tables grow with the kernel's steps
+_BESIDE_TILES_BYTES, _COUNTER_BYTES = 512, 4  # in all; for each tile, whose blocks wait for each other
 _LARGEST_LOOSE_SHARE = 0.02  # of a workspace, beside copies alone: tables for strides and borders
-_LARGEST_UNNAMED_SHARE = 0.25  # the same where contiguous tensors make copies likely
+_LARGEST_UNNAMED_SHARE = 0.25  # the same where kernels mostly copy
 _TILE_BYTES = 4 * 128 * 128  # what a block of threads adds up
 _MOST_TILES, _MOST_SUMS = 1024, 128
-_LEAST_SUM_SHARE = 32  # of what is beside sums: a number of times small weights fits any size
+_SUM_OVER_BESIDE = 32  # at least: any size is a number of times small weights, and a little
 _IMAGE_TIMES = (1, 2, 4, 8)  # sums for each image
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Term(StrEnum):
-    COPY = "copy"  # of x, w or y: in another layout, and with channels that fill 16 bytes
-    FLOAT32 = "float32 copy"  # of the result of a convolution in half precision
+    COPY = "copy"  # of x, w or y: in another layout
+    FILLED = "filled copy"  # the same, at least half as large again: channels are filled up to 8 or 16 bytes
+    FLOAT32 = "float32 copy"  # of the result: more precise than it, or with channels in whole tiles
     SUMS = "partial sums"  # of the result in float32, most often the weights' gradient: the sum is split
     TILES = "partial sums in tiles"  # the same, 128 x 128 numbers at a time
     FILTERS = "Winograd filters"  # transformed weights alone; tiles of x and y stay in the kernel
@@ -64,25 +66,33 @@ def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int)
     """
     if workspace_bytes <= 0:
         return ()
-    parts = _exact(asked, notes, workspace_bytes) or _loose(asked, workspace_bytes)
+    transforms = [name for name in ("Winograd", "FFT") if any(name in note for note in notes)]
+    parts = _exact(asked, transforms, workspace_bytes)
+    if not parts and not transforms:
+        parts = _loose(asked, workspace_bytes)
     left_bytes = workspace_bytes - sum(part.size_bytes for part in parts)
     rest = (Part(Term.UNNAMED, "", 1, left_bytes),) if left_bytes else ()
     return (*sorted(parts, key=lambda part: -part.size_bytes), *rest)
 
 
-def _exact(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> tuple[Part, ...]:
+def _exact(asked: Convolution, transforms: list[str], workspace_bytes: int) -> tuple[Part, ...]:
     """Terms with no more than `NARROW_BYTES` beside them; () where there are none."""
-    for part in _whole(asked, notes):
+    for part in _whole(asked, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
     copies = list(_copies(asked))
-    for beside in (_nothing, _filters, _sums, _tiles):
+    kinds: tuple[_Beside, ...] = (_sums, _tiles)
+    if transforms:
+        kinds = (_filters,) if transforms == ["Winograd"] else ()
+    else:
+        narrow_bytes = max(NARROW_BYTES, workspace_bytes // _COPIES_OVER_BESIDE)
         for copied in copies:
-            left_bytes = workspace_bytes - copied.size_bytes
-            if left_bytes < 0:
-                continue
-            more = beside(asked, notes, left_bytes)
-            if more is not None and left_bytes - sum(part.size_bytes for part in more) <= NARROW_BYTES:
+            if 0 <= workspace_bytes - copied.size_bytes <= narrow_bytes:
+                return copied.parts
+    for beside in kinds:
+        for copied in copies:
+            more = beside(asked, workspace_bytes - copied.size_bytes)
+            if more:
                 return (*copied.parts, *more)
     return ()
 
@@ -90,46 +100,46 @@ def _exact(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> 
 def _loose(asked: Convolution, workspace_bytes: int) -> tuple[Part, ...]:
     """Copies alone, where little is left beside them."""
     shares = _LARGEST_LOOSE_SHARE, _LARGEST_UNNAMED_SHARE
-    for share in shares[: 1 if asked.channels_last else 2]:
+    few = asked.channels_last and _ELEMENT_BYTES[asked.dtype] == 2  # tensor cores read these as they are
+    for share in shares[: 1 if few else 2]:
         for copied in _copies(asked):
             if 0 <= workspace_bytes - copied.size_bytes <= share * workspace_bytes:
                 return copied.parts
     return ()
 
 
-# ---- what stands beside copies: None where the term does not apply
+# ---- what stands beside copies: () where the term does not apply
 
-_Beside = Callable[[Convolution, tuple[str, ...], int], tuple[Part, ...] | None]
+_Beside = Callable[[Convolution, int], tuple[Part, ...]]
 
 
-def _nothing(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
+def _filters(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+    """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
+    rows, channels = asked.w[0], asked.w[1]
+    size_bytes = 100 * rows * channels + 4 * (rows if asked.direction is Direction.FORWARD else channels)
+    fits = 0 <= left_bytes - size_bytes <= NARROW_BYTES
+    return (Part(Term.FILTERS, "", 1, size_bytes),) if fits else ()
+
+
+def _sums(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+    """Channels as they are, filled up, or in whole tiles, in which those of w stand beside each other."""
+    result = _result(asked)
+    rows, channels, *extents = getattr(asked, result)
+    sizes = [4 * rows * _up(channels, step) * prod(extents) for step in (1, 4, 8, 64, 128)]
+    if result == "w":
+        sizes.append(4 * rows * _up(channels * prod(extents), 128))
+    for size_bytes in sizes:
+        times, beside_bytes = divmod(left_bytes, size_bytes)
+        most_beside_bytes = min(NARROW_BYTES, size_bytes // _SUM_OVER_BESIDE)
+        if 1 <= times <= _MOST_SUMS and beside_bytes <= most_beside_bytes:
+            return (Part(Term.SUMS, result, times, times * size_bytes),)
     return ()
 
 
-def _filters(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
-    """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
-    if not any("Winograd" in note for note in notes):
-        return None
-    rows, channels = asked.w[0], asked.w[1]
-    size_bytes = 100 * rows * channels + 4 * (rows if asked.direction is Direction.FORWARD else channels)
-    return (Part(Term.FILTERS, "", 1, size_bytes),) if size_bytes <= left_bytes else None
-
-
-def _sums(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
-    result = _result(asked)
-    rows, channels, *extents = getattr(asked, result)
-    for step in (1, 4, 8):
-        size_bytes = 4 * rows * _up(channels, step) * prod(extents)
-        times, beside_bytes = divmod(left_bytes, size_bytes)
-        if 1 <= times <= _MOST_SUMS and beside_bytes * _LEAST_SUM_SHARE <= size_bytes:
-            return (Part(Term.SUMS, result, times, times * size_bytes),)
-    return None
-
-
-def _tiles(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple[Part, ...] | None:
+def _tiles(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
     times, beside_bytes = divmod(left_bytes, _TILE_BYTES)
-    if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES:
-        return None
+    if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES + _COUNTER_BYTES * times:
+        return ()
     return (Part(Term.TILES, "", times, times * _TILE_BYTES),)
 
 
@@ -138,22 +148,21 @@ def _tiles(asked: Convolution, notes: tuple[str, ...], left_bytes: int) -> tuple
 
 def _copies(asked: Convolution) -> Iterator[_Copied]:
     """All choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most, so
-    the fullest come first; in channels_last the emptiest do. Inputs come before the result.
+    the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient of
+    the weights last, since their partial sums are likelier.
     """
     result = _result(asked)
+    sign = 1 if asked.channels_last else -1
     order = sorted("xyw", key=lambda letter: (letter == result, letter == "w"))
     chosen = [
         tuple(letter for letter, taken in zip(order, mask, strict=True) if taken)
         for mask in product((True, False), repeat=3)
     ]
-    large = [sum(letter != "w" for letter in letters) for letters in chosen]
-    if asked.direction is Direction.WEIGHT:  # partial sums first, a copy of the gradient beside them then
-        chosen.sort(key=lambda letters: "w" in letters)
-        large = [sum(letter != "w" for letter in letters) for letters in chosen]
-    sign = 1 if asked.channels_last else -1
-    for _, letters in sorted(zip(large, chosen, strict=True), key=lambda pair: sign * pair[0]):
+    chosen.sort(key=lambda letters: (sign * len(set(letters) - {"w"}), result == "w" and "w" in letters))
+    for letters in chosen:
         yield from _sized(asked, letters, {})
-        if _ELEMENT_BYTES[asked.dtype] == 2 and result != "w":
+    if _ELEMENT_BYTES[asked.dtype] <= 4 and result != "w":
+        for letters in chosen:
             yield from _sized(asked, letters, {result: _float32_sizes(asked, result)})
 
 
@@ -163,13 +172,16 @@ def _sized(
     """Copies of these tensors, with each padding that kernels are seen to use."""
     kinds = [(Term.COPY, letter, _sizes(asked, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
-    for sizes in product(*(sizes for _, _, sizes in kinds)):
-        parts = tuple(Part(term, of, 1, size) for (term, of, _), size in zip(kinds, sizes, strict=True))
-        yield _Copied(parts, sum(sizes))
+    for chosen in product(*(sizes for _, _, sizes in kinds)):
+        parts = tuple(
+            Part(Term.FILLED if term is Term.COPY and 2 * size >= 3 * sizes[-1] else term, of, 1, size)
+            for (term, of, sizes), size in zip(kinds, chosen, strict=True)
+        )
+        yield _Copied(parts, sum(chosen))
 
 
 def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
-    """Bytes of a copy: channels, or those of each group, fill 16 bytes, or 8, or nothing is added."""
+    """Bytes of a copy whose channels, or those of each group, fill 16 bytes or 8; the last is as it is."""
     element_bytes = _ELEMENT_BYTES[asked.dtype]
     sizes: tuple[int, ...] = getattr(asked, letter)
     groups = 1 if letter == "w" else max(1, asked.x[1] // max(1, asked.w[1]))
@@ -178,15 +190,18 @@ def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
         step = max(1, fill_bytes // element_bytes)
         for parts in (1, groups):
             channels = parts * _up(sizes[1] // parts, step)
-            found.append(element_bytes * sizes[0] * channels * prod(sizes[2:]))
+            rows = _up(sizes[0], step) if letter == "w" else sizes[0]
+            found.append(element_bytes * rows * channels * prod(sizes[2:]))
     return tuple(dict.fromkeys(found))
 
 
 def _float32_sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
-    """Bytes of a result in float32, as it is or with channels in whole tiles."""
+    """Bytes of a result in float32, of half precision as it is, of any with channels in whole tiles."""
     sizes: tuple[int, ...] = getattr(asked, letter)
+    steps = (1, 8, 64, 128) if _ELEMENT_BYTES[asked.dtype] == 2 else (64, 128)
     spread = 4 * sizes[0] * prod(sizes[2:])
-    return tuple(dict.fromkeys(spread * _up(sizes[1], step) for step in (1, 8, 128)))
+    found = dict.fromkeys(spread * _up(sizes[1], step) for step in steps)
+    return tuple(size for size in found if size not in _sizes(asked, letter))
 
 
 def _result(asked: Convolution) -> str:
@@ -196,7 +211,7 @@ def _result(asked: Convolution) -> str:
 # ---- terms that are the whole workspace: benchmarks/published/README.md says of which rows they are exact
 
 
-def _whole(asked: Convolution, notes: tuple[str, ...]) -> Iterator[Part]:
+def _whole(asked: Convolution, transforms: list[str]) -> Iterator[Part]:
     """Of square kernels over images; `GEMM` of kernels that are no points, where it would be a copy."""
     kernel = asked.w[2:]
     images_bytes = 4 * asked.x[0] * prod(asked.w)
@@ -210,11 +225,11 @@ def _whole(asked: Convolution, notes: tuple[str, ...]) -> Iterator[Part]:
     if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(asked.stride) != {1}:
         return
     channels = asked.w[0] * asked.w[1], asked.w[0] + asked.w[1]
-    if any("Winograd" in note for note in notes):
+    if "Winograd" in transforms:
         size, tile = (6, 4) if kernel == (3, 3) else (13, 9)
         images = _up(made[0], 16) * prod(-(-extent // tile) for extent in made[2:])
         yield Part(Term.WINOGRAD, "", 1, 4 * size**2 * (channels[0] + channels[1] * images))
-    if any("FFT" in note for note in notes):
+    if "FFT" in transforms:
         tiles = 1 if all(extent + kernel[0] - 1 <= 32 for extent in made[2:]) else 2
         images = min(made[0], 32) * tiles
         for more in (0, 24576 * tiles):

@@ -22,6 +22,7 @@ from planner.report.layout import (
     wrapped,
 )
 from planner.report.text import assumed, consists_of, took, verdict
+from planner.report.workspaces import parts_text, sureness, workspace_text, workspaces_title
 
 SMALLEST_SHARE = 0.005  # of the peak: modules below it are summed up in one line
 MOST_MODULE_LINES = 30  # as many levels of modules are shown as these hold, unless the user says how many
@@ -42,6 +43,7 @@ def explanation_text(
         consists_of(estimate),
         _modules(explanation, shown.depth),
         _tensors(explanation, shown.top),
+        _workspaces(estimate, explanation, shown.top),
         _fragmentation(explanation.fragmentation),
         _steps(explanation),
         [] if difference is None else difference_lines(difference, shown.top),
@@ -200,6 +202,17 @@ def tensor_text(shape: Sequence[int], dtype: str) -> str:
 
 def _shortened(line: str) -> str:
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
+
+
+def _workspaces(estimate: Estimate, explanation: Explanation, top: int) -> list[str]:
+    """The largest workspaces of convolutions, what they consist of, and how sure that is."""
+    if not explanation.workspaces:
+        return []
+    lines = [workspaces_title(explanation)]
+    for one in explanation.workspaces[:top]:
+        lines += wrapped(f"{_mib(one.size_bytes):>11} MiB  ", workspace_text(one))
+        lines += wrapped(f"{'':<17}", parts_text(one))
+    return [*lines, *wrapped("  ", sureness(estimate, explanation))]
 
 
 # ---- gaps, steps

@@ -12,6 +12,7 @@ from planner.report.as_json import SCHEMA, estimate_to_json
 from planner.report.difference import group_extras
 from planner.report.explain import readable_depth
 from planner.report.job_json import job_to_json
+from planner.report.workspaces import workspaces_to_json
 from planner.timeline import PhasePeak
 
 
@@ -39,6 +40,7 @@ def explanation_to_json(
         "modules": _module(fold(explanation.modules, shown.depth or readable_depth(explanation.modules))),
         "tensors": [_tensor(block) for block in explanation.blocks[: shown.top]],
         "blocks": len(explanation.blocks),
+        "workspaces": workspaces_to_json(estimate, explanation, shown.top),
         "fragmentation": {
             **_moment(found.moment),
             "reserved_bytes": found.reserved_bytes,

@@ -17,6 +17,7 @@ from planner.curve import BatchCurve, CardCurve
 from planner.errors import DataFileError
 from planner.events import Outcome, Trace
 from planner.explanation import Explanation, LiveBlock, Shown
+from planner.layer_workspaces import LayerWorkspace
 from planner.plan import Estimate
 from planner.replay import room_bytes
 from planner.report.as_json import SCHEMA
@@ -29,6 +30,7 @@ from planner.report.layout import DIGITS, job_text
 from planner.report.page_figures import breakdown_figure, curve_figure, timeline_figure
 from planner.report.page_modules import modules_figure
 from planner.report.text import verdict
+from planner.report.workspaces import parts_text, sureness, workspaces_title
 
 ASSETS = Path(__file__).with_name("page_assets")
 VERDICTS = {
@@ -78,6 +80,9 @@ def page_html(
         batch=explanation.run.batch,
         blocks=f"{len(explanation.blocks):,}",
         tensors=[_tensor(block) for block in explanation.blocks[: shown.top]],
+        workspaces=[_workspace(one) for one in explanation.workspaces[: shown.top]],
+        workspaces_title=workspaces_title(explanation),
+        sureness=sureness(estimate, explanation),
         levels=list(_levels(explanation)),
         gaps=list(_gaps(explanation)),
         assumed=assumptions(estimate),
@@ -209,6 +214,18 @@ def _tensor(block: LiveBlock) -> dict[str, str]:
         "module": block.module,
         "source": "" if detail is None else detail.source,
         "code": "" if detail is None else detail.code,
+    }
+
+
+def _workspace(one: LayerWorkspace) -> dict[str, str]:
+    engine = "" if one.engine is None else f"{one.engine} {one.notes}"
+    timed = ", while engines are timed" if one.searched else ""
+    return {
+        "mib": _mib(one.size_bytes),
+        "direction": f"{one.direction}{timed}",
+        "module": one.module,
+        "engine": engine,
+        "parts": parts_text(one),
     }
 
 

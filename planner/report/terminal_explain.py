@@ -36,6 +36,7 @@ from planner.report.terminal import (
 )
 from planner.report.terminal_plan import consists_view, tone_of
 from planner.report.text import took, verdict
+from planner.report.workspaces import parts_text, sureness, workspace_text, workspaces_title
 
 
 def explanation_view(
@@ -55,6 +56,7 @@ def explanation_view(
             consists_view(estimate),
             _modules(explanation, shown.depth),
             _tensors(explanation, shown.top),
+            _workspaces(estimate, explanation, shown.top),
             memory_table(*fragmentation_rows(explanation.fragmentation)),
             _levels(explanation),
             compared,
@@ -89,6 +91,18 @@ def _tensors(explanation: Explanation, top: int) -> Table:
         role = Text("▌ ", CATEGORY_COLOURS[block.role]).append(str(block.role), style="default")
         table.add_row(mib_text(block.size_bytes), role, said)
     return table
+
+
+def _workspaces(estimate: Estimate, explanation: Explanation, top: int) -> RenderableType | None:
+    if not explanation.workspaces:
+        return None
+    table = open_table("MiB", workspaces_title(explanation))
+    table.columns[0].justify = "right"
+    for one in explanation.workspaces[:top]:
+        table.add_row(
+            mib_text(one.size_bytes), Text(workspace_text(one)).append(f"\n{parts_text(one)}", style="dim")
+        )
+    return Group(table, faint(sureness(estimate, explanation)))
 
 
 def _levels(explanation: Explanation) -> Table:

@@ -410,6 +410,15 @@ def test_an_answer_that_finds_no_room_is_told_in_one_line() -> None:
     assert (done.returncode, done.stderr) == (4, "planner: standard output: No space left on device\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("streams", [">&- 2>&-", "2>&-", "2>/dev/full", ">&-"])
+@pytest.mark.parametrize(("words", "code"), [("devices l4", 0), ("devices zzz", 1), ("devices --what", 2)])
+def test_the_exit_code_tells_where_nobody_listens(words: str, code: int, streams: str) -> None:
+    """Without standard output or standard error, or where errors find no room."""
+    line = f'"{sys.executable}" -m planner {words} {streams}'
+    assert subprocess.run(line, shell=True, capture_output=True).returncode == code
+
+
 def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:
     """Where a file may not grow, every writer says so in one line, and what was there before is whole."""
     key, points = key_of(RUN), [Point(RUN, 1000)]

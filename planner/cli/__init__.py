@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 import warnings
+from pathlib import Path
+from typing import TextIO
 
 from planner.errors import DataFileError, PlannerError
 
@@ -23,6 +25,7 @@ def main() -> None:
     # Imports make a million objects that live to the end. Looking through them for garbage again and again,
     # and once more at the exit, would take a third of the time (benchmarks/startup.py).
     gc.set_threshold(100_000, 50, 100)
+    _open_what_is_closed()
     code = run(sys.argv[1:])
     gc.freeze()
     sys.exit(code)
@@ -48,19 +51,26 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED, debug)
     except BrokenPipeError:
-        _let_go_of_output()
+        _let_go_of(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
-            _let_go_of_output()
+            _let_go_of(sys.stdout)
             return _complain(f"standard output: {error.strerror}", DataFileError.exit_code, debug)
         kind = type(error).__name__
         return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
 
 
-def _let_go_of_output() -> None:
+def _open_what_is_closed() -> None:
+    """Whoever started the process without a stream (`2>&-`) wants nothing from it but the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
+
+
+def _let_go_of(stream: TextIO) -> None:
     """Python flushes once more when it exits; now there is somebody to take it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _complete() -> bool:
@@ -75,7 +85,10 @@ def _complete() -> bool:
 
 def _complain(message: str, code: int, debug: bool) -> int:
     """One line on standard error, after the traceback of the error in flight if that is wanted."""
-    if debug:
-        traceback.print_exc()
-    print(f"planner: {' '.join(message.split())}", file=sys.stderr)
+    try:
+        if debug:
+            traceback.print_exc()
+        print(f"planner: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it, or the disk is full; the code tells
+        _let_go_of(sys.stderr)
     return code

@@ -22,7 +22,7 @@ from typing import Any
 
 from planner.convolutions import Convolution, Engine, Workspaces
 from planner.cudnn_child import OLDEST
-from planner.errors import ModelError, UsageError
+from planner.errors import UsageError
 
 INSTALLED = "installed"
 LIBRARY = "libcudnn.so.9"
@@ -45,29 +45,30 @@ _LIMITS: Mapping[tuple[int, int], tuple[int, int, int]] = {
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A library in its process, with what it has said so far."""
+    """A library in a process of its own, with what it has said so far."""
 
     version: str
+    _folder: Path
     _process: "subprocess.Popen[str]"
+    silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _asked: int = 0  # questions so far
 
     def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
-        """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU.
-
-        Raises ModelError where the library ends its process.
+        """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU, and for GPUs
+        about which it says nothing (`silent`).
         """
         return next(iter(self._ask(capability, multiprocessors, asked, every=False)), None)
 
     def every(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
     ) -> tuple[Engine, ...]:
-        """What PyTorch times with `benchmark`, in cuDNN's order. Raises ModelError as `first`."""
+        """What PyTorch times with `benchmark`, in cuDNN's order."""
         return self._ask(capability, multiprocessors, asked, every=True)
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        """Without `benchmark`. Raises ModelError as `first`."""
+        """Without `benchmark`."""
         engine = self.first(capability, multiprocessors, asked)
         return Workspaces(0) if engine is None else Workspaces(engine.workspace_bytes, engine=engine)
 
@@ -76,7 +77,6 @@ class Cudnn:
     ) -> Workspaces:
         """With `benchmark`: room for the largest, while all are timed (generate_and_filter_plans), then what
         one of them takes. Which one nobody knows before; it is taken to be the heuristics' first.
-        Raises ModelError as `first`.
         """
         engines = self.every(capability, multiprocessors, asked)
         if not engines:
@@ -89,16 +89,23 @@ class Cudnn:
     ) -> tuple[Engine, ...]:
         key = (capability, multiprocessors, asked, every)
         if key not in self._said:
-            described = _described(capability, multiprocessors)
-            answers = self._exchange({**asdict(asked), "every": every, "device": described})
+            answers: list[Any] | None = []
+            if capability not in self.silent:
+                described = _described(capability, multiprocessors)
+                answers = self._exchange({**asdict(asked), "every": every, "device": described})
+            if answers is None:
+                self.silent.add(capability)
+                answers = []
             self._said[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
         return self._said[key]
 
-    def _exchange(self, question: Mapping[str, Any]) -> list[Any]:
-        """The answer to this question: whoever was interrupted may have left one unread."""
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
+    def _exchange(self, question: Mapping[str, Any]) -> list[Any] | None:
+        """The answer to this question: whoever was interrupted may have left one unread. None where it ends
+        the process, in which case there is a new one.
+        """
         with self._lock:
+            process = self._process
+            assert process.stdin is not None and process.stdout is not None
             self._asked += 1
             with suppress(BrokenPipeError):
                 process.stdin.write(json.dumps({**question, "number": self._asked}) + "\n")
@@ -107,10 +114,9 @@ class Cudnn:
                 number, found = json.loads(line)
                 if number == self._asked:
                     return list(found)
-        raise ModelError(
-            f"cuDNN {self.version} {_end_of(process)} when it is asked for a {question['direction']} "
-            f"on {question['device']['deviceName']}; give --cudnn another version"
-        )
+            process.wait()
+            self._process, _ = _start(self._folder)
+        return None
 
 
 def open_cudnn(where: str) -> Cudnn:
@@ -126,9 +132,24 @@ def _open(where: str, _process: int) -> Cudnn:
     folder = _installed() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("cudnn_child.py")), str(folder)]
+    process, told = _start(folder)
+    if "error" in told:
+        raise UsageError(
+            f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
+            "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
+        )
+    number = told["version"]
+    version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    if number < OLDEST:
+        raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
+    return Cudnn(version, folder, process)
+
+
+def _start(folder: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+    """A process with the library, and what it says of itself."""
+    child = str(Path(__file__).with_name("cudnn_child.py"))
     process = subprocess.Popen(
-        [*command, json.dumps(_described((8, 0), 108))],
+        [sys.executable, "-I", "-S", child, str(folder), json.dumps(_described((8, 0), 108))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -137,19 +158,7 @@ def _open(where: str, _process: int) -> Cudnn:
     )
     assert process.stdout is not None
     line = process.stdout.readline()
-    told: dict[str, Any] = json.loads(line) if line else {"error": f"its process {_end_of(process)}"}
-    if "error" in told:
-        process.wait()
-        raise UsageError(
-            f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
-            "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
-        )
-    number = told["version"]
-    version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    if number < OLDEST:
-        process.wait()
-        raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, process)
+    return process, json.loads(line) if line else {"error": f"its process {_end_of(process)}"}
 
 
 def _installed() -> Path:

@@ -37,6 +37,7 @@ class Told:
     """A library that takes 4 bytes for each number of x, and remembers what it was asked."""
 
     version: str = "9.99.0"
+    silent: frozenset[tuple[int, int]] = frozenset()
     asked: list[Convolution] = field(default_factory=list)
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
@@ -331,6 +332,23 @@ def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
 def test_what_cudnn_does_not_do(library: Cudnn) -> None:
     """Pascal computes nothing in bfloat16."""
     assert library.first((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")) is None
+
+
+def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others still do, from a new process, and the trace says what was not counted."""
+    fresh = replace(library, silent=set(), _said={})
+    fresh._process.kill()
+    assert fresh.first(AMPERE, 28, asked_of(Direction.FORWARD)) is None
+    assert fresh.silent == {AMPERE}
+    assert fresh.first((8, 9), 24, asked_of(Direction.FORWARD)) is not None
+    assert fresh.first(AMPERE, 28, asked_of(Direction.WEIGHT)) is None
+    library._process = fresh._process
+    monkeypatch.setattr(planner.cudnn, "open_cudnn", lambda where: fresh)
+    taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
+    assert [note for note in taken.notes if "cuDNN" in note] == [
+        f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "
+        "are counted"
+    ]
 
 
 def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:

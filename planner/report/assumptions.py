@@ -144,7 +144,11 @@ def _unknown(ops: tuple[str, ...]) -> tuple[str, ...]:
     if not ops:
         return ()
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
-    largest = "; cuDNN's for convolutions is the largest, and --cudnn asks for it" if any("conv" in op for op in ops) else ""
+    largest = (
+        "; cuDNN's for convolutions is the largest, and --cudnn asks for it"
+        if any("conv" in op for op in ops)
+        else ""
+    )
     return (f"scratch memory is not counted for {shown}{largest}",)
 
 

@@ -103,7 +103,9 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
             _without_compiler(),
         ):
             notes = _run(job, model, batch, recorder)
-            return recorder.finish(batch, (*notes_of(job, model), *notes, *notes_on_cudnn(job)))
+            return recorder.finish(
+                batch, (*notes_of(job, model), *notes, *notes_on_cudnn(job, recorder.capability))
+            )
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything

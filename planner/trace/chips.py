@@ -16,13 +16,19 @@ def equip(chip: Chip, job: Job) -> Chip:
     return replace(chip, cudnn=library.benchmarked if job.cudnn_benchmark else library.workspaces)
 
 
-def notes_on_cudnn(job: Job) -> tuple[str, ...]:
-    """What is to be said of whatever is concluded from a run of the job."""
+def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
+    """What is to be said of whatever is concluded from a run of the job on such a GPU."""
     if not job.cudnn:
         return ()
     from planner.cudnn import open_cudnn
 
-    told = f"convolutions take the workspaces that cuDNN {open_cudnn(job.cudnn).version} asks for"
+    library = open_cudnn(job.cudnn)
+    if capability in library.silent:
+        known = "compute capability {}.{}".format(*capability)
+        return (
+            f"cuDNN {library.version} does not answer for {known}: no workspaces of convolutions are counted",
+        )
+    told = f"convolutions take the workspaces that cuDNN {library.version} asks for"
     if job.cudnn_benchmark:
         return (f"{told}: the largest while it times its engines, then that of its first choice",)
     return (told,)

@@ -91,6 +91,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._workspaces = Workspaces(chip.capability, cublas_config)
         self._searched: set[str] = set()  # calls for which a library has timed all its ways
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability whose kernels take what is recorded."""
+        return self._chip.capability
+
     # ---- what the loop tells
 
     def mark(self, step: int, phase: Phase) -> None:

@@ -59,7 +59,7 @@ MODELS = (
 )
 BATCHES = (2, 24, 96, 333)
 CAPABILITIES = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132}  # and multiprocessors
-KINDS = (("float32", False), ("float16", False), ("float16", True))  # type, channels last
+KINDS = (("float32", False), ("float32", True), ("float16", False), ("float16", True))  # type, channels last
 PLANS = ("resnet50", "vgg16_bn", "mobilenet_v2", "convnext_tiny", "densenet121")
 CARDS = ("rtx-3060", "rtx-4090", "a100-40gb", "h100-80gb")
 OPERATIONS = {"fwd": Direction.FORWARD, "dgrad": Direction.DATA, "wgrad": Direction.WEIGHT}

@@ -8,6 +8,7 @@ from planner.advice import Advice, Open
 from planner.advice import advise as advise_on
 from planner.changes import Recipe
 from planner.chip import Chip
+from planner.epoch import check_batch
 from planner.errors import UsageError
 from planner.isolate import refuse_isolation
 from planner.job import check_count
@@ -74,6 +75,7 @@ def advise(model: Model | None = None, batch: int | None = None, **options: Unpa
     start = perf_counter()
     job, known, factory = job_of(model, options)
     size = batch_of(batch, known, job)
+    check_batch(job, size)
     budget = calibrate_budget(budget, job, options)
     open_tracer = _opener(factory, budget.device.chip, tell)
     recipe = Recipe(job, size, budget.arena.rules)

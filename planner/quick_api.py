@@ -18,6 +18,7 @@ from planner.compare import (
 )
 from planner.compare import compare as put_side_by_side
 from planner.device import GENERIC_CAPABILITY
+from planner.epoch import check_batch, over_epoch
 from planner.errors import UsageError
 from planner.estimators import ask_peers, open_builder, quick_estimate, quick_plan
 from planner.isolate import refuse_isolation
@@ -160,12 +161,13 @@ def compare(
     stored = stored_calibrations(budget, options)
     budget = calibrate_budget(budget, job, options)
     size = batch_of(batch, known, job)
+    check_batch(job, size)
     tell = options.get("tell") or silent
     start = perf_counter()
     tracer = trace_workload(job, known, factory, budget.device.chip).open(tell)
     build = open_builder(job, factory, tell)
     tell(f"tracing batch {size}")
-    own = estimate(job, tracer(size), size, budget)
+    own = estimate(job, over_epoch(job, size, tracer), size, budget)
     said = ask_peers(job, size, budget, build, tell)
     run = find_run(stored, wanted_of(budget, job, options), size)
     measured = (run and measured_by_run(run)) or _measured(job, size, tell)

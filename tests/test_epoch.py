@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import planner.trace
-from planner import estimate, explain, gpus, max_batch
+from planner import advise, estimate, explain, gpus, max_batch
 from planner.calibrated import _same_job
 from planner.cli import run
 from planner.device import find_device
@@ -18,6 +18,7 @@ from planner.epoch import last_batch, over_epoch
 from planner.errors import UsageError
 from planner.events import Alloc, Free, Mark, Outcome, Phase, Role, Site, Trace
 from planner.job import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
+from planner.quick_api import compare
 from planner.replay import replay
 from planner.trace_key import key_of
 from tests.tracing import job_of, trace_of
@@ -208,6 +209,9 @@ def test_a_batch_above_the_epoch_is_refused() -> None:
         UsageError, match=r"^--batch 64 and --dataset-size 63: no batch is ever full; give at "
     ):
         estimate(Net, 64, input="3x16x16", loss="sum", dataset_size=63)
+    for command in (advise, compare):
+        with pytest.raises(UsageError, match="^--batch 64 and --dataset-size 63: "):
+            command(Net, 64, input="3x16x16", loss="sum", dataset_size=63, gpu="L4")
     assert (last_batch(training(dataset_size=64), 64), last_batch(training(dataset_size=63), 64)) == (0, 0)
 
 
@@ -277,6 +281,16 @@ def test_plans_of_an_epoch_agree_however_the_traces_come(net: str, tmp_path: Pat
         assert len(alone.run.step_peaks) == 5
     assert found[0].plan.at_max is not None
     assert any(f"ends with a batch of {SAMPLES % largest}" in note for note in found[0].plan.at_max.notes)
+
+
+def test_all_estimators_beside_the_planner_of_the_epoch(net: str) -> None:
+    """`compare` shows the planner's figures of `estimate`, which the last batch may raise."""
+    options = {**JOB, "gpu_mib": 2000, "dataset_size": SAMPLES}
+    run = estimate(net, 63, **options).estimate.run
+    rows = {row.key: row.size_bytes for row in compare(net, 63, **options).comparison.rows}
+    assert (rows["allocated"], rows["reserved"]) == (run.peak_allocated_bytes, run.peak_reserved_bytes)
+    full = estimate(net, 63, **{**options, "dataset_size": None}).estimate.run
+    assert full.peak_reserved_bytes != run.peak_reserved_bytes
 
 
 def test_the_largest_batch_is_at_most_the_epoch(net: str) -> None:

@@ -8,15 +8,16 @@ sweeps may share a folder. A file that is broken or foreign is told of and its c
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from planner.atomic import write_bytes
 from planner.calibration_file import search_path
-from planner.errors import DataFileError
-from planner.job import split_model
+from planner.cudnn import open_cudnn
+from planner.errors import DataFileError, UsageError
+from planner.job import Job, split_model
 from planner.sweep_work import Done, Task, device_digest, task_to_json
 from planner.trace_key import key_of
 
@@ -109,13 +110,21 @@ def _deciding(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 def _code_of(task: Task) -> Any:
     """What decides the job's traces, as far as anybody can know it."""
-    key = key_of(task.job)
+    key = key_of(replace(task.job, cudnn=""))
     if key is not None:
-        return key
+        return [key, _library_of(task.job)] if task.job.cudnn else key
     source, name = split_model(task.job.source or task.job.model)
     file = Path(name.rpartition(":")[0])
     content = file.read_bytes() if source == "file" and file.is_file() else b""
     return sha256(content).hexdigest()
+
+
+def _library_of(job: Job) -> str:
+    """The version of the cuDNN that the job asks; "" where there is none, which its task will say."""
+    try:
+        return open_cudnn(job.cudnn).version
+    except UsageError:
+        return ""
 
 
 def _read(path: Path) -> Done:

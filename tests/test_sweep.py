@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -243,6 +244,24 @@ def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
     ]
     assert [store_key(other) == store_key(task) for other in others] == [False] * 3
     assert Store(tmp_path, "1", quiet)._key(task) != Store(tmp_path, "2", quiet)._key(task)
+
+
+def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cuDNN in the same place, or none, and nothing is found; torch and the planner count as ever."""
+    keys = set()
+    plain = task_of("conv_pair", L4)
+    task = replace(plain, job=replace(plain.job, cudnn="somewhere"))
+    for version in ("9.8.0", "9.10.2"):
+        monkeypatch.setattr(
+            "planner.sweep_store.open_cudnn", lambda where, v=version: SimpleNamespace(version=v)
+        )
+        assert store_key(task) == store_key(task)
+        keys.add(store_key(task))
+    monkeypatch.setattr("planner.trace_key.installed_version", lambda name: "another")
+    keys.add(store_key(task))
+    monkeypatch.undo()
+    keys.add(store_key(task))
+    assert len(keys) == 4
 
 
 def store_key(task: Task) -> str:

@@ -24,7 +24,16 @@ from planner.device import (
 )
 from planner.errors import UsageError
 from planner.isolate import opener_of
-from planner.job import Job, TensorSpec, check_count, freeze, parse_model_arg, parse_tensor_spec, split_model
+from planner.job import (
+    Job,
+    TensorSpec,
+    check_count,
+    freeze,
+    nearest,
+    parse_model_arg,
+    parse_tensor_spec,
+    split_model,
+)
 from planner.kept_tracer import Shelves
 from planner.kept_traces import UserShelf
 from planner.named_models import allowed_sources
@@ -50,7 +59,7 @@ Model = str | Job | Factory
 class Options(PlainOptions, total=False):
     """The options of the command line; None counts as not given."""
 
-    model_arg: Mapping[str, object] | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
+    model_arg: Mapping[str, object] | str | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
     target: Sample | None
     freeze: str | Sequence[str] | None
@@ -81,7 +90,10 @@ _OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "mod
 
 
 def budget_of(options: Options) -> Budget:
-    """What the card leaves to the allocator; without a card, no end. Raises UsageError or DataFileError."""
+    """What the card leaves to the allocator; without a card, no end. Raises UsageError or DataFileError, also
+    for options that there are not, which would mean nothing.
+    """
+    _refuse_unknown(options)
     gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
     if gpu is not None and gpu_mib is not None:
         raise UsageError("--gpu and --gpu-mib: both say which GPU; give one of them")
@@ -100,6 +112,14 @@ def budget_of(options: Options) -> Budget:
         parse_alloc_conf(options.get("alloc_conf") or ""),
         None if cap_mib is None else cap_mib * MIB,
     )
+
+
+def _refuse_unknown(options: Options) -> None:
+    known = Options.__annotations__
+    for name in options:
+        if name not in known:
+            near = nearest(name, known)
+            raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
 
 
 def _named_device(name: str) -> Device:
@@ -215,9 +235,19 @@ def job_of(
     if isinstance(model, str):
         job = complete_from_library(resolve_job(model, catalogue, **given), shelves)
         return job, None if split_model(model).source else catalogue[model].batch, None
+    _refuse_built(model)
     base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
     job = complete_from_library(complete_job(merge_job(base, given)), shelves)
     return job, None, model if callable(model) else None
+
+
+def _refuse_built(model: object) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"{type(model).__name__}: this module is built already; give the class, or a function that "
+            "builds it, such as lambda: Net(10)"
+        )
 
 
 def _job_options(options: Options) -> JobOptions:
@@ -245,15 +275,17 @@ def _patterns(given: str | Sequence[str] | None) -> Sequence[str]:
     return [given] if isinstance(given, str) else given or ()
 
 
-def _model_args(given: Mapping[str, object] | Sequence[str]) -> list[tuple[str, Any]]:
+def _model_args(given: Mapping[str, object] | str | Sequence[str]) -> list[tuple[str, Any]]:
     if isinstance(given, Mapping):
         return [
             (key, freeze(list(value) if isinstance(value, tuple) else value)) for key, value in given.items()
         ]
-    return [parse_model_arg(text) for text in given]
+    return [parse_model_arg(text) for text in ([given] if isinstance(given, str) else given)]
 
 
 def _sample(given: Sample) -> TensorSpec:
+    if not isinstance(given, str | TensorSpec):
+        raise UsageError(f"tensor {given!r}: write one sample as a text, such as '3x224x224' or '128:int64'")
     return given if isinstance(given, TensorSpec) else parse_tensor_spec(given)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ import planner
 from planner import api
 from planner.cli import run
 from planner.cli.output import working
-from planner.errors import UnsavedError
+from planner.errors import UnsavedError, UsageError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Loss, TensorSpec
 from planner.report.job_json import job_to_json
@@ -787,6 +788,43 @@ def test_python_takes_a_factory() -> None:
     assert (found["model"], found["batch"]) == ("tiny", 256)
     assert found["breakdown_mib"]["parameters"] == 4.004
     assert found["breakdown_mib"]["optimizer"] > 8
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"optimiser": "adam"}, "there is no option 'optimiser'; the nearest: optimizer, optimizer_impl"),
+        ({"zzz": 3}, "there is no option 'zzz'"),
+        ({"input": (3, 8, 8)}, "tensor 3: write one sample as a text, such as '3x224x224' or '128:int64'"),
+        ({"target": 5}, "tensor 5: write one sample as a text, such as '3x224x224' or '128:int64'"),
+    ],
+)
+def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], told: str) -> None:
+    """A misspelled option, or a shape that is no text, is told and not passed over."""
+    for ask in (planner.estimate, planner.max_batch, planner.gpus, planner.explain, planner.advise):
+        batch = {} if ask is planner.max_batch else {"batch": 2}
+        card = {} if ask is planner.gpus else {"gpu": "L4"}
+        with pytest.raises(UsageError) as caught:
+            ask("torchvision:alexnet", **batch, **card, **options)
+        assert str(caught.value) == told
+
+
+def test_python_wants_what_builds_a_module() -> None:
+    """A module that is built already is callable, but it is not what builds one."""
+    from torch import nn
+
+    with pytest.raises(UsageError, match=r"^Linear: this module is built already; give the class, or a func"):
+        planner.estimate(nn.Linear(2, 2), 2, input="2", loss="sum")
+
+
+def test_one_argument_of_a_constructor_needs_no_list() -> None:
+    """As with other options that may be given more than once."""
+    options = {"input": "3x64x64", "target": "scalar:int64", "steps": 1}
+    one, several = (
+        planner.estimate("torchvision:alexnet", 2, model_arg=given, **options).estimate.job
+        for given in ("num_classes=7", ["num_classes=7"])
+    )
+    assert one == several
 
 
 def test_python_takes_jobs_and_devices(toy_trace: Path) -> None:

@@ -241,7 +241,7 @@ def test_estimate_as_json() -> None:
             "is copied, output and loss live until the next are there",
             "traced with PyTorch 9.9",
             "scratch memory is not counted for convolution, sum.dim_IntList; cuDNN's for convolutions is the "
-            "largest",
+            "largest, and --cudnn asks for it",
         ],
         "unknown_ops": ["aten.convolution.default", "aten.sum.dim_IntList"],
         "seconds": {"import": 1.5, "trace": 2.25, "replay": 0.5},

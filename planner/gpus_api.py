@@ -139,13 +139,29 @@ def gpus(
         budgets[0].confidence,
         tuple(sorted(kept, key=key)),
         len(fits) - len(kept),
-        any_trace.notes,
+        _notes(any_trace, job, traces, fits),
         any_trace.unknown_ops,
         opened - start,
         seconds,
         OverEpoch(job, traces) if job.dataset_size else traces,
     )
     return GpusResult(table)
+
+
+def _notes(
+    one: Trace,
+    job: Job,
+    traces: "SavedTraces | _FromLoops | FromApart | KeptCards",
+    fits: Sequence[CardFit],
+) -> tuple[str, ...]:
+    """What stands behind the table: the notes of one trace, and what a library says of the others' GPUs."""
+    if not job.cudnn or not isinstance(traces, _FromLoops):
+        return one.notes
+    from planner.trace.chips import notes_on_cudnn
+
+    capabilities = {fit.budget.device.chip.capability for fit in fits}
+    told = [note for capability in sorted(capabilities) for note in notes_on_cudnn(job, capability)]
+    return tuple(dict.fromkeys((*one.notes, *told)))
 
 
 def _chosen(

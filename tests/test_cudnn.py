@@ -273,6 +273,17 @@ def test_kept_traces_do_not_stand_for_what_a_library_says(told: Told, tmp_path: 
     assert planner.gpus("torchvision:alexnet", devices=cards, cache=tmp_path, **options).fits == fits
 
 
+def test_a_table_says_for_which_gpus_the_library_is_silent(told: Told) -> None:
+    """Whichever GPU's trace stands for all of them."""
+    told.silent = frozenset({(8, 9)})
+    cards = [find_device("rtx-3060"), find_device("l4")]
+    found = planner.gpus("torchvision:alexnet", devices=cards, input="3x64x64", cudnn="anywhere").to_dict()
+    assert [note for note in found["assumptions"] if "cuDNN" in note] == [
+        "convolutions take the workspaces that cuDNN 9.99.0 asks for",
+        "cuDNN 9.99.0 does not answer for compute capability 8.9: no workspaces of convolutions are counted",
+    ]
+
+
 def test_folders_without_a_library(tmp_path: Path) -> None:
     """One line that says what is missing, or that it does not load."""
     with pytest.raises(UsageError, match=r"libcudnn\.so\.9 is not there; name the folder"):

@@ -14,7 +14,7 @@ from planner.events import Trace
 from planner.job import Job, Mode, Precision
 from planner.stored_loop import loop_from_json, loops_to_json
 from planner.terms import Case, Guard, check_case, work_out
-from planner.trace.keep import find_loops, take_run
+from planner.trace.keep import Keeper, take_run
 from planner.trace.loops import Loops
 from planner.trace.recast import differs
 from planner.trace.scratch import RULES, Held, Made
@@ -108,7 +108,7 @@ def test_what_no_rule_computes_is_not_worked_out() -> None:
 
 def stored(build: Callable[[], Any], job: Job, chip: Chip) -> tuple[Loops, Any]:
     loops = Loops(job, on_meta(build), lambda line: None)
-    return loops, find_loops(loops, chip, {})[0]
+    return loops, Keeper(loops).loops(chip)[0]
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16])
@@ -143,7 +143,7 @@ def test_loops_as_json() -> None:
     """Loops of two capabilities share what they have in common and come back whole."""
     job = job_of("3x64x64", mode=Mode.INFER, steps=1)
     loops = Loops(job, on_meta(Attending), lambda line: None)
-    ampere, ada = (find_loops(loops, chip_of(capability), {})[0] for capability in ((8, 6), (8, 9)))
+    ampere, ada = (Keeper(loops).loops(chip_of(capability))[0] for capability in ((8, 6), (8, 9)))
     said = loops_to_json({(8, 6): ampere, (8, 9): ada})
     assert loop_from_json(ampere.own, said, (8, 6)) == ampere
     assert loop_from_json(ada.own, said, (8, 9)) == ada
@@ -155,7 +155,7 @@ def test_broken_loops_are_refused() -> None:
     """Kernels out of order, of no kind, without a site, or answers that no kernel gives."""
     job = job_of("3x64x64", mode=Mode.INFER, steps=1)
     loops = Loops(job, on_meta(Attending), lambda line: None)
-    loop = find_loops(loops, CHIPS[0], {})[0]
+    loop = Keeper(loops).loops(CHIPS[0])[0]
 
     def breaks(change: Callable[[dict[str, Any]], None]) -> None:
         said = loops_to_json({(8, 6): loop})

@@ -37,11 +37,11 @@ MOST_CASES = 128  # of one kind of call; with more of them, batch sizes in betwe
 MULTIPROCESSORS = (14, 20, 24, 28, 34, 40, 46, 58, 68, 72, 80, 84, 108, 128, 132, 142, 148, 170, 188)
 
 
-def find_loops(loops: Loops, chip: Chip, confirmed: dict[int, int]) -> tuple[StoredLoop, ...]:
-    """The job's loop on GPUs of this compute capability; none where it has none that holds.
-
-    A large job's run at batch 1 comes beside it, since small cards ask for that. `confirmed` remembers for
-    each loop, by identity, up to which batch size it was found to hold.
+def _find_loops(
+    loops: Loops, chip: Chip, confirmed: dict[int, int], run: Callable[[int, Chip], StoredLoop]
+) -> tuple[StoredLoop, ...]:
+    """`run` takes the run at batch 1; `confirmed` remembers for each loop, by identity, up to which batch
+    size it was found to hold.
     """
     try:
         loop = loops.of(chip)
@@ -55,7 +55,7 @@ def find_loops(loops: Loops, chip: Chip, confirmed: dict[int, int]) -> tuple[Sto
     if not last:
         return ()
     found = _stored(loop, chip, FIRST_BATCH, last)
-    return (found, take_run(loops, 1, chip)) if _is_large(loop) else (found,)
+    return (found, run(1, chip)) if _is_large(loop) else (found,)
 
 
 def _confirmed(loops: Loops, loop: Loop, chip: Chip) -> int:
@@ -90,8 +90,10 @@ class Keeper:
     _alone: dict[int, list[tuple[Watched, Run]]] = field(default_factory=dict)  # by batch size
 
     def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
-        """As `find_loops`."""
-        return find_loops(self.runs, chip, self._confirmed)
+        """The job's loop on GPUs of this compute capability, and a large job's run at batch 1, since small
+        cards ask for that; none where the job has no loop that holds.
+        """
+        return _find_loops(self.runs, chip, self._confirmed, self.run)
 
     def run(self, batch: int, chip: Chip) -> StoredLoop:
         """As `take_run`. One run serves all GPUs that answer what it asked as the one did that it is of."""

@@ -40,6 +40,7 @@ class Copying:
     """A library whose engine 7 copies x and y, and takes 48 bytes more; engine 9 copies x once more."""
 
     version: str = "9.99.0"
+    silent: frozenset[tuple[int, int]] = frozenset()
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
         size_bytes = _bytes_of(asked.x) + _bytes_of(asked.y) + 48

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Loss, TensorSpec
 from planner.report.job_json import job_to_json
 from planner.trace_file import save_trace
+from planner.versions import installed_version
 
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
@@ -714,6 +716,14 @@ def test_reader_that_went_away(toy_trace: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_version_names_what_answers_hang_on(capsys: Capture) -> None:
+    """The planner's own version and that of torch, in one line."""
+    code, out, err = outcome("--version", capsys)
+    torch = installed_version("torch")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"planner \d+\.\d+\.\d+, torch {re.escape(torch or '')}(, torchvision \S+)?\n", out)
 
 
 def test_help_loads_nothing_heavy() -> None:

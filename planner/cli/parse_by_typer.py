@@ -10,7 +10,9 @@ from planner.cli.options import Action
 from planner.cli.parse import COMMANDS, find_command
 from planner.cli.words import Argument, words_of
 from planner.errors import UsageError
+from planner.versions import installed_version
 
+_TOLD = {"planner": "gpu-batch-planner", "torch": "torch", "torchvision": "torchvision"}  # with --version
 # Base of all complaints about a command line: public in click, private in a typer that has click within.
 _Complaint: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -25,6 +27,7 @@ def parse_by_typer(arguments: list[str]) -> Action:
         "broken; 5 a GPU is needed; 70 an error of the planner.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
+    app.callback()(_whole)
     for name in COMMANDS:
         app.command(name)(_in_typers_words(find_command(name)))
     try:
@@ -34,6 +37,22 @@ def parse_by_typer(arguments: list[str]) -> Action:
     if parsed == 130:  # so typer tells of an interrupt
         raise KeyboardInterrupt
     return parsed if callable(parsed) else lambda: int(parsed or 0)
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        versions = ((name, installed_version(of)) for name, of in _TOLD.items())
+        typer.echo(", ".join(f"{name} {version}" for name, version in versions if version))
+        raise typer.Exit
+
+
+_Version = typer.Option(
+    "--version", help="Show the versions and exit.", is_eager=True, callback=_tell_version
+)
+
+
+def _whole(version: Annotated[bool, _Version] = False) -> None:
+    """Options that need no command."""
 
 
 def _in_typers_words(command: Callable[..., Action]) -> Callable[..., Action]:

@@ -63,7 +63,7 @@ def over_epoch(job: Job, batch: int, source: Source) -> Trace:
     except ModelError as error:
         return _noted(full, f"{ends}, which is not counted, since the model fails there: {error}")
     for order in _orders(job, job.dataset_size // batch):
-        joined = _Player(full, smaller, batch, last, job.accumulate).play(order)
+        joined = _Player(full, smaller, batch, last).play(order)
         if joined is not None:
             before = next(number for number, (_, is_smaller) in enumerate(order) if is_smaller)
             steps = f"{before} step" + "s" * (before > 1)
@@ -165,9 +165,8 @@ def _twin(kind: _Kind, ours: list[_Kind], theirs: list[_Kind]) -> _Kind:
 class _Player:
     """Puts stretches of two traces one after another; one player makes one trace."""
 
-    def __init__(self, full: Trace, smaller: Trace, batch: int, last: int, accumulate: int) -> None:
+    def __init__(self, full: Trace, smaller: Trace, batch: int, last: int) -> None:
         self._full, self._smaller = _part(full, batch), _part(smaller, last)
-        self._accumulate = accumulate
         self._events: list[Event] = []
         self._details: list[Detail] = []
         self._asked: list[Asked] = []

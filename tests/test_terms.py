@@ -14,7 +14,7 @@ from planner.events import Trace
 from planner.job import Job, Mode, Precision
 from planner.stored_loop import loop_from_json, loops_to_json
 from planner.terms import Case, Guard, check_case, work_out
-from planner.trace.keep import Keeper, take_run
+from planner.trace.keep import Keeper
 from planner.trace.loops import Loops
 from planner.trace.recast import differs
 from planner.trace.scratch import RULES, Held, Made
@@ -132,7 +132,7 @@ def test_a_stored_loop_is_the_loop(precision: Precision) -> None:
 def test_a_stored_run_is_the_run() -> None:
     """Of a batch size that no line goes through, for that batch size alone."""
     loops = Loops(training(), on_meta(Attending), lambda line: None)
-    run = take_run(loops, 1, CHIPS[0])
+    run = Keeper(loops).run(1, CHIPS[0])
     found = run.at(1, 84)
     assert found is not None
     assert differs(found, loops.run(1, CHIPS[0]).trace) == ""
@@ -182,6 +182,6 @@ def test_a_rule_that_only_a_run_can_ask(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(RULES, torch.ops.aten.convolution.default, rule)
     loops, loop = stored(Attending, training(), CHIPS[0])
     assert loop.at(2, 84) is None
-    found = take_run(loops, 2, CHIPS[0]).at(2, 84)
+    found = Keeper(loops).run(2, CHIPS[0]).at(2, 84)
     assert found is not None
     assert differs(found, loops.run(2, CHIPS[0]).trace) == ""

@@ -96,7 +96,9 @@ class Keeper:
         return _find_loops(self.runs, chip, self._confirmed, self.run)
 
     def run(self, batch: int, chip: Chip) -> StoredLoop:
-        """As `take_run`. One run serves all GPUs that answer what it asked as the one did that it is of."""
+        """A run at one batch size, as a loop that holds for no other. One run serves all GPUs that answer
+        what it asked as the one did that it is of. Raises the errors of a trace.
+        """
         known = self._alone.setdefault(batch, [])
         for watched, run in known:
             found = _run_elsewhere(self.runs, run, chip) if watched.agrees(chip.capability) else None
@@ -116,11 +118,6 @@ def open_keeper(job: Job, tell: Tell) -> Keeper:
 def open_keeper_of(job: Job, constructor: Callable[..., Any], tell: Tell) -> Keeper:
     """The same for a job whose model this makes."""
     return Keeper(Loops(job, lambda job: construct_model(job, constructor), tell))
-
-
-def take_run(loops: Loops, batch: int, chip: Chip) -> StoredLoop:
-    """A run at one batch size, as a loop that holds for no other. Raises the errors of a trace."""
-    return _as_loop(loops, loops.run(batch, chip), chip)
 
 
 def _as_loop(loops: Loops, run: Run, chip: Chip) -> StoredLoop:

@@ -34,6 +34,10 @@ class Kernel:
     takes_blas: bool  # cuBLAS takes its workspace here
 
 
+# What kernels do, by their keys, and its events where they come after all outputs.
+_Known = dict[tuple[int, int], tuple[Written, list[Event] | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The loop at any batch size on any GPU on which the model takes the same path."""
@@ -77,20 +81,21 @@ class Loop:
     def _splice(self, batch: int, chip: Chip, stop: int) -> Trace:
         events: list[Event] = []
         done, own = 0, self.own
-        known: dict[tuple[int, int, bool], list[Event] | None] = {}
+        first: _Known = {}
+        later: _Known = {}
         started: set[int] = set()  # kinds that ran before
         for place, kernel in enumerate(self.kernels):
             kind, before, births, takes_blas = kernel.kind, kernel.before, kernel.births, kernel.takes_blas
             if before >= stop:
                 break
-            again = kind in started
+            known, taken = (later, _later) if kind in started else (first, _first)
             started.add(kind)
-            key = (kind, kernel.site, again)
-            if key not in known:
-                steps = (_later if again else _first)(self._steps(kind, batch, chip))
+            if kernel.key not in known:
+                steps = taken(self._steps(kind, batch, chip))
                 simple = _comes_after(steps, kernel.outputs)
-                known[key] = kernel_events(steps, (), 0, kernel.site, self.first_number) if simple else None
-            scratch = known[key]
+                made = kernel_events(steps, (), 0, kernel.site, self.first_number) if simple else None
+                known[kernel.key] = steps, made
+            steps, scratch = known[kernel.key]
             if scratch is not None and not takes_blas:
                 if scratch:
                     end = before + births
@@ -101,7 +106,6 @@ class Loop:
             events += own[done:before]
             done = before + births
             blas_bytes = workspace_bytes(chip.capability, self.cublas_config) if takes_blas else 0
-            steps = (_later if again else _first)(self._steps(kind, batch, chip))
             events += self._placed(place, steps, blas_bytes)
         events += own[done:stop]
         return replace(self.trace, events=tuple(events), batches=(batch,), details=())

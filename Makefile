@@ -4,12 +4,12 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: plan test lint traces soak clean
+.PHONY: plan test lint dist install-check traces soak clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
 
-test: lint
+test: lint dist
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 # 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
@@ -21,6 +21,20 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict planner calibration
 	$(BIN)/lint-imports
+
+# The source distribution and, built from it, the wheel; tests/test_dist.py holds what is in them.
+dist: $(VENV)/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+# The wheel with all its dependencies in an empty environment, from a folder outside of the repository.
+install-check: dist
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \
+		"$$folder/venv/bin/python" -m pip install --quiet -c constraints.txt dist/*.whl && cd "$$folder" && \
+		export XDG_CACHE_HOME="$$folder/cache" && \
+		venv/bin/planner max-batch --model vit_b_16 --gpu-mib 24000 && \
+		venv/bin/planner estimate --model torchvision:resnet18 --batch 8 --gpu "RTX 4090"
 
 # The traces that ship with the planner; after a change of the tracer or of models.yaml.
 traces: $(VENV)/installed-dev

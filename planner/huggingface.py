@@ -18,6 +18,9 @@ from planner.errors import UsageError
 from planner.job import Checkpoint, ClipGradients, Optimizer, OptimizerImpl, Precision
 from planner.keywords import Options
 from planner.live_api import on_some_card, plan_live_model, rounded_down
+from planner.trace.torchvision_shim import prepare_torchvision
+
+prepare_torchvision()  # transformers imports torchvision where it is installed
 
 # transformers.training_args.OptimizerNames, as far as they are planned.
 _OPTIMIZERS = {

@@ -8,17 +8,21 @@ Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
 
 from typing import Any, Unpack
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from planner.trace.torchvision_shim import prepare_torchvision
 
-from planner.api import MaxBatchResult
-from planner.errors import PlannerError, UsageError
-from planner.job import ClipGradients, Precision
-from planner.keywords import Options
-from planner.live_api import on_some_card, plan_live_model, rounded_down
-from planner.trace.optimizer_fields import fields_of_optimizer
+prepare_torchvision()  # lightning imports torchmetrics, which imports torchvision
+
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.utilities.exceptions import MisconfigurationException  # noqa: E402
+from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr  # noqa: E402
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # noqa: E402
+
+from planner.api import MaxBatchResult  # noqa: E402
+from planner.errors import PlannerError, UsageError  # noqa: E402
+from planner.job import ClipGradients, Precision  # noqa: E402
+from planner.keywords import Options  # noqa: E402
+from planner.live_api import on_some_card, plan_live_model, rounded_down  # noqa: E402
+from planner.trace.optimizer_fields import fields_of_optimizer  # noqa: E402
 
 _PRECISIONS = {
     "32-true": Precision.FP32,

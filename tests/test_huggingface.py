@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from planner.trace.torchvision_shim import prepare_torchvision
-
-prepare_torchvision()
+from planner.huggingface import fields_of_arguments, plan_batch_size, plan_training_arguments
 
 transformers = pytest.importorskip("transformers")
 from planner.api import max_batch  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
-from planner.huggingface import fields_of_arguments, plan_batch_size, plan_training_arguments  # noqa: E402
 from planner.job import Checkpoint, ClipGradients, Optimizer, OptimizerImpl, Precision  # noqa: E402
 
 TINY = {

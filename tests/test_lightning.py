@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from planner.trace.torchvision_shim import prepare_torchvision
-
-prepare_torchvision()  # lightning imports torchmetrics, which imports torchvision
+from planner.lightning import (
+    BatchSizePlanner,
+    fields_of_optimizers,
+    fields_of_trainer,
+)
 
 L = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.utilities.exceptions import MisconfigurationException  # noqa: E402
@@ -18,11 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from planner.api import max_batch  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
 from planner.job import ClipGradients, Loss, Optimizer, OptimizerImpl, Precision  # noqa: E402
-from planner.lightning import (  # noqa: E402
-    BatchSizePlanner,
-    fields_of_optimizers,
-    fields_of_trainer,
-)
 from planner.trace.live import copy_weightless, read_live_model  # noqa: E402
 
 WIDTH = 1000

@@ -1,4 +1,7 @@
-"""Writing a file whole or not at all: the content gets another name first, and its own by a rename."""
+"""Write files whole or not at all: the content gets another name first, and its own by a rename.
+
+Every file that the planner writes goes through here, which tests/test_written_files.py holds.
+"""
 
 import os
 import threading
@@ -15,6 +18,14 @@ def replace_bytes(path: Path, content: bytes) -> None:
     """Put `content` in place by a rename, so that nobody ever reads half of it. Raises OSError."""
     with _replacing(path) as partial:
         partial.write_bytes(content)
+
+
+def save(path: Path, content: bytes, what: str) -> None:
+    """Write the file that an option names. Raises DataFileError, which says `what` cannot be written."""
+    try:
+        replace_bytes(path, content)
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot write {what}: {error.strerror or error}") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

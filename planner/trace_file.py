@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.atomic import replace_bytes
+from planner.atomic import save
 from planner.convolutions import Asked
 from planner.errors import DataFileError
 from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
@@ -93,11 +93,7 @@ def _document(trace: Trace) -> Said:
 
 
 def _write(document: Said, path: Path) -> None:
-    packed = pack(json.dumps(document, separators=(",", ":"), allow_nan=False))
-    try:
-        replace_bytes(path, packed)
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot write the trace: {error.strerror or error}") from error
+    save(path, pack(json.dumps(document, separators=(",", ":"), allow_nan=False)), "the trace")
 
 
 def load_trace(path: Path) -> tuple[Trace, Said]:

@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 
 from planner.card_fits import CardFit, CardTable, curve
 from planner.device import MIB, Line
-from planner.errors import DataFileError, UsageError
+from planner.errors import UsageError
 from planner.report.layout import doing
+from planner.report.picture import save_cropped_picture
 
 GIB = 1024 * MIB
 OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
@@ -45,10 +46,7 @@ def draw_gpus(table: CardTable, path: Path) -> None:
     _curve(axes, table)
     _cards(axes, shown)
     _frame(axes, table, shown)
-    try:
-        figure.savefig(path, bbox_inches="tight")  # the names lie outside of the axes
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot write the picture: {error.strerror}") from error
+    save_cropped_picture(figure, path)  # the names lie outside of the axes
 
 
 def named_cards(cards: list[CardFit]) -> list[CardFit]:

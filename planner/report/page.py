@@ -12,9 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from planner.atomic import save
 from planner.budget import process_bytes
 from planner.curve import BatchCurve, CardCurve
-from planner.errors import DataFileError
 from planner.events import Outcome, Trace
 from planner.explanation import Explanation, LiveBlock, Shown
 from planner.layer_workspaces import LayerWorkspace
@@ -50,10 +50,7 @@ def save_page(
     path: Path,
 ) -> None:
     """Write the page; without a curve, one of this batch alone. Raises DataFileError."""
-    try:
-        path.write_text(page_html(estimate, explanation, trace, shown, curve), encoding="utf-8")
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot write the page: {error.strerror}") from error
+    save(path, page_html(estimate, explanation, trace, shown, curve).encode(), "the page")
 
 
 def page_html(

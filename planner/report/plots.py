@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from planner.compare import ALLOCATED, NAMES, PROCESS, RESERVED, Comparison
 from planner.device import MIB
-from planner.errors import DataFileError
 from planner.report.layout import doing, signed_percent
+from planner.report.picture import save_cropped_picture
 
 GIB = 1024 * MIB
 OWN, OTHERS, TRUTH = "#1f6fb4", "#b9bec4", "#c1272d"
@@ -28,10 +28,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     _bars(axes, comparison)
     _truth(axes, comparison)
     _frame(axes, comparison)
-    try:
-        figure.savefig(path, bbox_inches="tight")  # the columns of figures lie outside of the axes
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot write the picture: {error.strerror}") from error
+    save_cropped_picture(figure, path)  # the columns of figures lie outside of the axes
 
 
 def _bars(axes: Axes, comparison: Comparison) -> None:

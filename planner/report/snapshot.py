@@ -13,8 +13,7 @@ from typing import Any
 
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import SegmentEvent, SegmentState
-from planner.atomic import replace_bytes
-from planner.errors import DataFileError
+from planner.atomic import save
 from planner.events import Alloc, Free, Mark, Phase, Role, Trace
 from planner.replay import Arena, open_allocator
 from planner.timeline import play
@@ -29,11 +28,7 @@ Frames = list[dict[str, Any]]
 
 def save_snapshot(trace: Trace, batch: int, arena: Arena, path: Path) -> None:
     """Write the snapshot, whole or not at all. Raises DataFileError where the file cannot be written."""
-    content = pickle.dumps(make_snapshot(trace, batch, arena), protocol=PROTOCOL)
-    try:
-        replace_bytes(path, content)
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot write the snapshot: {error.strerror or error}") from error
+    save(path, pickle.dumps(make_snapshot(trace, batch, arena), protocol=PROTOCOL), "the snapshot")
 
 
 def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:

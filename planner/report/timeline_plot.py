@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from planner.device import MIB
-from planner.errors import DataFileError
 from planner.events import Phase
 from planner.explanation import Explanation
 from planner.job import Job
 from planner.report.colours import CATEGORY_COLOURS
 from planner.report.layout import doing
+from planner.report.picture import save_picture
 from planner.timeline import Timeline, thin
 
 GIB = 1024 * MIB
@@ -33,10 +33,7 @@ def draw_timeline(explanation: Explanation, job: Job, path: Path) -> None:
     _phases(axes, explanation.timeline)
     _peak(axes, explanation)
     _frame(axes, explanation, job)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot write the picture: {error.strerror}") from error
+    save_picture(figure, path)
 
 
 def _levels(axes: Axes, timeline: Timeline) -> None:

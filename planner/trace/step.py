@@ -23,6 +23,7 @@ from planner.trace.checkpoint import checkpointed_blocks
 from planner.trace.ddp import Buckets, data_parallel
 from planner.trace.formats import format_of
 from planner.trace.generate import run_generation
+from planner.trace.loss_source import notes_on_loss
 from planner.trace.machine import Fetch, Machine, OnPhase, Scaler
 from planner.trace.optimizers import clip, make_average
 
@@ -104,7 +105,9 @@ def run_loop(
         buckets = kept.enter_context(data_parallel(model, job, machine.label)) if job.ddp else None
         average = make_average(model) if job.ema else None
         evaluated = fetch if fetch_evaluated is None else fetch_evaluated
-        _train(_Script(model, job, fetch, optimizer, on_phase, machine, buckets, average, evaluated))
+        script = _Script(model, job, fetch, optimizer, on_phase, machine, buckets, average, evaluated)
+        _train(script)
+        notes += notes_on_loss(job.loss, script.names.output)
     return notes
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from planner.job import Job, Mode
 from planner.trace.calls import Calls
 from planner.trace.chips import equip, notes_on_cudnn
 from planner.trace.clean import left_clean, text_of
+from planner.trace.compiled import CompiledCalls, watch_compiled
 from planner.trace.cuda import cuda_semantics
 from planner.trace.cuda.rnn import flatten_weights
 from planner.trace.details import Details
@@ -94,17 +94,24 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
     model = convert_model(model, job)
     choose_trained(model, job)
     job = with_own_types(job)
+    compiled = CompiledCalls()
     try:
         with (
             cuda_semantics(path_of),
             known_values(padded=is_padded(job)),
             recorder.watching_modules(),
             _without_collector(),
-            _without_compiler(),
+            watch_compiled(compiled),
         ):
             notes = _run(job, model, batch, recorder)
             return recorder.finish(
-                batch, (*notes_of(job, model), *notes, *notes_on_cudnn(job, recorder.capability))
+                batch,
+                (
+                    *notes_of(job, model),
+                    *notes,
+                    *compiled.notes(),
+                    *notes_on_cudnn(job, recorder.capability),
+                ),
             )
     except (PlannerError, KeyboardInterrupt):
         raise
@@ -170,16 +177,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-@contextmanager
-def _without_compiler() -> Iterator[None]:
-    """What the model compiles runs as it is written: a compiler would see the recorder's code as well."""
-    if "torch._dynamo" not in sys.modules:  # it is not imported for a model that compiles nothing
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 # Operators whose result, or the shape of it, depends on values that a trace on meta does not have.

@@ -86,7 +86,12 @@ def copy_weightless(module: nn.Module, left_behind: Iterable[object] = ()) -> nn
     for gradient in gradients:
         if gradient is not None:
             memo[id(gradient)] = None
-    return copy.deepcopy(module, memo)
+    copied = copy.deepcopy(module, memo)
+    compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
+    for name, one in copied.named_modules():
+        if name in compiled:  # a copy forgets it (torch/nn/modules/module.py, `__getstate__`)
+            one.compile()
+    return copied
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:

@@ -1,0 +1,131 @@
+"""Notice compiled code when it is called, and run it as eager code.
+
+`torch.compile` in all its forms (a wrapped module, `Module.compile`, a decorated function) enters through the
+one function of dynamo that asks the stance what to do with the call (torch/_dynamo/eval_frame.py,
+`_callback_from_stance`); TorchScript's functions and methods, scripted or traced, through `__call__` of their
+two classes. Both entries are watched, so that it does not matter where the model keeps what it compiled.
+"""
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+_MOST_NAMES = 4  # that a note lists
+
+
+@dataclass(slots=True)
+class CompiledCalls:
+    """The names of compiled functions and modules that were called, in the order of their first calls."""
+
+    by_dynamo: dict[str, None] = field(default_factory=dict)
+    by_torchscript: dict[str, None] = field(default_factory=dict)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence for each compiler that a GPU run would use and the trace does not."""
+        notes = []
+        if self.by_dynamo:
+            notes.append(
+                f"torch.compile is planned as eager code ({_listed(self.by_dynamo)}): inductor fuses "
+                "operators and usually keeps fewer activations, so that a compiled run usually takes less; "
+                "with mode='reduce-overhead' its CUDA graphs hold private memory pools, which takes more"
+            )
+        if self.by_torchscript:
+            notes.append(
+                f"TorchScript is planned operator by operator ({_listed(self.by_torchscript)}): on a GPU its "
+                "executor differentiates and fuses such code after the first calls and usually keeps fewer "
+                "activations"
+            )
+        return tuple(notes)
+
+
+@contextmanager
+def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
+    """Run compiled code as eager code, since a compiler would see the recorder as well, and note it."""
+    with ExitStack() as stack:
+        _watch_torchscript(calls, stack)
+        if "torch._dynamo" in sys.modules:
+            _watch_dynamo(calls, stack)
+        else:  # it takes two seconds to import, and few models compile anything
+            _watch_first_use(calls, stack)
+        yield
+
+
+def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
+    import torch._dynamo.eval_frame as eval_frame
+
+    decide: Callable[[Any], Any] = eval_frame._callback_from_stance
+
+    def noting(callback: Any) -> Any:
+        if callback not in (None, False):  # None: the code was excluded from compilation
+            caller = sys._getframe(1).f_locals
+            if "fn" in caller:
+                calls.by_dynamo[_name_of(caller["fn"])] = None
+        return decide(callback)
+
+    _replace(eval_frame, "_callback_from_stance", noting, stack)
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    # Of the recorder's hooks on modules, which may well run once more.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+
+
+def _watch_first_use(calls: CompiledCalls, stack: ExitStack) -> None:
+    """Watch dynamo from the first call of `torch.compile` on, which imports it."""
+    compile_ = torch.compile
+
+    def compile_noting(*args: Any, **kwargs: Any) -> Any:
+        torch.compile = compile_
+        _watch_dynamo(calls, stack)
+        return compile_(*args, **kwargs)
+
+    _replace(torch, "compile", compile_noting, stack)
+
+
+def _watch_torchscript(calls: CompiledCalls, stack: ExitStack) -> None:
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        _replace(kind, "__call__", _noting_call(kind.__call__, calls), stack)
+
+
+def _noting_call(call: Callable[..., Any], calls: CompiledCalls) -> Callable[..., Any]:
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(self, "owner", None)  # of a method: the module
+        name = self.name if owner is None else _plain_type(owner)
+        calls.by_torchscript[name] = None
+        return call(self, *args, **kwargs)
+
+    return noting
+
+
+def _plain_type(script_module: Any) -> str:
+    """Return the class of a scripted module without the prefix that TorchScript puts before it."""
+    qualified = str(script_module._type().name() or "a module")
+    return qualified.rpartition(".")[2]
+
+
+def _replace(holder: Any, name: str, value: Any, stack: ExitStack) -> None:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    stack.callback(setattr, holder, name, before)
+
+
+def _name_of(function: Any) -> str:
+    """Return the class of a compiled module, or the qualified name of a compiled function."""
+    if getattr(function, "__name__", "") == "inner":  # torch wraps modules of its own once more
+        function = inspect.getclosurevars(function).nonlocals.get("fn", function)
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, nn.Module):
+        return type(owner).__name__
+    if inspect.isbuiltin(function):
+        return function.__name__
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _listed(names: dict[str, None]) -> str:
+    shown = ", ".join(list(names)[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

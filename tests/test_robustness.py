@@ -411,12 +411,47 @@ def test_an_answer_that_finds_no_room_is_told_in_one_line() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-@pytest.mark.parametrize("streams", [">&- 2>&-", "2>&-", "2>/dev/full", ">&-"])
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(("words", "code"), [("devices l4", 0), ("devices zzz", 1), ("devices --what", 2)])
 def test_the_exit_code_tells_where_nobody_listens(words: str, code: int, streams: str) -> None:
-    """Without standard output or standard error, or where errors find no room."""
+    """Without standard error, or where errors find no room."""
     line = f'"{sys.executable}" -m planner {words} {streams}'
     assert subprocess.run(line, shell=True, capture_output=True).returncode == code
+
+
+CLOSED = (
+    "planner: standard output: is closed, so that the answer cannot be written; "
+    "send it to /dev/null where none is wanted\n"
+)
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "devices l4",
+        "devices zzz",
+        "cache --json",
+        "max-batch --model conv_pair --gpu L4",
+        "gpus --model conv_pair --filter L4 --csv",
+        "estimate --help",
+        "--version",
+        "",
+    ],
+)
+def test_an_answer_that_nobody_can_get_is_no_success(words: str, streams: str) -> None:
+    """A closed standard output is told as a full disk is: exit code 4 and one line, whatever the answer."""
+    line = f'"{sys.executable}" -m planner {words} {streams}'
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (4, "" if "2>" in streams else CLOSED)
+
+
+@pytest.mark.parametrize(("words", "code"), [("devices --what", 2), ("sweep /nowhere.yaml", 4)])
+def test_an_error_before_the_answer_keeps_its_code(words: str, code: int) -> None:
+    """Where nothing was to be written, a closed standard output does not matter."""
+    line = f'"{sys.executable}" -m planner {words} >&-'
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 1)
 
 
 def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
@@ -377,3 +380,23 @@ def test_the_table_of_a_sweep() -> None:
     ]
     assert sweep_csv(found).splitlines()[2].startswith("net,sgd,generic GPU of 8000 MiB,23034.0,0,,21000.0")
     assert sweep_parquet(found)[:4] == b"PAR1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sweep_that_is_ended_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
+    """No word of the libraries that ran it; what was done is kept, and no worker is left."""
+    grid, kept = tmp_path / "grid.yaml", tmp_path / "grid.results"
+    recipes = "".join(f"  r{steps}: {{steps: {steps}}}\n" for steps in range(1, 100))
+    grid.write_text(f"about: long\nmodels: [conv_pair]\nrecipes:\n{recipes}gpus: [L4]\n")
+    command = [sys.executable, "-m", "planner", "sweep", str(grid), "--jobs", "2"]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not any(kept.glob("*.json")) and started.poll() is None:
+        sleep(0.05)
+    started.send_signal(number)
+    out, err = started.communicate()
+    said = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "interrupted"}[number]
+    assert (started.returncode, out, err) == (128 + number, "", f"planner: {said}\n")
+    assert 0 < len(list(kept.glob("*.json"))) < 99
+    assert not any(path.suffix == ".partial" for path in kept.iterdir())

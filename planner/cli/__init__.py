@@ -1,23 +1,27 @@
 """The command `planner`: options in, a report or JSON out, errors as one line and an exit code.
 
 Exit codes: 0 done; 1 the honest answer is no; 2 wrong usage; 3 the model cannot be built or traced; 4 a data
-file is broken; 5 a GPU is needed and there is none; 70 an error of the planner itself (EX_SOFTWARE, so that a
-crash is never taken for a no); 130 interrupted; 141 whoever read standard output went away.
+file is broken, or the answer or a file cannot be written; 5 a GPU is needed and there is none; 70 an error of
+the planner itself (EX_SOFTWARE, so that a crash is never taken for a no); 130 interrupted; 141 whoever read
+standard output went away; 143 ended by SIGTERM.
 """
 
 import errno
 import gc
 import os
+import signal
 import sys
 import traceback
 import warnings
-from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import NoReturn, TextIO
 
 from planner.errors import DataFileError, PlannerError
 
-INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+INTERNAL, INTERRUPTED, BROKEN_PIPE, ENDED = 70, 130, 141, 143
+# What keeps the answer off standard output: no room, a file that may not grow, or none that is open.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null where none is wanted"
 
 
 def main() -> None:
@@ -26,7 +30,9 @@ def main() -> None:
     # and once more at the exit, would take a third of the time (benchmarks/startup.py).
     gc.set_threshold(100_000, 50, 100)
     _open_what_is_closed()
+    signal.signal(signal.SIGTERM, _end)
     code = run(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the code stands, and what is left to do is short
     gc.freeze()
     sys.exit(code)
 
@@ -50,22 +56,49 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED, debug)
+    except _EndedError:
+        return _complain("ended by SIGTERM", ENDED, debug)
     except BrokenPipeError:
         _let_go_of(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
             _let_go_of(sys.stdout)
-            return _complain(f"standard output: {error.strerror}", DataFileError.exit_code, debug)
+            why = _CLOSED if error.errno == errno.EBADF else error.strerror
+            return _complain(f"standard output: {why}", DataFileError.exit_code, debug)
         kind = type(error).__name__
         return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
 
 
+class _EndedError(BaseException):
+    """SIGTERM: like an interrupt, it passes every `except Exception` on its way to the one exit."""
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind, so that workers end and no half of a file is left; a second signal finds that under way."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _EndedError
+
+
 def _open_what_is_closed() -> None:
-    """Whoever started the process without a stream (`2>&-`) wants nothing from it but the exit code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
+    """Give a process that was started without a stream (`>&-`) one in its place.
+
+    Without standard error nobody wants the messages. Without standard output nobody can have the answer, so
+    that each write there fails, as it does on a full disk; the place is taken, lest a file be opened there.
+    """
+    if sys.stderr is None:
+        sys.stderr = _stand_in(2, os.O_WRONLY)
+    if sys.stdout is None:
+        sys.stdout = _stand_in(1, os.O_RDONLY)
+
+
+def _stand_in(number: int, way: int) -> TextIO:
+    """A stream of the null device at the number of one that is closed, opened this way."""
+    opened = os.open(os.devnull, way)
+    if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
+    return os.fdopen(number, "w")
 
 
 def _let_go_of(stream: TextIO) -> None:

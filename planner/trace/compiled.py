@@ -118,6 +118,7 @@ def _name_of(function: Any) -> str:
     """Return the class of a compiled module, or the qualified name of a compiled function."""
     if getattr(function, "__name__", "") == "inner":  # torch wraps modules of its own once more
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
+    function = inspect.unwrap(function)
     owner = getattr(function, "__self__", function)
     if isinstance(owner, nn.Module):
         return type(owner).__name__

@@ -245,4 +245,5 @@ class _Player:
             (*full.notes, *(note for note in smaller.notes if note not in full.notes)),
             tuple(self._details),
             tuple(self._asked),
+            full.growth_sources,
         )

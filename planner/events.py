@@ -98,6 +98,17 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
+class GrowthSource:
+    """Where blocks come from that become more with every step: a site, and the line of the model's code."""
+
+    module: str
+    op: str
+    source: str  # FILE:LINE; "" where no code of the model's is behind it
+    code: str  # the text of that line
+    is_garbage: bool  # held by reference cycles alone, until Python's garbage collector runs
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """All events of a job's first steps, in order.
 
@@ -115,6 +126,7 @@ class Trace:
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
     details: tuple[Detail, ...] = ()  # of some blocks, by rising birth; none unless they were asked for
     asked: tuple[Asked, ...] = ()  # the same of scratch memory of convolutions
+    growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
 
     @property
     def is_affine(self) -> bool:

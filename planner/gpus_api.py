@@ -16,6 +16,7 @@ from planner.epoch import check_batch
 from planner.errors import UsageError
 from planner.events import Outcome, Trace
 from planner.floor import Floor, least_bytes
+from planner.growth import find_growth
 from planner.isolate import apart_of, limit_of
 from planner.isolated_cards import FromApart
 from planner.job import Job, check_count
@@ -33,6 +34,7 @@ from planner.keywords import (
     workload_of,
 )
 from planner.plan import Seconds, Tell, Tracer
+from planner.report.growth import growth_text
 from planner.residuals import Kind, kind_of
 from planner.saved_traces import SavedTraces, open_saved
 from planner.search import LARGEST_BATCH
@@ -139,13 +141,18 @@ def gpus(
         budgets[0].confidence,
         tuple(sorted(kept, key=key)),
         len(fits) - len(kept),
-        _notes(any_trace, job, traces, fits),
+        (*_growth_notes(any_trace, fits[0].batch), *_notes(any_trace, job, traces, fits)),
         any_trace.unknown_ops,
         opened - start,
         seconds,
         OverEpoch(job, traces) if job.dataset_size else traces,
     )
     return GpusResult(table)
+
+
+def _growth_notes(one: Trace, batch: int) -> tuple[str, ...]:
+    growth = find_growth(one, batch)
+    return () if growth is None else (f"at batch {batch}, {growth_text(growth, None)}",)
 
 
 def _notes(

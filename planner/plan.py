@@ -12,6 +12,8 @@ from planner.epoch import last_batch, most_batch, over_epoch
 from planner.errors import ModelError
 from planner.events import FROM_CHANCE, Outcome, Role, Trace
 from planner.floor import least_bytes
+from planner.growth import Growth, find_growth
+from planner.growth_limit import StepLimit, find_step_limit
 from planner.job import Job
 from planner.replay import UNLIMITED, Arena, Replay, replay, replay_with_live, room_bytes
 from planner.search import Search, largest, largest_by_line
@@ -51,6 +53,8 @@ class Estimate:
     notes: tuple[str, ...]
     seconds: Seconds
     p_out_of_memory: float | None = None  # by the residuals of published runs; None where nothing bounds it
+    growth: Growth | None = None  # what each step leaves behind
+    step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
         failed = run
         run, at_peak = replay_with_live(trace, batch, without_end(budget.arena))
     chance = chance_out_of_memory(budget, trace, run)
+    growth = find_growth(trace, batch)
+    limit = None
+    if growth is not None and failed is None:
+        limit = find_step_limit(trace, batch, budget.arena, growth, run.peak_reserved_bytes)
     return Estimate(
         job,
         budget,
@@ -87,6 +95,8 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
         trace.notes,
         Seconds(trace_seconds, perf_counter() - start),
         chance,
+        growth,
+        limit,
     )
 
 

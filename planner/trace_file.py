@@ -5,7 +5,8 @@ Layout: `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, 
 that it plans by itself. Format 2 has `details` as well, format 3 also says which blocks are `optional`; a
 trace is written in the first that says all of it. Format 4 holds loops (`stored_loop`) in place of a trace:
 in `traces` the own events of each, laid out as in format 3, in `loops` what kernels take beside them. Format
-5 is format 3 with `asked`, the convolutions of workspaces.
+5 is format 3 with `asked`, the convolutions of workspaces. Format 6 is format 5, and format 7 format 4, with
+`growth_sources` beside each trace.
 """
 
 import json
@@ -19,10 +20,11 @@ from typing import Any, TypeVar
 from planner.atomic import save
 from planner.convolutions import Asked
 from planner.errors import DataFileError
-from planner.events import Alloc, Detail, Event, Free, Mark, Site, Trace, check
+from planner.events import Alloc, Detail, Event, Free, GrowthSource, Mark, Site, Trace, check
 from planner.packed import pack, read_packed
 
 FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL, FORMAT_OF_LOOPS, FORMAT_WITH_ASKED = 1, 2, 3, 4, 5
+FORMAT_WITH_GROWTH, FORMAT_OF_GROWING_LOOPS = 6, 7
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
 LARGEST_NUMBER = 2**63 - 1  # what torch counts with
 _OF_TRACE = ("batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
@@ -52,8 +54,10 @@ def save_trace(trace: Trace, path: Path, about: Said) -> None:
         "about": about,
         **_document(trace),
     }
-    if trace.asked:
+    if trace.asked or trace.growth_sources:
         document |= {"format": FORMAT_WITH_ASKED, "asked": _columns(Asked, trace.asked)}
+        if trace.growth_sources:
+            document |= {"format": FORMAT_WITH_GROWTH, **_growth(trace)}
     elif any(isinstance(event, Alloc) and event.optional for event in trace.events):
         document["format"] = FORMAT_WITH_OPTIONAL
     else:
@@ -74,7 +78,14 @@ def save_loops(loops: Sequence[tuple[Trace, Said]], path: Path, about: Said) -> 
         "traces": [_document(own) for own, _ in loops],
         "loops": [said for _, said in loops],
     }
+    if any(own.growth_sources for own, _ in loops):
+        document["format"] = FORMAT_OF_GROWING_LOOPS
+        document["traces"] = [_document(own) | _growth(own) for own, _ in loops]
     _write(document, path)
+
+
+def _growth(trace: Trace) -> Said:
+    return {"growth_sources": _columns(GrowthSource, trace.growth_sources)}
 
 
 def _document(trace: Trace) -> Said:
@@ -118,7 +129,7 @@ def load_saved(path: Path) -> Saved:
         about = document["about"]
         if not isinstance(about, dict):
             raise ValueError("about: no mapping")
-        if document["format"] == FORMAT_OF_LOOPS:
+        if document["format"] in (FORMAT_OF_LOOPS, FORMAT_OF_GROWING_LOOPS):
             return _loops(document)
         return Saved((_trace(document),), (), about)
     except OSError as error:
@@ -133,7 +144,9 @@ def _loops(document: Said) -> Saved:
         raise ValueError("traces and loops are no lists of one length")
     if not all(isinstance(said, dict) for said in loops):
         raise ValueError("loops: no mapping")
-    own = tuple(_trace(_members("traces", _OF_WHOLE_TRACE, item)) for item in traces)
+    is_growing = document["format"] == FORMAT_OF_GROWING_LOOPS
+    keys = (*_OF_WHOLE_TRACE, "growth_sources") if is_growing else _OF_WHOLE_TRACE
+    own = tuple(_trace(_members("traces", keys, item)) for item in traces)
     return Saved(own, tuple(loops), document["about"])
 
 
@@ -146,6 +159,9 @@ def _trace(document: Said) -> Trace:
         notes=tuple(_list("notes", str, document["notes"])),
         details=tuple(_rows("details", Detail, document["details"])) if "details" in document else (),
         asked=tuple(_rows("asked", Asked, document["asked"])) if "asked" in document else (),
+        growth_sources=tuple(_rows("growth_sources", GrowthSource, document["growth_sources"]))
+        if "growth_sources" in document
+        else (),
     )
     check(trace)
     return trace
@@ -167,13 +183,15 @@ def _unpack(path: Path) -> Said:
     found = document.get("format") if isinstance(document, dict) else None
     if type(found) is not int:
         raise ValueError("it names no format")
-    if not FORMAT <= found <= FORMAT_WITH_ASKED:
-        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_WITH_ASKED}")
-    if found == FORMAT_OF_LOOPS:
+    if not FORMAT <= found <= FORMAT_OF_GROWING_LOOPS:
+        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_OF_GROWING_LOOPS}")
+    if found in (FORMAT_OF_LOOPS, FORMAT_OF_GROWING_LOOPS):
         return _members("the document", ("format", "about", "traces", "loops"), document)
     keys = (*_KEYS, "details") if found >= FORMAT_WITH_DETAILS else _KEYS
-    if found == FORMAT_WITH_ASKED:
+    if found >= FORMAT_WITH_ASKED:
         keys = (*keys, "asked")
+    if found == FORMAT_WITH_GROWTH:
+        keys = (*keys, "growth_sources")
     return _with_optional(_members("the document", keys, document))
 
 

@@ -22,8 +22,8 @@ Key = dict[str, Any]  # JSON
 PACKAGE = Path(__file__).parent
 # Beside the tracer itself: what takes its traces apart and puts them together.
 _OWN = (
-    *("affine.py", "chip.py", "convolutions.py", "cublas.py", "events.py", "job.py", "stored_loop.py"),
-    *("terms.py", "trace_file.py"),
+    *("affine.py", "chip.py", "convolutions.py", "cublas.py", "events.py", "growth.py", "job.py"),
+    *("stored_loop.py", "terms.py", "trace_file.py"),
 )
 LIBRARIES = {
     "hf": ("transformers",),

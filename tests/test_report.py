@@ -233,6 +233,7 @@ def test_estimate_as_json() -> None:
             "fragmentation": 362.0,
         },
         "calibration": None,
+        "growth": None,
         "assumptions": [
             "the CUDA context takes 300 +- 20 MiB: one measurement",
             "no calibration is stored for this job and GPU; margins are those of published runs of CNNs",

@@ -259,7 +259,7 @@ WHOLE = pack(DOCUMENT)
         (pack({"format": True}), "it names no format"),
         (pack({"format": 1.0}), "it names no format"),
         (pack({"format": "1\n2"}), "it names no format"),
-        (pack({"format": 6}), "its format is 6, this version reads 1 to 5"),
+        (pack({"format": 8}), "its format is 8, this version reads 1 to 7"),
         (pack({"format": 1}), "the document: about is missing"),
     ],
 )

@@ -11,6 +11,7 @@ from planner.plan import Estimate, Plan, Seconds
 from planner.replay import Replay
 from planner.report.assumptions import assumptions
 from planner.report.figures import breakdown, is_endless, mib, mib_parts
+from planner.report.growth import growth_to_json
 from planner.report.job_json import job_to_json
 
 SCHEMA = 1
@@ -43,6 +44,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "failure": None if estimate.failed is None else _failure(estimate.failed),
         "breakdown_mib": mib_parts(breakdown(estimate)),
         "calibration": _calibration(estimate.budget.correction),
+        "growth": growth_to_json(estimate.growth, estimate.step_limit),
         "assumptions": list(assumptions(estimate)),
         "unknown_ops": list(estimate.unknown_ops),
         "seconds": _seconds(estimate.seconds, import_seconds),

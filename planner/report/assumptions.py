@@ -7,6 +7,7 @@ from planner.budget import Budget
 from planner.device import MIB, Device
 from planner.job import ClipGradients, Job, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.plan import Estimate
+from planner.report.growth import growth_text
 from planner.residuals import Kind
 
 _ZERO_GRAD = {
@@ -30,6 +31,7 @@ def assumptions(estimate: Estimate) -> tuple[str, ...]:
 def of_run(estimate: Estimate) -> tuple[str, ...]:
     """The same without what a table of the card says."""
     return (
+        *_growth(estimate),
         _calibration(estimate.budget),
         f"nothing else runs on the GPU; {_precision(estimate.job)}",
         _loop(estimate.job),
@@ -39,6 +41,10 @@ def of_run(estimate: Estimate) -> tuple[str, ...]:
         *estimate.notes,
         *_unknown(estimate.unknown_ops),
     )
+
+
+def _growth(estimate: Estimate) -> tuple[str, ...]:
+    return () if estimate.growth is None else (growth_text(estimate.growth, estimate.step_limit),)
 
 
 def _calibration(budget: Budget) -> str:

@@ -24,6 +24,7 @@ from planner.trace.cuda.rnn import flatten_weights
 from planner.trace.details import Details
 from planner.trace.detection import detection_batch, is_detector
 from planner.trace.formats import with_own_types
+from planner.trace.growth_sources import growth_sources
 from planner.trace.hf import is_padded, notes_of
 from planner.trace.hf_values import known_values
 from planner.trace.optimizers import build_optimizer
@@ -38,7 +39,6 @@ from planner.trace.trainable import choose_trained
 __all__ = ["trace"]
 
 
-@left_clean()
 def trace(
     job: Job,
     batch: int,
@@ -57,8 +57,27 @@ def trace(
     for a model that its source does not know, ModelError where it cannot be built, does not accept its
     inputs, or reads values of tensors that a run on the CPU cannot give.
     """
-    job = complete_by_library(job)
     path_of = capability if path_of is None else path_of
+    taken = _trace(job, batch, capability, build, details, calls, path_of, multiprocessors)
+    if not taken.growth_sources or details is not None:
+        return taken
+    # The lines behind what grows take a second run, since looking for them takes time.
+    again = _trace(job, batch, capability, build, Details(), None, path_of, multiprocessors)
+    return replace(taken, growth_sources=again.growth_sources)
+
+
+@left_clean()
+def _trace(
+    job: Job,
+    batch: int,
+    capability: tuple[int, int],
+    build: Callable[[Job], nn.Module],
+    details: Details | None,
+    calls: Calls | None,
+    path_of: tuple[int, int],
+    multiprocessors: int | None,
+) -> Trace:
+    job = complete_by_library(job)
 
     def take(model: nn.Module, run: Run) -> Trace:
         return _take(
@@ -104,7 +123,7 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
             watch_compiled(compiled),
         ):
             notes = _run(job, model, batch, recorder)
-            return recorder.finish(
+            taken = recorder.finish(
                 batch,
                 (
                     *notes_of(job, model),
@@ -113,6 +132,7 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
                     *notes_on_cudnn(job, recorder.capability),
                 ),
             )
+            return replace(taken, growth_sources=growth_sources(taken, batch, recorder))
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything

@@ -126,6 +126,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Follow which module runs, for the sites of blocks and for error messages."""
         return self._scopes.watching()
 
+    def living_blocks(self) -> set[int]:
+        """The numbers of the blocks whose storages live right now."""
+        return {owner.block.number for owner in self._owners.values()}
+
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
         """The trace up to the mark `END`, with every size as it was at this batch."""
         events = self._log.events()

@@ -52,7 +52,7 @@ def documented() -> dict[str, list[str]]:
 def shared(keys: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects within that have a section of their own."""
     for key, value in keys.items():
-        if key in ("job", "device", "calibration") and isinstance(value, dict):
+        if key in ("job", "device", "calibration", "growth") and isinstance(value, dict):
             yield key, value
 
 
@@ -73,6 +73,16 @@ def net() -> Net:
     return Net()
 
 
+class Growing(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.append(self.body(x))
+        return self.kept[-1]
+
+
 RESULTS = {
     "estimate": lambda: planner.estimate(net, 8, gpu="4090", **JOB),
     "max-batch": lambda: planner.max_batch(net, gpu_mib=600, **JOB),
@@ -86,6 +96,13 @@ RESULTS = {
 def test_json_of_results(title: str) -> None:
     """The documented keys of a result are its keys, in their order."""
     check(title, RESULTS[title]().to_dict())
+
+
+def test_growth_is_documented() -> None:
+    """A model that keeps tensors has the documented keys of growth."""
+    said = planner.estimate(Growing, 8, **JOB | {"steps": 3}).to_dict()
+    assert said["growth"] is not None
+    check("estimate", said)
 
 
 def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

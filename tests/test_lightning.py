@@ -1,5 +1,6 @@
 """The Lightning callback, and plans of modules that exist already."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from planner.api import max_batch  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
+from planner.events import Alloc  # noqa: E402
 from planner.job import ClipGradients, Loss, Optimizer, OptimizerImpl, Precision  # noqa: E402
-from planner.trace.live import copy_weightless, read_live_model  # noqa: E402
+from planner.trace import trace  # noqa: E402
+from planner.trace.live import copy_weightless, live_job, read_live_model  # noqa: E402
 
 WIDTH = 1000
 
@@ -62,6 +65,23 @@ class Classifier(L.LightningModule):  # type: ignore[misc, name-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters())
+
+
+class OnItsDevice(Classifier):
+    """A module that makes a tensor of 16 MiB where it runs itself."""
+
+    device_name = ""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        place = self.device if not self.device_name else torch.device(self.device_name)
+        wide = torch.ones(2048, 2048, device=place)
+        return super().training_step(batch, index) + wide.sum()
+
+
+class OnTheGpu(OnItsDevice):
+    """The same with the device by its name."""
+
+    device_name = "cuda"
 
 
 def trainer(*callbacks: Any, **options: Any) -> Any:
@@ -228,3 +248,21 @@ def test_sample_of_any_structure() -> None:
     result = max_batch(model.build, input=list(model.inputs), loss=Loss.OUTPUT, gpu_mib=1500)
     assert result.max_batch > 0
     assert seen[0]["more"][1] == "text"
+
+
+def test_a_module_on_its_own_device_is_planned_on_the_gpu() -> None:
+    """`self.device` is the CPU before a training starts, and the planned GPU in the plan."""
+
+    def step(module: Any, batch: Any) -> torch.Tensor:
+        loss = module.training_step(batch, 0)
+        assert isinstance(loss, torch.Tensor)
+        return loss
+
+    sample = (torch.zeros(4, WIDTH), torch.zeros(4, dtype=torch.int64))
+    for module in (OnItsDevice(), OnTheGpu()):
+        live = read_live_model(module, sample, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it logs to no trainer
+            taken = trace(live_job("live", live), 4, (8, 6), lambda _, live=live: live.build())
+        assert [e.fixed_bytes for e in taken.events if isinstance(e, Alloc)].count(16 * 2**20) == 3
+        assert module.device.type == "cpu"

@@ -20,6 +20,7 @@ from planner.trace.chips import equip, notes_on_cudnn
 from planner.trace.clean import left_clean, text_of
 from planner.trace.compiled import CompiledCalls, watch_compiled
 from planner.trace.cuda import cuda_semantics
+from planner.trace.cuda.devices import Placement, devices_shown, planned_device
 from planner.trace.cuda.rnn import flatten_weights
 from planner.trace.details import Details
 from planner.trace.detection import detection_batch, is_detector
@@ -35,6 +36,7 @@ from planner.trace.shapes import run_on_meta
 from planner.trace.sources import build_model, complete_by_library
 from planner.trace.step import Fetch, empty_batch, run_loop
 from planner.trace.trainable import choose_trained
+from planner.trace.weightless import tensors_put_on_gpu
 
 __all__ = ["trace"]
 
@@ -96,17 +98,22 @@ def _trace(
         )
 
     try:
-        return take(build(job), run_on_meta)
+        with planned_device(capability=path_of) as placement:
+            return _with_notes(take(build(job), run_on_meta), placement)
     except ValuesNeededError as error:
         first = error
     if calls is not None:
         calls.found.clear()
-    with values_kept():
+    with planned_device(capability=path_of) as placement, values_kept():
         with built_with_values() as known:
             model = build(job)
         values = Values(known)
-        taken = take(model, values.run)
+        taken = _with_notes(take(model, values.run), placement)
     return replace(taken, notes=(*taken.notes, first.note(values)))
+
+
+def _with_notes(taken: Trace, placement: Placement) -> Trace:
+    return replace(taken, notes=(*taken.notes, *placement.notes))
 
 
 def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: tuple[int, int]) -> Trace:
@@ -118,6 +125,7 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
         with (
             cuda_semantics(path_of),
             known_values(padded=is_padded(job)),
+            devices_shown(),
             recorder.watching_modules(),
             _without_collector(),
             watch_compiled(compiled),
@@ -141,6 +149,8 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
 
 def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
     recorder.mark(0, Phase.SETUP)
+    for plain in tensors_put_on_gpu(model):
+        recorder.adopt(plain, Role.PARAMETER, "", "to")
     for name, module in _in_order_of_apply(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:

@@ -77,6 +77,9 @@ def read_live_model(
 def copy_weightless(module: nn.Module, left_behind: Iterable[object] = ()) -> nn.Module:
     """A deep copy with all parameters and buffers on meta; None stands for what is left behind."""
     memo: dict[int, Any] = {id(thing): None for thing in left_behind}
+    gpu = torch.device("cuda", 0)
+    for device in {id(known): known for known in map(_own_device, module.modules()) if known}.values():
+        memo[id(device)] = gpu  # where a LightningModule says that it is
     for tensor in (*module.parameters(), *module.buffers()):
         like = torch.empty_like(tensor, device="meta", requires_grad=False)
         if isinstance(tensor, nn.Parameter):
@@ -92,6 +95,12 @@ def copy_weightless(module: nn.Module, left_behind: Iterable[object] = ()) -> nn
         if name in compiled:  # a copy forgets it (torch/nn/modules/module.py, `__getstate__`)
             one.compile()
     return copied
+
+
+def _own_device(module: nn.Module) -> torch.device | None:
+    """The device that a module of Lightning remembers: the CPU until a training starts."""
+    device = vars(module).get("_device")
+    return device if isinstance(device, torch.device) else None
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:

@@ -19,6 +19,7 @@ from planner.errors import ModelError, PlannerError, UsageError
 from planner.job import Job, nearest, shown, split_model
 from planner.trace import hf, timm_inputs
 from planner.trace.clean import Changes, left_clean, text_of
+from planner.trace.cuda.devices import planned_device
 from planner.trace.hf_inputs import complete_inputs
 from planner.trace.torchvision_shim import prepare_torchvision
 from planner.trace.torchvision_weights import without_reading_weights
@@ -205,7 +206,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Changes]:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
         with left_clean() as changes:
-            with _importing_beside(path):
+            with planned_device(), _importing_beside(path):
                 spec.loader.exec_module(module)
             return module, changes()
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Calls a model's constructor so that its parameters and buffers take no memory: they end on `meta`."""
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
+
+from planner.trace.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
 
 
 def build_weightless(construct: Callable[[], object]) -> object:
@@ -23,13 +26,13 @@ def build_weightless(construct: Callable[[], object]) -> object:
         parameters_on_meta,
         nullcontext,
     )
-    for way in ways[:-1]:
+    for way, target in zip(ways[:-1], (META, "cpu"), strict=True):
         try:
-            return _build(construct, way)[0]
+            return _build(construct, way, target)[0]
         except Exception as error:
             if not _is_about_meta(error):
                 raise
-    return _build(construct, ways[-1])[0]
+    return _build(construct, ways[-1], "cpu")[0]
 
 
 def build_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
@@ -37,11 +40,11 @@ def build_with_values(construct: Callable[[], object]) -> tuple[object, list[tup
     parameters as come from elsewhere than a constructor. Raises what the constructor raises.
     """
     try:
-        return _build(construct, parameters_on_meta)
+        return _build(construct, parameters_on_meta, "cpu")
     except Exception as error:
         if not _is_about_meta(error):
             raise
-    return _build(construct, nullcontext)
+    return _build(construct, nullcontext, "cpu")
 
 
 def _is_about_meta(error: Exception) -> bool:
@@ -52,12 +55,55 @@ def _is_about_meta(error: Exception) -> bool:
 
 
 def _build(
-    construct: Callable[[], object], way: Callable[[], AbstractContextManager[object]]
+    construct: Callable[[], object], way: Callable[[], AbstractContextManager[object]], gpu: str
 ) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    with warnings.catch_warnings(), way():
-        warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
-        model = construct()
-    return model, move_to_meta(model) if isinstance(model, nn.Module) else []
+    """The model by one way; `gpu` is the device that stands for `cuda` meanwhile."""
+    with planned_device(gpu) as placement:
+        with warnings.catch_warnings(), way():
+            warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
+            model = construct()
+        keep_default_device()
+        if not isinstance(model, nn.Module):
+            return model, []
+        if gpu == META:
+            _note_those_on_cpu(model, placement)
+            return model, move_to_meta(model)
+        return model, [*move_to_meta(model), *_move_placed(model, placement)]
+
+
+def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
+    """Tensors that modules hold as attributes, or in lists and dicts of theirs: holder, key, tensor."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            if isinstance(value, Tensor):
+                yield vars(module), name, value
+            elif isinstance(value, list | dict):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                yield from [(value, key, item) for key, item in items if isinstance(item, Tensor)]
+
+
+def tensors_put_on_gpu(model: nn.Module) -> list[Tensor]:
+    """Return plain attributes of modules that user code put on the GPU while the model was built."""
+    return [tensor for _, _, tensor in _plain_tensors(model) if tensor.is_meta and is_put_on_gpu(tensor)]
+
+
+def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
+    """`Module.to` leaves plain attributes where they are: those that were not put on the GPU."""
+    for _, _, tensor in _plain_tensors(model):
+        if tensor.is_meta and not placement.has_put(tensor):
+            placement.on_cpu.append(weakref.ref(tensor))
+
+
+def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
+    """Put plain attributes that user code put on the GPU on meta; returns pairs as `move_to_meta`."""
+    moved = []
+    for holder, key, tensor in _plain_tensors(model):
+        if placement.has_put(tensor) and not tensor.is_meta:
+            holder[key] = placement.put(_like(tensor))
+            moved.append((tensor, holder[key]))
+    return moved
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from planner.epoch import check_batch, over_epoch
-from planner.errors import PlannerError, UnsavedError
+from planner.errors import PlannerError, UnsavedError, UsageError
 from planner.job import check_count
 from planner.keywords import (
     Model,
@@ -17,6 +17,7 @@ from planner.keywords import (
     batch_of,
     budget_of,
     calibrate_budget,
+    checked_multiple,
     refuse_no_card,
     silent,
     workload_of,
@@ -95,26 +96,42 @@ class EstimateResult:
 
 
 @overload
-def max_batch(model: Model | None = None, **options: Unpack[Options]) -> MaxBatchResult: ...
+def max_batch(
+    model: Model | None = None, *, multiple_of: int | None = None, **options: Unpack[Options]
+) -> MaxBatchResult: ...
 
 
 @overload
 def max_batch(
-    model: Model | None = None, *, method: str | None, **options: Unpack[Options]
+    model: Model | None = None,
+    *,
+    method: str | None,
+    multiple_of: int | None = None,
+    **options: Unpack[Options],
 ) -> "MaxBatchResult | QuickBatchResult": ...
 
 
 def max_batch(
-    model: Model | None = None, *, method: str | None = None, **options: Unpack[Options]
+    model: Model | None = None,
+    *,
+    method: str | None = None,
+    multiple_of: int | None = None,
+    **options: Unpack[Options],
 ) -> "MaxBatchResult | QuickBatchResult":
     """The largest batch size of a model that fits a GPU.
 
     `model` is a name as `--model` takes it, a callable that returns an `nn.Module`, or a `Job`; with `trace`
     it is left away. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is needed. `method` is "trace" or
-    "formula". Raises the errors of `planner.errors`, among them UnsavedError, which holds the result, where
-    `save_trace` cannot be written; that nothing fits is a result.
+    "formula". With `multiple_of`, the answer is the largest such multiple that fits. Raises the errors of
+    `planner.errors`, among them UnsavedError, which holds the result, where `save_trace` cannot be written;
+    that nothing fits is a result.
     """
+    multiple = checked_multiple(multiple_of)
     if find_method(method, (Method.TRACE, Method.FORMULA)) is Method.FORMULA:
+        if multiple > 1:
+            raise UsageError(
+                "--multiple-of and --method formula: the formula answers for any size; leave one"
+            )
         from planner.quick_api import max_batch_by_formula
 
         return max_batch_by_formula(model, options)
@@ -126,7 +143,7 @@ def max_batch(
     tell = options.get("tell") or silent
     tracer = workload.open(tell)
     import_seconds = perf_counter() - start
-    plan = plan_max_batch(workload.job, budget, tracer, tell)
+    plan = plan_max_batch(workload.job, budget, tracer, tell, multiple)
     result = MaxBatchResult(plan, import_seconds)
     _save(result, workload, tracer, plan.search.largest or 1, options)
     return result

@@ -103,6 +103,7 @@ class CardTable:
     import_seconds: float
     seconds: Seconds
     traces: Traces  # that answered; a picture wants more of them
+    multiple_of: int = 1  # that the largest batches had to be
 
 
 def curve(table: CardTable, points: int = 40) -> tuple[tuple[int, int], ...]:
@@ -123,10 +124,12 @@ def fit_cards(
     traces: Traces,
     batch: int | None = None,
     guesses: Mapping[Arena, int] = MappingProxyType({}),
+    multiple_of: int = 1,
 ) -> tuple[CardFit, ...]:
     """The largest batch size of each card, and the figures at `batch` or, by default, at the largest.
 
-    Where the traces know no floor, the search starts from `guesses`.
+    Where the traces know no floor, the search starts from `guesses`. Answers are rounded down to multiples of
+    `multiple_of` that fit.
 
     Batch sizes that fit above some that do not are a habit of the job, not of the card: a card that stays
     below the line of the others is searched anew as `largest` does, and where that finds more, so is every
@@ -148,7 +151,7 @@ def fit_cards(
         for shelf in shelves:
             for arena in shelf.largest:
                 shelf.largest[arena] = _climbed(shelf, arena)
-    return tuple(_at(shelf, budget, batch) for shelf in shelves for budget in shelf.cards)
+    return tuple(_at(shelf, budget, batch, multiple_of) for shelf in shelves for budget in shelf.cards)
 
 
 def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
@@ -215,8 +218,11 @@ def _some(shelves: Iterable[_Shelf]) -> list[tuple[_Shelf, Arena]]:
     return [cards[place] for place in sorted(places)]
 
 
-def _at(shelf: _Shelf, budget: Budget, wanted: int | None) -> CardFit:
+def _at(shelf: _Shelf, budget: Budget, wanted: int | None, multiple_of: int) -> CardFit:
     largest, runs = shelf.largest[budget.arena], shelf.runs
+    fits = runs.teller(budget.arena)
+    multiples = range(largest - largest % multiple_of, 0, -multiple_of)
+    largest = next((size for size in multiples if fits(size)), 0)
     batch = wanted or largest or 1
     outcome = runs.outcome(batch, budget.arena)
     arena = without_end(budget.arena) if outcome is Outcome.DOES_NOT_FIT else budget.arena

@@ -25,6 +25,7 @@ from planner.keywords import (
     Model,
     Options,
     budget_of,
+    checked_multiple,
     job_of,
     shelves_for,
     shelves_of,
@@ -105,13 +106,15 @@ def gpus(
     min_mib: int | None = None,
     max_mib: int | None = None,
     devices: Sequence[Device] | None = None,
+    multiple_of: int | None = None,
     **options: Unpack[Options],
 ) -> GpusResult:
     """The largest batch size of a model on every known GPU; with `batch`, those that run it.
 
     `model` and the options are as for `planner.max_batch`, but for `gpu` and `gpu_mib`. `filter` are words
     as `planner devices` takes them, each card has to match one of its texts; `min_mib` and `max_mib` bound
-    the total memory; `devices` stand in place of the database. Raises the errors of `planner.errors`; that
+    the total memory; `devices` stand in place of the database; with `multiple_of`, answers are multiples.
+    Raises the errors of `planner.errors`; that
     nothing fits is a result.
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
@@ -119,6 +122,7 @@ def gpus(
             raise UsageError(f"--{name.replace('_', '-')}: this asks every GPU; choose some with --filter")
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
+    multiple = checked_multiple(multiple_of)
     key = SORTS.get(sort or "max_batch")
     if key is None:
         raise UsageError(f"--sort {sort}: give one of {', '.join(SORTS)}")
@@ -130,7 +134,7 @@ def gpus(
     if batch is not None:
         check_batch(job, batch)
     budgets = _budgets(cards, job, options)
-    fits = _fit(job, traces, budgets, batch)
+    fits = _fit(job, traces, budgets, batch, multiple)
     kept = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
     traced = traces.loops.seconds if isinstance(traces, _FromLoops) else 0.0
     seconds = Seconds(traced, perf_counter() - opened - traced)
@@ -146,6 +150,7 @@ def gpus(
         opened - start,
         seconds,
         OverEpoch(job, traces) if job.dataset_size else traces,
+        multiple,
     )
     return GpusResult(table)
 
@@ -295,14 +300,15 @@ def _fit(
     traces: "SavedTraces | _FromLoops | FromApart | KeptCards",
     budgets: Sequence[Budget],
     batch: int | None,
+    multiple_of: int,
 ) -> tuple[CardFit, ...]:
     """The cards. Each loop is held against a run at the largest answer that it gave; where it proves wrong,
     its cards are asked again.
     """
     if isinstance(traces, FromApart):
-        return traces.fit(budgets, batch)
+        return traces.fit(budgets, batch, multiple_of)
     played = OverEpoch(job, traces) if job.dataset_size else traces
-    fits = fit_cards(budgets, played, batch)
+    fits = fit_cards(budgets, played, batch, multiple_of=multiple_of)
     if not isinstance(traces, _FromLoops):
         return fits
     doubted = _doubted(traces, fits)
@@ -311,7 +317,7 @@ def _fit(
     again = [budget for budget in budgets if budget.device.chip in doubted]
     kept = [fit for fit in fits if fit.budget.device.chip not in doubted]
     said = {fit.budget.arena: fit.max_batch for fit in fits}  # by the loop, which is not far off
-    return (*kept, *fit_cards(again, played, batch, said))
+    return (*kept, *fit_cards(again, played, batch, said, multiple_of))
 
 
 def _doubted(traces: _FromLoops, fits: Sequence[CardFit]) -> set[Chip]:

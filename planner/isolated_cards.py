@@ -37,13 +37,13 @@ class FromApart:
         """Nothing is known from below."""
         return lambda batch: 0
 
-    def fit(self, budgets: Sequence[Budget], batch: int | None) -> tuple[CardFit, ...]:
+    def fit(self, budgets: Sequence[Budget], batch: int | None, multiple_of: int = 1) -> tuple[CardFit, ...]:
         """What each card can do, as `plan_max_batch` says it."""
-        return tuple(self._fit(budget, batch) for budget in budgets)
+        return tuple(self._fit(budget, batch, multiple_of) for budget in budgets)
 
-    def _fit(self, budget: Budget, batch: int | None) -> CardFit:
+    def _fit(self, budget: Budget, batch: int | None, multiple_of: int) -> CardFit:
         chip = budget.device.chip
-        plan = plan_max_batch(self.job, budget, lambda size: self.at(size, chip))
+        plan = plan_max_batch(self.job, budget, lambda size: self.at(size, chip), multiple_of=multiple_of)
         size = batch or plan.search.largest or 1
         found: Estimate | None = plan.at_max if size == plan.search.largest else None
         if found is None:

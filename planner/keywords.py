@@ -40,6 +40,7 @@ from planner.named_models import allowed_sources
 from planner.plan import Tell
 from planner.residuals import kind_of
 from planner.resolve import JobOptions, PlainOptions, complete_job, merge_job, resolve_job
+from planner.search import LARGEST_BATCH
 from planner.shipped_traces import ShippedShelf
 from planner.trace_cache import open_cache
 from planner.versions import installed_version
@@ -295,6 +296,11 @@ def batch_of(batch: int | None, known: int | None, job: Job) -> int:
     if size is None:
         raise UsageError(f"{job.model}: no batch size is known; give one, such as --batch 32")
     return size
+
+
+def checked_multiple(multiple_of: int | None) -> int:
+    """Return the number of which an answer has to be a multiple, 1 unless given. Raises UsageError."""
+    return 1 if multiple_of is None else check_count("--multiple-of", multiple_of, LARGEST_BATCH)
 
 
 def refuse_no_card(options: Options) -> None:

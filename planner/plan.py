@@ -16,7 +16,7 @@ from planner.growth import Growth, find_growth
 from planner.growth_limit import StepLimit, find_step_limit
 from planner.job import Job
 from planner.replay import UNLIMITED, Arena, Replay, replay, replay_with_live, room_bytes
-from planner.search import Search, largest, largest_by_line
+from planner.search import Search, largest, largest_by_line, round_down
 
 FIT_BATCHES = (
     2,
@@ -67,6 +67,13 @@ class Plan:
     at_max: Estimate | None  # None where not even 1 fits
     first_failure: Estimate | None  # None where every batch size fits
     seconds: Seconds
+    multiple_of: int = 1  # that the answer had to be
+
+    @property
+    def largest_of_any_size(self) -> int:
+        """The largest batch size that was found to fit, a multiple or not."""
+        sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
+        return max(sizes, default=0)
 
 
 def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
@@ -119,8 +126,13 @@ def collecting_rarely() -> Iterator[None]:
 
 
 @collecting_rarely()
-def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda line: None) -> Plan:
-    """The largest batch size that fits the budget: from two traces if they align, refitted at the answer."""
+def plan_max_batch(
+    job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda line: None, multiple_of: int = 1
+) -> Plan:
+    """The largest batch size that fits the budget: from two traces if they align, refitted at the answer.
+
+    With `multiple_of`, the largest that is such a multiple; only the answer is rounded, not the search.
+    """
     start = perf_counter()
     traces = _Traces(tracer, tell)
     source: Callable[[int], Trace] = traces.at
@@ -136,13 +148,20 @@ def plan_max_batch(job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda
         is_drawn = any(FROM_CHANCE in note for note in traces.at(FIT_BATCHES[0]).notes)
         found = (_search_drawn if is_drawn else _search_anew)(job, budget.arena, traces)
 
+    if multiple_of > 1:
+        found = round_down(
+            found,
+            multiple_of,
+            lambda batch: replay(over_epoch(job, batch, traces.at), batch, budget.arena).outcome,
+        )
+
     def at(batch: int) -> Estimate:
         return estimate(job, over_epoch(job, batch, source), batch, budget, traces.seconds)
 
     at_max = at(found.largest) if found.largest else None
     first_failure = at(found.first_failure) if found.first_failure else None
     seconds = Seconds(traces.seconds, perf_counter() - start - traces.seconds)
-    return Plan(job, budget, found, at_max, first_failure, seconds)
+    return Plan(job, budget, found, at_max, first_failure, seconds, multiple_of)
 
 
 def _settle(job: Job, whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str, Search]:

@@ -92,6 +92,23 @@ def largest_by_line(
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
 
 
+def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
+    """Return the search with its answers replaced by the largest multiples below them that fit.
+
+    `first_failure` stays that of any batch size.
+    """
+    seen: dict[int, Outcome] = {}
+    probe = _asking_once(outcome, seen)
+
+    def down(answer: int, wanted: tuple[Outcome, ...]) -> int:
+        sizes = range(answer - answer % multiple, 0, -multiple)
+        return next((size for size in sizes if probe(size) in wanted), 0)
+
+    best = down(found.largest, (Outcome.FITS, Outcome.FITS_WITH_RETRIES))
+    comfortable = down(min(best, found.comfortable), (Outcome.FITS,))
+    return Search(best, comfortable, found.first_failure, (*found.probes, *seen.items()))
+
+
 def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) -> Callable[[int], Outcome]:
     """The same outcome, put into `seen` in the order of the first questions."""
 

@@ -263,6 +263,7 @@ def test_plan_as_json() -> None:
         "confidence": 0.99,
         "max_batch": 24,
         "comfortable_batch": 22,
+        "multiple_of": 1,
         "at_max": estimate_to_json(plan.at_max, 1.5),
         "first_failure": estimate_to_json(plan.first_failure, 1.5),
         "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],

@@ -16,6 +16,9 @@ Isolate = Annotated[
 TimeLimit = Annotated[
     str | None, Option(metavar="SECONDS", help="What a trace may take with --isolate; 600 by default.")
 ]
+MultipleOf = Annotated[
+    str | None, Option(metavar="N", help="The largest batch that is a multiple of N.")
+]  # of the commands that search
 GpuMib = Annotated[
     str | None,
     Option(metavar="N", help="Any other GPU, by its total memory in MiB as nvidia-smi shows it."),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from planner.cli.compare import picture_path
-from planner.cli.declared import AllocatorCap, AllocConf, Confidence
+from planner.cli.declared import AllocatorCap, AllocConf, Confidence, MultipleOf
 from planner.cli.estimate import BatchOptions
 from planner.cli.options import (
     CalibrationOptions,
@@ -35,6 +35,7 @@ class ChoiceOptions:
     ] = None
     min_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at least N MiB.")] = None
     max_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at most N MiB.")] = None
+    multiple_of: MultipleOf = None
     csv: Annotated[bool, Option("--csv", help="Comma-separated values in place of the table.")] = False
     plot: Annotated[
         Text,
@@ -66,6 +67,7 @@ def gpus_command(
     batch = whole("--batch", size.batch, "32")
     path = None if choice.plot is None else picture_path(choice.plot)
     bounds = {
+        "multiple_of": whole("--multiple-of", choice.multiple_of, "8"),
         "min_mib": whole("--min-mib", choice.min_mib, "24000"),
         "max_mib": whole("--max-mib", choice.max_mib, "48000"),
     }

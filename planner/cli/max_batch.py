@@ -1,5 +1,8 @@
 """`planner max-batch`."""
 
+from dataclasses import dataclass
+
+from planner.cli.declared import MultipleOf
 from planner.cli.options import (
     CalibrationOptions,
     CardOptions,
@@ -7,14 +10,23 @@ from planner.cli.options import (
     MethodOptions,
     OutputOptions,
     takes,
+    whole,
 )
 from planner.cli.output import answer, answering_first, working
 
 
-@takes(JobOptions, CardOptions, CalibrationOptions, MethodOptions, OutputOptions)
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Which batch sizes may be the answer."""
+
+    multiple_of: MultipleOf = None
+
+
+@takes(JobOptions, CardOptions, AnswerOptions, CalibrationOptions, MethodOptions, OutputOptions)
 def max_batch_command(
     job: JobOptions,
     card: CardOptions,
+    chosen: AnswerOptions,
     stored: CalibrationOptions,
     how: MethodOptions,
     output: OutputOptions,
@@ -23,7 +35,8 @@ def max_batch_command(
     from planner import api
 
     options = job.keywords() | card.keywords() | stored.keywords()
+    multiple_of = whole("--multiple-of", chosen.multiple_of, "8")
     with answering_first(output), working() as tell:
-        result = api.max_batch(method=how.method, **options, tell=tell)
+        result = api.max_batch(method=how.method, multiple_of=multiple_of, **options, tell=tell)
     answer(result, output)
     return 0 if result.max_batch else 1

@@ -66,6 +66,7 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
         "confidence": plan.budget.confidence,
         "max_batch": plan.search.largest,
         "comfortable_batch": plan.search.comfortable,
+        "multiple_of": plan.multiple_of,
         "at_max": nested(plan.at_max),
         "first_failure": nested(plan.first_failure),
         "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],

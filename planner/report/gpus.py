@@ -24,6 +24,7 @@ def gpus_to_json(table: CardTable) -> dict[str, Any]:
         "model": table.job.model,
         "job": job_to_json(table.job),
         "batch": table.batch,
+        "multiple_of": table.multiple_of,
         "confidence": table.confidence,
         "rows": [_row(fit) for fit in table.fits],
         "left_out": table.left_out,
@@ -99,7 +100,8 @@ def answer_lines(table: CardTable) -> list[str]:
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
-        return entry("Largest batch", f"of {count} GPUs {sure}; {best} of them run the job")
+        multiple = f", a multiple of {table.multiple_of}" if table.multiple_of > 1 else ""
+        return entry("Largest batch", f"of {count} GPUs {sure}{multiple}; {best} of them run the job")
     return entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
 
 

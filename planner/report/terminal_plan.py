@@ -8,14 +8,24 @@ from planner.report.colours import PART_COLOURS
 from planner.report.figures import shares
 from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
 from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, open_table, stacked
-from planner.report.text import answer_lines, beyond_lines, memory_rows, step_lines, took, verdict
+from planner.report.text import (
+    answer_lines,
+    beyond_lines,
+    memory_rows,
+    multiple_lines,
+    step_lines,
+    took,
+    verdict,
+)
 
 
 def max_batch_view(plan: Plan, import_seconds: float) -> RenderableType:
     """The report of `planner max-batch`."""
     shown = plan.at_max or plan.first_failure
     tone = TONES[plan.at_max.outcome] if plan.at_max is not None else "red"
-    parts: list[RenderableType] = [headline([*answer_lines(plan), *entry("Job", job_text(plan.job))], tone)]
+    parts: list[RenderableType] = [
+        headline([*answer_lines(plan), *multiple_lines(plan), *entry("Job", job_text(plan.job))], tone)
+    ]
     if shown is not None:
         parts += _figures(shown)
     if plan.at_max is not None and plan.first_failure is not None:

@@ -26,7 +26,7 @@ from planner.search import LARGEST_BATCH
 def max_batch_text(plan: Plan, import_seconds: float) -> str:
     """The report of `planner max-batch`."""
     shown = plan.at_max or plan.first_failure
-    lines = [*answer_lines(plan), *entry("Job", job_text(plan.job))]
+    lines = [*answer_lines(plan), *multiple_lines(plan), *entry("Job", job_text(plan.job))]
     if shown is not None:
         lines += ["", *card_table(plan.budget), "", *_memory(shown)]
     if plan.at_max is not None and plan.first_failure is not None:
@@ -46,6 +46,8 @@ def estimate_text(estimate: Estimate, import_seconds: float) -> str:
 def answer_lines(plan: Plan) -> list[str]:
     """The largest batch, or why there is none."""
     search, sure = plan.search, f"at confidence {plan.budget.confidence:g}"
+    if plan.at_max is None and plan.largest_of_any_size:
+        return entry("Largest batch", f"none {sure} that is a multiple of {plan.multiple_of}")
     if plan.at_max is None:
         failed = [] if plan.first_failure is None else _failure(plan.first_failure)
         return [*entry("Largest batch", f"none {sure}, not even 1 fits"), *failed]
@@ -57,6 +59,13 @@ def answer_lines(plan: Plan) -> list[str]:
         costs = "more makes torch release cached memory and ask again, which takes time"
         lines += entry("Comfortable", f"{search.comfortable or 'none'}; {costs}")
     return [*lines, *risk_lines(plan.at_max)]
+
+
+def multiple_lines(plan: Plan) -> list[str]:
+    """Say of which number the answer is a multiple, and what fits of any size."""
+    if plan.multiple_of == 1:
+        return []
+    return entry("Multiple of", f"{plan.multiple_of}; of any size, {plan.largest_of_any_size or 'none'} fits")
 
 
 def verdict(estimate: Estimate) -> list[str]:

@@ -204,7 +204,7 @@ def ratio(value: Any, base: Any) -> str:
 
 def models_table(models: list[str], runs: int) -> Iterator[str]:
     """One row for each model."""
-    yield "| model | imports | cold plan | kept plan | MemTracker | torchinfo | profiled step |"
+    yield "| model | imports | cold plan | cached plan | MemTracker | torchinfo | profiled step |"
     yield "|---|---|---|---|---|---|---|"
     ratios = [
         "| model | cold / imports | MemTracker / cold | MemTracker / kept | profiled / kept |",
@@ -227,19 +227,19 @@ def models_table(models: list[str], runs: int) -> Iterator[str]:
 
 def growth_tables(runs: int) -> Iterator[str]:
     """With the depth of a model, the memory that there is, and the number of GPUs."""
-    yield "| blocks of Llama 8B | cold plan, after the imports | kept plan |"
+    yield "| blocks of Llama 8B | cold plan, after the imports | cached plan |"
     yield "|---|---|---|"
     for layers in (4, 8, 16, 32, 64):
         more = ["--model-arg", f"num_hidden_layers={layers}"]
         yield f"| {layers} | {_cold_and_kept('llama_8b', SERVER_MIB, more, runs)} |"
     yield ""
-    yield "| memory, MiB | largest batch of ResNet-50 | cold plan, after the imports | kept plan |"
+    yield "| memory, MiB | largest batch of ResNet-50 | cold plan, after the imports | cached plan |"
     yield "|---|---|---|---|"
     for mib in ("8000", "16000", "32000", "64000", "128000", "256000"):
         _, said = measured(planned("resnet50", mib), tempfile.gettempdir())
         yield f"| {mib} | {said.get('max_batch')} | {_cold_and_kept('resnet50', mib, [], runs)} |"
     yield ""
-    yield "| GPUs | ResNet-50 on all, cold | from kept traces |"
+    yield "| GPUs | ResNet-50 on all, cold | from cached traces |"
     yield "|---|---|---|"
     for words in ("h200", "4090", "ampere 24", "rtx", ""):
         yield f"| {_gpus(words, runs)} |"
@@ -269,7 +269,7 @@ def _gpus(words: str, runs: int) -> str:
 
 def sweep_table() -> Iterator[str]:
     """One run from nothing, and one for which only the results are missing."""
-    yield "| cells | from nothing, s | with all traces kept, s |"
+    yield "| cells | from nothing, s | with all traces cached, s |"
     yield "|---|---|---|"
     with _cache() as cache:
         path = Path(cache, "grid.yaml")

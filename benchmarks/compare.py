@@ -19,16 +19,16 @@ HEAD = """\
 Written by `benchmarks/compare.py`. One model: `planner compare --model resnet50 --batch 128 --plot FILE.png`.
 MiB = 2**20 bytes, GiB = 2**30.
 
-The notebook that measured ResNet-50 and ViT-B/16 ran one model after the other in one process, and each
-stayed on the GPU with its gradients. Its "real" values hold these earlier models, its estimates do not: that
-is why the closed formula looked better there than it is. The tables take this residue off, model by model,
-and hold everything against what is left.
+The notebook that measured ResNet-50 and ViT-B/16 trained one model after the other in one process, and each
+stayed on the GPU with its gradients. Its "real" values contain these earlier models, its estimates do not,
+which made the closed formula look better than it is. The tables subtract this residue, model by model, and
+compare every estimator with the rest.
 
-What makes the difference: which tensors are alive at the peak, and not how many there are in all; which
-kernels run on CUDA (attention keeps no matrix, dropout one byte for each element); what cuBLAS takes; what
-the caching allocator and the CUDA context hold beyond that. The formula and the three summaries know none of
-it, MemTracker the first. The planner's last two rows, which decide whether a card is full, have no
-counterpart in the others. `docs/formulas.md` tells what is wrong with each of them.
+The estimators differ in which tensors they count as alive at the peak, in the kernels that CUDA runs
+(attention stores no matrix, dropout one byte per element), in cuBLAS's workspaces, and in what the caching
+allocator and the CUDA context hold beyond tensors. The formula and the three summaries model none of these,
+MemTracker the first. The planner's last two rows, which decide whether a GPU is full, have no counterpart in
+the others. The errors of each: [formulas.md](formulas.md).
 """
 
 

@@ -95,15 +95,15 @@ def main() -> None:
         "peaks": peaks(libraries[0][1]),
         "plans": plans(libraries[-1][0]),
         "asked": f"{len(asked):,} convolutions of {len(MODELS)} models of torchvision at batches "
-        f"{', '.join(map(str, BATCHES))}, asked of cuDNN {', '.join(said)}; tables of one version "
-        f"are of {newest}.",
+        f"{', '.join(map(str, BATCHES))}, with cuDNN {', '.join(said)}. Tables of\n"
+        f"one version show {newest}.",
     }
     page = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         page, count = re.subn(pattern, lambda found: f"{found[1]}{table}\n{found[2]}", page, flags=re.S)  # noqa: B023
         if count != 1:
-            sys.exit(f"{PAGE.name}: the marks of {name} stand there {count} times, once is wanted")
+            sys.exit(f"{PAGE.name}: expected the marks of {name} once, found them {count} times")
     PAGE.write_text(page, encoding="utf-8")
 
 
@@ -127,7 +127,7 @@ def published(libraries: Sequence[Cudnn]) -> str:
         "cuDNN",
         "convolution",
         "published",
-        *(f"{one.version} says" for one in libraries),
+        *(one.version for one in libraries),
     )
     return markdown(head, rows, "llllr" + "r" * len(libraries))
 
@@ -248,7 +248,7 @@ def terms(said: Sequence[Answer]) -> str:
         "y",
         "w",
         "batch x w",
-        "left",
+        "residual",
     )
     return markdown(head, rows, "llll" + "r" * 7)
 
@@ -312,7 +312,7 @@ def peaks(library: Cudnn) -> str:
         off = np.abs(errors)
         figures = (np.median(errors), np.median(off), np.quantile(off, 0.95), errors[off.argmax()])
         rows.append([name, str(len(runs)), *(f"{figure:.2%}" for figure in figures)])
-    head = (f"workspaces, those asked of {library.version}", "n", "median", "absolute", "95th", "worst")
+    head = (f"workspaces, from {library.version}", "n", "median", "absolute", "95th", "worst")
     return markdown(head, rows, "lrrrrr")
 
 
@@ -357,7 +357,10 @@ def plans(folder: str) -> str:
             rows += [
                 [model, name, card, *planned(model, precision, memory_format, card, folder)] for card in CARDS
             ]
-    head = ("model", "type", "card", "batch", "reserved, MiB", "asked", "", "largest", "asked", "no retries")
+    head = (
+        *("model", "type", "GPU", "batch", "reserved, MiB", "with --cudnn", ""),
+        *("largest", "with --cudnn", "without retries"),
+    )
     return markdown(head, rows, "lll" + "r" * 7)
 
 

@@ -14,13 +14,12 @@ from planner.errors import UsageError
 from planner.job import (
     SOURCES,
     CatalogueEntry,
-    Loss,
     Mode,
     Optimizer,
     Precision,
 )
 from planner.job_entries import arguments_of, count_of, sample_of
-from planner.named_models import check_source
+from planner.named_models import check_source, loss_named_in
 from planner.resolve import MAX_STEPS, complete_job, default_job, is_completed_by_library, merge_job
 from planner.strict_yaml import Entry, read_entry
 
@@ -51,7 +50,9 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
         raise entry.broken("a name that --model could take for a source or a file; take another")
     values = entry.children(_REQUIRED, _OPTIONAL)
     fields: dict[str, Any] = {}
-    kinds = (("loss", Loss), ("mode", Mode), ("optimizer", Optimizer), ("precision", Precision))
+    if "loss" in values:
+        fields["loss"] = loss_named_in(values["loss"], sources)
+    kinds = (("mode", Mode), ("optimizer", Optimizer), ("precision", Precision))
     for key, kind in kinds:
         if key in values:
             fields[key] = values[key].choice(list(kind))

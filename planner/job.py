@@ -98,7 +98,7 @@ class Job:
     model_args: tuple[tuple[str, Any], ...] = ()  # constructor keywords in the user's order; lists are tuples
     inputs: tuple[TensorSpec, ...] = ()
     target: TensorSpec | None = None
-    loss: Loss = Loss.CROSS_ENTROPY
+    loss: Loss | str = Loss.CROSS_ENTROPY  # one of these, or FILE.py:NAME
     mode: Mode = Mode.TRAIN
     optimizer: Optimizer = Optimizer.SGD
     optimizer_impl: OptimizerImpl = OptimizerImpl.FOREACH
@@ -221,6 +221,24 @@ def split_model(model: str) -> ModelName:
     if not name:
         raise UsageError(f"{where}: say which model of {source}: {source}:NAME")
     return ModelName(source, name)
+
+
+def parse_loss(text: object) -> Loss | str:
+    """Read a loss that the planner knows, or FILE.py:NAME."""
+    if not isinstance(text, str):
+        raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
+    if text in list(Loss):
+        return Loss(text)
+    file, _, name = text.rpartition(":")
+    if file.endswith(".py") and is_argument_name(name):
+        return text
+    known = ", ".join(Loss)
+    raise UsageError(f"--loss: unknown value {shown(text)}; use one of {known}, or FILE.py:NAME")
+
+
+def is_code(loss: Loss | str) -> bool:
+    """Whether a loss is a user's own, which runs code."""
+    return not isinstance(loss, Loss)
 
 
 def choose(kind: type[E], text: str, what: str) -> E:

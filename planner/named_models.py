@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Unpack
 
 from planner.errors import UsageError
-from planner.job import SOURCES, CatalogueEntry, Job, split_model
+from planner.job import SOURCES, CatalogueEntry, Job, is_code, parse_loss, split_model
 from planner.resolve import JobOptions, resolve_job
 from planner.strict_yaml import Entry
 
@@ -30,6 +30,18 @@ def check_source(item: Entry, model: str, sources: Collection[str]) -> str:
     if source == FILE and FILE not in sources:
         raise item.broken(f"{model!r} would run code; --allow-code lets files name code that you trust")
     return source
+
+
+def loss_named_in(item: Entry, sources: Collection[str]) -> str:
+    """The loss that a file names. Raises DataFileError, also where it would run code that is not allowed."""
+    text = item.text()
+    try:
+        loss = parse_loss(text)
+    except UsageError as error:
+        raise item.broken(str(error).removeprefix("--loss: ")) from None
+    if is_code(loss) and FILE not in sources:
+        raise item.broken(f"{text!r} would run code; --allow-code lets files name code that you trust")
+    return text
 
 
 def job_named_in(

@@ -23,7 +23,9 @@ from planner.job import (
     ZeroGrad,
     check_count,
     choose,
+    is_code,
     nearest,
+    parse_loss,
     parse_tensor_spec,
     shown,
     split_model,
@@ -81,7 +83,6 @@ _TORCHVISION_FAMILIES = (
     r"|shufflenet|squeezenet|swin_|vgg|vit_|wide_resnet)"
 )
 _ENUMERATIONS = {
-    "loss": Loss,
     "mode": Mode,
     "optimizer": Optimizer,
     "optimizer_impl": OptimizerImpl,
@@ -148,6 +149,8 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     for name, kind in _ENUMERATIONS.items():
         if name in given:
             given[name] = choose(kind, given[name], "--" + name.replace("_", "-"))
+    if "loss" in given:
+        given["loss"] = parse_loss(given["loss"])
     if "model_args" in given:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
     if "precision" in given:
@@ -211,6 +214,8 @@ def complete_job(job: Job) -> Job:
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT):
         return replace(job, target=None)
+    if is_code(job.loss):  # whether it takes a target shows when its file is run
+        return job
     if job.target is None or (job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype):
         example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
         raise UsageError(

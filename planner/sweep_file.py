@@ -28,7 +28,7 @@ from planner.device import (
 from planner.errors import UsageError
 from planner.job import SOURCES, CatalogueEntry
 from planner.job_entries import alloc_conf_of, arguments_of, count_of, items_of, sample_of, truth_of
-from planner.named_models import job_named_in
+from planner.named_models import job_named_in, loss_named_in
 from planner.resolve import COUNTS, JobOptions
 from planner.strict_yaml import Entry, read_entry
 
@@ -84,7 +84,7 @@ def load_grid(
     top = read_entry(path)
     parts = top.children(("about", "models", "recipes", "gpus"))
     models = tuple(_model(item, catalogue, sources) for item in items_of(parts["models"]))
-    recipes = tuple(_recipe(name, entry) for name, entry in parts["recipes"].mapping().items())
+    recipes = tuple(_recipe(name, entry, sources) for name, entry in parts["recipes"].mapping().items())
     gpus = _gpus(parts["gpus"])
     _refuse_twice(parts["models"], [model.name for model in models])
     _refuse_twice(parts["gpus"], [gpu.name for gpu in gpus])
@@ -102,7 +102,7 @@ def _model(item: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collec
         job_named_in(item, catalogue, sources)
         return NamedModel(item.text(), item.text(), {})
     parts = item.children(("model",), ("name", "model_arg", *_OF_JOB))
-    options = _options(parts)
+    options = _options(parts, sources)
     if "model_arg" in parts:
         options["model_args"] = arguments_of(parts["model_arg"])
     job_named_in(parts["model"], catalogue, sources, **options)
@@ -110,18 +110,20 @@ def _model(item: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collec
     return NamedModel(parts["name"].text() if "name" in parts else model, model, options)
 
 
-def _recipe(name: str, entry: Entry) -> Recipe:
+def _recipe(name: str, entry: Entry, sources: Collection[str]) -> Recipe:
     parts = entry.children((), (*_OF_JOB, "alloc_conf", "allocator_cap_mib"))
     cap = parts.get("allocator_cap_mib")
     return Recipe(
         name,
-        _options(parts),
+        _options(parts, sources),
         alloc_conf_of(parts["alloc_conf"]) if "alloc_conf" in parts else "",
         None if cap is None else count_of(cap, LARGEST_TOTAL_MIB),
     )
 
 
-def _options(parts: Mapping[str, Entry]) -> JobOptions:
+def _options(parts: Mapping[str, Entry], sources: Collection[str]) -> JobOptions:
+    if "loss" in parts:
+        loss_named_in(parts["loss"], sources)
     found: dict[str, Any] = {name: parts[name].text() for name in _TEXTS if name in parts}
     found |= {name: truth_of(parts[name]) for name in _TRUTHS if name in parts}
     found |= {name: count_of(parts[name], most) for name, most in COUNTS.items() if name in parts}

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from planner.job import Job, split_model
+from planner.job import Job, is_code, split_model
 from planner.report.job_json import job_to_json
 from planner.versions import installed_version
 
@@ -61,9 +61,13 @@ def key_of(job: Job) -> Key | None:
     elif source == "hf" and Path(name).is_dir():
         folder = Path(name).resolve()
         content = _digest(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
+    loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
+    if loss is None:
+        return None
     return {
         "job": job_to_json(traced(job)),
         "content": content,
+        "loss": loss,
         "versions": {name: installed_version(name) for name in ("torch", "torchvision", *LIBRARIES[source])},
         "python": list(sys.version_info[:2]),
         "planner": tracer_digest(),

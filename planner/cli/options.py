@@ -68,7 +68,10 @@ class JobOptions:
     ] = None
     loss: Annotated[
         Text,
-        Option(metavar="NAME", help="cross_entropy, mse, bce_with_logits, sum, or output: the model's own."),
+        Option(
+            metavar="NAME",
+            help="cross_entropy, mse, bce_with_logits, sum, output: the model's own, or FILE.py:NAME.",
+        ),
     ] = None
     mode: Annotated[
         Text,

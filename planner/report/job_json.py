@@ -9,7 +9,6 @@ from planner.job import (
     Checkpoint,
     ClipGradients,
     Job,
-    Loss,
     MemoryFormat,
     Mode,
     Optimizer,
@@ -19,6 +18,7 @@ from planner.job import (
     check_count,
     choose,
     freeze,
+    parse_loss,
     parse_tensor_spec,
 )
 from planner.resolve import COUNTS, MAX_STEPS
@@ -48,7 +48,7 @@ def job_from_json(said: Mapping[str, Any]) -> Job:
         model_args=tuple((_checked(key, str), freeze(value)) for key, value in said["model_args"].items()),
         inputs=tuple(parse_tensor_spec(text) for text in said["inputs"]),
         target=None if said["target"] is None else parse_tensor_spec(said["target"]),
-        loss=choose(Loss, said["loss"], "loss"),
+        loss=parse_loss(said["loss"]),
         mode=choose(Mode, said["mode"], "mode"),
         optimizer=choose(Optimizer, said["optimizer"], "optimizer"),
         optimizer_impl=choose(OptimizerImpl, said["optimizer_impl"], "optimizer_impl"),

@@ -3,7 +3,7 @@
 import gc
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from planner.trace.calls import Calls
 from planner.trace.chips import equip, notes_on_cudnn
 from planner.trace.clean import left_clean, text_of
 from planner.trace.compiled import CompiledCalls, watch_compiled
+from planner.trace.criterion import Criterion, build_criterion
 from planner.trace.cuda import cuda_semantics
 from planner.trace.cuda.devices import Placement, devices_shown, planned_device
 from planner.trace.cuda.rnn import flatten_weights
@@ -157,18 +158,34 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
                 recorder.adopt(tensor, Role.PARAMETER, name, "to")
         for buffer in flatten_weights(module):
             recorder.adopt(buffer, Role.PARAMETER, name, "flatten_parameters")
+    criterion = build_criterion(job)
+    parameters = [*model.parameters(), *_adopt_criterion(criterion, recorder)]
+    if criterion is not None and not criterion.takes_target:
+        job = replace(job, target=None)
     with recorder:
         optimizer = None
         if job.mode is Mode.TRAIN:
-            optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+            optimizer = build_optimizer(job.optimizer, job.optimizer_impl, parameters)
 
         def on_phase(step: int, phase: Phase) -> None:
-            _label(recorder, model, optimizer)
+            _label(recorder, parameters, optimizer)
             recorder.mark(step, phase)
 
-        machine = replace(meta_machine(job), label=recorder.label)
+        machine = replace(meta_machine(job), label=recorder.label, criterion=criterion)
         evaluated = _batches(model, job, job.eval_batch) if job.eval_batch else None
-        return run_loop(model, job, _batches(model, job, batch), optimizer, on_phase, machine, evaluated)
+        fetch = _batches(model, job, batch)
+        notes = run_loop(model, job, fetch, optimizer, on_phase, machine, evaluated)
+    return notes if criterion is None else (*notes, *criterion.notes())
+
+
+def _adopt_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
+    """Record what a loss of its own holds, and give its parameters."""
+    module = None if criterion is None else criterion.module
+    if module is not None:
+        name = type(module).__name__
+        for tensor in (*module.parameters(), *module.buffers()):
+            recorder.adopt(tensor, Role.PARAMETER, name, "to")
+        yield from module.parameters()
 
 
 def _batches(model: nn.Module, job: Job, batch: int) -> Fetch:
@@ -177,11 +194,11 @@ def _batches(model: nn.Module, job: Job, batch: int) -> Fetch:
     return lambda: empty_batch(job, batch, "meta")
 
 
-def _label(recorder: Recorder, model: nn.Module, optimizer: optim.Optimizer | None) -> None:
+def _label(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: optim.Optimizer | None) -> None:
     """Tell the recorder which blocks hold gradients and optimizer state by now."""
     if optimizer is None:
         return
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.grad is not None:
             recorder.label(parameter.grad, Role.GRADIENT)
     for state in optimizer.state.values():

@@ -6,14 +6,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from planner.job import Loss
+from planner.job import Loss, is_code
 
 MOST_NAMED = 6  # entries of an output
 
 
-def notes_on_loss(kind: Loss, output: Any) -> tuple[str, ...]:
+def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
     """Return one sentence on the entries that `loss_of` took; none where the output is one tensor."""
-    if isinstance(output, Tensor):
+    if isinstance(output, Tensor) or is_code(kind):  # which takes what it likes
         return ()
     if kind is Loss.OUTPUT:
         taken = "'loss'" if _has_loss(output) else "the first of the values"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, optim
 
@@ -35,4 +35,5 @@ class Machine:
 
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # a new region
     scaler: Scaler | None = None
+    criterion: Callable[[Any, Any], Tensor] | None = None  # the loss that the job has of its own
     label: Label = _unheard  # hears what a tensor is for that the loop itself makes and keeps between steps

@@ -127,26 +127,40 @@ def find_in_zoo(name: str) -> Constructor:
 
 def find_in_file(name: str) -> Constructor:
     """FILE.py:NAME, where NAME is a class, a function that returns a model, or a model."""
+    found, call = open_file(name, "model")
+
+    def construct(**arguments: Any) -> object:
+        if isinstance(found, nn.Module):
+            if arguments:
+                raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
+            return call(lambda: found)
+        return call(found, **arguments)
+
+    return construct
+
+
+def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
+    """Run the file of FILE.py:NAME; gives what NAME is there, and how to call the file's code.
+
+    `what` it should be is said where it is missing. Raises UsageError or ModelError.
+    """
     file, _, attribute = name.rpartition(":")
     path = Path(file).resolve()
     if not path.is_file():
-        raise UsageError(f"model {shown(name)}: there is no file {shown(file)}; check the path")
+        raise UsageError(f"{what} {shown(name)}: there is no file {shown(file)}; check the path")
     prepare_torchvision()
     module, changes = _run_file(path)
     found = getattr(module, attribute, None)
     if found is None:
-        raise _unknown(path.name, attribute, [key for key, value in vars(module).items() if callable(value)])
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise _unknown(path.name, attribute, known, what)
 
-    def construct(**arguments: Any) -> object:
-        changes.apply()  # the file may have set a dtype or a path that its models count on
-        if isinstance(found, nn.Module):
-            if arguments:
-                raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
-            return found
+    def call(function: Callable[..., object], **arguments: Any) -> object:
+        changes.apply()  # the file may have set a dtype or a path that its code counts on
         with _importing_beside(path):
-            return found(**arguments)
+            return function(**arguments)
 
-    return construct
+    return found, call
 
 
 FINDERS: Mapping[str, Callable[[str], Constructor]] = {
@@ -230,10 +244,10 @@ def _importing_beside(path: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _unknown(source: str, name: str, known: list[str]) -> UsageError:
+def _unknown(source: str, name: str, known: list[str], what: str = "model") -> UsageError:
     near = nearest(name, known)
     told = f"the nearest: {near}" if near else f"it has {', '.join(known[:8])}" + " ..." * (len(known) > 8)
-    return UsageError(f"{source} has no model {shown(name)}; {told}")
+    return UsageError(f"{source} has no {what} {shown(name)}; {told}")
 
 
 def _thaw(value: Any) -> Any:

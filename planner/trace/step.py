@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
+from planner.errors import ModelError
 from planner.events import Phase, Role
-from planner.job import Checkpoint, ClipGradients, Job, Loss, Mode, TensorSpec, ZeroGrad
+from planner.job import Checkpoint, ClipGradients, Job, Loss, Mode, TensorSpec, ZeroGrad, is_code
 from planner.trace.checkpoint import checkpointed_blocks
 from planner.trace.ddp import Buckets, data_parallel
 from planner.trace.formats import format_of
@@ -70,6 +71,13 @@ class _Script:
     names: _Names = field(default_factory=_Names)
     evaluated: _Names = field(default_factory=_Names)
 
+    def loss(self, names: "_Names") -> Tensor:
+        """The loss of what the model gave for a batch."""
+        if self.machine.criterion is not None:
+            return self.machine.criterion(names.output, names.target)
+        assert isinstance(self.job.loss, Loss)
+        return loss_of(self.job.loss, names.output, names.target)
+
     def zero_grad(self, when: ZeroGrad) -> None:
         """Here the gradients are let go of, if the job does so at this place."""
         if self.job.zero_grad is when:
@@ -92,6 +100,11 @@ def run_loop(
     that come back are to be repeated with whatever is concluded from the run. Raises ModelError where the
     model has no blocks to checkpoint, or does not generate.
     """
+    if is_code(job.loss) and machine.criterion is None and job.mode is Mode.TRAIN:
+        raise ModelError(
+            f"{job.model}: loss {job.loss} is code, which neither MemTracker nor a run on a GPU calls here; "
+            "name a loss that the planner knows"
+        )
     if job.mode is Mode.GENERATE:
         return run_generation(model, job, fetch, on_phase, machine)
     model.train(job.mode is not Mode.INFER)
@@ -151,7 +164,7 @@ def _forward_and_backward(script: _Script, step: int, micro: int) -> None:
         if script.buckets is not None:
             script.buckets.before_forward()
         names.output = script.model(*names.args, **names.kwargs)
-        names.loss = loss_of(job.loss, names.output, names.target)
+        names.loss = script.loss(names)
         if job.accumulate > 1:
             names.loss = names.loss / job.accumulate
         if job.backward_in_autocast:
@@ -204,7 +217,7 @@ def _evaluate(script: _Script, step: int) -> None:
             script.on_phase(step, Phase.FORWARD)
             with script.machine.autocast():
                 names.output = script.model(*names.args, **names.kwargs)
-                names.loss = loss_of(script.job.loss, names.output, names.target)
+                names.loss = script.loss(names)
     script.model.train()
 
 

@@ -130,7 +130,7 @@ def test_words_as_bash_splits_them(line: str, place: str, told: list[str]) -> No
         ("planner estimate --trace fi", "_files"),
         (
             "planner estimate --memory",
-            "local -a found; found=('--memory-format:contiguous or channels_last.'); "
+            "local -a found; found=('--memory-format:contiguous (the default) or channels_last.'); "
             "_describe -V planner found -U",
         ),
     ],

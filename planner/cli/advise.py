@@ -13,7 +13,7 @@ def advise_command(
     stored: CalibrationOptions,
     output: OutputOptions,
 ) -> int:
-    """The smallest changes to the recipe that make a batch fit."""
+    """Find the smallest changes to the recipe that make a batch fit."""
     from planner.advise_api import advise
 
     options = job.keywords() | card.keywords() | stored.keywords()

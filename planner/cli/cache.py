@@ -19,7 +19,7 @@ class CacheOptions:
     """What to do with the kept traces."""
 
     what: Annotated[
-        list[str] | None, Argument(metavar="[clear]", help="clear: delete them all; else only count them.")
+        list[str] | None, Argument(metavar="[clear]", help="clear: delete all cached traces.")
     ] = None
 
 
@@ -54,7 +54,7 @@ class CacheReport:
 
 @takes(CacheOptions, OutputOptions)
 def cache_command(asked: CacheOptions, output: OutputOptions) -> int:
-    """The traces that are kept from earlier plans: how many, how large; clear deletes them."""
+    """Show the number and size of cached traces, or delete them."""
     words = list(asked.what or ())
     if words not in ([], [CLEAR]):
         raise UsageError(f"cache {' '.join(words)}: only clear can be done; see planner cache --help")

@@ -35,22 +35,26 @@ class CampaignOptions:
     """What is measured, for how long, and where it is kept."""
 
     batches: Annotated[
-        Text, Option(metavar="N,N,...", help="The batch sizes of --model, at least four: 8,16,32,64.")
+        Text, Option(metavar="N,N,...", help="Batch sizes for --model, at least four, such as 8,16,32,64.")
     ] = None
     campaign: Annotated[
-        Text, Option(metavar="FILE", help="Measure a campaign file in place of --model; standard ships.")
+        Text,
+        Option(
+            metavar="FILE",
+            help="Measure the jobs of a campaign file instead of --model; standard is included.",
+        ),
     ] = None
     import_dir: Annotated[
         Text,
-        Option("--import", metavar="DIR", help="Take over records made by a measuring script; needs no GPU."),
+        Option("--import", metavar="DIR", help="Import records of a measuring script; needs no GPU."),
     ] = None
     alloc_conf: AllocConf = None
     minutes: Annotated[
-        Text, Option(metavar="N", help="What measuring may take, 10 by default; the next call goes on.")
+        Text, Option(metavar="N", help="Time limit, 10 by default; the next call continues.")
     ] = None
-    out: Annotated[
-        Text, Option(metavar="DIR", help="Where to keep it, by default the user's data folder.")
-    ] = None
+    out: Annotated[Text, Option(metavar="DIR", help="Output folder; by default the user's data folder.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Report:
 
 @takes(JobOptions, CampaignOptions, OutputOptions)
 def calibrate_command(job: JobOptions, campaign: CampaignOptions, output: OutputOptions) -> int:
-    """Measure a model on this machine's GPU and store what later plans need."""
+    """Measure a model on this machine's GPU and store a calibration."""
     ways = [
         name
         for name, value in (

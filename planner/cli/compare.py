@@ -23,7 +23,9 @@ from planner.errors import UsageError
 class PlotOptions:
     """A picture beside the table."""
 
-    plot: Annotated[Text, Option(metavar="FILE", help="Draw it as well: a .png, .svg or .pdf.")] = None
+    plot: Annotated[Text, Option(metavar="FILE", help="Also draw the comparison: a .png, .svg or .pdf.")] = (
+        None
+    )
 
 
 @takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, PlotOptions, OutputOptions)
@@ -35,7 +37,7 @@ def compare_command(
     picture: PlotOptions,
     output: OutputOptions,
 ) -> int:
-    """All estimators of one batch side by side, and the measured value where one is stored."""
+    """Compare all estimators of one batch with a measured value."""
     batch = whole("--batch", size.batch, "32")
     path = None if picture.plot is None else picture_path(picture.plot)
     from planner import quick_api

@@ -5,16 +5,14 @@ from typing import Annotated
 from planner.cli.words import Option
 
 Catalogue = Annotated[
-    str | None, Option(metavar="FILE", help="A catalogue in place of the planner's models.yaml.")
+    str | None, Option(metavar="FILE", help="A catalogue instead of the planner's models.yaml.")
 ]
 AllowCode = Annotated[
-    bool, Option("--allow-code", help="Let these files name code that runs: FILE.py:NAME.")
+    bool, Option("--allow-code", help="Allow FILE.py:NAME, which runs code, in these files.")
 ]  # of a command that reads a file besides --models
-Isolate = Annotated[
-    bool, Option("--isolate", help="Run the model in a process of its own, whatever it does there.")
-]
+Isolate = Annotated[bool, Option("--isolate", help="Run the model in a separate process.")]
 TimeLimit = Annotated[
-    str | None, Option(metavar="SECONDS", help="What a trace may take with --isolate; 600 by default.")
+    str | None, Option(metavar="SECONDS", help="Time limit per trace with --isolate; 600 by default.")
 ]
 MultipleOf = Annotated[
     str | None, Option(metavar="N", help="The largest batch that is a multiple of N.")
@@ -25,13 +23,11 @@ GpuMib = Annotated[
 ]
 AllocatorCap = Annotated[
     str | None,
-    Option(
-        metavar="N", help="A bound on the caching allocator alone, as set_per_process_memory_fraction sets."
-    ),
+    Option(metavar="N", help="Limit of the caching allocator, as with set_per_process_memory_fraction."),
 ]
 AllocConf = Annotated[
-    str | None, Option(metavar="TEXT", help="PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
+    str | None, Option(metavar="TEXT", help="Value of PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
 ]
 Confidence = Annotated[
-    str | None, Option(metavar="P", help="The answer holds with this probability; 0.99 by default.")
+    str | None, Option(metavar="P", help="Probability with which the answer holds; 0.99 by default.")
 ]

@@ -48,7 +48,7 @@ class Devices:
 
 @takes(SearchOptions, OutputOptions)
 def devices_command(search: SearchOptions, output: OutputOptions) -> int:
-    """The GPUs that the planner knows, each figure with its source."""
+    """List the known GPUs, each figure with its source."""
     from planner.device import load_devices, search_devices
     from planner.local_gpu import local_device
 

@@ -23,7 +23,7 @@ class BatchOptions:
 
     batch: Annotated[
         Text,
-        Option(metavar="N", help="The batch size; by default that of the catalogue or of the trace file."),
+        Option(metavar="N", help="Batch size; by default that of the catalogue or the trace file."),
     ] = None
 
 
@@ -36,7 +36,7 @@ def estimate_command(
     how: MethodOptions,
     output: OutputOptions,
 ) -> int:
-    """The memory of one batch, and whether it fits."""
+    """Estimate the memory of one batch, and whether it fits."""
     from planner import api
 
     batch = whole("--batch", size.batch, "32")

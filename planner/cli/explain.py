@@ -27,20 +27,20 @@ class ExplainOptions:
     """How much is told, and where else."""
 
     top: Annotated[
-        Text, Option(metavar="N", help="Largest tensors and differences shown, 10 by default.")
+        Text, Option(metavar="N", help="Number of tensors and differences shown; 10 by default.")
     ] = None
     depth: Annotated[
-        Text, Option(metavar="N", help="Levels of modules shown, by default as many as are readable.")
+        Text, Option(metavar="N", help="Levels of modules shown; by default as many as are readable.")
     ] = None
-    plot: Annotated[Text, Option(metavar="FILE", help="Draw the memory over time: a .png, .svg or .pdf.")] = (
+    plot: Annotated[
+        Text, Option(metavar="FILE", help="Also draw memory over time: a .png, .svg or .pdf.")
+    ] = None
+    html: Annotated[
+        Text, Option(metavar="FILE", help="Also write a page (.html) with the memory for any batch and GPU.")
+    ] = None
+    snapshot: Annotated[Text, Option(metavar="FILE", help="Also write a pickle for torch's memory_viz.")] = (
         None
     )
-    html: Annotated[
-        Text, Option(metavar="FILE", help="Write one page with all of it, for any batch on any GPU: a .html.")
-    ] = None
-    snapshot: Annotated[
-        Text, Option(metavar="FILE", help="Write the run as a pickle that torch's memory_viz opens.")
-    ] = None
     against: Annotated[
         Text,
         Option(
@@ -60,7 +60,7 @@ def explain_command(
     how: ExplainOptions,
     output: OutputOptions,
 ) -> int:
-    """Where the memory of one batch goes: categories, modules, tensors, gaps, steps."""
+    """Show the peak memory of a batch by category, module and tensor."""
     from planner import explain_api
 
     batch = whole("--batch", size.batch, "32")

@@ -25,21 +25,19 @@ class ChoiceOptions:
     """Which GPUs, in which order, and where else to."""
 
     sort: Annotated[
-        Text, Option(metavar="KEY", help="max_batch (default), memory, name, process or headroom.")
+        Text, Option(metavar="KEY", help="Order: max_batch (the default), memory, name, process or headroom.")
     ] = None
     filter: Annotated[
         list[str] | None,
-        Option(
-            metavar="WORDS", help="Only GPUs that planner devices WORDS lists; repeatable, all must hold."
-        ),
+        Option(metavar="WORDS", help="Only GPUs that `planner devices WORDS` lists; repeatable: all apply."),
     ] = None
     min_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at least N MiB.")] = None
     max_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at most N MiB.")] = None
     multiple_of: MultipleOf = None
-    csv: Annotated[bool, Option("--csv", help="Comma-separated values in place of the table.")] = False
+    csv: Annotated[bool, Option("--csv", help="Print comma-separated values instead of the table.")] = False
     plot: Annotated[
         Text,
-        Option(metavar="FILE", help="Draw peak memory against batch size as well: a .png, .svg or .pdf."),
+        Option(metavar="FILE", help="Also draw peak memory against batch size: a .png, .svg or .pdf."),
     ] = None
 
 
@@ -61,7 +59,7 @@ def gpus_command(
     choice: ChoiceOptions,
     output: OutputOptions,
 ) -> int:
-    """Every known GPU with its largest batch, or those that run --batch B."""
+    """List every GPU with its largest batch, or those that run a batch."""
     if choice.csv and output.json:
         raise UsageError("--csv and --json: both say how to answer; give one of them")
     batch = whole("--batch", size.batch, "32")

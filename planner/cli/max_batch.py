@@ -31,7 +31,7 @@ def max_batch_command(
     how: MethodOptions,
     output: OutputOptions,
 ) -> int:
-    """The largest batch of a model that fits a GPU."""
+    """Find the largest batch of a model that fits a GPU."""
     from planner import api
 
     options = job.keywords() | card.keywords() | stored.keywords()

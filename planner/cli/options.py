@@ -49,7 +49,8 @@ class JobOptions:
     model: Annotated[
         Text,
         Option(
-            metavar="NAME", help="A name of models.yaml, torchvision:NAME, monai:NAME, ..., or FILE.py:NAME."
+            metavar="NAME",
+            help="A name of models.yaml, SOURCE:NAME (torchvision, timm, hf, monai, smp), or FILE.py:NAME.",
         ),
     ] = None
     model_arg: Annotated[
@@ -81,58 +82,65 @@ class JobOptions:
         Text,
         Option(metavar="NAME", help="sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad or adafactor."),
     ] = None
-    optimizer_impl: Annotated[Text, Option(metavar="NAME", help="foreach as on CUDA, for-loop or fused.")] = (
-        None
-    )
+    optimizer_impl: Annotated[
+        Text, Option(metavar="NAME", help="foreach (the default, as on CUDA), for-loop or fused.")
+    ] = None
     zero_grad: Annotated[
-        Text, Option(metavar="WHEN", help="before-forward, before-backward or after-step.")
+        Text, Option(metavar="WHEN", help="before-forward (the default), before-backward or after-step.")
     ] = None
     keep_grads: Annotated[
-        bool, Option("--keep-grads", help="zero_grad(set_to_none=False): gradients stay allocated.")
+        bool, Option("--keep-grads", help="Plan for zero_grad(set_to_none=False): gradients stay allocated.")
     ] = False
-    steps: Annotated[Text, Option(metavar="N", help="Steps that are traced, 3 by default.")] = None
+    steps: Annotated[Text, Option(metavar="N", help="Number of traced steps; 3 by default.")] = None
     precision: Annotated[
-        Text, Option(metavar="NAME", help="fp32, amp-fp16, amp-bf16, or pure fp16 or bf16.")
+        Text, Option(metavar="NAME", help="fp32 (the default), amp-fp16, amp-bf16, or pure fp16 or bf16.")
     ] = None
     grad_scaler: Annotated[
         bool | None,
-        Option("--grad-scaler/--no-grad-scaler", help="Scale the loss; by default with amp-fp16 alone."),
+        Option("--grad-scaler/--no-grad-scaler", help="Scale the loss; by default with amp-fp16 only."),
     ] = None
     backward_in_autocast: Annotated[
-        bool, Option("--backward-in-autocast", help="The backward pass runs inside the autocast region too.")
+        bool, Option("--backward-in-autocast", help="Run the backward pass inside the autocast region too.")
     ] = False
-    memory_format: Annotated[Text, Option(metavar="NAME", help="contiguous or channels_last.")] = None
+    memory_format: Annotated[
+        Text, Option(metavar="NAME", help="contiguous (the default) or channels_last.")
+    ] = None
     checkpoint: Annotated[
-        Text, Option(metavar="WHAT", help="none, or blocks: repeated blocks run again in the backward pass.")
+        Text,
+        Option(
+            metavar="WHAT",
+            help="none (the default), or blocks: recompute repeated blocks in the backward pass.",
+        ),
     ] = None
     accumulate: Annotated[
-        Text, Option(metavar="N", help="Micro-batches of the batch size for each step of the optimizer.")
+        Text, Option(metavar="N", help="Micro-batches per optimizer step, each of the batch size.")
     ] = None
-    clip_gradients: Annotated[Text, Option(metavar="HOW", help="none, norm or value.")] = None
+    clip_gradients: Annotated[Text, Option(metavar="HOW", help="none (the default), norm or value.")] = None
     ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights on the GPU.")] = False
     evaluate: Annotated[
-        bool, Option("--evaluate", help="Evaluate without gradients between the steps, at the same batch.")
+        bool,
+        Option("--evaluate", help="Evaluate without gradients between the steps, with the same batch size."),
     ] = False
     eval_batch: Annotated[
-        Text, Option(metavar="N", help="--evaluate with batches of N samples, whatever the batch size.")
+        Text, Option(metavar="N", help="Batch size of the evaluation; implies --evaluate.")
     ] = None
     dataset_size: Annotated[
         Text,
-        Option(metavar="N", help="Samples of an epoch, whose last batch is smaller where N asks for it."),
+        Option(metavar="N", help="Samples per epoch; the last batch may be smaller."),
     ] = None
     ddp: Annotated[bool, Option("--ddp", help="Train with DistributedDataParallel's gradient buckets.")] = (
         False
     )
     ddp_bucket_view: Annotated[
-        bool, Option("--ddp-bucket-view", help="--ddp with gradient_as_bucket_view=True.")
+        bool, Option("--ddp-bucket-view", help="DDP with gradient_as_bucket_view=True; implies --ddp.")
     ] = False
     freeze: Annotated[
         list[str] | None,
-        Option(metavar="PATTERN", help="Parameters not trained, such as 'backbone.*'; repeatable."),
+        Option(metavar="PATTERN", help="Parameters that are not trained, such as 'backbone.*'; repeatable."),
     ] = None
     train_only: Annotated[
         list[str] | None,
-        Option(metavar="PATTERN", help="The only parameters trained, such as '*lora*'; repeatable."),
+        Option(metavar="PATTERN", help="Train only these parameters, such as '*lora*'; repeatable."),
     ] = None
     new_tokens: Annotated[
         Text, Option(metavar="N", help="Tokens that --mode generate adds to the prompt, which is --input.")
@@ -144,27 +152,27 @@ class JobOptions:
         Text,
         Option(
             metavar="WHICH",
-            help="Workspaces of convolutions: as published runs tell (published, the default), or as a cuDNN "
-            "from 9.8 on answers that is asked without a GPU: installed, or the folder of libcudnn.so.9.",
+            help="Source of convolution workspaces: published (the default: fitted to published runs), "
+            "installed (the installed cuDNN, 9.8 or newer), or the folder of a libcudnn.so.9. Needs no GPU.",
         ),
     ] = None
     cublas_workspace_config: Annotated[
-        Text, Option(metavar="TEXT", help="CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.")
+        Text, Option(metavar="TEXT", help="Value of CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.")
     ] = None
     models: Catalogue = None
     allow_code: Annotated[
-        bool, Option("--allow-code", help="Let the file of --models name code that runs: FILE.py:NAME.")
+        bool, Option("--allow-code", help="Allow FILE.py:NAME, which runs code, in the file of --models.")
     ] = False
     isolate: Isolate = False
     time_limit: TimeLimit = None
     trace: Annotated[
-        Text, Option(metavar="FILE", help="Plan from a saved trace in place of a model; needs no torch.")
+        Text, Option(metavar="FILE", help="Plan from a saved trace instead of a model, without torch.")
     ] = None
     save_trace: Annotated[
         Text, Option(metavar="FILE", help="Save the trace for --trace or a bug report.")
     ] = None
     no_cache: Annotated[
-        bool, Option("--no-cache", help="Trace anew; neither use nor keep traces (see planner cache).")
+        bool, Option("--no-cache", help="Neither read nor write cached traces (see planner cache).")
     ] = False
 
     def keywords(self) -> dict[str, Any]:
@@ -208,7 +216,7 @@ class FolderOptions:
 
     calibrations: Annotated[
         list[str] | None,
-        Option(metavar="DIR", help="A folder of calibrations to look into first; repeatable."),
+        Option(metavar="DIR", help="A folder of calibrations to search first; repeatable."),
     ] = None
 
 
@@ -235,7 +243,7 @@ class CalibrationOptions(FolderOptions):
 class OutputOptions:
     """How the answer is shown."""
 
-    json: Annotated[bool, Option("--json", help="One JSON object in place of the report.")] = False
+    json: Annotated[bool, Option("--json", help="Print one JSON object instead of the report.")] = False
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False
 
 

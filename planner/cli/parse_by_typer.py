@@ -22,7 +22,7 @@ def parse_by_typer(arguments: list[str]) -> Action:
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        help="How large a batch of a PyTorch model fits a GPU, told without the GPU.",
+        help="Find the largest batch of a PyTorch model that fits a GPU, without a GPU.",
         epilog="Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 the model fails; 4 a data file is "
         "broken; 5 a GPU is needed; 70 an error of the planner.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -19,25 +19,26 @@ class ReplayOptions:
         Text,
         Argument(
             metavar="FILE",
-            help="A process in YAML, or one that comes with the planner: notebook (the default), variable.",
+            help="A process in YAML, or an included one: notebook (the default) or variable.",
         ),
     ] = None
     models: Catalogue = None
     allow_code: AllowCode = False
     gpu: Annotated[
-        Text, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4; by default one without end.")
+        Text,
+        Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4; by default one of unlimited memory."),
     ] = None
     gpu_mib: GpuMib = None
     allocator_cap_mib: Annotated[
         Text,
-        Option(metavar="N", help="What is left to the caching allocator, as where others use the GPU, too."),
+        Option(metavar="N", help="Memory left for the caching allocator, as when others use the GPU too."),
     ] = None
     alloc_conf: AllocConf = None
     framework: Annotated[
         Text,
         Option(
             metavar="NAME",
-            help="torch, the default, or tensorflow: measures plain tensors on this machine's GPU.",
+            help="torch (the default), or tensorflow, which measures plain tensors on this machine's GPU.",
         ),
     ] = None
 
@@ -50,7 +51,7 @@ class ReplayOptions:
 
 @takes(ReplayOptions, OutputOptions)
 def replay_command(options: ReplayOptions, output: OutputOptions) -> int:
-    """What a notebook or script would print of the GPU's memory, step after step."""
+    """Replay a sequence of steps, and print the memory after each."""
     from planner import process_api
 
     framework, simulation = options.framework or "torch", options.simulation()

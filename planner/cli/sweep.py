@@ -34,16 +34,16 @@ class SweepOptions:
     """Which grid, where it runs, and where it is kept."""
 
     file: Annotated[Text, Argument(metavar="FILE", help="A grid of models, recipes and GPUs in YAML.")] = None
-    jobs: Annotated[Text, Option(metavar="N", help="Processes at a time; by default one for each core.")] = (
-        None
-    )
-    engine: Annotated[Text, Option(metavar="NAME", help="local, the default, or dask.")] = None
+    jobs: Annotated[Text, Option(metavar="N", help="Number of processes; by default one per core.")] = None
+    engine: Annotated[Text, Option(metavar="NAME", help="local (the default) or dask.")] = None
     scheduler: Annotated[
-        Text, Option(metavar="ADDRESS", help="Of the Dask cluster, such as tcp://10.0.0.1:8786.")
+        Text, Option(metavar="ADDRESS", help="Address of the Dask cluster, such as tcp://10.0.0.1:8786.")
     ] = None
     results: Annotated[
         Text,
-        Option(metavar="DIR", help="Where finished jobs are kept, by default FILE without .yaml + .results."),
+        Option(
+            metavar="DIR", help="Folder of finished jobs; by default FILE with .results instead of .yaml."
+        ),
     ] = None
     csv: Annotated[Text, Option(metavar="FILE", help="Write the cells as comma-separated values.")] = None
     parquet: Annotated[Text, Option(metavar="FILE", help="Write the cells as a Parquet file.")] = None
@@ -56,7 +56,7 @@ class SweepOptions:
 
 @takes(SweepOptions, CalibrationOptions, OutputOptions)
 def sweep_command(options: SweepOptions, stored: CalibrationOptions, output: OutputOptions) -> int:
-    """Every model in every recipe on every GPU of a file, in parallel; call again to go on."""
+    """Plan a grid of models, recipes and GPUs; resumable."""
     if options.file is None:
         raise UsageError("FILE is missing: name a sweep file; docs/sweep.md shows one")
     with working() as tell:

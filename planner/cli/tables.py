@@ -27,7 +27,7 @@ class Tables:
 
 @takes(FolderOptions, OutputOptions)
 def tables_command(where: FolderOptions, output: OutputOptions) -> int:
-    """The stored calibrations, with their age, versions, points and residuals."""
+    """List stored calibrations with their versions and residuals."""
     from planner.calibration_file import load_folders, search_path
 
     folders = search_path(folders_to_read(where.calibrations))

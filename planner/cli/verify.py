@@ -30,7 +30,7 @@ class RunOptions:
     """What is run."""
 
     batch: Annotated[
-        Text, Option(metavar="N", help="The batch size; without it the largest that fits and the next.")
+        Text, Option(metavar="N", help="Batch size; by default the largest that fits and the next one.")
     ] = None
 
 
@@ -42,7 +42,7 @@ def verify_command(
     stored: CalibrationOptions,
     output: OutputOptions,
 ) -> int:
-    """Run a batch, or the largest one and the next, on this GPU and hold it against the estimate."""
+    """Run a batch on this GPU and compare it with the estimate."""
     batch = whole("--batch", size.batch, "32")
     options = job.keywords() | card.keywords() | stored.keywords()
     refuse_trace(options, "verify")

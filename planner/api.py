@@ -3,7 +3,7 @@
 Nothing here imports torch before the first trace, nor ever the terminal's libraries.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -40,8 +40,15 @@ class MaxBatchResult:
     import_seconds: float
 
     @property
+    def answer_batch(self) -> int:
+        """The batch size that the report leads with: `comfortable_batch`, or where no batch runs without
+        retries, `max_batch`; with `no_retries`, 0 there.
+        """
+        return 0 if self.plan.answer is None else self.plan.answer.run.batch
+
+    @property
     def max_batch(self) -> int:
-        """0 where not even 1 fits."""
+        """The largest that fits at all, with retries or without; 0 where not even 1 fits."""
         return self.plan.search.largest
 
     @property
@@ -97,7 +104,11 @@ class EstimateResult:
 
 @overload
 def max_batch(
-    model: Model | None = None, *, multiple_of: int | None = None, **options: Unpack[Options]
+    model: Model | None = None,
+    *,
+    multiple_of: int | None = None,
+    no_retries: bool | None = None,
+    **options: Unpack[Options],
 ) -> MaxBatchResult: ...
 
 
@@ -107,6 +118,7 @@ def max_batch(
     *,
     method: str | None,
     multiple_of: int | None = None,
+    no_retries: bool | None = None,
     **options: Unpack[Options],
 ) -> "MaxBatchResult | QuickBatchResult": ...
 
@@ -116,13 +128,15 @@ def max_batch(
     *,
     method: str | None = None,
     multiple_of: int | None = None,
+    no_retries: bool | None = None,
     **options: Unpack[Options],
 ) -> "MaxBatchResult | QuickBatchResult":
     """The largest batch size of a model that fits a GPU.
 
     `model` is a name as `--model` takes it, a callable that returns an `nn.Module`, or a `Job`; with `trace`
     it is left away. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is needed. `method` is "trace" or
-    "formula". With `multiple_of`, the answer is the largest such multiple that fits. Raises the errors of
+    "formula". With `multiple_of`, the answer is the largest such multiple that fits. With `no_retries`, a
+    batch size for which the allocator has to release cached memory is no answer. Raises the errors of
     `planner.errors`, among them UnsavedError, which holds the result, where `save_trace` cannot be written;
     that nothing fits is a result.
     """
@@ -134,6 +148,8 @@ def max_batch(
             )
         from planner.quick_api import max_batch_by_formula
 
+        if no_retries:
+            raise UsageError("--no-retries: the formula knows no allocator; leave it away, or --method")
         return max_batch_by_formula(model, options)
     refuse_no_card(options)
     budget = budget_of(options)
@@ -144,7 +160,7 @@ def max_batch(
     tracer = workload.open(tell)
     import_seconds = perf_counter() - start
     plan = plan_max_batch(workload.job, budget, tracer, tell, multiple)
-    result = MaxBatchResult(plan, import_seconds)
+    result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)
     _save(result, workload, tracer, plan.search.largest or 1, options)
     return result
 

@@ -16,7 +16,8 @@ from planner.growth import Growth, find_growth
 from planner.growth_limit import StepLimit, find_step_limit
 from planner.job import Job
 from planner.replay import UNLIMITED, Arena, Replay, replay, replay_with_live, room_bytes
-from planner.search import Search, largest, largest_by_line, round_down
+from planner.retry_cost import RetryCost, count_retries
+from planner.search import Search, boundary_near, largest, largest_by_line, round_down
 
 FIT_BATCHES = (
     2,
@@ -55,6 +56,7 @@ class Estimate:
     p_out_of_memory: float | None = None  # by the residuals of published runs; None where nothing bounds it
     growth: Growth | None = None  # what each step leaves behind
     step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
+    retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,31 @@ class Plan:
     first_failure: Estimate | None  # None where every batch size fits
     seconds: Seconds
     multiple_of: int = 1  # that the answer had to be
+    at_comfortable: Estimate | None = None  # None where none fits without retries
+    no_retries: bool = False  # a batch size that needs retries is no answer
 
     @property
     def largest_of_any_size(self) -> int:
         """The largest batch size that was found to fit, a multiple or not."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
+
+    @property
+    def comfortable_of_any_size(self) -> int:
+        """The largest batch size that was found to run without retries, a multiple or not."""
+        return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
+
+    @property
+    def answer(self) -> Estimate | None:
+        """The estimate that a report leads with: the largest batch size that runs at full speed; where none
+        does, and one with retries is an answer, the largest of those.
+        """
+        return self.at_comfortable if self.no_retries else self.at_comfortable or self.at_max
+
+    @property
+    def with_retries(self) -> Estimate | None:
+        """That of a larger batch size, which fits with retries alone."""
+        return self.at_max if self.search.comfortable < self.search.largest else None
 
 
 def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
@@ -89,6 +110,8 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     limit = None
     if growth is not None and failed is None:
         limit = find_step_limit(trace, batch, budget.arena, growth, run.peak_reserved_bytes)
+    retries = run.outcome is Outcome.FITS_WITH_RETRIES and failed is None
+    costs = count_retries(trace, batch, budget.arena) if retries else ()
     return Estimate(
         job,
         budget,
@@ -104,6 +127,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
         chance,
         growth,
         limit,
+        costs,
     )
 
 
@@ -140,7 +164,7 @@ def plan_max_batch(
     if isinstance(whole, Trace):
         whole, found = _settle(job, whole, budget.arena, traces)
     if isinstance(whole, Trace):
-        settled = whole
+        settled, found = whole, _settle_comfortable(job, found, budget.arena, traces)
         source = lambda batch: traces.at(batch) if traces.has(batch) else settled  # noqa: E731
     else:
         note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {whole}"
@@ -159,9 +183,12 @@ def plan_max_batch(
         return estimate(job, over_epoch(job, batch, source), batch, budget, traces.seconds)
 
     at_max = at(found.largest) if found.largest else None
+    at_comfortable = at_max if found.comfortable == found.largest else None
+    if at_comfortable is None and found.comfortable:
+        at_comfortable = at(found.comfortable)
     first_failure = at(found.first_failure) if found.first_failure else None
     seconds = Seconds(traces.seconds, perf_counter() - start - traces.seconds)
-    return Plan(job, budget, found, at_max, first_failure, seconds, multiple_of)
+    return Plan(job, budget, found, at_max, first_failure, seconds, multiple_of, at_comfortable)
 
 
 def _settle(job: Job, whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Trace | str, Search]:
@@ -189,6 +216,26 @@ def _settle(job: Job, whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Tr
             traces.at(answer + 1)
             _is_as_told(whole, traces, last_batch(job, answer + 1))
     return whole, _search_anew(job, arena, traces, found)
+
+
+def _settle_comfortable(job: Job, found: Search, arena: Arena, traces: "_Traces") -> Search:
+    """Find the largest batch size without retries anew, from where the search saw it and by traces of its
+    own: it is what a report leads with. With a good start that takes two of them, and none where the answer's
+    showed that all sizes follow their lines.
+    """
+    follows_lines = found.largest < most_batch(job) and not traces.has(found.largest + 1)
+    if found.comfortable in (0, found.largest) or follows_lines:
+        return found
+    seen = dict[int, Outcome]()
+
+    def fits_at_ease(batch: int) -> bool:
+        if batch not in seen:
+            seen[batch] = replay(over_epoch(job, batch, traces.at), batch, arena).outcome
+        return seen[batch] is Outcome.FITS
+
+    comfortable = boundary_near(fits_at_ease, found.comfortable, found.largest)
+    probes = dict(found.probes) | seen
+    return replace(found, comfortable=comfortable, probes=tuple(probes.items()))
 
 
 def _is_as_told(whole: Trace, traces: "_Traces", last: int) -> bool:

@@ -79,6 +79,11 @@ class QuickBatchResult:
         """0 where not even 1 fits."""
         return self.plan.max_batch
 
+    @property
+    def answer_batch(self) -> int:
+        """The same: the formula knows no retries."""
+        return self.plan.max_batch
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `planner max-batch`."""
         from planner.report.quick import quick_plan_to_json

@@ -48,11 +48,12 @@ def test_a_multiple_that_does_not_fit_is_passed_over() -> None:
 
 def test_max_batch_and_gpus_agree() -> None:
     """The command's answer is the multiple next below the one without it, and so is that of the table."""
-    free = planner.max_batch("conv_pair", **JOB).max_batch
+    any_size = planner.max_batch("conv_pair", **JOB)
+    free, at_ease = any_size.max_batch, any_size.comfortable_batch
     said = planner.max_batch("conv_pair", **JOB, multiple_of=64)
     assert said.max_batch == free - free % 64
     assert (said.to_dict()["multiple_of"], said.to_dict()["at_max"]["batch"]) == (64, said.max_batch)
-    assert f"Multiple of:    64; of any size, {free} fits" in str(said)
+    assert f"Multiple of:    64; of any size, {at_ease} fits without retries, {free} with" in str(said)
     table = planner.gpus("conv_pair", filter="L4", multiple_of=64).to_dict()
     assert {row["gpu"]: row["max_batch"] for row in table["rows"]}["L4 24GB"] == said.max_batch
     assert table["multiple_of"] == 64

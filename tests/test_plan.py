@@ -97,7 +97,11 @@ def without_times(plan: Plan) -> Plan:
         return None if result is None else replace(result, seconds=Seconds(0, 0))
 
     return replace(
-        plan, at_max=still(plan.at_max), first_failure=still(plan.first_failure), seconds=Seconds(0, 0)
+        plan,
+        at_max=still(plan.at_max),
+        at_comfortable=still(plan.at_comfortable),
+        first_failure=still(plan.first_failure),
+        seconds=Seconds(0, 0),
     )
 
 

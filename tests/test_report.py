@@ -73,6 +73,13 @@ EVENTS = (
     *(Alloc(9, 0, 7 * MIB, Role.ACTIVATION, 2), Mark(2, Phase.BACKWARD), Free(9)),
     *(Mark(2, Phase.OPTIMIZER), Mark(2, Phase.END)),
 )
+# A step whose second block is larger than the first, which the allocator has kept: below 120 MiB even one
+# sample takes a retry.
+GROWING = (
+    *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
+    *(Alloc(1, 40 * MIB, MIB, Role.TEMPORARY, 2), Free(1), Alloc(2, 50 * MIB, MIB, Role.ACTIVATION, 2)),
+    Mark(1, Phase.END),
+)
 UNKNOWN_OPS = ("aten.convolution.default", "aten.sum.dim_IntList")
 NOTES = ("traced with PyTorch 9.9",)
 
@@ -105,9 +112,15 @@ def planned(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> P
     return replace(
         plan,
         at_max=plan.at_max and pinned(plan.at_max),
+        at_comfortable=plan.at_comfortable and pinned(plan.at_comfortable),
         first_failure=plan.first_failure and pinned(plan.first_failure),
         seconds=Seconds(2.25, 0.5),
     )
+
+
+def refusing_retries(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Plan:
+    """The same, for somebody to whom retries are no answer."""
+    return replace(planned(card, events), no_retries=True)
 
 
 def pinned(found: Estimate) -> Estimate:
@@ -135,6 +148,9 @@ def reports() -> dict[str, str]:
     constant = tuple(event for event in constant if not (isinstance(event, Free) and event.block in dead))
     return {
         "max_batch": max_batch_text(planned(budget(450)), 1.5),
+        "max_batch_no_retries": max_batch_text(refusing_retries(budget(450)), 1.5),
+        "max_batch_only_with_retries": max_batch_text(planned(budget(100), GROWING), 1.5),
+        "max_batch_none_without": max_batch_text(refusing_retries(budget(100), GROWING), 1.5),
         "max_batch_none_fits": max_batch_text(planned(budget(20)), 1.5),
         "max_batch_endless": max_batch_text(planned(budget(450), constant), 1.5),
         "max_batch_cap": max_batch_text(planned(cap), 1.5),
@@ -214,6 +230,7 @@ def test_estimate_as_json() -> None:
         "fits": "no",
         "p_out_of_memory": 0.4,
         "retries": 1,
+        "retry_costs": [],
         "failure": {
             "step": 1,
             "phase": "forward",
@@ -253,7 +270,7 @@ def test_plan_as_json() -> None:
     """The JSON of a plan holds the estimates on both sides of the answer and every probe."""
     plan = planned(budget(450))
     assert plan.at_max is not None
-    assert plan.first_failure is not None
+    assert plan.at_comfortable is not None and plan.first_failure is not None
     assert plan_to_json(plan, 1.5) == {
         "schema": 1,
         "model": "toy",
@@ -264,7 +281,10 @@ def test_plan_as_json() -> None:
         "max_batch": 24,
         "comfortable_batch": 22,
         "multiple_of": 1,
+        "no_retries": False,
+        "answer_batch": 22,
         "at_max": estimate_to_json(plan.at_max, 1.5),
+        "at_comfortable": estimate_to_json(plan.at_comfortable, 1.5),
         "first_failure": estimate_to_json(plan.first_failure, 1.5),
         "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
         "seconds": {"import": 1.5, "trace": 2.25, "replay": 0.5},

@@ -1,6 +1,7 @@
 """`planner max-batch`."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from planner.cli.declared import MultipleOf
 from planner.cli.options import (
@@ -13,6 +14,7 @@ from planner.cli.options import (
     whole,
 )
 from planner.cli.output import answer, answering_first, working
+from planner.cli.words import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class AnswerOptions:
     """Which batch sizes may be the answer."""
 
     multiple_of: MultipleOf = None
+    no_retries: Annotated[
+        bool,
+        Option("--no-retries", help="Exit code 0 only for a batch that runs without allocator retries."),
+    ] = False
 
 
 @takes(JobOptions, CardOptions, AnswerOptions, CalibrationOptions, MethodOptions, OutputOptions)
@@ -37,6 +43,12 @@ def max_batch_command(
     options = job.keywords() | card.keywords() | stored.keywords()
     multiple_of = whole("--multiple-of", chosen.multiple_of, "8")
     with answering_first(output), working() as tell:
-        result = api.max_batch(method=how.method, multiple_of=multiple_of, **options, tell=tell)
+        result = api.max_batch(
+            method=how.method,
+            multiple_of=multiple_of,
+            no_retries=chosen.no_retries,
+            **options,
+            tell=tell,
+        )
     answer(result, output)
-    return 0 if result.max_batch else 1
+    return 0 if result.answer_batch else 1

@@ -13,6 +13,7 @@ from planner.report.text import (
     beyond_lines,
     memory_rows,
     multiple_lines,
+    shown_first,
     step_lines,
     took,
     verdict,
@@ -21,13 +22,15 @@ from planner.report.text import (
 
 def max_batch_view(plan: Plan, import_seconds: float) -> RenderableType:
     """The report of `planner max-batch`."""
-    shown = plan.at_max or plan.first_failure
-    tone = TONES[plan.at_max.outcome] if plan.at_max is not None else "red"
+    shown = shown_first(plan)
+    tone = TONES[plan.answer.outcome] if plan.answer is not None else "red"
     parts: list[RenderableType] = [
         headline([*answer_lines(plan), *multiple_lines(plan), *entry("Job", job_text(plan.job))], tone)
     ]
     if shown is not None:
         parts += _figures(shown)
+    if plan.with_retries not in (None, shown):
+        parts.append(memory_table(*memory_rows(plan.with_retries)))
     if plan.at_max is not None and plan.first_failure is not None:
         parts.append(headline(beyond_lines(plan.first_failure, plan.search.largest), "red"))
     if shown is not None:

@@ -1,6 +1,6 @@
 """The reports that people read first: plain, aligned text of at most 100 columns that survives a pipe."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planner.device import MIB
 from planner.events import Phase
@@ -20,15 +20,20 @@ from planner.report.layout import (
     time_text,
     wrapped,
 )
+from planner.retry_cost import RetryCost
 from planner.search import LARGEST_BATCH
+
+MOST_STEPS = 5  # of which the retries are listed
 
 
 def max_batch_text(plan: Plan, import_seconds: float) -> str:
     """The report of `planner max-batch`."""
-    shown = plan.at_max or plan.first_failure
+    shown = shown_first(plan)
     lines = [*answer_lines(plan), *multiple_lines(plan), *entry("Job", job_text(plan.job))]
     if shown is not None:
         lines += ["", *card_table(plan.budget), "", *_memory(shown)]
+    if plan.with_retries not in (None, shown):
+        lines += ["", *table(*memory_rows(plan.with_retries))]
     if plan.at_max is not None and plan.first_failure is not None:
         lines += ["", *beyond_lines(plan.first_failure, plan.search.largest)]
     if shown is not None:
@@ -53,19 +58,52 @@ def answer_lines(plan: Plan) -> list[str]:
         return [*entry("Largest batch", f"none {sure}, not even 1 fits"), *failed]
     if search.first_failure is None and search.largest >= LARGEST_BATCH:
         return entry("Largest batch", f"{search.largest}, where the search ends: memory hardly depends on it")
-    whole = ", the whole epoch" if search.largest == plan.job.dataset_size else ""
-    lines = entry("Largest batch", f"{search.largest}{whole} {sure}")
-    if search.comfortable < search.largest:
-        costs = "more makes torch release cached memory and ask again, which takes time"
-        lines += entry("Comfortable", f"{search.comfortable or 'none'}; {costs}")
-    return [*lines, *risk_lines(plan.at_max)]
+    lead, retrying = plan.answer, plan.with_retries
+    if lead is None:
+        lines = entry("Largest batch", f"none without retries {sure}")
+    else:
+        whole = ", the whole epoch" if lead.run.batch == plan.job.dataset_size else ""
+        lines = entry("Largest batch", f"{lead.run.batch}{whole} {sure}{_speed(plan)}")
+    if retrying is not None:
+        lines += entry(
+            "With retries",
+            f"{retrying.run.batch}, at the cost of retries: {retries_text(retrying.retry_costs)}",
+        )
+    return [*lines, *risk_lines(*(found for found in (lead, retrying) if found is not None))]
+
+
+def shown_first(plan: Plan) -> Estimate | None:
+    """The estimate that is shown in full."""
+    return plan.answer or plan.at_max or plan.first_failure
+
+
+def _speed(plan: Plan) -> str:
+    if plan.with_retries is None:
+        return ""
+    return ", without retries" if plan.at_comfortable is not None else ", none runs without retries"
+
+
+def retries_text(costs: Sequence[RetryCost]) -> str:
+    """What retries cost, by the steps that were traced."""
+    counts = [str(cost.retries) for cost in costs]
+    if len(counts) > MOST_STEPS:
+        counts = [*counts[:MOST_STEPS], "..."]
+    each = ", ".join(counts[:-1]) + (" and " if len(counts) > 1 else "") + counts[-1]
+    frees = sum(cost.cuda_frees for cost in costs)
+    steps = f"the {len(costs)} steps" if len(costs) > 1 else "the step"
+    return (
+        f"{each} in {steps} traced; torch then releases what it has cached (calls of cudaFree in all: "
+        f"{frees}; the GPU stands still meanwhile) and asks CUDA again"
+    )
 
 
 def multiple_lines(plan: Plan) -> list[str]:
     """Say of which number the answer is a multiple, and what fits of any size."""
     if plan.multiple_of == 1:
         return []
-    return entry("Multiple of", f"{plan.multiple_of}; of any size, {plan.largest_of_any_size or 'none'} fits")
+    fits, at_ease = plan.largest_of_any_size, plan.comfortable_of_any_size
+    which = f"{at_ease} fits without retries, {fits} with" if at_ease < fits else f"{fits or 'none'} fits"
+    return entry("Multiple of", f"{plan.multiple_of}; of any size, {which}")
 
 
 def verdict(estimate: Estimate) -> list[str]:
@@ -80,17 +118,21 @@ def verdict(estimate: Estimate) -> list[str]:
         ]
     if estimate.budget.arena.share_bytes is None:
         return [f"Batch {batch} takes {process} of GPU memory"]
-    retries = estimate.run.retries
-    how = f", releasing cached memory {_times(retries)} on the way, which takes time" if retries else ""
-    return [f"Batch {batch} fits {sure}{how}", *risk_lines(estimate)]
+    costs = estimate.retry_costs
+    lines = [f"Batch {batch} fits {sure}{', with retries' if costs else ''}"]
+    if costs:
+        lines += entry("Retries", retries_text(costs))
+    return [*lines, *risk_lines(estimate)]
 
 
-def risk_lines(estimate: Estimate) -> list[str]:
-    """The probability that the batch runs out of memory, where anything bounds it."""
-    chance = estimate.p_out_of_memory
-    if chance is None:
-        return []
-    return entry("Risk", f"P(out of memory) {chance_text(chance)} at batch {estimate.run.batch}")
+def risk_lines(*estimates: Estimate) -> list[str]:
+    """The probability that each batch runs out of memory, where anything bounds it."""
+    chances = dict.fromkeys(
+        f"{chance_text(found.p_out_of_memory)} at batch {found.run.batch}"
+        for found in estimates
+        if found.p_out_of_memory is not None
+    )
+    return entry("Risk", f"P(out of memory) {', '.join(chances)}") if chances else []
 
 
 def _memory(estimate: Estimate) -> list[str]:
@@ -107,8 +149,8 @@ def memory_rows(estimate: Estimate) -> tuple[str, list[Row]]:
     ]
     if estimate.failed is None:
         rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
-    unlimited = ", no limit" if estimate.failed is not None else ""
-    return f"Batch {run.batch}{unlimited}", rows
+    how = ", no limit" if estimate.failed is not None else ", with retries" if estimate.retry_costs else ""
+    return f"Batch {run.batch}{how}", rows
 
 
 def consists_of(estimate: Estimate) -> list[str]:
@@ -170,10 +212,6 @@ def assumed(estimate: Estimate) -> list[str]:
 def took(seconds: Seconds, import_seconds: float) -> str:
     """Where the seconds went."""
     return time_text({"importing": import_seconds, "tracing": seconds.trace, "replaying": seconds.replay})
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _size(size_bytes: int) -> str:

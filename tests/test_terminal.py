@@ -126,6 +126,31 @@ def in_pipe(*arguments: str, **environment: str) -> str:
     ).stdout
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("name", RESULTS)
+def test_nothing_is_cut_short(name: str, width: int) -> None:
+    """No word ends in dots on any terminal; what has no room wraps, or its column goes and is named."""
+    shown = drawn(RESULTS[name](), width, color_system=None)
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_names_of_gpus_are_whole(width: int) -> None:
+    """Each GPU has one line with its name and its batch; the columns that are left out are named."""
+    cards = [find_device(name) for name in ("RTX PRO 6000", "RTX 2080 Ti", "T4", "A100 80GB")]
+    result = planner.gpus(net, devices=cards, **JOB)
+    lines = drawn(result, width, color_system=None).splitlines()
+    heading = next(line for line in lines if line.startswith("GPU "))
+    for fit in result.fits:
+        (line,) = (line for line in lines if line.startswith(fit.budget.device.name))
+        assert f" {fit.max_batch:,}" in line
+    gone = [
+        name for name in ("process", "at most", "headroom", "total MiB", "how sure") if name not in heading
+    ]
+    said = " ".join(" ".join(lines).split()).partition(f"Left out in {width} columns: ")[2]
+    assert said.startswith(", ".join(gone)) and bool(gone) == (width < 100)
+
+
 def test_a_terminal_gets_tables_and_a_pipe_the_text() -> None:
     """The same command draws on a terminal and prints plain text into a pipe, whatever the colours there."""
     result = Devices((find_device("4090"),))

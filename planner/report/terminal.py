@@ -44,7 +44,7 @@ def headline(lines: Iterable[str], tone: str) -> RenderableType:
     first, *rest = entries(lines)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
-    grid.add_column()
+    grid.add_column(overflow="fold")
     said: list[RenderableType] = [Text(first, style=f"bold {tone}")]
     for line in rest:
         found = _LABEL.fullmatch(line)
@@ -57,10 +57,11 @@ def headline(lines: Iterable[str], tone: str) -> RenderableType:
 def open_table(title: str, *columns: str) -> Table:
     """A table with its title over its first column; columns whose names end in `>` stand to the right."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column(title)
+    table.add_column(title, overflow="fold")
     for name in columns:
         is_number = name.endswith(">")
-        table.add_column(name.rstrip(">"), justify="right" if is_number else "left", no_wrap=is_number)
+        justify = "right" if is_number else "left"
+        table.add_column(name.rstrip(">"), justify=justify, overflow="fold", no_wrap=is_number)
     return table
 
 
@@ -81,6 +82,8 @@ def bar(share: float, colour: str, width: int = BAR) -> Bar:
 def bullets(title: str, sentences: Iterable[str]) -> RenderableType:
     """Sentences under a title, fainter than figures."""
     grid = Table.grid(padding=(0, 1))
+    grid.add_column()
+    grid.add_column(overflow="fold")
     for sentence in sentences:
         grid.add_row("•", sentence)
     parts: list[RenderableType] = [Text(title, style="bold")] if title else []

@@ -12,6 +12,7 @@ from planner.report.devices import MOST_IN_FULL, cells_of, devices_text, in_full
 from planner.report.gpus import answer_lines, assumed_texts, cells_of_fit, legend_texts, took
 from planner.report.layout import entry, job_text
 from planner.report.terminal import TONES, bar, bullets, faint, headline, open_table, stacked
+from planner.report.terminal_table import Column, NarrowingTable
 
 _BAR_COLOURS = {"green": "#009E73", "yellow": "#E69F00", "red": "#D55E00"}
 
@@ -25,9 +26,31 @@ def gpus_view(table: CardTable) -> RenderableType:
     return stacked([*parts, bullets("", assumed_texts(table)), faint(took(table))])
 
 
-def _fits(table: CardTable) -> Table:
+_FIT_COLUMNS = (
+    Column("GPU", is_number=False),
+    Column("batch"),
+    Column("", 1, is_number=False),
+    Column("process", 6),
+    Column("at most", 2),
+    Column("headroom", 4),
+    Column("total MiB", 5),
+    Column("how sure", 3, is_number=False),
+)
+_DEVICE_COLUMNS = (
+    Column("GPU", is_number=False),
+    Column("total", 6),
+    Column("torch"),
+    Column("MiB", 5, name="where its memory is from", is_number=False),
+    Column("SMs", 2),
+    Column("memory", 1, is_number=False),
+    Column("GB/s", 3),
+    Column("CC", 4, is_number=False),
+)
+
+
+def _fits(table: CardTable) -> NarrowingTable:
     """Bars show the largest batches beside each other, or how much of each card a given batch takes."""
-    drawn = open_table("GPU", "batch>", "", "process>", "at most>", "headroom>", "total MiB>", "how sure")
+    rows: list[list[RenderableType]] = []
     most = max(fit.max_batch for fit in table.fits)
     for fit in table.fits:
         tone = TONES[fit.outcome] if fit.max_batch else "red"
@@ -35,8 +58,8 @@ def _fits(table: CardTable) -> Table:
         taken = fit.process_bytes / fit.budget.device.usable.value
         share = fit.max_batch / max(1, most) if table.batch is None else taken
         used = bar(share, _BAR_COLOURS[tone], 10)
-        drawn.add_row(name, Text(batch, style=f"bold {tone}"), used, *sizes, Text(sure, style="dim"))
-    return drawn
+        rows.append([name, Text(batch, style=f"bold {tone}"), used, *sizes, Text(sure, style="dim")])
+    return NarrowingTable(_FIT_COLUMNS, rows)
 
 
 def devices_view(devices: Sequence[Device]) -> RenderableType:
@@ -45,11 +68,11 @@ def devices_view(devices: Sequence[Device]) -> RenderableType:
         return Text(devices_text(devices))
     if len(devices) <= MOST_IN_FULL:
         return stacked(_in_full(device) for device in devices)
-    table = open_table("GPU", "total>", "torch>", "MiB", "SMs>", "memory", "GB/s>", "CC")
+    rows: list[list[RenderableType]] = []
     for device in devices:
         name, total, usable, kind, *others = cells_of(device)
-        table.add_row(name, total, Text(usable, style="bold"), Text(kind, style="dim"), *others)
-    return stacked([table, faint(kinds_text(devices))])
+        rows.append([name, total, Text(usable, style="bold"), Text(kind, style="dim"), *others])
+    return stacked([NarrowingTable(_DEVICE_COLUMNS, rows), faint(kinds_text(devices))])
 
 
 def _in_full(device: Device) -> Table:

@@ -60,8 +60,10 @@ def open_table(title: str, *columns: str) -> Table:
     table.add_column(title, overflow="fold")
     for name in columns:
         is_number = name.endswith(">")
-        justify = "right" if is_number else "left"
-        table.add_column(name.rstrip(">"), justify=justify, overflow="fold", no_wrap=is_number)
+        if is_number:
+            table.add_column(name.rstrip(">"), justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
     return table
 
 

@@ -74,6 +74,7 @@ class JobOptions(PlainOptions, total=False):
 
 PUBLISHED = "published"  # what --cudnn stands for where no library is asked
 MAX_STEPS = 100
+MAX_ACCUMULATE = 2**20
 MAX_NEW_TOKENS = 2**20
 MAX_EVAL_BATCH = 2**24  # as of the training's
 MAX_SAMPLES = 2**50  # of a dataset
@@ -95,7 +96,7 @@ _ENUMERATIONS = {
 COUNTS: Mapping[str, int] = MappingProxyType(
     {
         "steps": MAX_STEPS,
-        "accumulate": MAX_STEPS,
+        "accumulate": MAX_ACCUMULATE,
         "new_tokens": MAX_NEW_TOKENS,
         "eval_batch": MAX_EVAL_BATCH,
         "dataset_size": MAX_SAMPLES,

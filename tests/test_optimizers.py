@@ -146,7 +146,7 @@ def test_the_defaults_are_those_of_cuda(kind: Optimizer) -> None:
     }
     expected = trace_of(Two, job(kind, default_impl(kind)), 2)
     told_nothing = lambda _kind, _impl, parameters: constructors[kind](list(parameters))  # noqa: E731
-    with mock.patch("planner.trace.build_optimizer", told_nothing):
+    with mock.patch("planner.trace.live_optimizer.build_optimizer", told_nothing):
         assert trace_of(Two, job(kind, default_impl(kind)), 2) == expected
 
 

@@ -84,7 +84,7 @@ def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
         if name in said:
             fields[name] = tuple(_checked(pattern, str) for pattern in said[name])
     if "accumulate" in said:
-        fields["accumulate"] = check_count("accumulate", said["accumulate"], MAX_STEPS)
+        fields["accumulate"] = check_count("accumulate", said["accumulate"], COUNTS["accumulate"])
     for name in ("new_tokens", "eval_batch", "dataset_size"):  # 0 stands for none
         if said.get(name, 0) != 0:
             fields[name] = check_count(name, said[name], COUNTS[name])

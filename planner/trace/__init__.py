@@ -29,13 +29,13 @@ from planner.trace.formats import with_own_types
 from planner.trace.growth_sources import growth_sources
 from planner.trace.hf import is_padded, notes_of
 from planner.trace.hf_values import known_values
-from planner.trace.optimizers import build_optimizer
+from planner.trace.live_optimizer import make_optimizer
 from planner.trace.precision import convert_model, meta_machine
 from planner.trace.real_cpu import Values, ValuesNeededError, built_with_values, values_kept
 from planner.trace.recorder import Recorder, Run
 from planner.trace.shapes import run_on_meta
 from planner.trace.sources import build_model, complete_by_library
-from planner.trace.step import Fetch, empty_batch, run_loop
+from planner.trace.step import Fetch, empty_batch, run_loop, with_few_micro_batches
 from planner.trace.trainable import choose_trained
 from planner.trace.weightless import tensors_put_on_gpu
 
@@ -165,7 +165,7 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
     with recorder:
         optimizer = None
         if job.mode is Mode.TRAIN:
-            optimizer = build_optimizer(job.optimizer, job.optimizer_impl, parameters)
+            optimizer = make_optimizer(model, job, parameters)
 
         def on_phase(step: int, phase: Phase) -> None:
             _label(recorder, parameters, optimizer)
@@ -174,7 +174,8 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
         machine = replace(meta_machine(job), label=recorder.label, criterion=criterion)
         evaluated = _batches(model, job, job.eval_batch) if job.eval_batch else None
         fetch = _batches(model, job, batch)
-        notes = run_loop(model, job, fetch, optimizer, on_phase, machine, evaluated)
+        short, notes = with_few_micro_batches(job)
+        notes = (*run_loop(model, short, fetch, optimizer, on_phase, machine, evaluated), *notes)
     return notes if criterion is None else (*notes, *criterion.notes())
 
 

@@ -8,7 +8,7 @@ names of its own, which stay bound likewise.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,8 +28,18 @@ from planner.trace.loss_source import notes_on_loss
 from planner.trace.machine import Fetch, Machine, OnPhase, Scaler
 from planner.trace.optimizers import clip, make_average
 
-__all__ = ["Fetch", "Machine", "OnPhase", "Scaler", "empty_batch", "loss_of", "run_loop"]
+__all__ = [
+    "Fetch",
+    "Machine",
+    "OnPhase",
+    "Scaler",
+    "empty_batch",
+    "loss_of",
+    "run_loop",
+    "with_few_micro_batches",
+]
 
+MOST_MICRO_BATCHES = 4  # of a step that are run; all but the first of them allocate the same
 EVALUATED_BATCHES = 2  # in the second, the names of the first are still bound
 
 _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
@@ -122,6 +132,21 @@ def run_loop(
         _train(script)
         notes += notes_on_loss(job.loss, script.names.output)
     return notes
+
+
+def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """Return the job with as many micro-batches as are worth running, and the sentence to repeat.
+
+    From the second one on, each finds the gradients of those before and adds to them in place, so that all
+    allocate the same blocks in the same order.
+    """
+    if job.accumulate <= MOST_MICRO_BATCHES:
+        return job, ()
+    note = (
+        f"of the {job.accumulate:,} micro-batches in each step, {MOST_MICRO_BATCHES} are run; the others "
+        "repeat the last"
+    )
+    return replace(job, accumulate=MOST_MICRO_BATCHES), (note,)
 
 
 def _run_forward(model: nn.Module, job: Job, fetch: Fetch, on_phase: OnPhase, machine: Machine) -> None:

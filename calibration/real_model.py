@@ -7,13 +7,16 @@ its buckets alone, without a process group, on a GPU too.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from planner.errors import ModelError, PlannerError
 from planner.events import Phase
 from planner.job import Job, Mode, TensorSpec
+from planner.nested import batch_of_specs
 from planner.report.job_json import job_to_json
 from planner.trace.formats import format_of, with_own_types
 from planner.trace.optimizers import build_optimizer
@@ -22,7 +25,7 @@ from planner.trace.sources import complete_by_library, find_constructor
 from planner.trace.step import OnPhase, run_loop
 from planner.trace.trainable import choose_trained
 
-Batch = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]
+Batch = tuple[tuple[Any, ...], dict[str, Any], Any]
 Build = Callable[[Job], nn.Module]
 
 
@@ -87,17 +90,10 @@ def host_batch(job: Job, batch: int) -> Batch:
             return draw(shape, dtype=dtype).contiguous(memory_format=format_of(job, shape, dtype))
         return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
 
-    args = tuple(like(spec, torch.randn) for spec in job.inputs if spec.keyword is None)
-    kwargs = {spec.keyword: like(spec, torch.randn) for spec in job.inputs if spec.keyword is not None}
-    with_target = job.mode is Mode.TRAIN and job.target is not None
-    return args, kwargs, like(job.target, torch.rand) if with_target and job.target is not None else None
+    return batch_of_specs(job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn))
 
 
 def _copy(host: Batch, device: str) -> Batch:
     # `copy=True` makes a new tensor on the CPU too, where tests run this; on a GPU it changes nothing.
-    args, kwargs, target = host
-    return (
-        tuple(tensor.to(device, copy=True) for tensor in args),
-        {key: tensor.to(device, copy=True) for key, tensor in kwargs.items()},
-        None if target is None else target.to(device, copy=True),
-    )
+    copied: Batch = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), host)
+    return copied

@@ -18,7 +18,7 @@ from planner.job import (
     Optimizer,
     Precision,
 )
-from planner.job_entries import arguments_of, count_of, sample_of
+from planner.job_entries import arguments_of, count_of, sample_of, targets_of
 from planner.named_models import check_source, loss_named_in
 from planner.resolve import MAX_STEPS, complete_job, default_job, is_completed_by_library, merge_job
 from planner.strict_yaml import Entry, read_entry
@@ -61,7 +61,7 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
     if "inputs" in values:
         fields["inputs"] = tuple(sample_of(item) for item in values["inputs"].items())
     if "target" in values:
-        fields["target"] = sample_of(values["target"])
+        fields |= targets_of(values["target"])
     if "steps" in values:
         fields["steps"] = count_of(values["steps"], MAX_STEPS)
     batch = count_of(values["batch"], MAX_BATCH) if "batch" in values else 1

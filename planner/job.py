@@ -77,12 +77,13 @@ class ClipGradients(StrEnum):
 class TensorSpec:
     """One sample of a tensor, without the batch dimension.
 
-    `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input).
+    `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input),
+    `batch.image=3x224x224` (an entry of one; `planner.nested` has the rest).
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"  # a torch dtype's name
-    keyword: str | None = None
+    keyword: str | None = None  # of what holds several tensors, the way to this one as well
 
     def __str__(self) -> str:
         named = f"{self.keyword}=" if self.keyword else ""
@@ -98,6 +99,7 @@ class Job:
     model_args: tuple[tuple[str, Any], ...] = ()  # constructor keywords in the user's order; lists are tuples
     inputs: tuple[TensorSpec, ...] = ()
     target: TensorSpec | None = None
+    targets: tuple[TensorSpec, ...] = ()  # in place of it, the tensors of a target that holds several
     loss: Loss | str = Loss.CROSS_ENTROPY  # one of these, or FILE.py:NAME
     mode: Mode = Mode.TRAIN
     optimizer: Optimizer = Optimizer.SGD
@@ -158,8 +160,11 @@ def parse_tensor_spec(text: str) -> TensorSpec:
     where = f"tensor {shown(text)}"
     named, equals, rest = text.strip().rpartition("=")
     sizes, colon, dtype = rest.partition(":")
-    if equals and not is_argument_name(named):
-        raise UsageError(f"{where}: {shown(named)} is no argument name; write it like input_ids=128:int64")
+    if equals and not _is_path(named):
+        raise UsageError(
+            f"{where}: {shown(named)} is no argument name; write it like input_ids=128:int64, "
+            "or batch.image=3x224x224 for an entry"
+        )
     if colon and dtype not in DTYPES:
         raise UsageError(f"{where}: unknown dtype {shown(dtype)}; use one of {', '.join(DTYPES)}")
     if sizes != "scalar" and not re.fullmatch(r"[0-9]+(x[0-9]+)*", sizes):
@@ -171,6 +176,13 @@ def parse_tensor_spec(text: str) -> TensorSpec:
     if any(len(size) > 13 for size in digits) or math.prod(map(int, digits)) > MAX_ELEMENTS:
         raise UsageError(f"{where}: more than 2**40 elements in one sample; make it smaller")
     return TensorSpec(tuple(map(int, digits)), dtype or "float32", named or None)
+
+
+def _is_path(text: str) -> bool:
+    """Whether this names an argument, or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
+    head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
+    return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
 def parse_model_arg(text: str) -> tuple[str, Any]:

@@ -22,6 +22,21 @@ def sample_of(entry: Entry) -> TensorSpec:
         raise entry.broken(str(error)) from None
 
 
+def targets_of(entry: Entry) -> dict[str, Any]:
+    """A target, or a list of those that it holds, each with a name: the options of a job."""
+    import yaml
+
+    if not isinstance(entry.node, yaml.SequenceNode):
+        target = sample_of(entry)
+        return {"target": target} if target.keyword is None else {"targets": (target,)}
+    items = items_of(entry)
+    targets = tuple(map(sample_of, items))
+    for item, target in zip(items, targets, strict=True):
+        if target.keyword is None:
+            raise item.broken("of several targets, each needs a name, such as boxes=100x4")
+    return {"targets": targets}
+
+
 def count_of(entry: Entry, most: int) -> int:
     """A whole number from 1."""
     number = entry.number(1, most)

@@ -62,7 +62,7 @@ class Options(PlainOptions, total=False):
 
     model_arg: Mapping[str, object] | str | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
-    target: Sample | None
+    target: Sample | Sequence[Sample] | None  # several with names, where a loss of one's own takes them
     freeze: str | Sequence[str] | None
     train_only: str | Sequence[str] | None
     models: str | PathLike[str] | None  # a catalogue in place of the planner's own
@@ -254,17 +254,25 @@ def _refuse_built(model: object) -> None:
 def _job_options(options: Options) -> JobOptions:
     args = options.get("model_arg") or ()
     inputs = options.get("input") or ()
-    target = options.get("target")
     given: JobOptions = {
         "model_args": _model_args(args),
         "inputs": [_sample(one) for one in ([inputs] if isinstance(inputs, Sample) else inputs)],
-        "target": None if target is None else _sample(target),
+        **_target(options.get("target")),
         "freeze": _patterns(options.get("freeze")),
         "train_only": _patterns(options.get("train_only")),
     }
     for name in (*_PLAIN, "dataset_size"):
         given[name] = options.get(name)  # type: ignore[literal-required]
     return given
+
+
+def _target(given: Sample | Sequence[Sample] | None) -> JobOptions:
+    """One tensor, or several with names."""
+    several = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    specs = [_sample(one) for one in several]
+    if len(specs) == 1 and specs[0].keyword is None:
+        return {"target": specs[0]}
+    return {"targets": specs}
 
 
 def _of_epoch(options: Options) -> JobOptions:

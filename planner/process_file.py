@@ -170,7 +170,7 @@ def _define(entry: Entry) -> Define:
         tensor = parse_tensor_spec(text)
     except UsageError as error:
         raise entry.broken(str(error)) from None
-    if tensor.keyword is None:
+    if tensor.keyword is None or not is_argument_name(tensor.keyword):
         raise entry.broken(f"NAME=SHAPE[:DTYPE] is wanted, such as var=1024x1024, not {text!r}")
     return Define(tensor.keyword, tensor)
 

@@ -30,6 +30,7 @@ from planner.job import (
     shown,
     split_model,
 )
+from planner.nested import check_nesting
 from planner.samples import find_sample
 
 
@@ -67,6 +68,7 @@ class JobOptions(PlainOptions, total=False):
     model_args: Sequence[tuple[str, Any]] | None  # added to the defaults key by key
     inputs: Sequence[TensorSpec] | None
     target: TensorSpec | None
+    targets: Sequence[TensorSpec] | None  # of a target that holds several tensors, in its place
     freeze: Sequence[str] | None
     train_only: Sequence[str] | None
     dataset_size: int | None
@@ -113,7 +115,7 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
     else:
         raise UsageError(_unknown_model(model, catalogue))
     job = merge_job(base, options)
-    if job.loss in (Loss.SUM, Loss.OUTPUT) and options.get("target") is not None:
+    if job.loss in (Loss.SUM, Loss.OUTPUT) and (options.get("target") or options.get("targets")):
         raise UsageError(f"{model}: loss {job.loss} compares with no target; leave one of the two away")
     return complete_job(job)
 
@@ -162,10 +164,15 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given.setdefault("ddp", True)
     if "optimizer" in given and base.optimizer_impl is default_impl(base.optimizer):
         given.setdefault("optimizer_impl", default_impl(given["optimizer"]))
-    for name in ("inputs", "freeze", "train_only"):
+    if "targets" in given:
+        given["target"] = None
+    elif "target" in given:
+        given["targets"] = ()
+    for name in ("inputs", "targets", "freeze", "train_only"):
         if name in given:
             given[name] = tuple(given[name])
     if given.get("loss") in (Loss.SUM, Loss.OUTPUT):
+        given.setdefault("targets", ())
         given.setdefault("target", None)  # such a loss compares with none
     if "inputs" in given and "target" not in given:
         given["target"] = _resized(base, given["inputs"])
@@ -213,10 +220,16 @@ def complete_job(job: Job) -> Job:
         )
     if not job.inputs and not is_completed_by_library(job):
         raise UsageError(f"{job.model}: its inputs are unknown; give one sample, such as --input 3x224x224")
+    check_nesting(job)
     if job.mode is not Mode.TRAIN or job.loss in (Loss.SUM, Loss.OUTPUT):
-        return replace(job, target=None)
+        return replace(job, target=None, targets=())
     if is_code(job.loss):  # whether it takes a target shows when its file is run
         return job
+    if job.targets:
+        raise UsageError(
+            f"{job.model}: loss {job.loss} compares with one tensor, not with {job.targets[0]}; give one "
+            "target without a name, or name a loss of your own: --loss FILE.py:NAME"
+        )
     if job.target is None or (job.loss is not Loss.CROSS_ENTROPY and "int" in job.target.dtype):
         example = "scalar:int64" if job.loss is Loss.CROSS_ENTROPY else "1000 (floats, shaped as the output)"
         raise UsageError(

@@ -27,7 +27,15 @@ from planner.device import (
 )
 from planner.errors import UsageError
 from planner.job import SOURCES, CatalogueEntry
-from planner.job_entries import alloc_conf_of, arguments_of, count_of, items_of, sample_of, truth_of
+from planner.job_entries import (
+    alloc_conf_of,
+    arguments_of,
+    count_of,
+    items_of,
+    sample_of,
+    targets_of,
+    truth_of,
+)
 from planner.named_models import job_named_in, loss_named_in
 from planner.resolve import COUNTS, JobOptions
 from planner.strict_yaml import Entry, read_entry
@@ -131,7 +139,7 @@ def _options(parts: Mapping[str, Entry], sources: Collection[str]) -> JobOptions
     if "input" in parts:
         found["inputs"] = [sample_of(item) for item in items_of(parts["input"])]
     if "target" in parts:
-        found["target"] = sample_of(parts["target"])
+        found |= targets_of(parts["target"])
     return cast(JobOptions, found)
 
 

@@ -145,7 +145,7 @@ def test_smallest_entry_takes_the_defaults_of_its_source(tmp_path: Path) -> None
         ),
         (f"{ENTRY}  inputs: 3x4\n", "line 4, a.inputs", "a list is wanted, not '3x4'"),
         (f"{ENTRY}  inputs:\n  - 3x4\n  - 3x0\n", "line 6, a.inputs[1]", "tensor '3x0': a size is 0"),
-        (f"{ENTRY}  target: [1]\n", "line 4, a.target", "a text is wanted"),
+        (f"{ENTRY}  target: [1]\n", "line 4, a.target[0]", "of several targets, each needs a name"),
         (f"{ENTRY}  loss: l2\n", "line 4, a.loss", "one of cross_entropy, mse, "),
         (f"{ENTRY}  steps: 1.5\n", "line 4, a.steps", "a whole number is wanted, not 1.5"),
         (f"{ENTRY}  steps: 0\n", "line 4, a.steps", "a number from 1 to 100 is wanted"),

@@ -220,6 +220,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "model_args": {"num_classes": 7},
         "inputs": ["3x128x128"],
         "target": "7",
+        "targets": [],
         "loss": "mse",
         "mode": "train",
         "optimizer": "adam",

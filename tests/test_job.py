@@ -78,8 +78,16 @@ def test_tensor_text_is_read_and_written(text: str, spec: TensorSpec) -> None:
             "tensor '3x1099511627776': more than 2**40 elements in one sample; make it smaller",
         ),
         ("9" * 5000, f"tensor '{'9' * 57}...': more than 2**40 elements in one sample; make it smaller"),
-        ("1 2=3", "tensor '1 2=3': '1 2' is no argument name; write it like input_ids=128:int64"),
-        ("=3", "tensor '=3': '' is no argument name; write it like input_ids=128:int64"),
+        (
+            "1 2=3",
+            "tensor '1 2=3': '1 2' is no argument name; write it like input_ids=128:int64, "
+            "or batch.image=3x224x224 for an entry",
+        ),
+        (
+            "=3",
+            "tensor '=3': '' is no argument name; write it like input_ids=128:int64, "
+            "or batch.image=3x224x224 for an entry",
+        ),
         (
             "3:int",
             "tensor '3:int': unknown dtype 'int'; use one of float32, float64, float16, bfloat16, int64, "

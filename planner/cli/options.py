@@ -61,11 +61,17 @@ class JobOptions:
         list[str] | None,
         Option(
             metavar="SHAPE[:DTYPE]",
-            help="One sample of an input, without the batch dimension: 3x224x224, ids=128:int64; repeatable.",
+            help="One sample of an input, without the batch dimension: 3x224x224, ids=128:int64, "
+            "batch.image=3x224x224 for an entry of a dict; repeatable.",
         ),
     ] = None
     target: Annotated[
-        Text, Option(metavar="SHAPE[:DTYPE]", help="One sample of the target, such as 10 or scalar:int64.")
+        list[str] | None,
+        Option(
+            metavar="SHAPE[:DTYPE]",
+            help="One sample of the target, such as 10 or scalar:int64; with names and --loss FILE.py:NAME "
+            "repeatable.",
+        ),
     ] = None
     loss: Annotated[
         Text,

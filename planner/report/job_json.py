@@ -32,6 +32,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "model_args": {key: _thaw(value) for key, value in job.model_args},
         "inputs": [str(spec) for spec in job.inputs],
         "target": None if job.target is None else str(job.target),
+        "targets": [str(spec) for spec in job.targets],
         "freeze": list(job.freeze),
         "train_only": list(job.train_only),
     }
@@ -80,6 +81,7 @@ def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
     for name in _FLAGS:
         if name in said:
             fields[name] = _checked(said[name], bool)
+    fields["targets"] = tuple(parse_tensor_spec(text) for text in said.get("targets", ()))
     for name in ("freeze", "train_only"):
         if name in said:
             fields[name] = tuple(_checked(pattern, str) for pattern in said[name])

@@ -18,7 +18,8 @@ def job_text(job: Job) -> str:
     """What is run, in one line."""
     given = ", ".join(f"{key}={_value(value)}" for key, value in job.model_args)
     model = f"{job.model} = {job.source}" if job.source else job.model
-    target = f", target {job.target}" if job.target is not None else ""
+    targets = job.targets if job.target is None else (job.target,)
+    target = f", target {' and '.join(map(str, targets))}" if targets else ""
     sample = f"one sample: input {' and '.join(map(str, job.inputs))}{target}"
     return f"{model}{f'({given})' if given else ''}; {doing(job)}; {sample}"
 

@@ -161,7 +161,7 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
     criterion = build_criterion(job)
     parameters = [*model.parameters(), *_adopt_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
-        job = replace(job, target=None)
+        job = replace(job, target=None, targets=())
     with recorder:
         optimizer = None
         if job.mode is Mode.TRAIN:

@@ -75,7 +75,7 @@ def build_criterion(job: Job) -> Criterion | None:
 
 def _checked(made: Callable[..., Any], name: str, job: Job) -> Criterion:
     needs, most = _positional(made)
-    has_target = job.target is not None
+    has_target = job.target is not None or bool(job.targets)
     if needs > 2 or most < 1:
         raise UsageError(f"loss {name}: takes {needs} arguments; write it as (output, target) or (output)")
     if needs == 2 and not has_target:

@@ -25,7 +25,8 @@ def with_own_types(job: Job) -> Job:
         return replace(spec, dtype=kind) if spec.dtype == "float32" else spec
 
     target = None if job.target is None else typed(job.target)
-    return replace(job, inputs=tuple(map(typed, job.inputs)), target=target)
+    inputs, targets = tuple(map(typed, job.inputs)), tuple(map(typed, job.targets))
+    return replace(job, inputs=inputs, target=target, targets=targets)
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:

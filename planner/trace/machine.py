@@ -9,9 +9,7 @@ from torch import Tensor, optim
 
 from planner.events import Phase, Role
 
-Fetch = Callable[
-    [], tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]
-]  # inputs, keyword inputs, target
+Fetch = Callable[[], tuple[tuple[Any, ...], dict[str, Any], Any]]  # inputs, keyword inputs, target
 OnPhase = Callable[[int, Phase], None]
 Label = Callable[[Tensor, Role], None]
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from planner.errors import ModelError
 from planner.events import Phase, Role
 from planner.job import Checkpoint, ClipGradients, Job, Loss, Mode, TensorSpec, ZeroGrad, is_code
+from planner.nested import batch_of_specs
 from planner.trace.checkpoint import checkpointed_blocks
 from planner.trace.ddp import Buckets, data_parallel
 from planner.trace.formats import format_of
@@ -53,9 +54,9 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 class _Names:
     """Names of a script; what they are bound to is alive."""
 
-    args: tuple[Tensor, ...] = ()
-    kwargs: dict[str, Tensor] = field(default_factory=dict)
-    target: Tensor | None = None
+    args: tuple[Any, ...] = ()  # of tensors, or of what holds some
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: Any = None
     output: Any = None
     loss: Tensor | None = None
 
@@ -261,16 +262,11 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
     return total
 
 
-def empty_batch(
-    job: Job, batch: int, device: str
-) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
+def empty_batch(job: Job, batch: int, device: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Uninitialised inputs and target of this batch size on the device."""
 
     def empty(spec: TensorSpec) -> Tensor:
         shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
         return torch.empty(shape, dtype=dtype, device=device, memory_format=format_of(job, shape, dtype))
 
-    args = tuple(empty(spec) for spec in job.inputs if spec.keyword is None)
-    kwargs = {spec.keyword: empty(spec) for spec in job.inputs if spec.keyword is not None}
-    needs_target = job.mode is Mode.TRAIN and job.target is not None
-    return args, kwargs, empty(job.target) if needs_target and job.target is not None else None
+    return batch_of_specs(job, empty)

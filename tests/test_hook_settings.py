@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_what_is_said_is_one_sentence(table: tuple[Setting, ...]) -> None:
         says = setting.effect in (Effect.STATED, Effect.REFUSED)
         assert bool(setting.says) == says, setting.name
         assert "\n" not in setting.says
+
+
+def test_the_page_names_what_is_not_planned() -> None:
+    """docs/hooks.md has each setting that is named in answers, refused or planned."""
+    page = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text(encoding="utf-8")
+    tables = (
+        *transformers_settings.SETTINGS, *lightning_settings.TRAINER, *lightning_settings.CALLBACKS,
+        *lightning_settings.PLUGINS, *accelerate_settings.SETTINGS, *accelerate_settings.DDP,
+    )  # fmt: skip
+    told = (Effect.STATED, Effect.REFUSED)
+    assert [one.name for one in tables if one.effect in told and f"| `{one.name}` |" not in page] == []
 
 
 def test_notes_and_refusals() -> None:

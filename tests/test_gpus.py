@@ -396,6 +396,36 @@ def test_picture(tmp_path: Path) -> None:
         GpusResult(replace(found.table, fits=tuple(none))).draw(tmp_path / "none.png")
 
 
+@pytest.mark.parametrize("outcome", [Outcome.FITS, Outcome.FITS_WITH_RETRIES])
+def test_a_picture_says_what_a_dot_beside_the_curve_is(tmp_path: Path, outcome: Outcome) -> None:
+    """The legend names each kind of dot; with retries a process reserves less than the curve has there."""
+    pytest.importorskip("matplotlib")
+    table = made_up().table
+    fits = tuple(replace(fit, outcome=outcome) for fit in table.fits if fit.max_batch)
+    GpusResult(replace(table, fits=fits)).draw(tmp_path / "gpus.svg")
+    drawn = (tmp_path / "gpus.svg").read_text(encoding="utf-8")
+    texts = ["on a GPU at the right, with its own CUDA context", "on a GPU at the right, with retries:"]
+    said = [f"<!-- {text} -->" in drawn or f"<!-- {text}\n" in drawn for text in texts]
+    assert said == [outcome is Outcome.FITS, outcome is Outcome.FITS_WITH_RETRIES]
+    assert "<!-- on a GPU with memory to spare -->" in drawn
+
+
+def test_dots_stand_at_the_batch_that_they_are_of() -> None:
+    """With `--batch` the figures are of that batch, and not of the largest."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from planner.report.gpu_plot import draw_on
+
+    table = made_up().table
+    fits = [replace(fit, batch=3, process_bytes=2**30) for fit in table.fits if fit.max_batch > 3]
+    axes = Figure().add_subplot()
+    draw_on(axes, table, fits)
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert len(dots) == len(fits) > 0
+    assert {(float(x), float(y)) for dot in dots for x, y in dot.get_xydata()} == {(3.0, 1.0)}
+
+
 def test_a_picture_names_cards_that_people_know() -> None:
     """Of the whole database the names stand apart, hold the ends, and are those of common whole cards."""
     from planner.report.gpu_plot import named_cards

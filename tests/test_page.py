@@ -386,6 +386,20 @@ def test_it_draws_all_plots_alone(opened: tuple[Any, list[str]], tmp_path: Path)
     assert picture.stat().st_size > 50_000
 
 
+@pytest.mark.parametrize("width", [320, 390, 600, 720, 1000, 1280, 1600])
+def test_it_is_no_wider_than_the_screen(opened: tuple[Any, list[str]], written: Path, width: int) -> None:
+    """Nothing scrolls sideways but a wide table in its frame, in which code has room to be read."""
+    page = opened[0].context.browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(written.as_uri())
+    page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    narrow = (
+        "[...document.querySelectorAll('td code')].filter(e => e.getBoundingClientRect().width < 120).length"
+    )
+    assert page.evaluate(narrow) == 0
+    page.close()
+
+
 def test_the_slider_moves_the_marker_and_the_figures(opened: tuple[Any, list[str]], written: Path) -> None:
     """At first the batch asked for; a step of the slider is the next batch size, up to one that fails."""
     page, heard = opened

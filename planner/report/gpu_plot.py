@@ -1,6 +1,7 @@
 """Peak memory against batch size, with a line for each card: the picture of `planner gpus`."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,6 +9,7 @@ from matplotlib.figure import Figure
 from planner.card_fits import CardFit, CardTable, curve
 from planner.device import MIB, Line
 from planner.errors import UsageError
+from planner.events import Outcome
 from planner.report.layout import doing
 from planner.report.picture import save_cropped_picture
 
@@ -15,6 +17,9 @@ GIB = 1024 * MIB
 OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
 _SIZE_INCHES = (9.0, 5.2)
 _DPI = 110  # about 1000 pixels wide: as a README shows it
+CURVE = "on a GPU with memory to spare"
+DOTS = "on a GPU at the right, with its own CUDA context"
+DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is released, so less is reserved"
 _MOST_LABELS = 12  # names that need not be spread out
 _LABEL_POINTS = 10.5
 _NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
@@ -43,10 +48,16 @@ def draw_gpus(table: CardTable, path: Path) -> None:
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
     shown = named_cards(cards)
-    _curve(axes, table)
-    _cards(axes, shown)
-    _frame(axes, table, shown)
+    draw_on(axes, table, shown)
     save_cropped_picture(figure, path)  # the names lie outside of the axes
+
+
+def draw_on(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
+    """Draw the curve of the job and these cards."""
+    _curve(axes, table)
+    _cards(axes, cards)
+    _frame(axes, table, cards)
+    _legend(axes)
 
 
 def named_cards(cards: list[CardFit]) -> list[CardFit]:
@@ -89,19 +100,24 @@ def _is_slice(fit: CardFit) -> bool:
 def _curve(axes: Axes, table: CardTable) -> None:
     points = curve(table)
     axes.plot(
-        [batch for batch, _ in points], [size / GIB for _, size in points], color=OWN, linewidth=2.2, zorder=3
+        [batch for batch, _ in points],
+        [size / GIB for _, size in points],
+        color=OWN,
+        linewidth=2.2,
+        zorder=3,
+        label=CURVE,
     )
 
 
 def _cards(axes: Axes, cards: list[CardFit]) -> None:
-    """A line at each card's memory, a dot at its largest batch and what that takes, names on the right."""
+    """A line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [fit.budget.device.usable.value / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
     axes.set_xlim(0, 1.03 * top)
     for fit, height, label in zip(cards, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
         axes.plot([0, 1.03 * top], [height, height], color=LINES, linewidth=0.9, zorder=1)
-        axes.plot([fit.max_batch], [fit.process_bytes / GIB], "o", color=OWN, markersize=5, zorder=4)
+        axes.plot([fit.batch], [fit.process_bytes / GIB], zorder=4, **_dot(fit))
         name, right = fit.budget.device.name, axes.get_xlim()[1]
         axes.annotate(
             f"{fit.max_batch:,}",
@@ -124,6 +140,21 @@ def _cards(axes: Axes, cards: list[CardFit]) -> None:
             color=TEXT,
             va="center",
         )
+
+
+def _dot(fit: CardFit) -> dict[str, Any]:
+    """How what a batch takes on a GPU is drawn, and what the legend says of it."""
+    plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
+    if fit.outcome is Outcome.FITS_WITH_RETRIES:
+        return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}
+    return {**plain, "label": DOTS}
+
+
+def _legend(axes: Axes) -> None:
+    """Each kind of mark once: why a dot may lie beside the curve."""
+    handles, labels = axes.get_legend_handles_labels()
+    kinds = dict(zip(labels, handles, strict=True))
+    axes.legend(kinds.values(), kinds.keys(), loc="upper left", fontsize=9, frameon=True, edgecolor=LINES)
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:

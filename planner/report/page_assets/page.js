@@ -46,12 +46,19 @@ function paint() {
   }));
 }
 
+// On a narrow screen the names of phases would lie over each other; those of the steps stay.
+function thin(name, layout) {
+  if (name !== "timeline" || at(name).clientWidth >= 600) return;
+  layout.annotations = layout.annotations.filter((one) => one.text.startsWith("<b>"));
+}
+
 async function draw() {
   // plotly.js 4 offers by default to send the figure to its maker's site.
   const alone = { showSendToCloud: false, plotlyServerURL: "" };
   const buttons = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
   const config = { responsive: true, ...alone, ...buttons };
   for (const [name, figure] of Object.entries(data.figures)) {
+    thin(name, figure.layout);
     await Plotly.newPlot(at(name), figure.data, figure.layout, config);
   }
   await paint();

@@ -37,6 +37,10 @@ class ModelError(PlannerError):
     exit_code = 3
 
 
+class BatchTooLargeError(ModelError):
+    """A batch size at which the model reads more values than a run on the CPU shall hold."""
+
+
 class DataFileError(PlannerError):
     """A file that the planner reads (models.yaml, a device, a calibration, a saved trace) is broken."""
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from planner.convolutions import Asked
 
+RANDOM_COURSE = "random numbers on the CPU"  # stands in a note of traces in which chance decides conditions
 FROM_CHANCE = "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
 
 

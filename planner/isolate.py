@@ -19,7 +19,7 @@ from threading import Event, Timer
 from typing import IO, Any
 
 from planner.chip import Chip
-from planner.errors import DataFileError, ModelError, PlannerError, UsageError
+from planner.errors import BatchTooLargeError, DataFileError, ModelError, PlannerError, UsageError
 from planner.events import Trace
 from planner.job import Job
 from planner.plan import Tell, Tracer
@@ -31,7 +31,7 @@ DEFAULT_LIMIT_SECONDS = 600.0
 LONGEST_LIMIT_SECONDS = 10**6
 MOST_ANSWER_BYTES = 2**16
 _KINDS: dict[str, type[PlannerError]] = {
-    kind.__name__: kind for kind in (UsageError, ModelError, DataFileError)
+    kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
 }
 
 Opener = Callable[[Job, int | None, Factory | None, Chip, Take], Workload]  # as `trace_workload`

@@ -9,8 +9,8 @@ from time import perf_counter
 from planner.affine import align, refit
 from planner.budget import Budget, chance_out_of_memory, process_bytes, upper_process_bytes
 from planner.epoch import last_batch, most_batch, over_epoch
-from planner.errors import ModelError
-from planner.events import FROM_CHANCE, Outcome, Role, Trace
+from planner.errors import BatchTooLargeError, ModelError
+from planner.events import FROM_CHANCE, RANDOM_COURSE, Outcome, Role, Trace
 from planner.floor import least_bytes
 from planner.growth import Growth, find_growth
 from planner.growth_limit import StepLimit, find_step_limit
@@ -169,24 +169,27 @@ def plan_max_batch(
     else:
         note = f"sizes are no straight line in the batch size, so each probe was traced by itself: {whole}"
         source = lambda batch: replace(traces.at(batch), notes=(*traces.at(batch).notes, note))  # noqa: E731
-        is_drawn = any(FROM_CHANCE in note for note in traces.at(FIT_BATCHES[0]).notes)
+        notes = traces.at(FIT_BATCHES[0]).notes
+        is_drawn = any(FROM_CHANCE in note or RANDOM_COURSE in note for note in notes)
         found = (_search_drawn if is_drawn else _search_anew)(job, budget.arena, traces)
 
     if multiple_of > 1:
         found = round_down(
             found,
             multiple_of,
-            lambda batch: replay(over_epoch(job, batch, traces.at), batch, budget.arena).outcome,
+            lambda batch: _outcome(job, batch, budget.arena, traces),
         )
 
     def at(batch: int) -> Estimate:
-        return estimate(job, over_epoch(job, batch, source), batch, budget, traces.seconds)
+        found = estimate(job, over_epoch(job, batch, source), batch, budget, traces.seconds)
+        return replace(found, notes=(*found.notes, *traces.limits()))
 
     at_max = at(found.largest) if found.largest else None
     at_comfortable = at_max if found.comfortable == found.largest else None
     if at_comfortable is None and found.comfortable:
         at_comfortable = at(found.comfortable)
-    first_failure = at(found.first_failure) if found.first_failure else None
+    failure = found.first_failure if found.first_failure not in traces.too_large else None
+    first_failure = at(failure) if failure else None
     seconds = Seconds(traces.seconds, perf_counter() - start - traces.seconds)
     return Plan(job, budget, found, at_max, first_failure, seconds, multiple_of, at_comfortable)
 
@@ -203,7 +206,10 @@ def _settle(job: Job, whole: Trace, arena: Arena, traces: "_Traces") -> tuple[Tr
         found = _search(job, whole, arena, traces, found)
         answer = max(found.largest, 1)
         is_new = not traces.has(answer)
-        refitted = refit(whole, traces.at(answer))
+        try:
+            refitted = refit(whole, traces.at(answer))
+        except BatchTooLargeError:
+            return f"values cannot be read at batch {answer}", found
         if isinstance(refitted, str):
             return refitted, found
         was_right = _is_as_told(refitted, traces, last_batch(job, answer))
@@ -264,9 +270,15 @@ def _search(job: Job, whole: Trace, arena: Arena, traces: "_Traces", near: Searc
 
 
 def _search_anew(job: Job, arena: Arena, traces: "_Traces", near: Search | None = None) -> Search:
-    return largest(
-        lambda batch: replay(over_epoch(job, batch, traces.at), batch, arena).outcome, most_batch(job), near
-    )
+    return largest(lambda batch: _outcome(job, batch, arena, traces), most_batch(job), near)
+
+
+def _outcome(job: Job, batch: int, arena: Arena, traces: "_Traces") -> Outcome:
+    """Whether a batch size fits that is traced by itself; one that cannot be traced ends the search."""
+    try:
+        return replay(over_epoch(job, batch, traces.at), batch, arena).outcome
+    except BatchTooLargeError:
+        return Outcome.DOES_NOT_FIT
 
 
 def _search_drawn(job: Job, arena: Arena, traces: "_Traces") -> Search:
@@ -276,13 +288,16 @@ def _search_drawn(job: Job, arena: Arena, traces: "_Traces") -> Search:
     def need_bytes(batch: int) -> int:
         return replay(traces.at(batch), batch, endless).peak_reserved_bytes
 
-    return largest_by_line(
-        lambda batch: replay(over_epoch(job, batch, traces.at), batch, arena).outcome,
-        need_bytes,
-        arena.share_bytes or 0,
-        FIT_BATCHES,
-        most_batch(job),
-    )
+    try:
+        return largest_by_line(
+            lambda batch: _outcome(job, batch, arena, traces),
+            need_bytes,
+            arena.share_bytes or 0,
+            FIT_BATCHES,
+            most_batch(job),
+        )
+    except BatchTooLargeError:  # the line leads beyond what can be traced
+        return _search_anew(job, arena, traces)
 
 
 class _Traces:
@@ -290,11 +305,19 @@ class _Traces:
 
     def __init__(self, tracer: Tracer, tell: Tell) -> None:
         self.seconds = 0.0
+        self.too_large: dict[int, str] = {}  # batch sizes with more values than can be read, and why
         self._tracer, self._tell = tracer, tell
         self._taken: dict[int, Trace | ModelError] = {}
 
     def has(self, batch: int) -> bool:
-        return batch in self._taken
+        return batch in self._taken and batch not in self.too_large
+
+    def limits(self) -> tuple[str, ...]:
+        """Say from which batch size on nothing could be traced, if any."""
+        if not self.too_large:
+            return ()
+        batch = min(self.too_large)
+        return (f"batch sizes from {batch} on are not planned: {self.too_large[batch]}",)
 
     def at(self, batch: int) -> Trace:
         if batch not in self._taken:
@@ -304,6 +327,8 @@ class _Traces:
                 self._taken[batch] = self._tracer(batch)
             except ModelError as error:
                 self._taken[batch] = error
+                if isinstance(error, BatchTooLargeError):
+                    self.too_large[batch] = str(error)
             self.seconds += perf_counter() - start
         taken = self._taken[batch]
         if isinstance(taken, ModelError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tracing import AMPERE, born, job_of
 
-from planner.affine import align
-from planner.errors import ModelError
+import planner
+from planner.affine import align, refit
+from planner.errors import BatchTooLargeError, ModelError
 from planner.events import Trace, check
 from planner.job import Job, Loss, Mode
 from planner.resolve import resolve_job
@@ -169,13 +171,99 @@ def test_torch_is_as_it_was_afterwards() -> None:
 
 
 def test_values_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that would fill the machine are not drawn; one line says so."""
+    """Values that would fill the machine are not drawn; one line says where, and what can be done."""
     monkeypatch.setattr(recipes, "MOST_BYTES", 2**20)
-    with pytest.raises(ModelError) as error:
+    with pytest.raises(BatchTooLargeError) as error:
         trace_of(lambda: Calls(lambda x: x[x > 0]), job_of(str(2**19)), 1)
-    assert str(error.value) == (
-        "values of a tensor of 2 MiB are read, which is more than the 1 MiB that are drawn at random; "
-        "take a smaller batch"
+    place, _, rest = str(error.value).partition(" (test_real_cpu.py:")
+    assert place == "test: the model's own forward at batch 1"
+    assert rest.endswith(
+        "values of a tensor of 2 MiB are read, more than the 1 MiB that are drawn at random on the CPU; "
+        "take that call out of the traced path"
+    )
+
+
+class Reads(nn.Module):
+    """Two layers with something between them that reads what the first one gives."""
+
+    def __init__(self, read: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.read = read
+        self.first, self.second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.read(hidden)
+        return self.second(hidden).mean()
+
+
+def refuse_nan(x: Tensor) -> None:
+    """A guard as people write it."""
+    if torch.isnan(x).any() or not torch.isfinite(x).all():
+        raise ValueError("not finite")
+
+
+NOTHING_DEPENDS_ON_THESE: list[Callable[[Tensor], object]] = [
+    refuse_nan,
+    lambda x: x.mean().item(),
+    lambda x: f"{float(x.max()):.2f}",
+    lambda x: x.detach().cpu().numpy().mean(),
+    lambda x: x.mean((0, 2, 3)).tolist(),
+    lambda x: torch.equal(x, x + 1),
+    lambda x: x.relu() if x.max() > 30 else x,
+    lambda x: refuse_nan(x.log()),
+    lambda x: refuse_nan(1 / x.relu()),
+    lambda x: int((x > 0).sum()),
+]
+
+
+@pytest.mark.parametrize("read", NOTHING_DEPENDS_ON_THESE)
+def test_what_decides_no_shape_changes_no_answer(read: Callable[[Tensor], object]) -> None:
+    """Where tensors of any size are read to no effect on memory, sizes are straight lines in the batch, and
+    the answer rests on no trace with values at each batch size.
+    """
+    job = job_of("1x256x256", mode=Mode.TRAIN, loss=Loss.OUTPUT)
+    low, high, large = (trace_of(lambda: Reads(read), job, batch) for batch in (2, 3, 128))
+    check(large)
+    whole = align(low, high)
+    assert isinstance(whole, Trace)
+    assert isinstance(refit(whole, large), Trace)
+    assert large.notes[-1].endswith("decided by random numbers on the CPU, not by data and trained weights")
+    assert large.notes[0] == "values of large tensors are taken as at batch 4, counts in proportion"
+
+
+def test_counts_of_large_tensors_are_in_proportion() -> None:
+    """Of what a mask lets through at a batch too large to be computed, half is so, as at a smaller one."""
+    for count in (
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: (x > 0).nonzero()[:, 0].float(),
+    ):
+        taken = trace_of(lambda count=count: Calls(count), job_of(str(2**20)), 80)  # type: ignore[misc]
+        sizes = born(taken, "index.Tensor") + born(taken, "masked_select") + born(taken, "nonzero")
+        rows = 16 if born(taken, "nonzero") else 4
+        assert abs(max(sizes) / rows / (80 * 2**20) - 0.5) < 0.002
+        assert taken.notes[-1].endswith(DRAWN)
+
+
+def test_counts_that_are_read_grow_with_the_batch() -> None:
+    """A number that counts elements is as many times larger as the batch is."""
+    taken = trace_of(lambda: Calls(lambda x: x.new_zeros(int((x > 0).sum()))), job_of(str(2**20)), 64)
+    assert abs(born(taken, "new_zeros")[-1] / 4 / (64 * 2**20) - 0.5) < 0.002
+
+
+def test_the_answer_stays_below_what_the_cpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more values decide shapes than can be drawn, the largest batch size that can be traced is the
+    answer, which says so.
+    """
+    monkeypatch.setattr(recipes, "MOST_BYTES", 2**22)
+    model = partial(Reads, lambda x: torch.repeat_interleave((x > 0).long().flatten()))
+    options = {"input": "1x64x64", "loss": "output", "allocator_cap_mib": 2000}
+    found = planner.max_batch(model, **options).to_dict()  # type: ignore[arg-type]
+    assert found["max_batch"] == 16
+    assert found["first_failure"] is None
+    assert any(
+        text.startswith("batch sizes from 17 on are not planned") for text in found["at_max"]["assumptions"]
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import planner
 from planner.cli.devices import Devices
+from planner.cli.output import progress_line
 from planner.device import find_device, load_devices
 
 BIN = Path(sys.executable).parent
@@ -190,3 +191,9 @@ def test_a_pipe_loads_no_rich() -> None:
         "import sys; from planner.cli import run; run(['devices', '4090']); sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_progress_says_how_long_it_takes() -> None:
+    """A line of progress that stands there for two seconds counts them."""
+    assert progress_line("tracing batch 64", 1.9) == "tracing batch 64"
+    assert progress_line("tracing batch 64", 12.2) == "tracing batch 64, 12 s"

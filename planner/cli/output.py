@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Any, Protocol, TextIO, cast
 
 from planner.cli.options import OutputOptions
 from planner.errors import UnsavedError
 from planner.plan import Tell
 
+SILENT_SECONDS = 2  # after which a line of progress counts
 WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow
 
 
@@ -72,14 +75,51 @@ def working() -> Iterator[Tell]:
 
 @contextmanager
 def _rewriting() -> Iterator[Tell]:
-    width = 0
+    progress = _Progress()
+    done = Event()
 
-    def tell(line: str) -> None:
-        nonlocal width
-        print(f"\r{line:<{width}}", end="", file=sys.stderr, flush=True)
-        width = len(line)
+    def tick() -> None:
+        while not done.wait(1):
+            progress.show()
 
+    ticking = Thread(target=tick, daemon=True)
+    ticking.start()
     try:
-        yield tell
+        yield progress.tell
     finally:
-        print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)
+        done.set()
+        ticking.join()
+        progress.wipe()
+
+
+class _Progress:
+    """One line on a terminal, with the seconds that it stands there once these are some."""
+
+    def __init__(self) -> None:
+        self._line, self._width, self._since = "", 0, monotonic()
+        self._lock = Lock()
+
+    def tell(self, line: str) -> None:
+        """Show a line in place of the one before."""
+        self._line, self._since = line, monotonic()
+        self.show()
+
+    def show(self) -> None:
+        """Show the line as it is by now."""
+        if self._line:
+            self._write(progress_line(self._line, monotonic() - self._since))
+
+    def wipe(self) -> None:
+        """Leave nothing there."""
+        self._write("")
+        print("\r", end="", file=sys.stderr, flush=True)
+
+    def _write(self, text: str) -> None:
+        with self._lock:
+            print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+
+
+def progress_line(line: str, seconds: float) -> str:
+    """What is being done, and for how long where that is longer than two seconds."""
+    return f"{line}, {seconds:.0f} s" if seconds >= SILENT_SECONDS else line

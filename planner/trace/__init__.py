@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 from planner.chip import chip_of
-from planner.errors import ModelError, PlannerError
+from planner.errors import BatchTooLargeError, ModelError, PlannerError
 from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
 from planner.trace.calls import Calls
@@ -31,13 +31,15 @@ from planner.trace.hf import is_padded, notes_of
 from planner.trace.hf_values import known_values
 from planner.trace.live_optimizer import make_optimizer
 from planner.trace.precision import convert_model, meta_machine
-from planner.trace.real_cpu import Values, ValuesNeededError, built_with_values, values_kept
+from planner.trace.reads import Reading, take_reading
+from planner.trace.real_cpu import Values, ValuesNeededError
 from planner.trace.recorder import Recorder, Run
 from planner.trace.shapes import run_on_meta
 from planner.trace.sources import build_model, complete_by_library
 from planner.trace.step import Fetch, empty_batch, run_loop, with_few_micro_batches
 from planner.trace.trainable import choose_trained
 from planner.trace.weightless import tensors_put_on_gpu
+from planner.trace.with_values import built_with_values, values_kept
 
 __all__ = ["trace"]
 
@@ -82,11 +84,11 @@ def _trace(
 ) -> Trace:
     job = complete_by_library(job)
 
-    def take(model: nn.Module, run: Run) -> Trace:
+    def take(model: nn.Module, run: Run, size: int = batch) -> Trace:
         return _take(
             job,
             model,
-            batch,
+            size,
             Recorder(
                 model,
                 equip(chip_of(capability, multiprocessors), job),
@@ -103,14 +105,18 @@ def _trace(
             return _with_notes(take(build(job), run_on_meta), placement)
     except ValuesNeededError as error:
         first = error
-    if calls is not None:
-        calls.found.clear()
-    with planned_device(capability=path_of) as placement, values_kept():
-        with built_with_values() as known:
-            model = build(job)
-        values = Values(known)
-        taken = _with_notes(take(model, values.run), placement)
-    return replace(taken, notes=(*taken.notes, first.note(values)))
+
+    def take_with_values(size: int, how: Reading) -> Trace:
+        if calls is not None:
+            calls.found.clear()
+        with planned_device(capability=path_of) as placement, values_kept():
+            with built_with_values() as known:
+                model = build(job)
+            values = Values(known, how.most_bytes, how.answers, how.noted)
+            taken = _with_notes(take(model, values.run, size), placement)
+        return replace(taken, notes=(*taken.notes, *first.notes(values)))
+
+    return take_reading(batch, take_with_values)
 
 
 def _with_notes(taken: Trace, placement: Placement) -> Trace:
@@ -142,6 +148,9 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
                 ),
             )
             return replace(taken, growth_sources=growth_sources(taken, batch, recorder))
+    except BatchTooLargeError as error:
+        where = f"{job.model}: {recorder.place()} at batch {batch}{_source_line(error)}"
+        raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything

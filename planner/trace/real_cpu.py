@@ -9,25 +9,34 @@ needed, and a batch costs little more than its shapes do. The generator starts f
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from planner.errors import ModelError
-from planner.events import FROM_CHANCE, Phase
+from planner.events import FROM_CHANCE, RANDOM_COURSE, Phase
+from planner.trace.reads import (
+    Answer,
+    Key,
+    LargeReadError,
+    Reads,
+    answered,
+    is_count,
+    line_that_reads,
+    noted_answer,
+    scaled_count,
+)
 from planner.trace.recipes import DRAWN, Contents, Recipe, Ref, compute, draw, fill, layout_of, written_to
 from planner.trace.shapes import run_on_meta
-from planner.trace.weightless import build_with_values
 
 aten = torch.ops.aten
 
-SEED = 0
 _CPU = torch.device("cpu")
+ENDLESS = float("inf")
+MOST_LINES = 3  # that are named
 
 
 class ValuesNeededError(ModelError):
@@ -40,22 +49,40 @@ class ValuesNeededError(ModelError):
         )
         self.place = place
 
-    def note(self, values: "Values") -> str:
+    def notes(self, values: "Values") -> tuple[str, ...]:
         """What the answer must say once the values were there."""
-        if values.drew:
-            return (
-                f"{self.place}, which reads values: shapes that depend on them come from {FROM_CHANCE} on "
-                "the CPU, not from data and trained weights"
+        if values.drew_shapes:
+            how = (
+                f"shapes that depend on them come from {FROM_CHANCE} on the CPU, not from data and trained "
+                "weights"
             )
-        return f"{self.place}, which reads values: they were computed on the CPU"
+        elif values.drew:
+            how = f"conditions on them are decided by {RANDOM_COURSE}, not by data and trained weights"
+        else:
+            how = "they were computed on the CPU"
+        return (*values.notes(), f"{self.place}, which reads values: {how}")
 
 
 class Values:
     """Runs operators of one trace on meta and remembers how their values come about."""
 
-    def __init__(self, known: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """`known` are pairs of a tensor with values and its like on meta."""
+    def __init__(
+        self,
+        known: Sequence[tuple[Tensor, Tensor]] = (),
+        most_bytes: Callable[[Any], float] = lambda func: ENDLESS,
+        answers: Reads | None = None,
+        noted: Reads | None = None,
+    ) -> None:
+        """`known` are pairs of a tensor with values and its like on meta.
+
+        `most_bytes` of a tensor of chance are computed for an operator that reads; beyond, `answers` has what
+        it gives, or LargeReadError is raised. What is computed goes into `noted`.
+        """
         self.drew = False  # whether anything that was read comes from chance
+        self.drew_shapes = False  # whether that decided the shape of a result
+        self._most_bytes, self._answers, self._noted_reads = most_bytes, answers, noted
+        self._lines: dict[str, None] = {}  # that read
+        self._was_answered = False
         self._of: dict[int, Contents] = {}  # by identity of the storage
         self._watched: dict[int, weakref.ref[Any]] = {}
         for real, like in known:
@@ -84,6 +111,19 @@ class Values:
         if not (in_backward or is_empty or phase is Phase.OPTIMIZER):
             self._remember(recipe, args, kwargs, out)
         return out
+
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on the reads beside the first."""
+        found = []
+        if self._was_answered and self._answers is not None:
+            found.append(
+                f"values of large tensors are taken as at batch {self._answers.batch}, counts in proportion"
+            )
+        if len(self._lines) > 1:
+            lines = [*self._lines]
+            more = f" and {len(lines) - MOST_LINES} others" if len(lines) > MOST_LINES else ""
+            found.append(f"values are read at {', '.join(lines[:MOST_LINES])}{more}")
+        return tuple(found)
 
     # ---- what is remembered
 
@@ -138,44 +178,91 @@ class Values:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 found.append(index)
                 continue
-            ref = self._noted(index)
-            self._settle(ref.contents)
-            count = int(ref.on(ref.contents.storage).count_nonzero())
+            count = self._count(index)
             found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.dim())]
+        return found
+
+    def _count(self, mask: Tensor) -> int:
+        """How many elements of the mask are true."""
+        ref = self._noted(mask)
+        key = (str(aten.index.Tensor), line_that_reads())
+        answer = self._answer_to(key, aten.index.Tensor, [ref.contents])
+        if answer is not None:
+            self.drew_shapes = True
+            return scaled_count(answer, mask.numel())
+        self._settle(ref.contents)
+        count = int(ref.on(ref.contents.storage).count_nonzero())
+        self.drew_shapes |= ref.contents.by_chance
+        if self._noted_reads is not None:
+            self._noted_reads.note(key, Answer(mask.numel(), count))
+        return count
+
+    def _answer_to(self, key: Key, func: Any, needed: list[Contents]) -> Answer | None:
+        """What the read gave in another run; None where it is to be computed. Raises LargeReadError."""
+        self._lines.setdefault(key[1])
+        size_bytes, is_of_chance = _largest(needed)
+        if not is_of_chance or size_bytes <= self._most_bytes(func):
+            return None
+        if self._answers is None:
+            raise LargeReadError(size_bytes)
+        found = self._answers.following(key)
+        if found is not None:
+            self.drew = self._was_answered = True
         return found
 
     def _run_at_once(
         self, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
         """The result of an operator that meta has no answer for. Raises `error` where the CPU has none."""
-        for contents in recipe.needed:
-            self._settle(contents)
+        func, needed = recipe.func, recipe.needed
+        key = (str(func), line_that_reads())
         stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in _leaves(args, kwargs))
+        answer = self._answer_to(key, func, needed) if stays or func is not aten._to_copy.default else None
+        if answer is not None and self._answers is not None:
+            out = self._answered(func, answer, args[0], kwargs)
+            if is_count(out, _source(needed)):
+                return out * self._answers.wanted // self._answers.batch
+            if out is not NotImplemented:
+                return out
+        for contents in needed:
+            self._settle(contents)
         try:
             out, copies = compute(recipe)
         except Exception:
             raise error from None
-        if recipe.func is aten.nonzero.default:
+        is_of_chance = any(contents.by_chance for contents in needed)
+        self.drew_shapes |= is_of_chance and not stays and isinstance(out, Tensor | tuple)
+        if self._noted_reads is not None and needed:
+            self._noted_reads.note(key, noted_answer(func, args[0].numel(), out))
+        if func is aten.nonzero.default:
             out = out.t().contiguous().t()  # a column after the other (native/cuda/Nonzero.cu)
-        written = written_to(recipe.func, args, kwargs)
+        written = written_to(func, args, kwargs)
         for tensor in written:
             if not tensor.is_meta:
                 continue
             before = self._of[tensor.untyped_storage()._cdata]
             storage = copies[id(before)]
-            self._hold(tensor, Contents(storage.nbytes(), before.dtype, None, storage))
+            self._hold(tensor, Contents(storage.nbytes(), before.dtype, None, storage, is_of_chance))
         if written:
             return written[0]
-        return out if stays else tree_map(self._like, out)
+        return out if stays else tree_map(lambda real: self._like(real, is_of_chance), out)
 
-    def _like(self, real: Any) -> Any:
+    def _answered(self, func: Any, answer: Answer, read: Tensor, options: dict[str, Any]) -> Any:
+        out = answered(func, answer, read, tuple(read.shape))
+        if out is None:  # a copy on the CPU that nobody knows takes no memory there
+            kind = options.get("dtype") or read.dtype
+            return torch.zeros((), dtype=kind).expand(read.shape)
+        self.drew_shapes |= func is not aten._to_copy.default and isinstance(out, Tensor | tuple)
+        return out
+
+    def _like(self, real: Any, by_chance: bool) -> Any:
         if not isinstance(real, Tensor):
             return real
         real = real.clone()  # without gaps, and laid out as it is where it had none
         like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         if real.numel():
             storage = real.untyped_storage()
-            self._hold(like, Contents(storage.nbytes(), real.dtype, None, storage))
+            self._hold(like, Contents(storage.nbytes(), real.dtype, None, storage, by_chance))
         return like
 
     def _settle(self, wanted: Contents) -> None:
@@ -199,6 +286,33 @@ class Values:
             contents.recipe = None
 
 
+def _largest(wanted: list[Contents]) -> tuple[int, bool]:
+    """Bytes of the largest contents that have to be computed for these, and whether any come from chance."""
+    waiting, seen = [*wanted], {id(contents) for contents in wanted}
+    largest, is_of_chance = 0, False
+    while waiting:
+        contents = waiting.pop()
+        if contents.storage is not None:
+            is_of_chance |= contents.by_chance
+            continue
+        largest = max(largest, contents.size_bytes)
+        recipe = contents.recipe
+        if recipe is None or recipe.drawn:
+            is_of_chance = True
+            continue
+        for needed in recipe.needed:
+            if id(needed) not in seen:
+                seen.add(id(needed))
+                waiting.append(needed)
+    return largest, is_of_chance
+
+
+def _source(needed: list[Contents]) -> str:
+    """The operator that makes what is read, as far as that is not computed yet."""
+    recipe = needed[0].recipe if len(needed) == 1 else None
+    return "" if recipe is None else str(recipe.func._schema.name)
+
+
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return tree_flatten((args, kwargs))[0]
 
@@ -207,55 +321,3 @@ def _is_on_meta(leaf: Any) -> bool:
     return (
         leaf.is_meta if isinstance(leaf, Tensor) else isinstance(leaf, torch.device) and leaf.type == "meta"
     )
-
-
-# ---- the model
-
-
-@contextmanager
-def built_with_values() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """While open, models are built with their parameters on meta, but buffers with their values.
-
-    The list fills with pairs of a buffer and its like on meta.
-    """
-    known: list[tuple[Tensor, Tensor]] = []
-
-    def build(construct: Callable[[], object]) -> object:
-        model, pairs = build_with_values(construct)
-        known.extend(pairs)
-        return model
-
-    with mock.patch("planner.trace.sources.build_weightless", build):
-        yield known
-
-
-@contextmanager
-def values_kept() -> Iterator[None]:
-    """While open, tensors made from Python's numbers keep them on the way to meta, and the generator, which
-    is afterwards as it was, has started from the seed. One thread: most tensors are small.
-    """
-    threads = torch.get_num_threads()
-    plain, new = torch.as_tensor, Tensor.new_tensor
-
-    def tensor(
-        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any
-    ) -> Tensor:
-        made = plain(data, dtype=dtype).clone() if isinstance(data, Tensor) else plain(data, dtype=dtype)
-        return made.to(device=device).requires_grad_(requires_grad)
-
-    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-        return plain(data, dtype=dtype).to(device=device)
-
-    def new_tensor(self: Tensor, data: Any, **options: Any) -> Tensor:
-        if not self.is_meta:
-            return new(self, data, **options)
-        defaults: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-        return tensor(data, **(defaults | options))
-
-    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
-        for owner, replacement in ((torch, tensor), (torch, as_tensor), (Tensor, new_tensor)):
-            stack.enter_context(mock.patch.object(owner, replacement.__name__, replacement))
-        torch.manual_seed(SEED)
-        stack.callback(torch.set_num_threads, threads)
-        torch.set_num_threads(1)
-        yield

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from planner.errors import ModelError
+from planner.errors import BatchTooLargeError
 from planner.trace.nms import nms
 
 MOST_BYTES = 2**31  # of one storage whose values are asked for
@@ -22,6 +22,7 @@ DRAWN = (
     *("convolution", "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "addmv", "aten::mv"),
     *("scaled_dot_product", "_grouped_mm", "_cudnn_rnn", "roi_align"),
 )
+_UNBOUNDED = ("log", "div", "reciprocal", "exp", "sqrt", "pow")  # may leave the finite numbers
 _MADE_HERE: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # no CPU kernel beside every torch
 
 
@@ -33,6 +34,7 @@ class Contents:
     dtype: torch.dtype
     recipe: "Recipe | None" = None  # None: nobody knows, so they are drawn
     storage: torch.UntypedStorage | None = None
+    by_chance: bool = False  # the values, once they are there, come from some that were drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +95,29 @@ def fill(recipe: Recipe) -> None:
         out, copies = compute(recipe)
     except (NotImplementedError, RuntimeError, IndexError):
         return
+    by_chance = any(contents.by_chance for contents in recipe.needed)
     for before, reference in recipe.written:
         after = reference()
         if after is not None:
-            after.storage = copies[id(before)]
+            after.storage, after.by_chance = copies[id(before)], by_chance or before.by_chance
     results = tree_flatten(out)[0]
     for index, layout, reference in recipe.made:
         contents = reference()
         if contents is not None:
-            contents.storage = _laid_out(results[index], layout, contents.size_bytes)
+            result = _finite(recipe.func, results[index]) if by_chance else results[index]
+            contents.storage, contents.by_chance = _laid_out(result, layout, contents.size_bytes), by_chance
+
+
+def _finite(func: Any, drawn: Tensor) -> Tensor:
+    """Numbers of chance without NaN, and without infinities where they are out of an operator's domain.
+
+    Training goes well in the run that is planned: what checks for them finds none.
+    """
+    if not drawn.dtype.is_floating_point:
+        return drawn
+    if any(name in func._schema.name for name in _UNBOUNDED):
+        return drawn.nan_to_num()
+    return drawn.nan_to_num(posinf=float("inf"), neginf=float("-inf"))
 
 
 def _laid_out(real: Tensor, layout: Ref, size_bytes: int) -> torch.UntypedStorage:
@@ -117,10 +133,11 @@ def _laid_out(real: Tensor, layout: Ref, size_bytes: int) -> torch.UntypedStorag
 def draw(contents: Contents) -> torch.UntypedStorage:
     """Normal floats; whole numbers are 0, which is an index into anything."""
     if contents.size_bytes > MOST_BYTES:
-        raise ModelError(
-            f"values of a tensor of {contents.size_bytes / 2**20:,.0f} MiB are read, which is more than the "
-            f"{MOST_BYTES // 2**20:,} MiB that are drawn at random; take a smaller batch"
+        raise BatchTooLargeError(
+            f"values of a tensor of {contents.size_bytes / 2**20:,.0f} MiB are read, more than the "
+            f"{MOST_BYTES // 2**20:,} MiB that are drawn at random on the CPU"
         )
+    contents.by_chance = True
     count = contents.size_bytes // contents.dtype.itemsize
     if contents.dtype.is_floating_point:
         return torch.randn(count).to(contents.dtype).untyped_storage()

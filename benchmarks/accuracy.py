@@ -4,11 +4,10 @@
     python benchmarks/accuracy.py --only "xMem's CNNs"   # one source anew, the rest from accuracy.csv
     python benchmarks/accuracy.py --from-csv             # report and pictures from accuracy.csv, seconds
 
-Every case with a known truth that the repository has is traced and replayed, with each term of the model and
-with each of them left out; what comes out stands in benchmarks/accuracy.csv. Nothing measured enters a
-replay. What the closed formula, torchinfo and MemTracker say of xMem's runs is taken from the table, since no
-change of the planner changes it; --peers asks them again, which takes longer than all the rest. Needs the
-extra `all`.
+Every case with a known truth that the repository has is traced and replayed, with each term of the model
+and with each of them left out; what comes out stands in benchmarks/accuracy.csv. What the closed formula,
+torchinfo and MemTracker say of xMem's runs is taken from the table, since no change of the planner changes
+it; --peers asks them again, which takes longer than all the rest. Needs the extra `all`.
 """
 
 import argparse
@@ -33,6 +32,7 @@ XMEM = (published.CNNS, published.TRANSFORMERS)
 SEEDS = {
     points.NOTEBOOK: points.notebook_rows,
     points.THREAD: points.thread_rows,
+    points.T4: points.t4_rows,
     CALIBRATED: calibrated_rows,
 }
 SOURCES = (*XMEM, published.TIMM, *SEEDS, "points")
@@ -114,6 +114,7 @@ def _place(row: Row) -> tuple[int, str]:
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
         CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
+        points.T4,
     )  # fmt: skip
     return order.index(row.source), row.layer
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from accuracy_points import BERT, NOTEBOOK, THREAD, VIT_L
+from accuracy_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
 from accuracy_probability import coverage_curves, reliability
 from accuracy_published import CAPS, CNNS, TRANSFORMERS
 from accuracy_rows import Row
@@ -17,7 +17,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 OWN, OTHERS, TRUTH, SECOND = "#1f6fb4", "#9aa1a8", "#c1272d", "#e08a1e"
 _DPI = 100
 _COLOURS = {
-    CNNS: OWN, TRANSFORMERS: SECOND, NOTEBOOK: "#3a923a", THREAD: "#3a923a", VIT_L: "#8b5aa8", BERT: TRUTH
+    CNNS: OWN, TRANSFORMERS: SECOND, NOTEBOOK: "#3a923a", THREAD: "#3a923a", VIT_L: "#8b5aa8", BERT: TRUTH,
+    T4: "#333333",
 }  # fmt: skip
 _NAMES = {
     "planner": "this planner", "xmem": "xMem", "memtracker": "MemTracker", "dnnmem": "DNNMem",
@@ -32,7 +33,7 @@ def draw_all(rows: Sequence[Row], folder: Path) -> None:
         ("accuracy_peaks", _peaks, (8.2, 4.6)),
         ("accuracy_estimators", _estimators, (8.2, 4.4)),
         ("accuracy_terms", _terms, (8.2, 4.2)),
-        ("accuracy_probability", _probability, (8.2, 4.2)),
+        ("accuracy_probability", _probability, (8.2, 5.6)),
     ):
         figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
         draw(figure, rows)
@@ -129,33 +130,30 @@ def _terms(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _probability(figure: Figure, rows: Sequence[Row]) -> None:
-    """Stated against observed: deaths, and peaks within their bounds."""
-    left, right = figure.subplots(1, 2)
-    for axes in (left, right):
+    """Stated against observed: deaths by kind, and peaks within their bounds."""
+    panels = figure.subplots(2, 3)
+    for axes in panels.flat:
         axes.plot([0, 1], [0, 1], color="#555555", linewidth=0.8)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         _clean(axes)
-    for name, colour in (("caps", OWN), ("timm", SECOND)):
-        bins = reliability(rows)[name]
+    for axes, (kind, bins) in zip(panels.flat, reliability(rows).items(), strict=False):
         stated = [found.stated for found in bins]
         observed = [found.observed for found in bins]
-        spread = [
-            [found.observed - found.low for found in bins],
-            [found.high - found.observed for found in bins],
-        ]
-        label = f"{name} ({sum(found.count for found in bins)})"
-        left.errorbar(
-            stated, observed, yerr=spread, fmt="o", color=colour, capsize=2, markersize=5, label=label
-        )
-    left.set_xlabel("stated probability of running out of memory")
-    left.set_ylabel("share that died")
-    left.legend(fontsize=8.5, frameon=False, loc="upper left")
+        low = [found.observed - found.low for found in bins]
+        high = [found.high - found.observed for found in bins]
+        axes.errorbar(stated, observed, yerr=[low, high], fmt="o", color=OWN, capsize=2, markersize=5)
+        axes.set_title(f"{kind} ({sum(one.outcomes for one in bins)})".replace(", ", ",\n"), fontsize=8.5)
+    last = panels[1][2]
     for (name, (stated_at, seen)), colour in zip(
         coverage_curves(rows).items(), (OWN, SECOND, TRUTH), strict=False
     ):
-        right.plot(stated_at, seen, color=colour, label=name)
-    right.set_xlabel("stated confidence of the upper bound")
-    right.set_ylabel("share of peaks within it")
-    right.legend(fontsize=8.5, frameon=False, loc="upper left")
-    left.set_title("each model judged by the others, 90 % intervals", fontsize=9.5, loc="left")
+        last.plot(stated_at, seen, color=colour, label=name)
+    last.set_title("peaks within their upper bound", fontsize=9)
+    last.legend(fontsize=6, frameon=False, loc="lower right")
+    last.set_xlabel("stated confidence", fontsize=9)
+    for axes in (panels[0][0], panels[1][0]):
+        axes.set_ylabel("share that died", fontsize=9)
+    for axes in panels[1][:2]:
+        axes.set_xlabel("stated probability", fontsize=9)
+    figure.suptitle("Each model judged by the others; 95 % intervals, one count a job", fontsize=10)

@@ -8,7 +8,7 @@ with what is known of that version: for bert-large, that torch 1.10's softmax ke
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from planner.catalogue import load_catalogue
 from planner.device import MIB
 from planner.events import Trace
 from planner.job import Job, parse_tensor_spec
+from planner.likeness import kind_of
 from planner.measured import Kind, load_measured
 from planner.process_file import find_process_file, read_process
 from planner.quick_api import compare
@@ -30,7 +31,9 @@ from planner.resolve import resolve_job
 from planner.trace import trace
 
 NOTEBOOK, THREAD, VIT_L, BERT = "the seed's notebook", "the forum thread", "ViT-L/16", "bert-large"
+T4 = "a T4"
 POINTS = Path(__file__).with_name("published") / "points.csv"
+T4_RUNS = POINTS.with_name("t4_torch211.csv")
 Peers = Callable[[Job, int], dict[str, float]]
 
 # An empty context on the same machine, measured beside the runs: the figures hold it.
@@ -45,6 +48,7 @@ BERT_ARGS = (
 BERT_INPUTS = ("input_ids=512:int64", "attention_mask=512:int64", "labels=scalar:int64")
 VOLTA, VOLTA_SMS = (7, 0), 80
 A100, A100_SMS = (8, 0), 108
+TURING, TURING_SMS = (7, 5), 40
 
 
 def notebook_rows() -> list[Row]:
@@ -121,6 +125,44 @@ def point_rows() -> list[Row]:
     return [row for line in lines if (row := (_vit_l if "vit" in line["model"] else _bert)(line)) is not None]
 
 
+def t4_rows() -> list[Row]:
+    """Peak allocated (B) and reserved (C) on a T4, to the byte."""
+    with T4_RUNS.open(newline="") as file:
+        return [row for line in csv.DictReader(file) for row in _t4(line)]
+
+
+def _t4(line: Mapping[str, str]) -> Iterator[Row]:
+    """Weights in float32, autocast to bfloat16, which runs the unfused attention there, AdamW; one batch."""
+    from planner.trace.sources import complete_by_library
+
+    model, length = line["model"], line["length_or_size"]
+    is_image = model == "resnet50"
+    texts_of = ["input_ids"] if model != "gpt2" else ["input_ids", "labels"]
+    inputs = [f"3x{length}x{length}"] if is_image else [f"{name}={length}:int64" for name in texts_of]
+    classes = {"gpt2": "GPT2LMHeadModel", "bert-base-uncased": "BertModel"}
+    name = "torchvision:resnet50" if is_image else f"hf:{classes.get(model, 'DistilBertModel')}"
+    options: dict[str, Any] = {"optimizer": "adamw", "precision": "amp-bf16", "lengths": "fixed"}
+    options["loss"] = "cross_entropy" if is_image else "output" if model == "gpt2" else "sum"
+    if is_image:
+        options["target"] = parse_tensor_spec("scalar:int64")
+    job = resolve_job(name, {}, inputs=[parse_tensor_spec(text) for text in inputs], **options)
+    job = complete_by_library(job)
+    batch = int(line["batch"])
+    taken = trace(job, batch, TURING, multiprocessors=TURING_SMS)
+    run = replay(taken, batch)
+    kind = kind_of(job, taken)
+    steps = run.later_steps or run.first_step  # peaks of one step, after another that warmed up
+    case = f"{model} {batch} x {length}"
+    family = "cnn" if is_image else "transformer"
+    for layer, truth, size_bytes in (
+        ("B", line["peak_allocated_bytes"], steps.allocated_bytes),
+        ("C", line["peak_reserved_bytes"], run.peak_reserved_bytes),
+    ):
+        said = texts({"planner": size_bytes / MIB})
+        measured = f"{int(truth) / MIB:.2f}"
+        yield Row(T4, layer, model, case, family, "T4 16GB", batch, measured, said, kind=kind)
+
+
 def _vit_l(line: Mapping[str, str]) -> Row:
     """Loop as in the authors' repository: an evaluation pass in each epoch, zero_grad after the forward."""
     options: dict[str, Any] = {"optimizer": "sgd" if line["optimizer"].startswith("SGD") else "adam"}
@@ -148,6 +190,7 @@ def _vit_l(line: Mapping[str, str]) -> Row:
         line["value_mib"],
         {"planner": taken, "installed": taken},
         note,
+        kind=kind_of(job, taken),
     )  # noqa: E501
 
 
@@ -167,7 +210,7 @@ def _bert(line: Mapping[str, str]) -> Row | None:
     job = resolve_job(
         "hf:BertForSequenceClassification", {}, model_args=list(BERT_ARGS), loss="output", steps=3,
         inputs=[parse_tensor_spec(text) for text in BERT_INPUTS],
-        optimizer_impl="for-loop", zero_grad="after-step", **options,
+        optimizer_impl="for-loop", zero_grad="after-step", lengths="fixed", **options,
     )  # fmt: skip
     batch = int(line["batch"])
     traces: dict[str, Trace] = {}
@@ -177,16 +220,26 @@ def _bert(line: Mapping[str, str]) -> Row | None:
     recipe = ", ".join(filter(None, (line["dtype_amp"], line["extra"])))
     case = f"bert-large {line['optimizer']} {batch} ({recipe})"
     return _point(
-        BERT, "D", "bert-large", case, "V100 16GB", batch, line["value_mib"], traces, "", BERT_CONTEXT_MIB
+        BERT,
+        "D",
+        "bert-large",
+        case,
+        "V100 16GB",
+        batch,
+        line["value_mib"],
+        traces,
+        "",
+        BERT_CONTEXT_MIB,
+        kind_of(job, traces["planner"]),
     )  # noqa: E501
 
 
 def _point(
     source: str, layer: str, model: str, case: str, gpu: str, batch: int, truth: str,
-    traces: Mapping[str, Trace], note: str, context_mib: float = 0,
+    traces: Mapping[str, Trace], note: str, context_mib: float = 0, kind: str = "",
 ) -> Row:  # fmt: skip
     sizes = peaks(variants(traces["planner"], batch))
     del sizes["loaded_later"]
     sizes["installed"] = replay(traces["installed"], batch).peak_reserved_bytes / MIB
     said = texts({who: size + context_mib for who, size in sizes.items()})
-    return Row(source, layer, model, case, "transformer", gpu, batch, truth, said, note=note)
+    return Row(source, layer, model, case, "transformer", gpu, batch, truth, said, note=note, kind=kind)

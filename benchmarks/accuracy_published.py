@@ -1,6 +1,6 @@
 """Rows of the accuracy report from the published runs: xMem's artifact and timm's mixed-precision brackets.
 
-`benchmarks/published/README.md` names origins and loops. Nothing measured enters a replay.
+`benchmarks/published/README.md` names origins and loops.
 """
 
 import csv
@@ -19,6 +19,7 @@ from published_transformers import job_of as transformer_job
 from planner.device import find_device
 from planner.errors import PlannerError
 from planner.job import Job
+from planner.likeness import kind_of
 from planner.trace import trace
 
 CNNS, TRANSFORMERS, CAPS, CARD, TIMM = (
@@ -70,9 +71,10 @@ def xmem_rows(task: Published, peers: Peers) -> list[Row]:
     campaign = run["campaign"][:1] or "-"
     case = f"{name} {run['optimizer']} {batch} ({run['gpu'][:8]}, {campaign}, line {task.number})"
     family = "cnn" if is_cnn else "transformer"
+    kind = kind_of(job, taken).value
 
     def row(source: str, layer: str, truth: str, said: dict[str, str], at: str = "", **more: float) -> Row:
-        return Row(source, layer, name, case + at, family, run["gpu"], batch, truth, said, **more)  # type: ignore[arg-type]
+        return Row(source, layer, name, case + at, family, run["gpu"], batch, truth, said, kind=kind, **more)  # type: ignore[arg-type]
 
     died = run["oom_on_full_gpu"] == "True"
     rows = []
@@ -113,8 +115,11 @@ def timm_rows(task: Published, peers: Peers) -> list[Row]:
     for column, truth in (("fitted_batch", LIVES), ("next_larger_candidate_that_oomed", DIES)):
         batch = int(bracket[column])
         case = f"{bracket['model']} {bracket['memory_format']} {batch}"
+        kind = ""
         try:
-            found = variants(trace(job, batch, timm_brackets.AMPERE), batch)
+            taken = trace(job, batch, timm_brackets.AMPERE)
+            found = variants(taken, batch)
+            kind = kind_of(job, taken).value
         except PlannerError as error:
             said: dict[str, str] = dict.fromkeys(("planner", *SCRATCH_TERMS), "no trace")
             needed, note = None, str(error)
@@ -135,6 +140,7 @@ def timm_rows(task: Published, peers: Peers) -> list[Row]:
                 limit,
                 needed,
                 note,
+                kind,
             )  # fmt: skip
         )
     return rows

@@ -6,10 +6,12 @@ from pathlib import Path
 import accuracy_texts as texts
 from accuracy_calibrated import CALIBRATED
 from accuracy_causes import cause_of_outcome, cause_of_peak, missed_brackets
-from accuracy_points import BERT, NOTEBOOK, THREAD, VIT_L
-from accuracy_probability import calibration_lines, write_residuals
+from accuracy_kinds import write_residuals
+from accuracy_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
+from accuracy_probability import calibration_lines
 from accuracy_published import CAPS, CARD, CNNS, TIMM, TRANSFORMERS
 from accuracy_rows import LAYERS, PEERS, PUBLISHED, Row
+from accuracy_settings import settings_lines
 from accuracy_stats import bars, deaths_at_estimate, errors_of, inside, inside_at, percent, right_of
 from accuracy_terms import TERMS
 from timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, TOTAL_MIB
@@ -17,7 +19,7 @@ from timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, TOTAL_MIB
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "accuracy.md"
 WORST = 15
-SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT)
+SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4)
 NAMES = {
     "planner": "this planner",
     "formula": "closed formula",
@@ -38,8 +40,9 @@ def write_report(rows: Sequence[Row]) -> str:
     write_residuals(rows)
     draw_all(rows, DOCS)
     sections = (
-        [texts.HEAD], _bars(rows), _peaks(rows), _beside(rows), _calibrated(rows), _outcomes(rows),
-        _brackets(rows), _worst(rows), _ablation(rows), _points(rows), calibration_lines(rows),
+        [texts.HEAD], _bars(rows), settings_lines(rows), _peaks(rows), _beside(rows), _calibrated(rows),
+        _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows), _points(rows),
+        calibration_lines(rows),
     )  # fmt: skip
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
     PAGE.write_text(text + "\n", encoding="utf-8")
@@ -208,7 +211,7 @@ def _points(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Single points\n"
     yield texts.POINTS
     cells = []
-    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT):
+    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT, T4):
         error = row.error("planner")
         today = row.error("installed") if row.source == BERT else None
         cells.append(

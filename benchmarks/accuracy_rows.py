@@ -19,7 +19,19 @@ PEERS = ("formula", "torchinfo", "memtracker")  # of this repository; they know 
 PUBLISHED = ("xmem", "dnnmem", "schedtune", "llmem")  # answers that were published for the same run
 LIVES, DIES = "lives", "dies"
 
-_FIXED = ("source", "layer", "model", "case", "family", "gpu", "batch", "limit_mib", "needed_mib", "truth")
+_FIXED = (
+    "source",
+    "layer",
+    "model",
+    "case",
+    "family",
+    "gpu",
+    "batch",
+    "limit_mib",
+    "needed_mib",
+    "truth",
+    "kind",
+)
 _SAID = ("planner", *TERMS, "installed", "uncalibrated", "bound_confidence", *PEERS, *PUBLISHED)
 
 
@@ -39,6 +51,7 @@ class Row:
     limit_mib: float | None = None  # of outcomes: the memory that the allocator had
     needed_mib: float | None = None  # of outcomes: the least that our replay needs
     note: str = ""  # of a case that is known to be special
+    kind: str = ""  # of published runs, as planner/likeness.py has it; "" where it plays no part
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -85,6 +98,7 @@ def _row(line: dict[str, str]) -> Row:
         limit_mib=number("limit_mib"),
         needed_mib=number("needed_mib"),
         note=line["note"],
+        kind=line.get("kind", ""),
     )
 
 

@@ -46,7 +46,7 @@ from planner.job import Job, Loss, Optimizer, ZeroGrad, freeze
 from planner.observation import Observation, Settings, Versions
 from planner.plan import Tracer
 from planner.replay import replay
-from planner.residuals import kind_of, load_residuals
+from planner.residuals import Kind, load_residuals
 from planner.trace import trace
 from planner.trace.sources import complete_by_library, import_transformers
 
@@ -295,7 +295,7 @@ def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
         fit = fits.get(sweep.job)
         for run in (*sweep.runs, *sweep.unseen):
             raw = smallest_cap_mib(sweep.at(int(run["batch"])), int(run["batch"]))
-            verdicts = load_residuals(kind_of(sweep.job)).verdicts
+            verdicts = load_residuals().kinds[Kind.CONVOLUTIONS if is_cnn(sweep) else Kind.TEXTS].verdicts
             wanted = {"planner": raw * max(1.0, 1 + verdicts.location + z * verdicts.scale)}
             if fit is not None:
                 wanted["fit under the cap"] = (

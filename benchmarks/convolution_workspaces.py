@@ -13,7 +13,9 @@ missing is compared (Huber's loss beyond 2 % of the peak). SciPy's `brute` walks
 1. the best thresholds, and along each of them, the others at their best, the range within which the loss is
    within a tenth of the least, which is how far the data tell it;
 2. what is missing in each run without the term and with it, in MiB and in per cent of the peak;
-3. the same for the RTX 4060, where the term must not be.
+3. the same for the RTX 4060, where the term must not be;
+4. for each model the thresholds that the runs of the other models alone give, and its runs' peaks with them,
+   which it writes to convolution_workspaces.csv: what the term is worth on runs that it was not fitted to.
 
 What stays missing on either card, 0 to 100 MiB, is loaded lazily and lies outside the allocator.
 """
@@ -22,6 +24,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -39,6 +42,7 @@ WEIGHTS_KIB = (128, 256, 448, 576, 800, 1024, 1280, 1536, 1792)
 POSITIONS = (4, 9, 36, 121, 484)
 LIMITS_MIB = (0, 128, 256, 384, 448, 512, 576, 640, 768, 1024, 2048)
 AXES = {"least weights, KiB": WEIGHTS_KIB, "most positions": POSITIONS, "limit, MiB": LIMITS_MIB}
+LEFT_OUT = Path(__file__).with_name("convolution_workspaces.csv")
 TOLERANCE = 0.02  # of a peak: what fragmentation is off by where there are no workspaces
 
 
@@ -46,6 +50,8 @@ TOLERANCE = 0.02  # of a peak: what fragmentation is off by where there are no w
 class Run:
     """A published run and its trace with the workspace at every pointwise convolution."""
 
+    line: int  # of runs_torch26.csv
+    model: str
     name: str
     batch: int
     measured_bytes: int  # the rise, and what stood there before it
@@ -73,21 +79,10 @@ class Run:
 def main() -> None:
     """Fit and print."""
     runs = list(read_runs("RTX 3060"))
-    cells: dict[tuple[int, ...], float] = {}
-
-    def loss(places: np.ndarray) -> float:
-        cell = tuple(int(place) for place in places)
-        if cell not in cells:
-            term = term_at(cell)
-            cells[cell] = sum(
-                huber(1, run.missing_bytes(term) / run.measured_bytes / TOLERANCE) for run in runs
-            )
-        return cells[cell]
-
-    best = brute(loss, tuple(slice(0, len(axis), 1) for axis in AXES.values()), finish=None)
-    best = tuple(int(place) for place in best)
+    cells = losses(runs)
+    best = min(cells, key=cells.__getitem__)
     least = cells[best]
-    print(f"{len(runs)} runs on the RTX 3060; loss {least:.1f}, without the term {loss((0, 0, 0)):.1f}")
+    print(f"{len(runs)} runs on the RTX 3060; loss {least:.1f}, without the term {cells[(0, 0, 0)]:.1f}")
     for number, (name, axis) in enumerate(AXES.items()):
         best_of = [min(loss for cell, loss in cells.items() if cell[number] == i) for i in range(len(axis))]
         good = [value for value, found in zip(axis, best_of, strict=True) if found <= 1.1 * least]
@@ -97,6 +92,38 @@ def main() -> None:
     print(f"in use: {told}, loss {sum_of(runs, told):.1f}")
     for card in ("RTX 3060", "RTX 4060"):
         print_runs(card, runs if card == "RTX 3060" else list(read_runs(card)), told)
+    write_left_out(runs)
+
+
+def losses(runs: list[Run]) -> dict[tuple[int, ...], float]:
+    """Return the loss at each place of the grid."""
+    cells: dict[tuple[int, ...], float] = {}
+
+    def loss(places: np.ndarray) -> float:
+        cell = tuple(int(place) for place in places)
+        if cell not in cells:
+            cells[cell] = sum_of(runs, term_at(cell))
+        return cells[cell]
+
+    brute(loss, tuple(slice(0, len(axis), 1) for axis in AXES.values()), finish=None)
+    return cells
+
+
+def write_left_out(runs: list[Run]) -> None:
+    """Write each model's peaks with the thresholds that the other models alone give."""
+    lines = []
+    for model in sorted({run.model for run in runs}):
+        cells = losses([run for run in runs if run.model != model])
+        term = term_at(min(cells, key=cells.__getitem__))
+        print(f"{model} left out: {term}")
+        for run in runs:
+            if run.model == model:
+                peak = (run.measured_bytes - run.missing_bytes(term)) / MIB
+                lines.append((run.line, run.name, run.batch, f"{peak:.2f}"))
+    with LEFT_OUT.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("line", "run", "batch", "replayed_mib"))
+        writer.writerows(sorted(lines))
 
 
 def term_at(cell: tuple[int, ...]) -> ImageWise:
@@ -123,9 +150,13 @@ def print_runs(card: str, runs: list[Run], term: ImageWise) -> None:
 def read_runs(card: str) -> Iterator[Run]:
     """The runs of a card with pointwise convolutions in them, traced anew."""
     with RUNS.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["library"] == "torchvision" and card in row["gpu"]]
+        rows = [
+            (line, row)
+            for line, row in enumerate(csv.DictReader(file), start=2)
+            if row["library"] == "torchvision" and card in row["gpu"]
+        ]
     everywhere = ImageWise(0, sys.maxsize, sys.maxsize)
-    for row in rows:
+    for line, row in rows:
         if not row["peak_nvml_delta_mib"] or row["oom_on_full_gpu"] == "True":
             continue
         capability = find_device(row["gpu"]).chip.capability
@@ -135,7 +166,7 @@ def read_runs(card: str) -> Iterator[Run]:
             batch = int(row["batch"])
             measured = round(float(row["peak_nvml_delta_mib"]) * MIB) + set_up_bytes(trace, batch)
             name = f"{row['model'].partition('(')[0]} {row['optimizer']}"
-            yield Run(name, batch, measured, trace, output_positions(row))
+            yield Run(line, row["model"], name, batch, measured, trace, output_positions(row))
 
 
 def output_positions(row: dict[str, str]) -> dict[str, int]:

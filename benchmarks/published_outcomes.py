@@ -2,8 +2,8 @@
 
 Reads benchmarks/published/runs_torch26.csv (its README names the origin and the loop), traces each CNN of
 it, and prints (1) how the smallest allocator cap that our replay fits compares with the caps under which
-the run died or lived, and (2) the quantiles of measured process peak over replayed reserved peak. Nothing
-measured enters a replay.
+the run died or lived, and (2) the quantiles of measured process peak over replayed reserved peak. One
+workspace of the replay is fitted to some of these peaks (convolution_workspaces.py).
 
 The measured figure is a rise over the first sample, and of CNNs the first sample seems to come after the
 model and the optimizer stand on the GPU: with their memory counted, ConvNeXt-Tiny's and ResNet-101's peaks

@@ -6,7 +6,7 @@ Reads benchmarks/published/timm_train_rtx3090.csv (its README gives the origin a
 and memory format a batch that trained and the next larger candidate, which did not. Traces the same loop,
 looks for the largest batch that the card holds, prints each row with its verdict and, for misses, how far
 the memory that we ask for at the boundary is from what the card has; then the share inside and the misses by
-cause. Writes the rows to PATH (by default beside this file). Nothing measured there enters a trace.
+cause. Writes the rows to PATH (by default beside this file).
 
 The card is an RTX 3090 of which torch sees 24,268 MiB. What lies outside the allocator is no fact of the
 runs. On that card and with torch 1.12, which loads all kernels at once, others measured 1,690 MiB while CNNs

@@ -36,7 +36,8 @@ from scipy.stats import theilslopes
 
 from planner.calibrated import Fit, Point, Refusal, is_whole, measured_bytes
 from planner.device import MIB
-from planner.residuals import kind_of, load_residuals
+from planner.likeness import kind_without_trace
+from planner.residuals import load_residuals
 
 FEWEST_BATCHES = 4
 SMALLEST_RANGE = 1.1  # the largest replayed peak over the smallest
@@ -211,7 +212,8 @@ def _pooled(scale: float, freedoms: int, usual: float) -> float:
 
 def _usual_scale(points: Sequence[Point]) -> float:
     """What published runs of this kind scatter by about their replays, at the mean peak, in MiB."""
-    share = load_residuals(kind_of(points[0].observation.job)).verdicts.scale
+    kind = kind_without_trace(points[0].observation.job)
+    share = load_residuals().kinds[kind].verdicts.scale
     return share * float(np.mean([point.replayed_bytes for point in points])) / MIB
 
 

@@ -76,6 +76,7 @@ def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: Tell = lambd
 
     unchanged = attempt(())
     assert unchanged is not None
+    budget = unchanged.estimate.budget  # with the margins of the recipe as it is
     singles: list[Trial] = []
     for change in changes_for(recipe, budget.device.capability):
         if not _is_too_much(change, unchanged, singles):

@@ -1,7 +1,7 @@
 """What a card leaves to the caching allocator, at the confidence that the user asks for.
 
 A run needs r times the memory that its replay needs at the least, r being normal (residuals.py: fitted to
-published outcomes under allocator caps). A batch fits if, with the confidence,
+outcomes of published runs of the job's kind; likeness.py widens it). A batch fits if, with the confidence,
 
     context + r * need <= usable memory,
 
@@ -27,8 +27,10 @@ from planner.device import ENDLESS_BYTES, MIB, Device
 from planner.errors import UsageError
 from planner.events import Outcome, Trace
 from planner.floor import least_bytes
+from planner.job import Job
+from planner.likeness import Likeness, likeness_of, margins_of
 from planner.replay import Arena, Replay, replay
-from planner.residuals import Kind, Spread, load_residuals
+from planner.residuals import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Budget:
     cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
     arena: Arena  # what the replay may take, so that the answer holds with the confidence
     correction: Correction | None = None  # the calibration that answers; None: none does
-    kind: Kind = Kind.FIXED  # of published runs, whose residuals its margins and probabilities are
+    likeness: Likeness = Likeness()  # to the published runs whose residuals its margins and probabilities are
 
 
 def make_budget(
@@ -49,7 +51,7 @@ def make_budget(
     rules: AllocatorRules,
     cap_bytes: int | None = None,
     correction: Correction | None = None,
-    kind: Kind = Kind.FIXED,
+    likeness: Likeness = Likeness(),  # noqa: B008
 ) -> Budget:
     """Leave room for the context, the driver and the uncertainty of each; `confidence` lies between 0.5 and
     1. A correction that tells the context puts it in place of the card's.
@@ -62,7 +64,7 @@ def make_budget(
     if cap_bytes is not None and cap_bytes < 2 * MIB:
         raise UsageError("--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap")
     z = NormalDist().inv_cdf(confidence)
-    verdicts = load_residuals(kind).verdicts
+    verdicts = margins_of(likeness).verdicts
     scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)
     if correction is not None and correction.context is not None:
         device = replace(device, context=correction.context)
@@ -78,7 +80,22 @@ def make_budget(
     limit = None if cap_bytes is None else int(cap_bytes / scale)
     # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
     total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
-    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction, kind)
+    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction, likeness)
+
+
+def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
+    """Return the budget with the margins of the published runs that the job is like. Raises DataFileError."""
+    likeness = likeness_of(job, trace, budget.device.capability)
+    if likeness == budget.likeness:
+        return budget
+    return make_budget(
+        budget.device,
+        budget.confidence,
+        budget.arena.rules,
+        budget.cap_bytes,
+        budget.correction,
+        likeness,
+    )
 
 
 def _most_needed(left: float, deviation: float, verdicts: Spread, z: float) -> float:
@@ -104,6 +121,11 @@ def _outside(device: Device, correction: Correction | None) -> tuple[float, floa
     return overhead, hypot(fit.spread_bytes, device.context.spread, correction.drift_bytes), fit.slope
 
 
+def is_fitted(budget: Budget) -> bool:
+    """Return whether a line through measured runs of the job answers in place of published runs."""
+    return budget.correction is not None and budget.correction.fit is not None
+
+
 def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     """What nvidia-smi shows for the process at its peak."""
     overhead, _, slope = _outside(budget.device, budget.correction)
@@ -121,7 +143,7 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     if correction is not None and correction.fit is not None:
         return _calibrated_upper_bytes(budget, correction, correction.fit, peak_reserved_bytes)
     z = NormalDist().inv_cdf(confidence)
-    ratio = max(1.0, load_residuals(budget.kind).peak_ratio(confidence))
+    ratio = margins_of(budget.likeness).peak_ratio(confidence)
     context = device.context.value + z * device.context.spread
     reserved = ratio * peak_reserved_bytes
     if budget.cap_bytes is not None:
@@ -168,7 +190,7 @@ def chance_needed(budget: Budget, need_bytes: float) -> float:
 
     Card and cap are taken to be passed together or not at all, since one error is behind both.
     """
-    verdicts = load_residuals(budget.kind).verdicts
+    verdicts = margins_of(budget.likeness).verdicts
     chances = [0.0]
     if budget.cap_bytes is not None:
         chances.append(chance_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
@@ -183,13 +205,16 @@ def chance_needed(budget: Budget, need_bytes: float) -> float:
 
 
 def chance_out_of_memory(budget: Budget, trace: Trace, run: Replay) -> float | None:
-    """The probability that the batch of `run` runs out of memory on the card; None where nothing bounds it.
+    """The probability that the batch of `run` runs out of memory on the card; None where nothing bounds it,
+    or where no published run is like the job and no calibration answers.
 
     `run` is one that did not fail, in an arena of the budget's rules. What the batch needs at the least lies
     between what its tensors take and its peak reserved; replays between them tell it as closely as matters.
     The answer is never below the truth of the model.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
+        return None
+    if budget.likeness.unlike and not is_fitted(budget):
         return None
     low = float(least_bytes(trace.events)(run.batch))
     high = max(low, float(run.peak_reserved_bytes))

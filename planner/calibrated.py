@@ -14,13 +14,14 @@ from enum import StrEnum
 from math import hypot, sqrt
 from statistics import median, stdev
 
+from planner.context import SPREAD_MIB
 from planner.device import MIB, Device, FigureKind, Measured, card_key
 from planner.job import Job
 from planner.observation import Observation, Origin, Settings, Versions
 
-# Deviation of the contexts that others published for several cards, drivers and versions; the samples stand
-# in benchmarks/fit_generic_device.py. It widens every answer that comes from other versions or another card.
-CONTEXT_DRIFT_BYTES = 81 * MIB
+# Deviation of the contexts that others published for several cards, drivers and versions around
+# their line. It widens every answer that comes from other versions or another card.
+CONTEXT_DRIFT_BYTES = SPREAD_MIB * MIB
 SAME_MEMORY = 0.05  # two cards of one name are one card if their memory agrees within this share
 
 
@@ -244,7 +245,7 @@ def _same_replay(one: Job, other: Job) -> bool:
 
 def _essence(job: Job) -> tuple[object, ...]:
     unnamed = replace(job, model=job.source or job.model, source="", model_args=(), steps=1)
-    unnamed = replace(unnamed, dataset_size=0, cudnn="")
+    unnamed = replace(unnamed, dataset_size=0, cudnn="", lengths=None)
     return unnamed, sorted(map(repr, job.model_args))
 
 

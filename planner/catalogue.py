@@ -2,7 +2,7 @@
 
 The file maps names to entries. An entry's keys: `source` (SOURCE:NAME or FILE.py:NAME) and `about` (one
 sentence with the origin), both required; `args` (constructor keywords), `inputs` (a list of samples such as
-3x224x224), `target`, `loss`, `mode`, `optimizer`, `precision`, `steps`,
+3x224x224), `target`, `loss`, `mode`, `optimizer`, `precision`, `lengths`, `steps`,
 `batch`.
 """
 
@@ -14,6 +14,7 @@ from planner.errors import UsageError
 from planner.job import (
     SOURCES,
     CatalogueEntry,
+    Lengths,
     Mode,
     Optimizer,
     Precision,
@@ -26,7 +27,18 @@ from planner.strict_yaml import Entry, read_entry
 MAX_BATCH = 2**31
 
 _REQUIRED = ("source", "about")
-_OPTIONAL = ("args", "inputs", "target", "loss", "mode", "optimizer", "precision", "steps", "batch")
+_OPTIONAL = (
+    "args",
+    "inputs",
+    "target",
+    "loss",
+    "mode",
+    "optimizer",
+    "precision",
+    "lengths",
+    "steps",
+    "batch",
+)
 
 
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
@@ -52,7 +64,7 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
     fields: dict[str, Any] = {}
     if "loss" in values:
         fields["loss"] = loss_named_in(values["loss"], sources)
-    kinds = (("mode", Mode), ("optimizer", Optimizer), ("precision", Precision))
+    kinds = (("mode", Mode), ("optimizer", Optimizer), ("precision", Precision), ("lengths", Lengths))
     for key, kind in kinds:
         if key in values:
             fields[key] = values[key].choice(list(kind))

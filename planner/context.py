@@ -1,12 +1,12 @@
 """How large a CUDA context is that nobody has measured: by multiprocessors, loading of kernels, libraries.
 
-    context = base + stacks + what the first steps load,
+    context = base + share * stacks,    stacks = 1 KiB for each thread that the GPU can hold at once.
 
-`stacks` being a stack for each thread that the GPU can hold at once, which the driver sets aside
-[inferred from the CUDA C++ Programming Guide: local memory lies in device memory, and a thread's stack is
-1 KiB unless `cudaLimitStackSize` says otherwise]. The rest are means of published figures. They are few,
-their GPUs are mostly not told, and they differ by a third: so the spread is wide, and a calibration
-replaces all of it.
+What the driver sets aside for the threads of a GPU decides: local memory lies in device memory, for as many
+threads as can run at once (CUDA C++ Programming Guide). A T4 holds 40,960 of them and takes 130 MiB, an RTX
+PRO 6000 holds 288,768 and takes 690. CUDA 11.8 to 13 make no difference that the published figures show, nor
+do compute capabilities beyond their threads; loading all kernels at once, as torch did before 1.13, adds
+more than all of it.
 
 All constants, in MiB, are printed by benchmarks/fit_context.py, which holds the published figures with
 their origins.
@@ -21,11 +21,12 @@ _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 153
 _MOST_THREADS = 2048
 STACK_KIB = 1
 
-LAZY_MIB, LAZY_SPREAD_MIB = 345, 81  # with one small tensor, kernels loaded as they are used
-LAZY_STACKS_MIB = 123  # of the GPUs behind that figure, as far as known
-STEPS_MIB, STEPS_SPREAD_MIB = 70, 29  # what cuBLAS and cuDNN load in the first steps
+# Of processes that ran kernels of torch, cuBLAS and cuDNN, loaded as they were used.
+BASE_MIB, STACKS_SHARE, SPREAD_MIB = 69, 2.028, 40
+TYPICAL_STACKS_MIB, TYPICAL_STACKS_SPREAD_MIB = 93, 74  # of the known cards from Turing on
+STEPS_MIB, STEPS_SPREAD_MIB = 70, 29  # of that, what cuBLAS and cuDNN load in the first steps
 # Loaded at once, as torch did before 1.13: its own kernels and cuBLAS's; cuDNN's where it is used.
-EAGER_MIB, EAGER_SPREAD_MIB = 622, 275
+EAGER_MIB, EAGER_SPREAD_MIB = 730, 244
 EAGER_CUDNN_MIB = 666
 
 
@@ -51,6 +52,16 @@ class ContextSize:
     spread_mib: int  # one standard deviation
 
 
+def loading_of(torch: str) -> Loading:
+    """Return when a version of torch loads kernels by default.
+
+    >>> loading_of("1.12.1+cu113"), loading_of("2.11.0+cu128")
+    (<Loading.EAGER: 'eager'>, <Loading.LAZY: 'lazy'>)
+    """
+    major, minor = (int(part) for part in torch.partition("+")[0].split(".")[:2])
+    return Loading.LAZY if (major, minor) >= (1, 13) else Loading.EAGER
+
+
 def stacks_mib(capability: tuple[int, int], multiprocessors: int) -> float:
     """A stack for each thread that the GPU can hold at once.
 
@@ -63,15 +74,9 @@ def stacks_mib(capability: tuple[int, int], multiprocessors: int) -> float:
 def typical_context(
     loading: Loading = Loading.LAZY, libraries: Libraries = Libraries.TRAINING
 ) -> ContextSize:
-    """Of a GPU of which nothing is known."""
-    mib, spreads = LAZY_MIB, [LAZY_SPREAD_MIB]
-    if loading is Loading.EAGER:
-        mib, spreads = mib + EAGER_MIB, [*spreads, EAGER_SPREAD_MIB]
-    if libraries is Libraries.TRAINING and loading is Loading.EAGER:
-        mib += EAGER_CUDNN_MIB
-    elif libraries is Libraries.TRAINING:
-        mib, spreads = mib + STEPS_MIB, [*spreads, STEPS_SPREAD_MIB]
-    return ContextSize(mib, round(hypot(*spreads)))
+    """Of a GPU of which nothing is known: that of the median card, with the deviation of all of them."""
+    known = _size(TYPICAL_STACKS_MIB, loading, libraries)
+    return ContextSize(known.mib, round(hypot(known.spread_mib, STACKS_SHARE * TYPICAL_STACKS_SPREAD_MIB)))
 
 
 def context_size(
@@ -80,10 +85,16 @@ def context_size(
     loading: Loading = Loading.LAZY,
     libraries: Libraries = Libraries.TRAINING,
 ) -> ContextSize:
-    """Of a GPU whose multiprocessors are known: the typical one, with its own stacks in place of the typical.
+    """Of a GPU whose multiprocessors are known."""
+    return _size(stacks_mib(capability, multiprocessors), loading, libraries)
 
-    Since the stacks are inferred, half of the difference that they make counts as one more deviation.
-    """
-    typical = typical_context(loading, libraries)
-    change = stacks_mib(capability, multiprocessors) - LAZY_STACKS_MIB
-    return ContextSize(round(typical.mib + change), round(hypot(typical.spread_mib, change / 2)))
+
+def _size(stacks: float, loading: Loading, libraries: Libraries) -> ContextSize:
+    mib, spreads = BASE_MIB + STACKS_SHARE * stacks, [float(SPREAD_MIB)]
+    if libraries is Libraries.NONE or loading is Loading.EAGER:
+        mib, spreads = mib - STEPS_MIB, [*spreads, STEPS_SPREAD_MIB]
+    if loading is Loading.EAGER:
+        mib, spreads = mib + EAGER_MIB, [*spreads, EAGER_SPREAD_MIB]
+        if libraries is Libraries.TRAINING:
+            mib += EAGER_CUDNN_MIB
+    return ContextSize(round(mib), round(hypot(*spreads)))

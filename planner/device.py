@@ -103,7 +103,7 @@ GENERIC_CAPABILITY = (8, 6)  # Ampere, for want of knowledge
 _TYPICAL = typical_context()
 GENERIC_CONTEXT = Measured(
     value=_TYPICAL.mib * MIB,
-    source="mean of four published contexts (torch >= 1.13) and 20 to 120 MiB that cuDNN and cuBLAS add",
+    source="that of the median card: published contexts (torch >= 2.1) grow with the multiprocessors",
     spread=_TYPICAL.spread_mib * MIB,
     kind=FigureKind.DERIVED,
 )
@@ -117,7 +117,7 @@ def generic_context(capability: tuple[int, int], about: About | None) -> Measure
     size = context_size(capability, count)
     return Measured(
         value=size.mib * MIB,
-        source=f"mean of published contexts (torch >= 1.13), with the stacks of {count} multiprocessors",
+        source=f"line through published contexts (torch >= 2.1) of 12 GPUs, at {count} multiprocessors",
         spread=size.spread_mib * MIB,
         kind=FigureKind.DERIVED,
     )

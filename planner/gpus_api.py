@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.budget import Budget, make_budget
+from planner.budget import Budget, judge_budget, make_budget
 from planner.calibrated import Correction, look_up
 from planner.card_fits import CardFit, CardTable, OverEpoch, fit_cards
 from planner.chip import Chip
@@ -34,9 +34,8 @@ from planner.keywords import (
     wanted_of,
     workload_of,
 )
-from planner.plan import Seconds, Tell, Tracer
+from planner.plan import FIT_BATCHES, Seconds, Tell, Tracer
 from planner.report.growth import growth_text
-from planner.residuals import Kind, kind_of
 from planner.saved_traces import SavedTraces, open_saved
 from planner.search import LARGEST_BATCH
 from planner.versions import installed_version
@@ -134,6 +133,8 @@ def gpus(
     if batch is not None:
         check_batch(job, batch)
     budgets = _budgets(cards, job, options)
+    first = traces.at(FIT_BATCHES[0], budgets[0].device.chip)
+    budgets = [judge_budget(budget, job, first) for budget in budgets]
     fits = _fit(job, traces, budgets, batch, multiple)
     kept = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
     traced = traces.loops.seconds if isinstance(traces, _FromLoops) else 0.0
@@ -198,17 +199,16 @@ def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget
         named: Options = {**options, "gpu": card}
         plain.append(budget_of(named))
     stored = stored_calibrations(plain[0], options)
-    kind = kind_of(job)
     wanted = wanted_of(plain[0], job, options)
-    return [
-        _calibrated(budget, look_up(stored, replace(wanted, device=budget.device)), kind) for budget in plain
-    ]
+    return [_calibrated(budget, look_up(stored, replace(wanted, device=budget.device))) for budget in plain]
 
 
-def _calibrated(budget: Budget, found: Correction | None, kind: Kind) -> Budget:
-    if found is None and kind is budget.kind:
+def _calibrated(budget: Budget, found: Correction | None) -> Budget:
+    if found is None:
         return budget
-    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, kind)
+    return make_budget(
+        budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
+    )
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ class FromApart:
             trace = over_epoch(self.job, size, lambda one: self.at(one, chip))
             found = estimate(self.job, trace, size, budget)
         return CardFit(
-            budget,
+            found.budget,
             plan.search.largest,
             size,
             found.outcome,

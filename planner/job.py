@@ -67,6 +67,11 @@ class Checkpoint(StrEnum):
     BLOCKS = "blocks"  # the repeated blocks of the model run again in the backward pass
 
 
+class Lengths(StrEnum):
+    FIXED = "fixed"  # every sample has the size that is given
+    VARYING = "varying"  # samples are padded to the longest of their batch, which is at most as given
+
+
 class ClipGradients(StrEnum):
     NONE = "none"
     NORM = "norm"  # `clip_grad_norm_` over all trained parameters before the optimizer's step
@@ -126,6 +131,7 @@ class Job:
     cudnn: str = ""  # whom to ask for its workspaces: a folder or "installed"; "": published runs tell
     cublas_workspace_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG; "": it is not set
     dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
+    lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
 
 

@@ -38,7 +38,6 @@ from planner.kept_tracer import Shelves
 from planner.kept_traces import UserShelf
 from planner.named_models import allowed_sources
 from planner.plan import Tell
-from planner.residuals import kind_of
 from planner.resolve import JobOptions, PlainOptions, complete_job, merge_job, resolve_job
 from planner.search import LARGEST_BATCH
 from planner.shipped_traces import ShippedShelf
@@ -78,6 +77,7 @@ class Options(PlainOptions, total=False):
     own_calibrations: str | PathLike[str] | None  # a folder looked into after those, where any can answer
     no_calibration: bool | None  # plan without any
     dataset_size: int | None  # samples of an epoch, of which the last batch may be smaller
+    lengths: str | None  # "fixed" or "varying": whether real samples are padded to the longest of their batch
     trace: str | PathLike[str] | None  # plan from this file in place of a model
     save_trace: str | PathLike[str] | None
     cache: str | PathLike[str] | None  # a folder that traces are kept in; None: each is taken anew
@@ -132,15 +132,16 @@ def _named_device(name: str) -> Device:
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """The budget as the nearest stored calibration corrects it, with the margins of runs of the job's kind.
+    """The budget as the nearest stored calibration corrects it.
 
     Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
     """
     found = look_up(stored_calibrations(budget, options), wanted_of(budget, job, options))
-    kind = kind_of(job)
-    if found is None and kind is budget.kind:
+    if found is None:
         return budget
-    return make_budget(budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, kind)
+    return make_budget(
+        budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
+    )
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
@@ -261,7 +262,7 @@ def _job_options(options: Options) -> JobOptions:
         "freeze": _patterns(options.get("freeze")),
         "train_only": _patterns(options.get("train_only")),
     }
-    for name in (*_PLAIN, "dataset_size"):
+    for name in (*_PLAIN, "dataset_size", "lengths"):
         given[name] = options.get(name)  # type: ignore[literal-required]
     return given
 
@@ -277,7 +278,7 @@ def _target(given: Sample | Sequence[Sample] | None) -> JobOptions:
 
 def _of_epoch(options: Options) -> JobOptions:
     """What a trace says nothing of, so that it may stand beside a saved one."""
-    return {"dataset_size": options.get("dataset_size")}
+    return {"dataset_size": options.get("dataset_size"), "lengths": options.get("lengths")}
 
 
 def _patterns(given: str | Sequence[str] | None) -> Sequence[str]:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from planner.affine import align, refit
-from planner.budget import Budget, chance_out_of_memory, process_bytes, upper_process_bytes
+from planner.budget import (
+    Budget,
+    chance_out_of_memory,
+    judge_budget,
+    process_bytes,
+    upper_process_bytes,
+)
 from planner.epoch import last_batch, most_batch, over_epoch
 from planner.errors import BatchTooLargeError, ModelError
 from planner.events import FROM_CHANCE, RANDOM_COURSE, Outcome, Role, Trace
@@ -100,6 +106,7 @@ class Plan:
 def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
     """Replay one batch size of a trace under the budget and say where the memory goes."""
     start = perf_counter()
+    budget = judge_budget(budget, job, trace)
     run, at_peak = replay_with_live(trace, batch, budget.arena)
     failed = None
     if run.outcome is Outcome.DOES_NOT_FIT:
@@ -161,6 +168,7 @@ def plan_max_batch(
     traces = _Traces(tracer, tell)
     source: Callable[[int], Trace] = traces.at
     whole = align(*map(traces.at, FIT_BATCHES))
+    budget = judge_budget(budget, job, traces.at(FIT_BATCHES[0]))
     if isinstance(whole, Trace):
         whole, found = _settle(job, whole, budget.arena, traces)
     if isinstance(whole, Trace):

@@ -1,4 +1,4 @@
-"""How far published runs lay from what the planner said of them: where its probabilities come from.
+"""How far published runs lay from the planner's answers: the source of its margins and probabilities.
 
 `residuals.json` is written by `benchmarks/accuracy.py` from the rows of `benchmarks/accuracy.csv`; nobody
 edits it. It is read where a budget is made, without torch or NumPy.
@@ -13,43 +13,65 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import DataFileError
-from planner.job import Job
 
 RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 
 
 class Kind(StrEnum):
-    """Which published runs are like the one that is asked for."""
+    """Published runs that have their own distribution."""
 
-    FIXED = "fixed"  # every sample has the same size, as images do
-    TEXTS = "texts"  # samples are sequences of tokens: real batches are padded to lengths of their own
+    CONVOLUTIONS = "convolutions"  # images in float32, cudnn.benchmark off
+    BENCHMARK = "convolutions, cudnn.benchmark"  # in mixed precision, contiguous
+    BENCHMARK_LAST = "convolutions, cudnn.benchmark, channels_last"  # in mixed precision
+    ATTENTION = "attention, fixed lengths"
+    TEXTS = "texts of varying lengths"
+    LARGE = "billions of parameters"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A normal distribution of (memory that a run needs at the least) / (what its replay needs)."""
 
-    outcomes: int  # published outcomes under caps that it is fitted to
+    outcomes: int  # published outcomes that it is fitted to
     location: float  # its mean, less 1
     scale: float  # its standard deviation
 
 
 @dataclass(frozen=True, slots=True)
-class Residuals:
-    """What is known of one kind of runs, without any calibration."""
+class Settings:
+    """How the runs of a kind trained; a job that trains otherwise is not quite like them."""
 
+    precisions: tuple[str, ...]
+    cudnn_benchmark: tuple[bool, ...]
+    memory_formats: tuple[str, ...]
+    capabilities: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """The published runs of one kind, without any calibration."""
+
+    kind: Kind
+    runs: str  # which runs these are, for people
+    peaks: int  # of processes
+    settings: Settings
     verdicts: Spread
     peak_ratios: tuple[float, ...]  # rising: process peak on an empty card over replayed peak reserved
 
-    def peak_ratio(self, confidence: float) -> float:
-        """What a share `confidence` of the peaks stays within; between ranks by the straight line."""
-        return quantile(self.peak_ratios, confidence)
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The residuals of all kinds."""
 
-def kind_of(job: Job) -> Kind:
-    """Texts, where the model takes whole numbers: tokens."""
-    is_text = any(spec.dtype.startswith("int") for spec in job.inputs)
-    return Kind.TEXTS if is_text else Kind.FIXED
+    kinds: dict[Kind, Residuals]
+    between: float  # standard deviation between the means of kinds and GPUs
+
+    @property
+    def widest(self) -> Spread:
+        """Return a spread as wide as any kind's, for jobs that no published run is like."""
+        spreads = [one.verdicts for one in self.kinds.values()]
+        location = max(spread.location for spread in spreads)
+        return Spread(0, location, max(spread.scale for spread in spreads))
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
@@ -73,15 +95,35 @@ def share_within(rising: Sequence[float], value: float) -> float:
     return bisect_left(rising, value) / len(rising)
 
 
-def load_residuals(kind: Kind, path: Path = RESIDUALS_FILE) -> Residuals:
-    """What is known of runs of this kind. Raises DataFileError for a file that does not say it."""
+def load_residuals(path: Path = RESIDUALS_FILE) -> Published:
+    """Return the residuals of all kinds. Raises DataFileError for a file that does not hold them."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["kinds"][kind.value]
-        verdicts = found["verdicts"]
-        spread = Spread(int(verdicts["outcomes"]), float(verdicts["location"]), float(verdicts["scale"]))
-        ratios = tuple(float(ratio) for ratio in found["peak_ratios"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kinds = {kind: _residuals(kind, said["kinds"][kind.value]) for kind in Kind}
+        between = float(said["between"])
+        if between < 0 or not all(map(_is_sound, kinds.values())):
+            raise ValueError("no distribution")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataFileError(f"{path}: broken residuals; run benchmarks/accuracy.py --from-csv") from error
-    if not (ratios and list(ratios) == sorted(ratios) and spread.scale > 0):
-        raise DataFileError(f"{path}: broken residuals; run benchmarks/accuracy.py --from-csv")
-    return Residuals(spread, ratios)
+    return Published(kinds, between)
+
+
+def _residuals(kind: Kind, said: dict[str, Any]) -> Residuals:
+    verdicts, settings = said["verdicts"], said["settings"]
+    return Residuals(
+        kind,
+        str(said["runs"]),
+        int(said["peaks"]),
+        Settings(
+            tuple(map(str, settings["precisions"])),
+            tuple(map(bool, settings["cudnn_benchmark"])),
+            tuple(map(str, settings["memory_formats"])),
+            tuple((int(major), int(minor)) for major, minor in settings["capabilities"]),
+        ),
+        Spread(int(verdicts["outcomes"]), float(verdicts["location"]), float(verdicts["scale"])),
+        tuple(float(ratio) for ratio in said["peak_ratios"]),
+    )
+
+
+def _is_sound(one: Residuals) -> bool:
+    return one.verdicts.scale > 0 and list(one.peak_ratios) == sorted(one.peak_ratios)

@@ -13,6 +13,7 @@ from planner.job import (
     Checkpoint,
     ClipGradients,
     Job,
+    Lengths,
     Loss,
     MemoryFormat,
     Mode,
@@ -72,6 +73,7 @@ class JobOptions(PlainOptions, total=False):
     freeze: Sequence[str] | None
     train_only: Sequence[str] | None
     dataset_size: int | None
+    lengths: str | None
 
 
 PUBLISHED = "published"  # what --cudnn stands for where no library is asked
@@ -94,6 +96,7 @@ _ENUMERATIONS = {
     "memory_format": MemoryFormat,
     "checkpoint": Checkpoint,
     "clip_gradients": ClipGradients,
+    "lengths": Lengths,
 }
 COUNTS: Mapping[str, int] = MappingProxyType(
     {

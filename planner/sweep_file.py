@@ -44,7 +44,7 @@ MOST_CELLS = 100_000
 
 _TEXTS = (
     *("loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "precision", "memory_format", "checkpoint"),
-    *("clip_gradients", "cudnn", "cublas_workspace_config"),
+    *("clip_gradients", "cudnn", "cublas_workspace_config", "lengths"),
 )
 _TRUTHS = (
     *("keep_grads", "grad_scaler", "backward_in_autocast", "ema", "evaluate", "ddp", "ddp_bucket_view"),

@@ -76,7 +76,7 @@ def key_of(job: Job) -> Key | None:
 
 def traced(job: Job) -> Job:
     """As much of the job as a trace depends on."""
-    return replace(job, dataset_size=0)
+    return replace(job, dataset_size=0, lengths=None)
 
 
 def name_of(key: Key) -> str:

@@ -20,12 +20,13 @@ from planner.budget import (
 from planner.device import Device, Measured, unlimited_device
 from planner.errors import UsageError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.likeness import Likeness, margins_of
 from planner.replay import Arena, replay
-from planner.residuals import Kind, Spread, load_residuals
+from planner.residuals import Kind, Spread
 
 RULES = AllocatorRules()
 ONE_DEVIATION = NormalDist().cdf(1)  # 84 %: the confidence at which z is 1
-VERDICTS = load_residuals(Kind.FIXED).verdicts
+VERDICTS = margins_of(Likeness()).verdicts
 SCALE = 1 + VERDICTS.location + VERDICTS.scale  # of a need, one deviation above its mean
 
 
@@ -159,8 +160,8 @@ def test_upper_bound(confidence: float, reserved_mib: int, kind: Kind) -> None:
     """The reserved peak counts with the ratio that so many published runs of its kind stayed within, or once
     where that is less, in a process with room on the card as in one that needs more than the card has.
     """
-    budget = make_budget(card(50_000), confidence, RULES, None, None, kind)
-    ratio = max(1.0, load_residuals(kind).peak_ratio(confidence))
+    budget = make_budget(card(50_000), confidence, RULES, None, None, Likeness(kind))
+    ratio = margins_of(Likeness(kind)).peak_ratio(confidence)
     z = NormalDist().inv_cdf(confidence)
     upper = upper_process_bytes(budget, reserved_mib * MIB)
     assert upper == int((400 + z * 40) * MIB + ratio * reserved_mib * MIB)
@@ -215,7 +216,7 @@ def test_chance_and_confidence_agree(confidence: float, kind: Kind, cap_mib: int
     smaller one where the card's or the cap's own size bounds it.
     """
     cap_bytes = None if cap_mib is None else cap_mib * MIB
-    budget = make_budget(card(), confidence, RULES, cap_bytes, None, kind)
+    budget = make_budget(card(), confidence, RULES, cap_bytes, None, Likeness(kind))
     bounds = [bound for bound in (budget.arena.capacity_bytes, budget.arena.limit_bytes) if bound is not None]
     assert chance_needed(budget, min(bounds)) <= 1 - confidence + 1e-6
 

@@ -244,6 +244,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "train_only": [],
         "new_tokens": 0,
         "cudnn_benchmark": False,
+        "lengths": None,
         "cudnn": "",
         "cublas_workspace_config": "",
         "dataset_size": 0,
@@ -638,7 +639,7 @@ def test_broken_catalogue(capsys: Capture, tmp_path: Path) -> None:
     assert (code, out) == (4, "")
     assert err == (
         f"planner: {path} line 5, mine.lost: unknown key; known are source, about, args, inputs, target, "
-        "loss, mode, optimizer, precision, steps, batch\n"
+        "loss, mode, optimizer, precision, lengths, steps, batch\n"
     )
 
 

@@ -115,7 +115,9 @@ def test_largest_by_brute_force(
     budget = budget_of(capacity_mib, confidence)
     plan = plan_max_batch(JOB, budget, tracer)
     answer = plan.search.largest
-    assert answer == tracer.largest(budget.arena, answer + 8)
+    shown = plan.at_max or plan.first_failure
+    assert shown is not None
+    assert answer == tracer.largest(shown.budget.arena, answer + 8)
     if plan.at_max is not None:
         assert_identities(plan.at_max)
     assert plan.first_failure is not None

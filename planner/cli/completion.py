@@ -136,6 +136,7 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
         "memory_format": job.MemoryFormat,
         "checkpoint": job.Checkpoint,
         "clip_gradients": job.ClipGradients,
+        "lengths": job.Lengths,
         "zero_grad": job.ZeroGrad,
         "method": Method,
     }

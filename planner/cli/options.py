@@ -134,6 +134,14 @@ class JobOptions:
         Text,
         Option(metavar="N", help="Samples per epoch; the last batch may be smaller."),
     ] = None
+    lengths: Annotated[
+        Text,
+        Option(
+            metavar="WHICH",
+            help="Sizes of real samples: fixed, or varying: padded to the longest of their batch. Decides "
+            "margins alone; by default varying for token ids.",
+        ),
+    ] = None
     ddp: Annotated[bool, Option("--ddp", help="Train with DistributedDataParallel's gradient buckets.")] = (
         False
     )

@@ -6,6 +6,7 @@ from typing import Any
 from planner.budget import Budget
 from planner.calibrated import Correction
 from planner.device import Measured
+from planner.likeness import Likeness, margins_of
 from planner.methods import Method
 from planner.plan import Estimate, Plan, Seconds
 from planner.replay import Replay
@@ -40,6 +41,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "process_upper_mib": mib(estimate.process_upper_bytes),
         "fits": estimate.outcome.value,
         "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
+        "risk": _risk(estimate.budget.likeness),
         "retries": (estimate.failed or run).retries,
         "retry_costs": [asdict(cost) for cost in estimate.retry_costs],
         "failure": None if estimate.failed is None else _failure(estimate.failed),
@@ -96,6 +98,23 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
             "cap_mib": None if budget.cap_bytes is None else mib(budget.cap_bytes),
             "rules": asdict(arena.rules),
         },
+    }
+
+
+def _risk(likeness: Likeness) -> dict[str, Any]:
+    """What margins and probability rest on where no calibration of the job answers."""
+    margins = margins_of(likeness)
+    own = margins.residuals
+    return {
+        "kind": likeness.kind.value,
+        "runs": own.runs,
+        "outcomes": own.verdicts.outcomes,
+        "peaks": own.peaks,
+        "location": round(margins.verdicts.location, 5),
+        "scale": round(margins.verdicts.scale, 5),
+        "departures": list(likeness.departures),
+        "unlike": list(likeness.unlike),
+        "lengths": likeness.lengths.value,
     }
 
 

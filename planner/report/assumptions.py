@@ -5,10 +5,10 @@ from dataclasses import fields
 from planner.allocator_rules import AllocatorRules
 from planner.budget import Budget
 from planner.device import MIB, Device
-from planner.job import ClipGradients, Job, MemoryFormat, Mode, Precision, ZeroGrad
+from planner.job import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
+from planner.likeness import Likeness, margins_of
 from planner.plan import Estimate
 from planner.report.growth import growth_text
-from planner.residuals import Kind
 
 _ZERO_GRAD = {
     ZeroGrad.BEFORE_FORWARD: "before each forward pass",
@@ -35,6 +35,7 @@ def of_run(estimate: Estimate) -> tuple[str, ...]:
         _calibration(estimate.budget),
         f"nothing else runs on the GPU; {_precision(estimate.job)}",
         _loop(estimate.job),
+        *_lengths(estimate.budget.likeness),
         *_recipe(estimate.job),
         *_allocator(estimate.budget.arena.rules),
         *_capability(estimate.budget.device),
@@ -50,19 +51,49 @@ def _growth(estimate: Estimate) -> tuple[str, ...]:
 def _calibration(budget: Budget) -> str:
     """Which calibration answered, and how wide its interval is."""
     correction = budget.correction
-    like = {Kind.FIXED: "of CNNs", Kind.TEXTS: "of transformers on texts"}[budget.kind]
+    like = risk_sentence(budget.likeness)
     if correction is None:
-        return f"no calibration is stored for this job and GPU; margins are those of published runs {like}"
+        return f"no calibration is stored for this job and GPU; {like}"
     found = f"calibration at level '{correction.level}': {correction.about}"
     fit = correction.fit
     if fit is None:
-        return f"{found}; the rest is not calibrated, its margins are those of published runs {like}"
+        return f"{found}; the rest is not calibrated: {like}"
     over = "" if correction.includes_context else " without the context"
     besides = f", and +- {correction.drift_bytes / MIB:.0f} MiB from there" if correction.drift_bytes else ""
     return (
         f"{found}: {fit.overhead_bytes / MIB:.0f} MiB{over} + {fit.slope:.3f} x replay, "
         f"+- {fit.spread_bytes / MIB:.0f} MiB (one deviation) over {fit.points} runs{besides}"
     )
+
+
+def risk_sentence(likeness: Likeness) -> str:
+    """Return which published runs margins and probability rest on, and what of the job they lack."""
+    margins = margins_of(likeness)
+    own = margins.residuals
+    counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]
+    told = " and ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count)
+    if likeness.unlike:
+        return (
+            f"no probability is given, since no published run {_listed(likeness.unlike)}; margins are the "
+            f"widest of all published kinds ({margins.verdicts.scale:.1%} deviation)"
+        )
+    rests = f"margins and probability rest on {told} of {own.runs}"
+    if likeness.departures:
+        rests += f"; widened, since none of these runs is {_listed(likeness.departures)}"
+    return f"{rests}: {margins.verdicts.location:+.1%}, {margins.verdicts.scale:.1%} deviation"
+
+
+def _listed(parts: tuple[str, ...]) -> str:
+    return " or ".join(parts)
+
+
+def _lengths(likeness: Likeness) -> tuple[str, ...]:
+    """Whether samples vary in length, where they may."""
+    if likeness.lengths is Lengths.FIXED:
+        return ()
+    told = "real samples vary in length and are padded to the longest of their batch, at most as given"
+    by = f" (inferred from {likeness.padded}; --lengths fixed says otherwise)" if likeness.padded else ""
+    return (f"{told}{by}",)
 
 
 def _of_card(device: Device) -> tuple[str, ...]:

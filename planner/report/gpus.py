@@ -67,7 +67,11 @@ def source_of(fit: CardFit) -> str:
     """What stands behind the figures: a calibration and how near it is, or the published residuals."""
     correction = fit.budget.correction
     if correction is None:
-        return "no calibration: margins of published runs"
+        likeness = fit.budget.likeness
+        if likeness.unlike:
+            return f"no calibration, and no published run {' or '.join(likeness.unlike)}"
+        wider = f", wider: none is {' or '.join(likeness.departures)}" if likeness.departures else ""
+        return f"no calibration: margins of published runs ({likeness.kind}){wider}"
     return f"{correction.level}: {correction.about}"
 
 

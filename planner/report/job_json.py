@@ -9,6 +9,7 @@ from planner.job import (
     Checkpoint,
     ClipGradients,
     Job,
+    Lengths,
     MemoryFormat,
     Mode,
     Optimizer,
@@ -90,6 +91,8 @@ def _added_later(said: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("new_tokens", "eval_batch", "dataset_size"):  # 0 stands for none
         if said.get(name, 0) != 0:
             fields[name] = check_count(name, said[name], COUNTS[name])
+    if said.get("lengths") is not None:
+        fields["lengths"] = choose(Lengths, said["lengths"], "lengths")
     fields["cudnn"] = _checked(said.get("cudnn", ""), str)
     config = _checked(said.get("cublas_workspace_config", ""), str)
     if config:

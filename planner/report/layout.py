@@ -67,6 +67,8 @@ def _recipe(job: Job) -> Iterator[str]:
         yield f"evaluation{f' of batches of {job.eval_batch:,}' if job.eval_batch else ''} between the steps"
     if job.dataset_size:
         yield f"epochs of {job.dataset_size:,} samples"
+    if job.lengths is not None:
+        yield f"{job.lengths} lengths"
     if job.ddp:
         yield "gradient buckets as views" if job.ddp_bucket_view else "gradient buckets"
     if job.freeze:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from planner.budget import is_fitted
 from planner.device import MIB
 from planner.events import Phase
 from planner.plan import Estimate, Plan, Seconds
@@ -126,13 +127,24 @@ def verdict(estimate: Estimate) -> list[str]:
 
 
 def risk_lines(*estimates: Estimate) -> list[str]:
-    """The probability that each batch runs out of memory, where anything bounds it."""
+    """The probability that each batch runs out of memory, where anything bounds it, or why there is none."""
     chances = dict.fromkeys(
         f"{chance_text(found.p_out_of_memory)} at batch {found.run.batch}"
         for found in estimates
         if found.p_out_of_memory is not None
     )
-    return entry("Risk", f"P(out of memory) {', '.join(chances)}") if chances else []
+    if chances:
+        return entry("Risk", f"P(out of memory) {', '.join(chances)}")
+    return _no_risk(estimates[0]) if estimates else []
+
+
+def _no_risk(estimate: Estimate) -> list[str]:
+    """Why there is no probability, where a GPU bounds the memory and no published run is like the job."""
+    budget = estimate.budget
+    is_bounded = budget.arena.share_bytes is not None
+    if not is_bounded or not budget.likeness.unlike or is_fitted(budget):
+        return []
+    return entry("Risk", f"not known: no published run {' or '.join(budget.likeness.unlike)}")
 
 
 def _memory(estimate: Estimate) -> list[str]:

@@ -140,7 +140,7 @@ def test_a_class_without_a_loss_is_summed() -> None:
             (),
             (),
             "model 'hf:google/bert': there is no such folder, and nothing is fetched from a hub; "
-            "save its config.json into a folder and name that",
+            "save its config.json into a folder and name that as hf:FOLDER",
         ),
         (
             "bert",

@@ -163,7 +163,7 @@ def test_torch_is_as_it_was_afterwards() -> None:
 
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, Tensor.new_tensor
-    with pytest.raises(ModelError, match="stop; check --input"):
+    with pytest.raises(ModelError, match="stop; see the traceback"):
         trace_of(lambda: Calls(broken), job_of("4"), 2)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads

@@ -1,23 +1,20 @@
 """Tracing: the only folder of `planner` that imports torch."""
 
 import gc
-import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import nn, optim
 
 from planner.chip import chip_of
-from planner.errors import BatchTooLargeError, ModelError, PlannerError
+from planner.errors import BatchTooLargeError, PlannerError
 from planner.events import Phase, Role, Trace
 from planner.job import Job, Mode
 from planner.trace.calls import Calls
 from planner.trace.chips import equip, notes_on_cudnn
-from planner.trace.clean import left_clean, text_of
+from planner.trace.clean import left_clean
 from planner.trace.compiled import CompiledCalls, watch_compiled
 from planner.trace.criterion import Criterion, build_criterion
 from planner.trace.cuda import cuda_semantics
@@ -29,10 +26,13 @@ from planner.trace.formats import with_own_types
 from planner.trace.growth_sources import growth_sources
 from planner.trace.hf import is_padded, notes_of
 from planner.trace.hf_values import known_values
+from planner.trace.lazy import initialise_lazy_modules
 from planner.trace.live_optimizer import make_optimizer
+from planner.trace.packed_lengths import full_lengths
 from planner.trace.precision import convert_model, meta_machine
 from planner.trace.reads import Reading, take_reading
 from planner.trace.real_cpu import Values, ValuesNeededError
+from planner.trace.reasons import explain, source_line
 from planner.trace.recorder import Recorder, Run
 from planner.trace.shapes import run_on_meta
 from planner.trace.sources import build_model, complete_by_library
@@ -85,6 +85,7 @@ def _trace(
     job = complete_by_library(job)
 
     def take(model: nn.Module, run: Run, size: int = batch) -> Trace:
+        initialise_lazy_modules(model, job, size, run)
         return _take(
             job,
             model,
@@ -133,6 +134,7 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
             cuda_semantics(path_of),
             known_values(padded=is_padded(job)),
             devices_shown(),
+            full_lengths() as lengths,
             recorder.watching_modules(),
             _without_collector(),
             watch_compiled(compiled),
@@ -144,17 +146,18 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
                     *notes_of(job, model),
                     *notes,
                     *compiled.notes(),
+                    *lengths,
                     *notes_on_cudnn(job, recorder.capability),
                 ),
             )
             return replace(taken, growth_sources=growth_sources(taken, batch, recorder))
     except BatchTooLargeError as error:
-        where = f"{job.model}: {recorder.place()} at batch {batch}{_source_line(error)}"
+        where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
         raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
-        raise _explain(job, batch, recorder, error) from error
+        raise explain(job, batch, recorder, error) from error
 
 
 def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
@@ -234,37 +237,3 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-# Operators whose result, or the shape of it, depends on values that a trace on meta does not have.
-_READS_VALUES = re.compile(
-    r"_local_scalar_dense|nonzero|nms|unique|masked_select|\.equal|is_nonzero|bincount|repeat_interleave"
-)
-
-
-def _explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """One line: the module and operator that failed, the source line that called it, and what to do."""
-    place, running, line = recorder.place(), recorder.running or "", _source_line(error)
-    said = text_of(error)
-    # torch: "Cannot copy out of meta tensor", "... cannot be called on meta tensors", "... 'Meta' backend"
-    if _READS_VALUES.search(running) or "nonzero" in said or "meta" in said.lower():
-        return ValuesNeededError(job.model, f"{place} calls {running or 'code'}{line}")
-    text = " ".join(said.split()) or type(error).__name__
-    if isinstance(error, SystemExit):
-        text = f"it ends the process with code {error.code}"
-    text = text if len(text) <= 200 else text[:197] + "..."
-    op = f" in {running}" if running else ""
-    return ModelError(
-        f"{job.model}: {place} fails at batch {batch}{op}{line}: {text}; check --input and --target"
-    )
-
-
-def _source_line(error: BaseException) -> str:
-    """The innermost line that is neither torch's nor the planner's; of torchvision, those of models count."""
-    own = str(Path(__file__).resolve().parent)
-    theirs = str(Path(torch.__file__).resolve().parent)  # also the beginning of torchvision's
-    models = str(Path("torchvision", "models"))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if models in frame.filename or not frame.filename.startswith((own, theirs, "<")):
-            return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
-    return ""

@@ -260,9 +260,11 @@ def _unknown(transformers: Any, name: str) -> UsageError:
     if "/" in name:
         return UsageError(
             f"model {shown('hf:' + name)}: there is no such folder, and nothing is fetched from a hub; "
-            "save its config.json into a folder and name that"
+            "save its config.json into a folder and name that as hf:FOLDER"
         )
     known = [*transformers.CONFIG_MAPPING.keys(), *(key for key in dir(transformers) if "For" in key)]
     near = nearest(name, known)
     told = f"the nearest: {near}" if near else "name a model type, a class or a folder with config.json"
+    if "-" in name:  # as names on a hub have it
+        told += "; nothing is fetched from a hub: for a model of one, save its config.json and name hf:FOLDER"
     return UsageError(f"transformers has no model type or class {shown(name)}; {told}")

@@ -107,7 +107,8 @@ class Values:
                 return self._run_at_once(recipe, args, kwargs, error)
             out = run_on_meta(func, (args[0], self._without_masks(args[1])), {}, phase)
         in_backward = phase is Phase.BACKWARD and not torch.is_grad_enabled()
-        is_empty = func._schema.name.startswith(("aten::empty", "aten::new_empty"))
+        # After `set_` a tensor has the storage of another, whose contents stand there.
+        is_empty = func._schema.name.startswith(("aten::empty", "aten::new_empty", "aten::set_"))
         if not (in_backward or is_empty or phase is Phase.OPTIMIZER):
             self._remember(recipe, args, kwargs, out)
         return out

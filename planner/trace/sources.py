@@ -21,6 +21,7 @@ from planner.trace import hf, timm_inputs
 from planner.trace.clean import Changes, left_clean, text_of
 from planner.trace.cuda.devices import planned_device
 from planner.trace.hf_inputs import complete_inputs
+from planner.trace.reasons import remedy_for
 from planner.trace.torchvision_shim import prepare_torchvision
 from planner.trace.torchvision_weights import without_reading_weights
 from planner.trace.weightless import build_weightless
@@ -53,7 +54,8 @@ def construct_model(job: Job, constructor: Constructor) -> nn.Module:
         raise
     except BaseException as error:  # a model may raise anything
         problem = f"{job.model}: its constructor fails: {_first_line(error)}"
-        raise ModelError(f"{problem}; check --model-arg, or see the traceback with --debug") from error
+        remedy = remedy_for(error, "", "check --model-arg, or see the traceback with --debug")
+        raise ModelError(f"{problem}; {remedy}") from error
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise ModelError(f"{job.model}: gives a {kind}, not an nn.Module; name a callable that returns one")
@@ -230,7 +232,8 @@ def _run_file(path: Path) -> tuple[ModuleType, Changes]:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f"{path.name}:{lines[-1]}" if lines else path.name
-        raise ModelError(f"{where}: importing the file fails: {_first_line(error)}; mend the file") from error
+        problem = f"{where}: importing the file fails: {_first_line(error)}"
+        raise ModelError(f"{problem}; {remedy_for(error, '', 'mend the file')}") from error
 
 
 @contextmanager

@@ -140,15 +140,18 @@ def move_to_meta(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for held in registries:
             for name, tensor in held.items():
-                if tensor is None or is_lazy(tensor) or tensor.is_meta:
+                if tensor is None or tensor.device.type == "meta":
                     continue
                 if id(tensor) not in likes:
                     likes[id(tensor)] = _like(tensor)
-                    moved.append((tensor, likes[id(tensor)]))
+                    if not is_lazy(tensor):
+                        moved.append((tensor, likes[id(tensor)]))
                 held[name] = likes[id(tensor)]
     return moved
 
 
 def _like(tensor: Tensor) -> Tensor:
+    if is_lazy(tensor):
+        return type(tensor)(device="meta", dtype=tensor.dtype)  # type: ignore[call-arg]
     like = torch.empty_like(tensor, device="meta", requires_grad=False)
     return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

@@ -22,7 +22,7 @@ from planner.floor import Floor
 from planner.job import Job
 from planner.plan import Seconds, without_end
 from planner.replay import Arena, Replay, replay, room_bytes
-from planner.search import LARGEST_BATCH, boundary_near, climb_islands
+from planner.search import LARGEST_BATCH, boundary_by_line, boundary_near, climb_islands
 
 _REMEMBERED_TRACES = 4  # the cards of one memory ask for the same batch sizes
 USUAL_ERROR = 2  # of a guess, in samples; of large batches, a hundredth
@@ -77,6 +77,7 @@ class CardFit:
     outcome: Outcome  # of that batch on this card
     process_bytes: int  # what nvidia-smi shows at its peak; on a card without end where it does not fit
     process_upper_bytes: int  # the same at the confidence
+    comfortable_batch: int  # the largest without retries; 0 where none runs without
 
     @property
     def headroom_bytes(self) -> int:
@@ -137,8 +138,10 @@ def fit_cards(
     some cards are climbed from where they are, and where one rises, so is every card.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
+    hints: dict[int, int] = {}
+    shared: dict[tuple[Hashable, int], int] = {}
     shelves = [
-        _Shelf(_Runs(traces, Chip(*kind), traces.floor(Chip(*kind))), tuple(group))
+        _Shelf(_Runs(traces, Chip(*kind), traces.floor(Chip(*kind)), shared, hints), tuple(group))
         for kind, group in groupby(cards, key=_kind)
     ]
     gaps: list[tuple[int, int]] = []  # the floor's largest batch, and how far below it a card stays
@@ -228,7 +231,9 @@ def _at(shelf: _Shelf, budget: Budget, wanted: int | None, multiple_of: int) -> 
     arena = without_end(budget.arena) if outcome is Outcome.DOES_NOT_FIT else budget.arena
     peak_bytes = runs.peak_reserved_bytes(batch, arena)
     process, upper = process_bytes(budget, peak_bytes), upper_process_bytes(budget, peak_bytes)
-    return CardFit(budget, largest, batch, outcome, process, upper)
+    comfortable = runs.comfortable(largest, budget.arena) if largest else 0
+    comfortable -= comfortable % multiple_of
+    return CardFit(budget, largest, batch, outcome, process, upper, comfortable)
 
 
 @dataclass(slots=True)
@@ -238,6 +243,10 @@ class _Runs:
     traces: Traces
     chip: Chip
     floor: Floor
+    shared: dict[
+        tuple[Hashable, int], int
+    ]  # the peaks below of all kinds of GPUs, by the kin of their traces
+    hints: dict[int, int]  # peaks of other kinds of GPUs as well, which are much like those here
     _whole: dict[int, Trace] = field(default_factory=dict)
     _done: dict[tuple[int, Arena], Replay] = field(default_factory=dict)
     _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of runs that nothing disturbed
@@ -267,6 +276,27 @@ class _Runs:
         if self._ran_undisturbed(batch, arena):
             return self._peaks[batch]
         return self._replay(batch, arena).peak_reserved_bytes
+
+    def comfortable(self, largest: int, arena: Arena) -> int:
+        """The largest batch size up to `largest`, which fits, that runs without retries."""
+        if self.outcome(largest, arena) is Outcome.FITS:
+            return largest
+        room = room_bytes(arena)
+        if not is_plain(arena) or room is None:
+            return boundary_near(lambda batch: self.outcome(batch, arena) is Outcome.FITS, largest, largest)
+        peak = lambda batch: self._undisturbed_peak(batch, arena)  # noqa: E731
+        return boundary_by_line(peak, room, self.hints, largest)
+
+    def _undisturbed_peak(self, batch: int, arena: Arena) -> int:
+        """What is reserved where memory has no end: a batch runs without retries where that is there."""
+        if batch not in self._peaks:
+            kin = self.traces.kin(batch, self.chip)
+            peak_bytes = None if kin is None else self.shared.get((kin, batch))
+            if peak_bytes is None:
+                peak_bytes = self._replay(batch, without_end(arena)).peak_reserved_bytes
+            self._peaks[batch] = self.shared[kin, batch] = peak_bytes
+        self.hints[batch] = self._peaks[batch]
+        return self._peaks[batch]
 
     def _ran_undisturbed(self, batch: int, arena: Arena) -> bool:
         """Whether a run was seen that on this card goes the same way from its first event to its last."""

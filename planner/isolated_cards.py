@@ -56,4 +56,5 @@ class FromApart:
             found.outcome,
             found.process_bytes,
             found.process_upper_bytes,
+            plan.search.comfortable,
         )

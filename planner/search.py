@@ -7,8 +7,9 @@ AlexNet and VGG-11, bisection alone misses the largest batch size for 71; probin
 boundary, and going on from one that fits, for 12. Of 400 for five other models, 1 and 0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from planner.events import Outcome
 
@@ -16,6 +17,7 @@ LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch 
 NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
 NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
 MOST_LINES = 4  # after which the guess is good, or no line will make it so
+MOST_GUESSES = 8  # by a line, before bisection is surer
 MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size at its end
 MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
 
@@ -135,6 +137,38 @@ def boundary_near(fits: Callable[[int], bool], guess: int, limit: int) -> int:
         if fits(high):
             low, stride = high, stride if low == guess else 2 * stride
     return _bisect(fits, low, high)
+
+
+def boundary_by_line(
+    need_bytes: Callable[[int], int], room_bytes: int, hints: Mapping[int, int], too_large: int
+) -> int:
+    """Return a batch size below `too_large` whose need is at most the room and whose successor's is not; 0:
+    not even 1 is small enough.
+
+    `hints` are needs by batch size, right or nearly so, to which those that are asked for are added. Near a
+    line that two of them make, it takes two questions.
+    """
+    low, high = 0, too_large
+    for turn in count():
+        if high - low <= 1:
+            return low
+        guess = _on_line(hints, room_bytes) if turn < MOST_GUESSES else (low + high) // 2
+        if guess is None:
+            need_bytes(too_large)
+            continue
+        guess = max(low + 1, min(high - 1, guess))
+        low, high = (guess, high) if need_bytes(guess) <= room_bytes else (low, guess)
+    raise AssertionError
+
+
+def _on_line(hints: Mapping[int, int], room_bytes: int) -> int | None:
+    """Where the line through the nearest needs around the room meets it; None: none is known beyond it."""
+    below = max((size for size, need in hints.items() if need <= room_bytes), default=0)
+    above = min((size for size, need in hints.items() if need > room_bytes and size > below), default=None)
+    if above is None:
+        return None
+    start_bytes = hints.get(below, 0)
+    return below + (room_bytes - start_bytes) * (above - below) // (hints[above] - start_bytes)
 
 
 def climb_islands(fits: Callable[[int], bool], best: int, limit: int) -> int:

@@ -28,6 +28,7 @@ _CELL: dict[str, tuple[type, ...]] = {
     "gpu": (str,),
     "total_mib": (int, float),
     "max_batch": (int,),
+    "comfortable_batch": (int,),
     "process_mib": (int, float, type(None)),
     "process_upper_mib": (int, float, type(None)),
     "headroom_mib": (int, float, type(None)),

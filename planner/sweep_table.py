@@ -19,6 +19,7 @@ class Cell:
     headroom_mib: float | None
     calibrated: bool
     source: str
+    comfortable_batch: int  # the largest without retries; 0 where none runs without
 
 
 @dataclass(frozen=True, slots=True)

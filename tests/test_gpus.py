@@ -431,7 +431,7 @@ def test_a_picture_names_cards_that_people_know() -> None:
     from planner.report.gpu_plot import named_cards
 
     fits = [
-        CardFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1)
+        CardFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1, 1)
         for card in load_devices()
     ]
     named = [fit.budget.device for fit in named_cards(fits)]

@@ -4,15 +4,19 @@ import json
 from itertools import pairwise
 
 import pytest
+from handmade import UNTIMED
+from hypothesis import given
+from hypothesis import strategies as st
 
-from planner import estimate, max_batch
+from planner import advise, estimate, gpus, max_batch
 from planner.cli import run
-from planner.device import MIB
+from planner.device import MIB, find_device
 from planner.errors import UsageError
 from planner.events import Alloc, Free, Mark, Phase, Role, Site, Trace
 from planner.replay import Arena, replay
 from planner.report.text import retries_text
 from planner.retry_cost import RetryCost, count_retries
+from planner.search import boundary_by_line
 
 RESNET = ["max-batch", "--model", "torchvision:resnet18", "--gpu", "L4"]
 # Two steps, in each of which a block is larger than what the one before it has left.
@@ -28,32 +32,51 @@ GROWING = Trace(
 )
 
 
+def both_batches() -> tuple[int, int]:
+    """The largest without retries, and the largest: of ResNet-18 on an L4 they lie far apart."""
+    found = max_batch("torchvision:resnet18", gpu="L4")
+    assert 1.3 * found.comfortable_batch < found.max_batch
+    return found.comfortable_batch, found.max_batch
+
+
 def test_the_report_leads_with_full_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    """ResNet-18 on an L4: 705 runs without retries, 997 with some; both are shown, in this order."""
+    """The largest batch without retries stands first, then what fits with some; both are shown in full."""
+    at_ease, retrying = both_batches()
     assert run(RESNET) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Largest batch:  705 at confidence 0.99, without retries"
-    assert lines[1].startswith("With retries:   997, at the cost of retries: ")
-    assert "at batch 705, " in next(line for line in lines if line.startswith("Risk:"))
+    assert lines[0] == f"Largest batch:  {at_ease} at confidence 0.99, without retries"
+    assert lines[1].startswith(f"With retries:   {retrying}, at the cost of retries: ")
+    assert f"at batch {at_ease}, " in next(line for line in lines if line.startswith("Risk:"))
     titles = [line.split("  ")[0] for line in lines if line.startswith("Batch ")]
-    assert titles[:2] == ["Batch 705", "Batch 997, with retries"]
+    assert titles[:2] == [f"Batch {at_ease}", f"Batch {retrying}, with retries"]
 
 
 def test_both_estimates_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`max_batch` and `at_max` mean what they did; the comfortable batch has an estimate of its own."""
+    at_ease, retrying = both_batches()
     assert run([*RESNET, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["max_batch"], said["comfortable_batch"], said["answer_batch"]) == (997, 705, 705)
+    assert (said["max_batch"], said["comfortable_batch"], said["answer_batch"]) == (
+        retrying,
+        at_ease,
+        at_ease,
+    )
     large, small = said["at_max"], said["at_comfortable"]
-    assert (large["batch"], large["fits"], small["batch"], small["fits"]) == (997, "with_retries", 705, "yes")
+    assert (large["batch"], large["fits"], small["batch"], small["fits"]) == (
+        retrying,
+        "with_retries",
+        at_ease,
+        "yes",
+    )
     assert sum(cost["retries"] for cost in large["retry_costs"]) == large["retries"] > 0
     assert small["retry_costs"] == [] and small["p_out_of_memory"] < large["p_out_of_memory"]
 
 
 def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
     """It says what `planner estimate` says, and the next batch size takes retries."""
+    at_ease, _ = both_batches()
     found = max_batch("torchvision:resnet18", gpu="L4").to_dict()["at_comfortable"]
-    alone, above = (estimate("torchvision:resnet18", size, gpu="L4") for size in (705, 706))
+    alone, above = (estimate("torchvision:resnet18", size, gpu="L4") for size in (at_ease, at_ease + 1))
     for said in (found, single := alone.to_dict()):
         del said["seconds"]
     assert found == single
@@ -83,6 +106,42 @@ def test_no_retries_decides_the_exit_code(
     words = ["max-batch", "--model", f"{file}:Wide", "--input", "1", "--loss", "sum", "--steps", "1"]
     words += ["--allocator-cap-mib", str(mib), "--no-cache"]
     assert (run(words), run([*words, "--no-retries"])) == (plain, strict)
+
+
+def test_the_table_of_gpus_leads_with_full_speed() -> None:
+    """Each row has both answers of `max-batch`."""
+    table = gpus("torchvision:resnet18", filter=["L4"])
+    rows = {row["gpu"]: row for row in table.to_dict()["rows"]}
+    assert (rows["L4 24GB"]["comfortable_batch"], rows["L4 24GB"]["max_batch"]) == both_batches()
+    line = next(line for line in str(table).splitlines() if line.startswith("L4 24GB "))
+    assert tuple(line.replace(",", "").split()[2:4]) == tuple(map(str, both_batches()))
+    for name in ("T4", "A10G", "H100 80GB"):
+        alone = max_batch("torchvision:resnet18", gpu=name)
+        (fit,) = gpus("torchvision:resnet18", devices=[find_device(name)]).fits
+        assert (fit.comfortable_batch, fit.max_batch) == (alone.comfortable_batch, alone.max_batch)
+
+
+@UNTIMED
+@given(st.integers(1, 300), st.integers(0, 40_000), st.lists(st.integers(0, 200), min_size=301, max_size=301))
+def test_the_boundary_by_a_line(limit: int, room: int, bumps: list[int]) -> None:
+    """Whatever the hints: below `limit`, needs no more than the room, and the next one needs more."""
+    needs = [100 * size + bumps[size] for size in range(301)]
+    hints = {size: need + bumps[need % 301] for size, need in enumerate(needs[1:], 1) if bumps[size] % 7 == 0}
+
+    def need_bytes(size: int) -> int:
+        hints[size] = needs[size]
+        return needs[size]
+
+    found = boundary_by_line(need_bytes, room, hints, limit)
+    assert 0 <= found < limit
+    assert found == 0 or needs[found] <= room
+    assert found + 1 == limit or needs[found + 1] > room
+
+
+def test_advice_names_retries() -> None:
+    """A batch that fits by retries alone is not said to fit as it is without a word."""
+    said = str(advise("torchvision:resnet18", 800, gpu="L4"))
+    assert said.startswith("Batch 800 fits at confidence 0.99 as it is, though with allocator retries")
 
 
 def test_the_formula_refuses_no_retries() -> None:

@@ -364,13 +364,13 @@ def test_the_table_of_a_sweep() -> None:
         (Recipe("sgd", {}), Recipe("amp", {})),
         (L4, SMALL),
     )
-    cell = Cell("net", "sgd", L4.name, 23034.0, 1234, 20000.0, 21000.0, 500.0, False, "none")
+    cell = Cell("net", "sgd", L4.name, 23034.0, 1234, 20000.0, 21000.0, 500.0, False, "none", 1234)
     small = replace(cell, gpu=SMALL.name, max_batch=0, process_mib=None)
     found = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
     assert str(SweepResult(found)).splitlines() == [
         "two GPUs",
         "",
-        "net: largest batch",
+        "net: largest batch without retries",
         "GPU                                        sgd          amp",
         "L4 24GB                                  1,234       failed",
         "generic GPU of 8000 MiB                   none       failed",

@@ -48,7 +48,8 @@ def verdict_lines(advice: Advice) -> list[str]:
     """Whether the batch fits as it is, and what is missing."""
     trial, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if trial.fits:
-        return [f"Batch {trial.recipe.batch} fits {sure} as it is; what each change would save is below"]
+        how = ", though with allocator retries, which take time" if _retries(trial) else ""
+        return [f"Batch {trial.recipe.batch} fits {sure} as it is{how}; what each change would save is below"]
     needed, has = mib(trial.needed_bytes, 0), mib(advice.available_bytes or 0, 0)
     return [
         f"Batch {trial.recipe.batch} does not fit {sure}: the allocator needs {needed:,.0f} MiB and gets "

@@ -12,8 +12,8 @@ from planner.report.job_json import job_to_json
 from planner.report.layout import entry, job_text, time_text, wrapped
 from planner.search import LARGEST_BATCH
 
-_NAMES = 33
-_COLUMNS = ("batch", "process", "at most", "headroom", "total")
+_NAMES = 28
+_COLUMNS = ("batch", "retrying", "process", "at most", "headroom", "total")
 _NO_FIT = "-"
 
 
@@ -96,6 +96,7 @@ def _row(fit: CardFit) -> dict[str, Any]:
         "capability": list(device.capability),
         "line": None if about is None else about.line.value,
         "instances": [] if about is None else list(about.instances),
+        "comfortable_batch": fit.comfortable_batch,
     }
 
 
@@ -110,22 +111,29 @@ def answer_lines(table: CardTable) -> list[str]:
 
 
 def _heading() -> str:
-    return f"{'GPU':<{_NAMES}}" + "".join(f"{name:>10}" for name in _COLUMNS) + "  MiB  how sure"
+    return f"{'GPU':<{_NAMES}}" + "".join(f"{name:>9}" for name in _COLUMNS) + "  MiB  how sure"
 
 
 def _line(fit: CardFit) -> str:
     name, *cells, sure = cells_of_fit(fit)
-    return f"{name:<{_NAMES}.{_NAMES}}" + "".join(f"{cell:>10}" for cell in cells) + f"       {sure}"
+    return f"{name:<{_NAMES}.{_NAMES}}" + "".join(f"{cell:>9}" for cell in cells) + f"       {sure}"
 
 
 def cells_of_fit(fit: CardFit) -> tuple[str, ...]:
-    """One card's row: name, batch, process, at most, headroom, total, how sure."""
+    """One card's row: name, batch, that with retries, process, at most, headroom, total, how sure."""
     device = fit.budget.device
-    largest = f"{fit.max_batch:,}" if fit.max_batch < LARGEST_BATCH else "any"
+    at_ease = _batch(fit.comfortable_batch)
+    retrying = _batch(fit.max_batch) if fit.max_batch > fit.comfortable_batch else _NO_FIT
     sizes = (fit.process_bytes, fit.process_upper_bytes, fit.headroom_bytes)
     shown = [f"{round(mib(size)):,}" if fit.max_batch else _NO_FIT for size in sizes]
     total = f"{round(mib(device.total.value)):,}"
-    return (device.name, largest if fit.max_batch else "none", *shown, total, _sure(fit))
+    return (device.name, at_ease, retrying, *shown, total, _sure(fit))
+
+
+def _batch(size: int) -> str:
+    if size >= LARGEST_BATCH:
+        return "any"
+    return f"{size:,}" if size else "none"
 
 
 def _sure(fit: CardFit) -> str:
@@ -138,7 +146,13 @@ def _sure(fit: CardFit) -> str:
 
 def legend_texts(table: CardTable) -> list[str]:
     """What the columns mean, as far as they are used."""
-    which = f"batch {table.batch}" if table.batch else "the largest batch"
+    batches = "batch: the largest that runs without retries"
+    if any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
+        batches += (
+            "; retrying: a larger one that fits by retries, for which torch releases cached memory while the "
+            "GPU stands still"
+        )
+    which = f"batch {table.batch}" if table.batch else "the largest batch, retrying or not"
     columns = (
         f"process, at most, headroom: of {which}, as nvidia-smi shows it; at confidence "
         f"{table.confidence:g}; what it leaves of the memory that torch sees"
@@ -152,7 +166,7 @@ def legend_texts(table: CardTable) -> list[str]:
     }
     used = {_sure(fit) for fit in table.fits}
     words = {word.rstrip("*") for word in used} | ({"*"} if any("*" in word for word in used) else set())
-    return [columns, "; ".join(text for word, text in meanings.items() if word in words)]
+    return [batches, columns, "; ".join(text for word, text in meanings.items() if word in words)]
 
 
 def assumed_texts(table: CardTable) -> list[str]:

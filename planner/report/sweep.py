@@ -13,6 +13,11 @@ from planner.search import LARGEST_BATCH
 from planner.sweep_table import Cell, Failure, SweepTable
 
 _GPU_WIDTH, _RECIPE_WIDTH = 33, 13
+RETRIES = "*"
+RETRYING = (
+    "larger batches fit by allocator retries, which take time: max_batch of --json and --csv; * marks a cell "
+    "in which none runs without"
+)
 _RECIPES = 5  # beside each other
 
 
@@ -49,7 +54,8 @@ def sweep_parquet(table: SweepTable) -> bytes:
         import pyarrow.parquet
     except ImportError as error:
         raise ModelError("pyarrow is not installed; pip install 'gpu-batch-planner[sweep]'") from error
-    kinds = {"total_mib": pyarrow.float64(), "max_batch": pyarrow.int64(), "calibrated": pyarrow.bool_()}
+    kinds = {"total_mib": pyarrow.float64(), "calibrated": pyarrow.bool_()}
+    kinds |= dict.fromkeys(("max_batch", "comfortable_batch"), pyarrow.int64())
     kinds |= dict.fromkeys(("process_mib", "process_upper_mib", "headroom_mib"), pyarrow.float64())
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in _names()])
     sink = pyarrow.BufferOutputStream()
@@ -59,16 +65,20 @@ def sweep_parquet(table: SweepTable) -> bytes:
 
 
 def sweep_text(table: SweepTable) -> str:
-    """A table for each model: the largest batch of each GPU in each recipe; at most 100 columns wide."""
+    """A table for each model: the largest batch of each GPU in each recipe that runs at full speed; at most
+    100 columns wide.
+    """
     grid = table.grid
     lines = wrapped("", grid.about)
     found = {(cell.model, cell.recipe, cell.gpu): cell for cell in table.cells}
     for model in grid.models:
-        lines += ["", f"{model.name}: largest batch"]
+        lines += ["", f"{model.name}: largest batch without retries"]
         for start in range(0, len(grid.recipes), _RECIPES):
             recipes = [recipe.name for recipe in grid.recipes[start : start + _RECIPES]]
             lines += _table(model.name, recipes, [gpu.name for gpu in grid.gpus], found)
     lines += [""] + [line for failure in table.failures for line in wrapped("Failed: ", _said(failure))]
+    if any(cell.comfortable_batch < cell.max_batch for cell in table.cells):
+        lines += wrapped("  - ", RETRYING)
     if table.unknown_ops:
         lines += wrapped("  - ", f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
     lines.append(
@@ -92,8 +102,10 @@ def _table(
 def _batch(cell: Cell | None) -> str:
     if cell is None:
         return "failed"
-    if cell.max_batch >= LARGEST_BATCH:
+    if cell.comfortable_batch >= LARGEST_BATCH:
         return "any"
+    if cell.comfortable_batch < cell.max_batch:
+        return f"{cell.max_batch:,}{RETRIES}" if not cell.comfortable_batch else f"{cell.comfortable_batch:,}"
     return f"{cell.max_batch:,}" if cell.max_batch else "none"
 
 

@@ -6,8 +6,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.card_fits import CardTable
+from planner.card_fits import CardFit, CardTable
 from planner.device import Device
+from planner.events import Outcome
 from planner.report.devices import MOST_IN_FULL, cells_of, devices_text, in_full, kinds_text
 from planner.report.gpus import answer_lines, assumed_texts, cells_of_fit, legend_texts, took
 from planner.report.layout import entry, job_text
@@ -29,8 +30,9 @@ def gpus_view(table: CardTable) -> RenderableType:
 _FIT_COLUMNS = (
     Column("GPU", is_number=False),
     Column("batch"),
+    Column("retrying", 6),
     Column("", 1, is_number=False),
-    Column("process", 6),
+    Column("process", 7),
     Column("at most", 2),
     Column("headroom", 4),
     Column("total MiB", 5),
@@ -51,15 +53,25 @@ _DEVICE_COLUMNS = (
 def _fits(table: CardTable) -> NarrowingTable:
     """Bars show the largest batches beside each other, or how much of each card a given batch takes."""
     rows: list[list[RenderableType]] = []
-    most = max(fit.max_batch for fit in table.fits)
+    most = max(fit.comfortable_batch for fit in table.fits)
     for fit in table.fits:
-        tone = TONES[fit.outcome] if fit.max_batch else "red"
-        name, batch, *sizes, sure = cells_of_fit(fit)
+        tone = _tone(fit, table)
+        name, batch, retrying, *sizes, sure = cells_of_fit(fit)
         taken = fit.process_bytes / fit.budget.device.usable.value
-        share = fit.max_batch / max(1, most) if table.batch is None else taken
+        share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
         used = bar(share, _BAR_COLOURS[tone], 10)
-        rows.append([name, Text(batch, style=f"bold {tone}"), used, *sizes, Text(sure, style="dim")])
+        rows.append(
+            [name, Text(batch, style=f"bold {tone}"), retrying, used, *sizes, Text(sure, style="dim")]
+        )
     return NarrowingTable(_FIT_COLUMNS, rows)
+
+
+def _tone(fit: CardFit, table: CardTable) -> str:
+    """The colour of the batch that the row leads with: the largest at full speed, or --batch."""
+    if not fit.max_batch:
+        return "red"
+    leads = table.batch is None and fit.comfortable_batch
+    return TONES[Outcome.FITS if leads else fit.outcome]
 
 
 def devices_view(devices: Sequence[Device]) -> RenderableType:

@@ -18,6 +18,7 @@ from rich.text import Text
 from planner.events import Outcome
 from planner.report.figures import mib
 from planner.report.layout import DIGITS, NAMES, Row
+from planner.report.terminal_table import Column, NarrowingTable
 
 BAR = 24  # columns
 TONES = {
@@ -67,13 +68,16 @@ def open_table(title: str, *columns: str) -> Table:
     return table
 
 
-def memory_table(title: str, rows: Iterable[Row]) -> Table:
+def memory_table(title: str, rows: Iterable[Row]) -> NarrowingTable:
     """Rows of a name, MiB and a remark."""
-    table = open_table(title, "MiB>", "")
-    table.columns[0].min_width = NAMES
-    for name, size_bytes, remark in rows:
-        table.add_row(name, Text(mib_text(size_bytes), style="bold"), Text(remark, style="dim"))
-    return table
+    columns = (Column(title, is_number=False, wide=NAMES), Column("MiB"), Column("", is_number=False))
+    return NarrowingTable(
+        columns,
+        [
+            [name, Text(mib_text(size_bytes), style="bold"), Text(remark, style="dim")]
+            for name, size_bytes, remark in rows
+        ],
+    )
 
 
 def bar(share: float, colour: str, width: int = BAR) -> Bar:

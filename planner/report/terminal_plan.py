@@ -7,7 +7,8 @@ from planner.report.assumptions import of_run
 from planner.report.colours import PART_COLOURS
 from planner.report.figures import shares
 from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
-from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, open_table, stacked
+from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, stacked
+from planner.report.terminal_table import Column, NarrowingTable
 from planner.report.text import (
     answer_lines,
     beyond_lines,
@@ -52,11 +53,17 @@ def tone_of(estimate: Estimate) -> str:
 
 def consists_view(estimate: Estimate) -> RenderableType:
     """The breakdown of the process, with a bar for each share."""
-    table = open_table("The process consists of", "MiB>", "share>", "")
-    table.columns[0].min_width = NAMES
-    for name, rounded, share in shares(estimate, DIGITS):
-        table.add_row(name, f"{rounded:,.1f}", f"{share:.1%}", bar(share, PART_COLOURS[name]))
-    return table
+    columns = (
+        Column("The process consists of", is_number=False, wide=NAMES),
+        Column("MiB"),
+        Column("share"),
+        Column("", 1, is_number=False),
+    )
+    rows: list[list[RenderableType]] = [
+        [name, f"{rounded:,.1f}", f"{share:.1%}", bar(share, PART_COLOURS[name])]
+        for name, rounded, share in shares(estimate, DIGITS)
+    ]
+    return NarrowingTable(columns, rows)
 
 
 def _figures(estimate: Estimate) -> list[RenderableType]:

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+ROOMY = 72  # columns of a terminal
 _ANY_WIDTH = 10_000
 
 
@@ -19,6 +20,7 @@ class Column:
     rank: int = 0
     name: str = ""  # in the line that names the columns left out, by default the heading; a picture has none
     is_number: bool = True
+    wide: int = 0  # at least so many columns of the terminal, where that is roomy, so that tables align
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,11 @@ class NarrowingTable:
         leaving = sorted((place for place in shown if self.columns[place].rank), key=self._rank)
         while leaving and self._width(console, options, shown) > options.max_width:
             shown.remove(leaving.pop(0))
-        yield self._table(shown)
+        table = self._table(shown)
+        for place, drawn in zip(shown, table.columns, strict=True):
+            if options.max_width >= ROOMY and self.columns[place].wide:
+                drawn.min_width = self.columns[place].wide
+        yield table
         names = [
             column.name or column.title for place, column in enumerate(self.columns) if place not in shown
         ]

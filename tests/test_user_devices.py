@@ -11,6 +11,7 @@ import planner
 from planner.errors import ModelError
 from planner.events import Alloc, Role, Trace, check
 from planner.job import Job, Loss, Mode, parse_tensor_spec
+from planner.resolve import resolve_job
 from planner.trace import trace
 
 WIDE = 1024 * 1024 * 4  # bytes of the tensor that most of the models below make
@@ -227,3 +228,23 @@ def test_isolated_models_have_the_gpu_too(tmp_path: Path) -> None:
         for isolate in (False, True)
     )
     assert here["peak_allocated_mib"] == apart["peak_allocated_mib"] > 4
+
+
+def test_code_may_choose_by_the_compute_capability(tmp_path: Path) -> None:
+    """A branch on the compute capability is that of the GPU that is planned for."""
+    body = """
+def more(self, x):
+    if torch.cuda.get_device_capability() >= (8, 0):
+        return torch.ones(1024, 1024, device="cuda")
+    return x
+"""
+    assert born(trace_file(tmp_path, body, (8, 6))).count(WIDE) == 1
+    assert born(trace_file(tmp_path, body, (7, 5))).count(WIDE) == 0
+
+
+def test_libraries_see_one_and_the_same_gpu() -> None:
+    """A library that asks a tensor for its device and then the device for its capability gets both."""
+    pytest.importorskip("transformers")
+    sizes = ("num_hidden_layers", 1), ("hidden_size", 64), ("intermediate_size", 64), ("vocab_size", 99)
+    job = resolve_job("hf:MixtralForCausalLM", {}, model_args=sizes, inputs=[parse_tensor_spec("16:int64")])
+    check(trace(job, 2, AMPERE))

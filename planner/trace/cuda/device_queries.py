@@ -1,18 +1,19 @@
-"""torch.cuda and torch.accelerator as they would answer on the planned GPU, for user code alone.
+"""torch.cuda and torch.accelerator as they would answer on the planned GPU, for all code but torch's own.
 
-Libraries that remember answers get the true ones: the process goes on after the trace.
+Whether there is a GPU at all is what libraries remember: they get the true answer, since the process goes on
+after the trace.
 """
 
 import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from planner.trace.cuda.callers import remembers_answers
+from planner.trace.cuda.callers import is_of_torch, remembers_answers
 from planner.trace.cuda.names import Replacement
 
 Remark = Callable[[str], None]
@@ -51,6 +52,7 @@ _MEMORY = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
     *("max_memory_cached", "memory_usage", "device_memory_used", "utilization"),
 )
+_REMEMBERED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
 _PLAIN_GENERATOR = torch.Generator
 _TOTAL_BYTES = 80 * 2**30
 
@@ -91,7 +93,8 @@ def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> I
         answers = _answers(holder.__name__, capability, remark)
         for name, answer in answers.items():
             if hasattr(holder, name):
-                yield holder, name, _for_users(getattr(holder, name), answer)
+                truth = remembers_answers if name in _REMEMBERED else is_of_torch
+                yield holder, name, _for_users(getattr(holder, name), answer, truth)
         for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
             if hasattr(holder, name) and holder is torch.cuda:
                 yield holder, name, _type_for_users(getattr(holder, name))
@@ -157,10 +160,14 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _for_users(plain: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+def _for_users(
+    plain: Callable[..., Any],
+    answer: Callable[..., Any],
+    is_told_the_truth: Callable[[FrameType], bool] = remembers_answers,
+) -> Callable[..., Any]:
     @functools.wraps(plain)
     def ask(*args: Any, **kwargs: Any) -> Any:
-        return (plain if remembers_answers(sys._getframe(1)) else answer)(*args, **kwargs)
+        return (plain if is_told_the_truth(sys._getframe(1)) else answer)(*args, **kwargs)
 
     return ask
 

@@ -9,7 +9,7 @@ from planner.cli.words import read_plainly
 
 COMMANDS = (
     *("max-batch", "estimate", "gpus", "devices", "advise", "explain", "compare", "replay", "tables"),
-    *("calibrate", "verify", "cache", "sweep"),
+    *("calibrate", "verify", "cache", "sweep", "run"),
 )
 
 

@@ -54,6 +54,13 @@ def read_plainly(command: Callable[..., Any], arguments: Sequence[str]) -> dict[
     waiting = list(arguments)[::-1]
     while waiting:
         text = waiting.pop()
+        if text == "--":
+            if not places:
+                return None
+            for rest in waiting[::-1]:
+                if not _put(values, words, places[0], rest):
+                    return None
+            break
         spelled, equals, value = text.partition("=")
         if not text.startswith("-"):
             if not places or not _put(values, words, places[0], text):

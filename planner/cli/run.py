@@ -1,0 +1,102 @@
+"""`planner run`."""
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from planner.cli.declared import AllocConf, GpuMib
+from planner.cli.folders import cache_folder
+from planner.cli.options import OutputOptions, Text, takes, whole
+from planner.cli.output import answer
+from planner.cli.words import Argument, Option
+from planner.device import Device, find_device, generic_device
+from planner.errors import UsageError
+from planner.job import check_count
+
+if TYPE_CHECKING:
+    from planner.emulator.record import EmulatedRun
+
+MAX_STEPS = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class EmulationOptions:
+    """Which GPUs, and how the command runs on them."""
+
+    gpu: Annotated[
+        Text, Option(metavar="NAME", help="A GPU of the database: planner devices lists them.")
+    ] = None
+    gpu_mib: GpuMib = None
+    gpus: Annotated[Text, Option(metavar="N", help="How many of them the command sees; 1 by default.")] = None
+    stop_after: Annotated[
+        Text, Option(metavar="N", help="End the command after this many optimizer steps.")
+    ] = None
+    alloc_conf: AllocConf = None
+    copy_bytes: Annotated[
+        Text,
+        Option(
+            metavar="N",
+            help="Copies up to this size keep their contents: 0 by default, 65536 with several GPUs.",
+        ),
+    ] = None
+    command: Annotated[
+        list[str] | None,
+        Argument(metavar="-- COMMAND...", help="The command, as on a machine with such GPUs."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What the command's processes recorded; `str` gives the text report."""
+
+    run: "EmulatedRun"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of `planner run`."""
+        from planner.report.run import run_to_json
+
+        return run_to_json(self.run)
+
+    def __str__(self) -> str:
+        from planner.report.run import run_text
+
+        return run_text(self.run)
+
+
+@takes(EmulationOptions, OutputOptions)
+def run_command(options: EmulationOptions, output: OutputOptions) -> int:
+    """Run a command, unmodified, with the CUDA build of PyTorch on emulated GPUs."""
+    from planner.emulator.launch import RunOptions, run_emulated
+    from planner.events import Outcome
+
+    cache = cache_folder()
+    if cache is None:
+        raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
+    chosen = RunOptions(
+        _device(options),
+        _count("--gpus", options.gpus, "2", 64) or 1,
+        _count("--stop-after", options.stop_after, "10", MAX_STEPS),
+        whole("--copy-bytes", options.copy_bytes, "65536"),
+        options.alloc_conf,
+        sys.stderr if output.json else None,
+    )
+    run = run_emulated(options.command or [], chosen, cache.with_name("emulator"), _progress)
+    answer(RunResult(run), output)
+    return 1 if run.outcome is Outcome.DOES_NOT_FIT else 0
+
+
+def _device(options: EmulationOptions) -> Device:
+    if (options.gpu is None) == (options.gpu_mib is None):
+        raise UsageError("say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them")
+    if options.gpu is not None:
+        return find_device(options.gpu)
+    return generic_device(whole("--gpu-mib", options.gpu_mib, "24000") or 0)
+
+
+def _count(option: str, text: Text, example: str, most: int) -> int | None:
+    value = whole(option, text, example)
+    return None if value is None else check_count(option, value, most)
+
+
+def _progress(line: str) -> None:
+    print(f"planner: {line}", file=sys.stderr, flush=True)

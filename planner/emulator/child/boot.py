@@ -1,0 +1,105 @@
+"""Load the stand-in libraries before torch is imported, and attach the recorder after it was."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .build import CORE, build, load_order
+from .installation import EmulatorError, find_installation
+
+_FIRST = ("torch", "triton", "pynvml")  # whichever of them is imported first needs the libraries
+USAGE_ERROR = 2
+
+
+def install() -> None:
+    """Watch for the import of torch, or of what asks for a GPU without it."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Sees imports before anybody else does."""
+
+    def __init__(self) -> None:
+        self._loaded = False
+        self._busy = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find nothing, but load the libraries on the way; torch's own loader is followed by the recorder."""
+        if self._busy or name not in _FIRST:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+            if not self._loaded:
+                torch = spec if name == "torch" else importlib.util.find_spec("torch")
+                if torch is None or torch.origin is None:
+                    return None  # another environment's Python, which has no torch
+                self._loaded = True
+                _load_or_exit(Path(torch.origin).parent)
+        finally:
+            self._busy = False
+        if name == "torch" and spec is not None and spec.loader is not None:
+            spec.loader = _Attaching(spec.loader)
+        return spec
+
+
+class _Attaching(importlib.abc.Loader):
+    """A loader that attaches the recorder when its module is ready."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Create the module as its own loader does."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then attach the recorder."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        from .recorder import attach
+
+        attach(module, ctypes.CDLL(CORE))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _load_or_exit(torch: Path) -> None:
+    try:
+        _load(torch)
+    except (EmulatorError, OSError) as error:
+        _refuse(" ".join(str(error).split()))
+        os._exit(USAGE_ERROR)  # no exception: a script may take it for a missing package and go on without
+
+
+def _refuse(reason: str) -> None:
+    """Leave the reason where `planner run` finds it, or print it where nobody will look."""
+    folder = os.environ.get("PLANNER_EMULATED_RECORDS")
+    if folder:
+        (Path(folder) / "refusal").write_text(reason, encoding="utf-8")
+    else:
+        print(f"planner: {reason}", file=sys.stderr, flush=True)
+
+
+def _load(torch: Path) -> None:
+    installation = find_installation(torch)
+    folder = build(installation, Path(os.environ["PLANNER_EMULATED_CACHE"]))
+    os.environ["PLANNER_EMULATED_CUDNN"] = str(installation.cudnn)
+    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+    for name in load_order(installation):
+        ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,183 @@
+"""Compile the stand-in libraries for one installation of torch, once, into the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .installation import EmulatorError, Installation, run_tool
+from .prototypes import Library, generate
+
+SOURCES = Path(__file__).resolve().parent.parent / "csrc"
+CORE = "libplanner_emulated_gpu.so"
+_FLAGS = ("-D__CUDA_FP8_H__", "-O2", "-fPIC", "-std=gnu2x", "-w")
+
+
+@dataclass(frozen=True)
+class _StandIn:
+    """One library: where its name comes from, its source files, what is generated beside them."""
+
+    soname: str  # a key of `Installation.sonames`, or a name as it is
+    sources: tuple[str, ...]
+    generated: Library | None
+    imports: str = ""  # regular expression of what torch imports from it, as `name@version`
+
+
+_NOT_SUPPORTED = "801"  # cudaErrorNotSupported and CUDA_ERROR_NOT_SUPPORTED
+_STAND_INS = (
+    _StandIn(
+        "libcudart",
+        ("cudart.c", "cudart_kernels.c", "cudart_graphs.c"),
+        Library("(?:cuda|__cuda)", _NOT_SUPPORTED, ("cuda_runtime_api.h",)),
+        "@libcudart",
+    ),
+    _StandIn(
+        "libcuda.so.1",
+        ("driver.c", "driver_memory.c", "driver_kernels.c"),
+        Library("cu[A-Z]", _NOT_SUPPORTED, ("cuda.h",)),
+    ),
+    _StandIn("libcublasLt", ("cublaslt.c",), Library("cublasLt", "0", ("cublasLt.h",)), "@libcublasLt"),
+    _StandIn("libcublas", ("cublas.c",), Library("cublas", "0", ("cublas_v2.h",)), r"@libcublas\.so"),
+    _StandIn("libcusparse", (), Library("cusparse", "0", ("cusparse.h",)), r"@libcusparse\.so"),
+    _StandIn("libcusolver", (), Library("cusolver", "0", ("cusolverDn.h",)), r"@libcusolver\.so"),
+    _StandIn("libcufft", (), Library("cufft", "0", ("cufftXt.h",)), r"@libcufft\.so"),
+    _StandIn("libnccl", ("nccl.c",), Library("p?nccl", "0", ("nccl.h",)), "^nccl"),
+    _StandIn(
+        "libcudnn",
+        ("cudnn.c", "cudnn_layers.c"),
+        Library("cudnn", "0", ("cudnn.h",), forwards=True),
+        r"@libcudnn\.so",
+    ),
+    _StandIn("libnvidia-ml.so.1", ("nvml.c",), None),
+)
+
+
+def load_order(installation: Installation) -> list[str]:
+    """Return the file names of the libraries in the order in which they can be loaded."""
+    first = ["libcuda.so.1", "libnvidia-ml.so.1"]
+    names = [installation.sonames.get(one.soname, one.soname) for one in _present(installation)]
+    return [CORE, *first, *(name for name in names if name not in first)]
+
+
+def _present(installation: Installation) -> list[_StandIn]:
+    return [one for one in _STAND_INS if ".so" in one.soname or one.soname in installation.sonames]
+
+
+def build(installation: Installation, cache: Path) -> Path:
+    """Return the folder of the compiled libraries; compile them where the cache has none.
+
+    Raises EmulatorError where the compiler is missing or fails, or the cache cannot be written.
+    """
+    folder = cache / _key(installation)
+    if (folder / "complete").is_file():
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / "lock"):
+            if (folder / "complete").is_file():
+                return folder
+            print(
+                "planner: compiling the stand-in libraries for this version of torch, once", file=sys.stderr
+            )
+            with tempfile.TemporaryDirectory(dir=cache) as work:
+                out = Path(work) / "out"
+                out.mkdir()
+                _compile_all(installation, Path(work), out)
+                (out / "complete").touch()
+                shutil.rmtree(folder, ignore_errors=True)
+                out.rename(folder)
+    except OSError as error:
+        raise EmulatorError(
+            f"{cache}: the compiled libraries cannot be kept there: {error.strerror}"
+        ) from error
+    return folder
+
+
+def _key(installation: Installation) -> str:
+    digest = hashlib.sha256(installation.key().encode())
+    for path in (*sorted(SOURCES.glob("*.[ch]")), *sorted(Path(__file__).parent.glob("*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile_all(installation: Installation, work: Path, out: Path) -> None:
+    flags = [*_FLAGS, f"-I{SOURCES}", *(f"-I{folder}" for folder in installation.includes)]
+    flags += ["-idirafter", str(SOURCES / "fallback")]
+    if installation.crt is not None:
+        flags += ["-idirafter", str(installation.crt)]
+    core = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "handles.c")]
+    soname = f"-Wl,-soname,{CORE}"
+    run_tool(["gcc", *flags, "-shared", *core, soname, "-o", str(out / CORE), "-lpthread"])
+    imports = _imports(installation)
+
+    def compile_one(one: _StandIn) -> None:
+        name = installation.sonames.get(one.soname, one.soname)
+        _compile(one, name, flags, imports, work / one.soname, out)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, _present(installation)))
+
+
+def _imports(installation: Installation) -> list[str]:
+    """Return what torch's libraries import, as `name@version`, or `name` where it has no version."""
+    rows = run_tool(["readelf", "--dyn-syms", "-W", *map(str, installation.libraries)]).splitlines()
+    fields = (row.split() for row in rows)
+    return sorted({row[7].replace("@@", "@") for row in fields if len(row) > 7 and row[6] == "UND"})
+
+
+def _compile(one: _StandIn, name: str, flags: list[str], imports: list[str], work: Path, out: Path) -> None:
+    work.mkdir()
+    objects = []
+    for source in one.sources:
+        objects.append(str(work / source.replace(".c", ".o")))
+        run_tool(["gcc", *flags, "-c", str(SOURCES / source), "-o", objects[-1]])
+    defined = _symbols(objects)
+    wanted = [text for text in imports if one.imports and re.search(one.imports, text)]
+    if one.generated is not None:
+        includes = "".join(f"#include <{header}>\n" for header in one.generated.headers)
+        preprocessed = run_tool(["gcc", *flags, "-E", "-P", "-xc", "-"], includes)
+        names = [text.partition("@")[0] for text in wanted]
+        source = work / "generated.c"
+        source.write_text(generate(one.generated, preprocessed, defined, names), encoding="utf-8")
+        objects.append(str(work / "generated.o"))
+        run_tool(["gcc", *flags, "-c", str(source), "-o", objects[-1]])
+    versions = sorted({text.partition("@")[2] for text in wanted if "@" in text})
+    link = [f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN"]
+    if versions:
+        script = work / "versions"
+        script.write_text(f"{versions[0]} {{ global: *; }};", encoding="utf-8")
+        link.append(f"-Wl,--version-script={script}")
+    if one.soname == "libcuda.so.1":
+        link += _plain_names(_symbols(objects))
+    target = str(out / name)
+    run_tool(["gcc", "-shared", *link, *objects, f"-L{out}", f"-l:{CORE}", "-ldl", "-lpthread", "-o", target])
+
+
+def _symbols(objects: list[str]) -> set[str]:
+    rows = run_tool(["nm", "-g", "--defined-only", *objects]).splitlines() if objects else []
+    return {row.split()[2] for row in rows if len(row.split()) == 3}
+
+
+def _plain_names(names: set[str]) -> list[str]:
+    """Return linker options that give functions of the driver their names without version suffix too: cuDNN
+    looks for those.
+    """
+    versioned = {re.sub(r"_v[23]$", "", name): name for name in sorted(names) if re.search(r"_v[23]$", name)}
+    return [f"-Wl,--defsym={plain}={name}" for plain, name in versioned.items() if plain not in names]

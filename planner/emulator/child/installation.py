@@ -1,0 +1,130 @@
+"""Find torch's CUDA build and the NVIDIA packages beside it, without importing them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# The libraries that have a stand-in, by the beginning of their file name.
+REPLACED = (
+    "libcudart",
+    "libcublasLt",
+    "libcublas",
+    "libcusparse",
+    "libcusolver",
+    "libcufft",
+    "libnccl",
+    "libcudnn",
+)
+
+
+class EmulatorError(Exception):
+    """The stand-in libraries cannot be built or loaded; the text is one line with what to do."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """One environment's CUDA build of torch."""
+
+    torch: Path  # the package's folder
+    includes: tuple[Path, ...]  # folders of headers
+    crt: Path | None  # a folder that has crt/host_defines.h
+    sonames: dict[str, str]  # `libcudart` -> `libcudart.so.13`
+    cudnn: Path  # the installed libcudnn.so.9
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """Return torch's own compiled libraries, whose imports the stand-ins have to define."""
+        beside = self.torch.parent
+        return (
+            *sorted((self.torch / "lib").glob("*.so*")),
+            *sorted((beside / "torchvision").glob("*.so")),
+            *sorted((beside / "torchvision.libs").glob("*.so*")),
+        )
+
+    def key(self) -> str:
+        """Return a digest of the installed versions: distributions with torch or nvidia in their name."""
+        names = sorted(
+            path.name
+            for folder in {self.torch.parent, *(include.parents[2] for include in self.includes)}
+            for path in folder.glob("*.dist-info")
+            if re.match(r"(torch|torchvision|triton|nvidia_|nvidia-)", path.name)
+        )
+        return hashlib.sha256("\n".join([str(self.torch), *names]).encode()).hexdigest()[:16]
+
+
+def find_installation(torch: Path) -> Installation:
+    """Find the NVIDIA packages that go with the torch package in this folder.
+
+    Raises EmulatorError for a build without CUDA, or where headers or libraries are not where pip puts them.
+    """
+    version = _version(torch)
+    library = torch / "lib" / "libtorch_cuda.so"
+    if not library.is_file():
+        raise EmulatorError(
+            f"torch {version} in {torch} is built without CUDA; run the command in an environment that has the CUDA "
+            "build, as on a machine with a GPU"
+        )
+    roots = [folder for folder in _nvidia_folders(torch) if folder.is_dir()]
+    includes = tuple(path for root in roots for path in sorted(root.glob("*/include")))
+    if not any((folder / "cuda_runtime_api.h").is_file() for folder in includes):
+        raise EmulatorError(
+            f"torch {version}: the headers of CUDA are not beside it; install torch with pip, whose packages bring them"
+        )
+    cudnn = next((found for root in roots for found in sorted(root.glob("cudnn/lib/libcudnn.so.9"))), None)
+    if cudnn is None:
+        raise EmulatorError(f"torch {version}: libcudnn.so.9 is not beside it; cuDNN 9 is needed")
+    crt = next((f for f in (*includes, torch.parent / "triton/backends/nvidia/include") if _has_crt(f)), None)
+    return Installation(torch, includes, crt, _sonames(library), cudnn)
+
+
+def _has_crt(folder: Path) -> bool:
+    return (folder / "crt" / "host_defines.h").is_file()
+
+
+def _nvidia_folders(torch: Path) -> list[Path]:
+    entries = [torch.parent, *(Path(entry) for entry in sys.path if entry)]
+    return list(dict.fromkeys(entry / "nvidia" for entry in entries))
+
+
+def _version(torch: Path) -> str:
+    found = re.search(r"__version__ = '([^']+)'", (torch / "version.py").read_text(encoding="utf-8"))
+    return found.group(1) if found else "of an unknown version"
+
+
+def _sonames(library: Path) -> dict[str, str]:
+    """Return the names under which torch's CUDA library asks the dynamic linker for NVIDIA's."""
+    text = run_tool(["readelf", "-d", "-W", str(library), str(library.with_name("libc10_cuda.so"))])
+    needed = re.findall(r"\(NEEDED\).*\[([^\]]+)\]", text)
+    needed += re.findall(
+        r"\(NEEDED\).*\[([^\]]+)\]",
+        run_tool(["readelf", "-d", "-W", *map(str, sorted(library.parent.glob("libtorch_cuda_*.so")))])
+        if list(library.parent.glob("libtorch_cuda_*.so"))
+        else "",
+    )
+    found = {}
+    for prefix in REPLACED:
+        match = next((name for name in needed if name.split(".so")[0] == prefix), None)
+        if match is not None:
+            found[prefix] = match
+    return found
+
+
+def run_tool(command: list[str], text: str | None = None) -> str:
+    """Run a tool of the compiler's and return what it prints. Raises EmulatorError where it is missing or fails."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise EmulatorError(
+            f"{command[0]} is missing; the stand-in libraries are compiled on first use: install gcc (apt install gcc)"
+        ) from None
+    if done.returncode:
+        line = next((row for row in done.stderr.splitlines() if "error" in row), done.stderr.strip()[:300])
+        raise EmulatorError(
+            f"{command[0]} fails on the stand-in libraries: {line}; report it with torch's version"
+        )
+    return done.stdout

@@ -1,0 +1,282 @@
+"""Record what a training process does to the emulated GPUs: peaks of each optimizer step, out of memory, versions.
+
+The record is a JSON file of the process, written whole at each step and at exit; processes that never make a CUDA
+context leave none. Peaks that torch itself reports to the script stay what they would be without the recorder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_WRITE_SECONDS = 0.5  # between records of a running process
+STOPPED = "stopped after the number of optimizer steps that was asked for"
+
+
+def attach(torch: Any, core: Any) -> None:
+    """Start recording in this process."""
+    folder = os.environ.get("PLANNER_EMULATED_RECORDS")
+    core.emu_set_kernel_images(" ".join(_architectures(torch)).encode())
+    if not folder:
+        return
+    recorder = Recorder(torch, core, Path(folder))
+    import_module("torch.optim.optimizer").register_optimizer_step_post_hook(recorder.after_step)
+    torch.cuda._lazy_call(recorder.watch_memory)
+    sys.excepthook = recorder.wrap_excepthook(sys.excepthook)
+    atexit.register(recorder.finish)
+
+
+def _architectures(torch: Any) -> list[str]:
+    flags = torch._C._cuda_getArchFlags() if hasattr(torch._C, "_cuda_getArchFlags") else None
+    return [part for part in (flags or "").split() if part.startswith("sm_")]
+
+
+class Peaks:
+    """Peaks of torch's allocator since the last step, beside those that the script sees.
+
+    Torch keeps one peak, which `reset_peak_memory_stats` sets back. Both readers get their own by remembering what
+    the other one's reset would lose.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._stats = torch._C._cuda_memoryStats
+        self._reset = torch._C._cuda_resetPeakMemoryStats
+        self._hidden: dict[int, dict[str, Any]] = {}  # what a step's reset took from the script, by device
+        self._since: dict[int, tuple[int, int]] = {}  # what the script's reset took from the step
+        torch._C._cuda_memoryStats = self._stats_of_script
+        torch._C._cuda_resetPeakMemoryStats = self._reset_by_script
+
+    def take(self, device: int) -> tuple[int, int]:
+        """Return the peak allocated and reserved bytes since the last call."""
+        stats = self._stats(device)
+        self._hidden[device] = _larger_peaks(stats, self._hidden.get(device))
+        self._reset(device)
+        lost = self._since.pop(device, (0, 0))
+        return max(lost[0], _peak(stats, "allocated_bytes")), max(lost[1], _peak(stats, "reserved_bytes"))
+
+    def retries(self, device: int) -> int:
+        """Return how often cached memory was released to make room."""
+        return int(self._stats(device)["num_alloc_retries"])
+
+    def _stats_of_script(self, device: int) -> Any:
+        return _larger_peaks(self._stats(device), self._hidden.get(device))
+
+    def _reset_by_script(self, device: int) -> None:
+        stats = self._stats(device)
+        lost = self._since.get(device, (0, 0))
+        self._since[device] = (
+            max(lost[0], _peak(stats, "allocated_bytes")),
+            max(lost[1], _peak(stats, "reserved_bytes")),
+        )
+        self._hidden.pop(device, None)
+        self._reset(device)
+
+
+def _peak(stats: dict[str, Any], name: str) -> int:
+    return int(stats[name]["all"]["peak"])
+
+
+def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the statistics with the larger peak of both."""
+    if other is None:
+        return stats
+    return {
+        name: value
+        if not isinstance(value, dict)
+        else {
+            pool: {**row, "peak": max(row["peak"], other[name][pool]["peak"])} if "peak" in row else row
+            for pool, row in value.items()
+        }
+        if all(isinstance(row, dict) for row in value.values())
+        else value
+        for name, value in stats.items()
+    }
+
+
+class Recorder:
+    """The record of one process."""
+
+    def __init__(self, torch: Any, core: Any, folder: Path) -> None:
+        self._torch, self._core = torch, core
+        core.emu_peak.restype = core.emu_used.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
+        core.emu_context_active.restype = ctypes.c_bool
+        rank = os.environ.get("RANK", "")
+        self._path = folder / f"{rank or 0}-{os.getpid()}.json"
+        self._pid, self._written = os.getpid(), 0.0
+        self._peaks: Peaks | None = None
+        self._steps: list[dict[str, Any]] = []
+        self._count, self._stopping = 0, False
+        self._failure: dict[str, Any] | None = None
+        self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
+        self._started = time.monotonic()
+
+    # ---- what torch calls
+
+    def watch_memory(self) -> None:
+        """Begin to read the allocator; torch calls it when CUDA is initialized."""
+        if os.getpid() == self._pid and self._peaks is None:
+            self._peaks = Peaks(self._torch)
+            self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Close a step of an optimizer: its peaks are those since the step before."""
+        if os.getpid() != self._pid or self._peaks is None:
+            return
+        if self._stopping:  # the script went on
+            self.finish()
+            os._exit(0)
+        self._count += 1
+        self._add_step(self._read_peaks())
+        self._write(whole=False)
+        if self._count == self._stop_after:
+            self._stopping = True
+            raise SystemExit(0)
+
+    def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
+        """Note where an allocation failed; whether the script survives it shows later."""
+        if os.getpid() != self._pid:
+            return
+        self._failure = {
+            "device": device,
+            "step": self._count + 1,
+            "requested_bytes": requested,
+            **_place(self._torch),
+        }
+        self._write(whole=False)
+
+    def wrap_excepthook(self, hook: Any) -> Any:
+        """Return the hook, noting first that out of memory ended the process."""
+
+        def noting(kind: Any, error: Any, trace: Any) -> None:
+            if isinstance(error, self._torch.cuda.OutOfMemoryError) and self._failure is not None:
+                self._failure["ended"] = True
+                frames = [frame for frame, _ in traceback.walk_tb(trace)]
+                if not self._failure["line"]:
+                    self._failure["line"] = _line_of(frames)
+            hook(kind, error, trace)
+
+        return noting
+
+    def finish(self) -> None:
+        """Write the record of a process that ends."""
+        if os.getpid() == self._pid:
+            self._write(whole=True)
+
+    # ---- reading and writing
+
+    def _devices(self) -> list[int]:
+        return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
+
+    def _read_peaks(self) -> list[dict[str, int]]:
+        assert self._peaks is not None
+        read = []
+        for device in self._devices():
+            allocated, reserved = self._peaks.take(device)
+            process = self._core.emu_peak(device)
+            self._core.emu_reset_peak(device)
+            read.append({"device": device, "allocated": allocated, "reserved": reserved, "process": process})
+        return read
+
+    def _add_step(self, peaks: list[dict[str, int]]) -> None:
+        """Add a step; equal ones in a row are one entry."""
+        if self._steps and self._steps[-1]["peaks"] == peaks:
+            self._steps[-1]["last"] = self._count
+        else:
+            self._steps.append({"first": self._count, "last": self._count, "peaks": peaks})
+
+    def _write(self, whole: bool) -> None:
+        if not whole and time.monotonic() - self._written < _WRITE_SECONDS and self._count > 3:
+            return
+        if self._peaks is None:
+            return
+        self._written = time.monotonic()
+        record = self._record(whole)
+        partial = self._path.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(record), encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            print(f"planner: {self._path}: the record cannot be written: {error.strerror}", file=sys.stderr)
+
+    def _record(self, whole: bool) -> dict[str, Any]:
+        torch = self._torch
+        after = self._read_peaks() if whole else []
+        return {
+            "pid": self._pid,
+            "rank": int(os.environ.get("RANK") or 0),
+            "world_size": int(os.environ.get("WORLD_SIZE") or 1),
+            "seconds": round(time.monotonic() - self._started, 3),
+            "step_count": self._count,
+            "stopped": self._stopping,
+            "steps": self._steps,
+            "after_steps": after,  # what came after the last step, such as an evaluation
+            "retries": {str(n): self._peaks.retries(n) for n in self._devices()} if self._peaks else {},
+            "pinned_bytes": self._core.emu_pinned_bytes(),
+            "failure": self._failure,
+            "ended": whole,
+            "versions": {
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),
+            },
+        }
+
+
+# ---- where in the script
+
+
+def _place(torch: Any) -> dict[str, Any]:
+    """Return the module and the line that run now: in this thread, or in the main one if this is autograd's."""
+    frames = _frames(sys._getframe(2))
+    in_backward = not any(_is_own(frame) for frame in frames)
+    if in_backward:
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = _frames(main) if main is not None else []
+    frames.reverse()  # the outermost first
+    return {
+        "phase": "backward" if in_backward else "",
+        "module": "" if in_backward else _module_path(torch, frames),
+        "line": _line_of(frames),
+    }
+
+
+def _frames(frame: Any) -> list[Any]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _is_own(frame: Any) -> bool:
+    """Return whether a frame is the script's: neither torch's nor that of an installed package or of Python."""
+    path = frame.f_code.co_filename
+    return os.path.isfile(path) and not any(
+        part in path
+        for part in ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python", "planner/emulator/")
+    )
+
+
+def _line_of(frames: list[Any]) -> str:
+    """Return the innermost line of the script, as FILE:LINE."""
+    own = next((frame for frame in reversed(frames) if _is_own(frame)), None)
+    return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
+
+
+def _module_path(torch: Any, frames: list[Any]) -> str:
+    """Return the dotted name of the innermost module that runs, as the outermost one knows it."""
+    running = [frame.f_locals.get("self") for frame in frames]
+    modules = [one for one in running if isinstance(one, torch.nn.Module)]
+    if not modules:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    return str(names.get(id(modules[-1])) or type(modules[-1]).__name__)

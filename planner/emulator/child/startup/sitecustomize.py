@@ -1,0 +1,37 @@
+"""Start the emulated GPU in a Python process that `planner run` started: its folder is on PYTHONPATH."""
+
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _start_planner() -> None:
+    folder = os.path.dirname(_HERE)
+    spec = importlib.util.spec_from_file_location(
+        "_planner_emulator", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["_planner_emulator"] = package
+    spec.loader.exec_module(package)
+    from importlib import import_module
+
+    import_module("_planner_emulator.boot").install()
+
+
+def _run_own_sitecustomize() -> None:
+    """Run the environment's own `sitecustomize`, which this file hides."""
+    for entry in sys.path:
+        path = os.path.join(entry, "sitecustomize.py")
+        if os.path.abspath(entry) != _HERE and os.path.isfile(path):
+            spec = importlib.util.spec_from_file_location("sitecustomize", path)
+            assert spec is not None and spec.loader is not None
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            return
+
+
+if os.environ.get("PLANNER_EMULATED_GPU"):
+    _start_planner()
+_run_own_sitecustomize()

@@ -1,0 +1,8 @@
+/* What the parts of the driver stand-in share. */
+#pragma once
+#include "core.h"
+#include <cuda.h>
+
+CUcontext emu_context_of(int device);
+bool emu_no_device(int device);
+#define OK return CUDA_SUCCESS

@@ -1,0 +1,66 @@
+/* Streams, opaque handles and the log of calls. Work on a stream is done as soon as it is submitted. */
+#define _GNU_SOURCE
+#include "core.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static emu_stream default_streams[EMU_MAX_GPUS];
+
+emu_stream *emu_stream_of(void *handle) {
+  if ((uintptr_t)handle > 2) return handle;
+  emu_stream *stream = &default_streams[emu_current_device()];
+  stream->device = emu_current_device();
+  stream->id = 1;
+  return stream;
+}
+emu_stream *emu_new_stream(unsigned flags, int priority) {
+  static uint64_t last_id = 1;
+  emu_stream *stream = calloc(1, sizeof *stream);
+  stream->device = emu_current_device();
+  stream->priority = priority;
+  stream->flags = flags;
+  stream->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+  return stream;
+}
+double emu_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+void *emu_handle(void) { return calloc(1, 4096); }
+
+/* ---- the log */
+#define MAX_NAMES 4096
+int emu_tracing;
+static struct {
+  const char *name;
+  long calls;
+} names[MAX_NAMES];
+static size_t count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void emu_log(const char *name) {
+  if (emu_tracing >= 2) {
+    fprintf(stderr, "emulated GPU: %s\n", name);
+    return;
+  }
+  pthread_mutex_lock(&lock);
+  size_t i = 0;
+  while (i < count && names[i].name != name) i++;
+  if (i == count && count < MAX_NAMES) names[count++].name = name;
+  if (i < MAX_NAMES) names[i].calls++;
+  pthread_mutex_unlock(&lock);
+}
+__attribute__((constructor)) static void start(void) {
+  const char *text = getenv("PLANNER_EMULATED_TRACE");
+  emu_tracing = text ? atoi(text) : 0;
+}
+__attribute__((destructor)) static void print_calls(void) {
+  if (emu_tracing != 1 || !count) return;
+  fprintf(stderr, "emulated GPU: calls of process %d:", getpid());
+  for (size_t i = 0; i < count; i++) fprintf(stderr, " %s=%ld", names[i].name, names[i].calls);
+  fprintf(stderr, "\n");
+}

@@ -1,0 +1,291 @@
+/* Memory without contents. Each device has one range of addresses, in which segments lie; what counts against
+ * its capacity is counted beside. Nothing is read or written there unless small copies are asked for. */
+#define _GNU_SOURCE
+#include "core.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define MIB ((size_t)1 << 20)
+#define PAGE (2 * MIB) /* the driver's granularity for large allocations */
+#define SPANS 16       /* addresses of a device, in multiples of its memory */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+typedef struct {
+  uintptr_t at;
+  size_t size, requested;
+} block;
+typedef struct {
+  uintptr_t base;
+  size_t span, used, peak;
+  block *blocks; /* by falling address */
+  size_t count, room;
+} arena;
+typedef struct {
+  uintptr_t at;
+  size_t size;
+  int device;
+} range;
+typedef struct {
+  range *items;
+  size_t count, room;
+} ranges;
+
+static arena arenas[EMU_MAX_GPUS];
+static bool active[EMU_MAX_GPUS];
+static ranges reserved, pinned;
+static size_t pinned_bytes;
+static _Thread_local int current;
+
+static size_t copy_limit(void) {
+  static size_t limit = SIZE_MAX;
+  if (limit == SIZE_MAX) {
+    const char *text = getenv("PLANNER_EMULATED_COPY_BYTES");
+    limit = text ? strtoull(text, NULL, 10) : 0;
+  }
+  return limit;
+}
+
+/* ---- ranges of addresses */
+static void add(ranges *list, range one) {
+  if (list->count == list->room)
+    list->items = realloc(list->items, (list->room = list->room ? 2 * list->room : 64) * sizeof(range));
+  list->items[list->count++] = one;
+}
+static range *find(ranges *list, uintptr_t at) {
+  for (size_t i = 0; i < list->count; i++)
+    if (at - list->items[i].at < list->items[i].size) return &list->items[i];
+  return NULL;
+}
+static void *map_addresses(size_t bytes) {
+  int access = copy_limit() ? PROT_READ | PROT_WRITE : PROT_NONE;
+  char *at = mmap(NULL, bytes + PAGE, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return at == MAP_FAILED ? NULL : (void *)(((uintptr_t)at + PAGE - 1) & ~(PAGE - 1));
+}
+
+/* ---- devices and their contexts */
+int emu_current_device(void) { return current; }
+bool emu_set_device(int device) {
+  if (device < 0 || device >= emu_gpu()->count) return false;
+  current = device;
+  return true;
+}
+bool emu_context_active(int device) { return active[device]; }
+static arena *arena_of(int device) {
+  arena *a = &arenas[device];
+  if (!a->base) {
+    a->span = SPANS * emu_gpu()->usable_bytes;
+    a->base = (uintptr_t)map_addresses(a->span);
+  }
+  return a;
+}
+static void count(arena *a, size_t bytes) {
+  a->used += bytes;
+  if (a->used > a->peak) a->peak = a->used;
+}
+static bool fits(const arena *a, size_t bytes) { return a->used + bytes <= emu_gpu()->usable_bytes; }
+void emu_touch_context(int device) {
+  if (active[device]) return;
+  pthread_mutex_lock(&lock);
+  if (!active[device]) {
+    active[device] = true;
+    count(arena_of(device), emu_gpu()->context_bytes);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- allocations */
+static size_t rounded(size_t bytes) {
+  size_t step = bytes >= MIB ? PAGE : 512;
+  return ((bytes ? bytes : 1) + step - 1) & ~(step - 1);
+}
+/* The highest gap that is large enough: addresses fall, as runs on real GPUs suggest (docs/architecture.md).
+ */
+static void *place(arena *a, size_t size, size_t requested) {
+  size_t step = size >= MIB ? PAGE : 512, i = 0;
+  uintptr_t top = a->base + a->span;
+  for (;; i++) {
+    uintptr_t floor = i < a->count ? a->blocks[i].at + a->blocks[i].size : a->base;
+    uintptr_t at = (top - size) & ~(uintptr_t)(step - 1);
+    if (top - floor >= size && at >= floor) {
+      if (a->count == a->room)
+        a->blocks = realloc(a->blocks, (a->room = a->room ? 2 * a->room : 256) * sizeof(block));
+      memmove(a->blocks + i + 1, a->blocks + i, (a->count++ - i) * sizeof(block));
+      a->blocks[i] = (block){at, size, requested};
+      return (void *)at;
+    }
+    if (i == a->count) return NULL;
+    top = a->blocks[i].at;
+  }
+}
+static block *block_of(arena *a, uintptr_t at) {
+  size_t low = 0, high = a->count; /* the first block that begins at or below the address */
+  while (low < high) {
+    size_t middle = (low + high) / 2;
+    if (a->blocks[middle].at > at) low = middle + 1;
+    else high = middle;
+  }
+  return low < a->count && at - a->blocks[low].at < a->blocks[low].size ? &a->blocks[low] : NULL;
+}
+void *emu_alloc(int device, size_t bytes) {
+  emu_touch_context(device);
+  size_t size = rounded(bytes);
+  pthread_mutex_lock(&lock);
+  arena *a = arena_of(device);
+  void *found = a->base && fits(a, size) ? place(a, size, bytes) : NULL;
+  if (found) count(a, size);
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+bool emu_free(void *address) {
+  bool done = false;
+  pthread_mutex_lock(&lock);
+  for (int d = 0; d < emu_gpu()->count && !done; d++) {
+    arena *a = &arenas[d];
+    block *b = a->base ? block_of(a, (uintptr_t)address) : NULL;
+    if (!b || b->at != (uintptr_t)address) continue;
+    if (copy_limit() && b->size >= PAGE) madvise((void *)b->at, b->size, MADV_DONTNEED);
+    a->used -= b->size;
+    memmove(b, b + 1, (a->blocks + a->count-- - b - 1) * sizeof(block));
+    done = true;
+  }
+  pthread_mutex_unlock(&lock);
+  return done;
+}
+bool emu_take(int device, size_t bytes) {
+  emu_touch_context(device);
+  pthread_mutex_lock(&lock);
+  bool done = fits(arena_of(device), bytes);
+  if (done) count(arena_of(device), bytes);
+  pthread_mutex_unlock(&lock);
+  return done;
+}
+void emu_give(int device, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  arena_of(device)->used -= bytes;
+  pthread_mutex_unlock(&lock);
+}
+void emu_memory_info(int device, size_t *free_bytes, size_t *usable_bytes) {
+  emu_touch_context(device);
+  pthread_mutex_lock(&lock);
+  *usable_bytes = emu_gpu()->usable_bytes;
+  *free_bytes = *usable_bytes - arena_of(device)->used;
+  pthread_mutex_unlock(&lock);
+}
+size_t emu_used(int device) { return arenas[device].used; }
+size_t emu_peak(int device) { return arenas[device].peak; }
+void emu_reset_peak(int device) {
+  pthread_mutex_lock(&lock);
+  arenas[device].peak = arenas[device].used;
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- virtual memory management: addresses first, memory later */
+void *emu_reserve(size_t bytes) {
+  void *at = map_addresses(bytes);
+  if (!at) return NULL;
+  pthread_mutex_lock(&lock);
+  add(&reserved, (range){(uintptr_t)at, bytes, -1});
+  pthread_mutex_unlock(&lock);
+  return at;
+}
+bool emu_unreserve(void *address) {
+  pthread_mutex_lock(&lock);
+  range *found = find(&reserved, (uintptr_t)address);
+  if (found) {
+    munmap((void *)found->at, found->size);
+    *found = reserved.items[--reserved.count];
+  }
+  pthread_mutex_unlock(&lock);
+  return found != NULL;
+}
+void emu_bind(void *address, int device) {
+  pthread_mutex_lock(&lock);
+  range *found = find(&reserved, (uintptr_t)address);
+  if (found) found->device = device;
+  pthread_mutex_unlock(&lock);
+}
+int emu_device_of(const void *address, void **base, size_t *bytes) {
+  uintptr_t at = (uintptr_t)address, start = 0;
+  size_t size = 0;
+  int device = -1;
+  pthread_mutex_lock(&lock);
+  for (int d = 0; d < emu_gpu()->count && device < 0; d++) {
+    block *b = arenas[d].base && at - arenas[d].base < arenas[d].span ? block_of(&arenas[d], at) : NULL;
+    if (b) {
+      device = d;
+      start = b->at;
+      size = b->requested;
+    }
+  }
+  range *r = device < 0 ? find(&reserved, at) : NULL;
+  if (r && r->device >= 0) {
+    device = r->device;
+    start = r->at;
+    size = r->size;
+  }
+  pthread_mutex_unlock(&lock);
+  if (base) *base = (void *)start;
+  if (bytes) *bytes = size;
+  return device;
+}
+
+/* ---- pinned host memory, which is real */
+void *emu_host_alloc(size_t bytes) {
+  size_t size = ((bytes ? bytes : 1) + 4095) & ~(size_t)4095;
+  void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return NULL;
+  emu_host_register(at, size);
+  return at;
+}
+void emu_host_register(void *address, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  add(&pinned, (range){(uintptr_t)address, bytes, 0});
+  pinned_bytes += bytes;
+  pthread_mutex_unlock(&lock);
+}
+static bool unpin(void *address, bool unmap) {
+  pthread_mutex_lock(&lock);
+  range *found = find(&pinned, (uintptr_t)address);
+  if (found) {
+    pinned_bytes -= found->size;
+    if (unmap) munmap((void *)found->at, found->size);
+    *found = pinned.items[--pinned.count];
+  }
+  pthread_mutex_unlock(&lock);
+  return found != NULL;
+}
+bool emu_host_free(void *address) { return unpin(address, true); }
+bool emu_host_unregister(void *address) { return unpin(address, false); }
+bool emu_is_pinned(const void *address) {
+  pthread_mutex_lock(&lock);
+  bool found = find(&pinned, (uintptr_t)address) != NULL;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+size_t emu_pinned_bytes(void) { return pinned_bytes; }
+
+/* ---- contents */
+static bool on_device(const void *address) {
+  uintptr_t at = (uintptr_t)address;
+  for (int d = 0; d < emu_gpu()->count; d++)
+    if (arenas[d].base && at - arenas[d].base < arenas[d].span) return true;
+  return find(&reserved, at) != NULL;
+}
+void emu_copy(void *to, const void *from, size_t bytes) {
+  if (!bytes) return;
+  pthread_mutex_lock(&lock);
+  bool to_device = on_device(to), from_device = on_device(from);
+  pthread_mutex_unlock(&lock);
+  if ((!to_device && !from_device) || bytes <= copy_limit()) memmove(to, from, bytes);
+  else if (!to_device) memset(to, 0, bytes);
+}
+void emu_fill(void *to, int value, size_t bytes) {
+  if (!bytes) return;
+  pthread_mutex_lock(&lock);
+  bool to_device = on_device(to);
+  pthread_mutex_unlock(&lock);
+  if (!to_device || bytes <= copy_limit()) memset(to, value, bytes);
+}

@@ -1,0 +1,163 @@
+"""Run a command, unmodified, on emulated GPUs, and read what its processes recorded."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from planner.device import MIB, Device
+from planner.emulator.gpu import describe_gpu
+from planner.emulator.record import EmulatedRun, read_records
+from planner.errors import ModelError, PlannerError, UsageError
+
+_STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
+_POLL_SECONDS = 0.2
+_PROGRESS_SECONDS = 10.0
+_GRACE_SECONDS = 5.0  # for a command that was interrupted
+_DISTRIBUTED_COPY_BYTES = 65536  # ranks compare small tensors with each other, so that these need contents
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a command is run."""
+
+    device: Device
+    gpu_count: int = 1
+    stop_after: int | None = None  # optimizer steps
+    copy_bytes: int | None = (
+        None  # copies up to this size have contents; None: as the number of GPUs wants it
+    )
+    alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
+    output: Any = None  # where the command's standard output goes; None: to that of the planner
+
+
+def run_emulated(
+    command: Sequence[str], options: RunOptions, cache: Path, on_progress: OnProgress
+) -> EmulatedRun:
+    """Run a command and return what its processes recorded.
+
+    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line each ten seconds. Raises
+    UsageError where the command cannot be started or its environment has no CUDA build of torch, ModelError where it
+    fails for another reason than memory or uses no GPU, KeyboardInterrupt after the command has ended.
+    """
+    if not command:
+        raise UsageError("no command: write it behind --, as in planner run --gpu L4 -- python train.py")
+    start = perf_counter()
+    with TemporaryDirectory(prefix="planner-run-") as name:
+        folder = Path(name)
+        environment = {**os.environ, **_variables(options, folder, cache)}
+        code = _run(command, environment, options.output, _reporter(folder, on_progress))
+        refusal = folder / "refusal"
+        if refusal.is_file():
+            raise UsageError(refusal.read_text(encoding="utf-8"))
+        records = read_records(folder)
+    run = EmulatedRun(
+        options.device.name,
+        options.gpu_count,
+        tuple(command),
+        code,
+        records,
+        perf_counter() - start,
+        _assumptions(options),
+    )
+    if not records:
+        what = f"ended with exit code {code}" if code else "ended"
+        raise ModelError(f"{command[0]}: it {what} without using a GPU; check that it trains on cuda")
+    if code and run.failure is None:
+        raise ModelError(f"{command[0]}: it ended with exit code {code}, and not for want of GPU memory")
+    return run
+
+
+def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:
+    inherited = os.environ.get("PYTHONPATH")
+    default = _DISTRIBUTED_COPY_BYTES if options.gpu_count > 1 else 0
+    variables = {
+        "PLANNER_EMULATED_GPU": describe_gpu(options.device, options.gpu_count),
+        "PLANNER_EMULATED_CACHE": str(cache),
+        "PLANNER_EMULATED_RECORDS": str(folder),
+        "PLANNER_EMULATED_COPY_BYTES": str(default if options.copy_bytes is None else options.copy_bytes),
+        "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
+        "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
+    }
+    if options.alloc_conf is not None:
+        variables |= {"PYTORCH_ALLOC_CONF": options.alloc_conf, "PYTORCH_CUDA_ALLOC_CONF": options.alloc_conf}
+    return variables
+
+
+def _assumptions(options: RunOptions) -> tuple[str, ...]:
+    context = options.device.context
+    return (
+        "emulated, not measured: PyTorch, its allocator, autograd and cuDNN's heuristics are the real ones, "
+        "kernels compute nothing",
+        f"the CUDA context takes {context.value / MIB:.0f} MiB: {context.source}",
+        "values are zero where the script reads results back, so what it decides by them may differ",
+    )
+
+
+def _run(command: Sequence[str], environment: dict[str, str], output: Any, report: Callable[[], None]) -> int:
+    try:
+        process = subprocess.Popen(command, env=environment, stdout=output)
+    except OSError as error:
+        raise UsageError(f"{command[0]}: cannot be started: {error.strerror}") from error
+    with _passing_on(process):
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(_POLL_SECONDS)
+                report()
+        except KeyboardInterrupt:  # the command has it too
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+            raise
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Pass a request to end on to the command, whose end is then ours."""
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _reporter(folder: Path, on_progress: OnProgress) -> Callable[[], None]:
+    """Return a function that reports the newest step now and then."""
+    last = perf_counter()
+
+    def report() -> None:
+        nonlocal last
+        if perf_counter() - last < _PROGRESS_SECONDS:
+            return
+        last = perf_counter()
+        try:
+            records = read_records(folder)
+        except PlannerError:  # a record that is being replaced
+            return
+        if records:
+            record = max(records, key=lambda one: one.peak.process_bytes)
+            peak = record.peak
+            on_progress(
+                f"step {record.step_count}: {peak.allocated_bytes / MIB:,.0f} MiB allocated, "
+                f"{peak.reserved_bytes / MIB:,.0f} reserved, {peak.process_bytes / MIB:,.0f} in nvidia-smi"
+            )
+
+    return report
+
+
+def default_output() -> Any:
+    """Return where a command prints if standard output is for the answer alone."""
+    return sys.stderr

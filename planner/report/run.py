@@ -1,0 +1,143 @@
+"""The report of a command that ran on emulated GPUs: as text, and as the JSON object of `planner run`."""
+
+import shlex
+from typing import Any
+
+from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
+from planner.events import Outcome
+from planner.report.as_json import SCHEMA
+from planner.report.figures import mib
+from planner.report.layout import DIGITS, entry, wrapped
+
+MAX_STEPS = 12  # entries of the table
+_VERDICTS = {
+    Outcome.FITS: "yes",
+    Outcome.FITS_WITH_RETRIES: "yes, with retries: cached memory was released to make room",
+    Outcome.DOES_NOT_FIT: "no: out of memory",
+}
+
+
+def run_to_json(run: EmulatedRun) -> dict[str, Any]:
+    """Return the JSON object of `planner run`."""
+    largest = run.largest
+    return {
+        "schema": SCHEMA,
+        "emulated": True,
+        "gpu": run.gpu,
+        "gpus": run.gpu_count,
+        "command": list(run.command),
+        "exit_code": run.exit_code,
+        "fits": run.outcome.value,
+        **_peaks_to_json(largest.peak),
+        "retries": largest.retries,
+        "steps": _steps_to_json(largest),
+        "failure": _failure_to_json(run.failure),
+        "ranks": [_rank_to_json(record) for record in run.records],
+        "versions": dict(largest.versions),
+        "assumptions": list(run.assumptions),
+        "seconds": round(run.seconds, 3),
+    }
+
+
+def _peaks_to_json(peaks: Peaks) -> dict[str, float]:
+    return {
+        "peak_allocated_mib": mib(peaks.allocated_bytes),
+        "peak_reserved_mib": mib(peaks.reserved_bytes),
+        "process_mib": mib(peaks.process_bytes),
+    }
+
+
+def _steps_to_json(record: GpuRecord) -> list[dict[str, Any]]:
+    return [{"first": step.first, "last": step.last, **_peaks_to_json(step.peaks)} for step in record.steps]
+
+
+def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
+    after = record.after_steps
+    return {
+        "rank": record.rank,
+        "gpu": record.device,
+        **_peaks_to_json(record.peak),
+        "retries": record.retries,
+        "pinned_mib": mib(record.pinned_bytes),
+        "step_count": record.step_count,
+        "steps": _steps_to_json(record),
+        "after_steps": None if after is None else _peaks_to_json(after),
+        "failure": _failure_to_json(record.failure),
+    }
+
+
+def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "step": failure.step,
+        "phase": failure.phase,
+        "module": failure.module,
+        "line": failure.line,
+        "requested_mib": mib(failure.requested_bytes),
+    }
+
+
+def run_text(run: EmulatedRun) -> str:
+    """Return the report as plain text, at most 100 columns wide."""
+    largest = run.largest
+    count = f"{run.gpu_count} x " if run.gpu_count > 1 else ""
+    stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
+    lines = [
+        *entry("Fits", _VERDICTS[run.outcome]),
+        *_failure_lines(run.failure),
+        *entry("GPU", f"{count}{run.gpu} (emulated)"),
+        *entry("Command", f"{shlex.join(run.command)}; exit code {run.exit_code}{stopped}"),
+        "",
+        *_peak_lines(run),
+        "",
+        *_step_lines(largest),
+        "",
+        *entry("Versions", ", ".join(f"{name} {version}" for name, version in largest.versions)),
+        "Assumed",
+        *(line for sentence in run.assumptions for line in wrapped("  - ", sentence)),
+        f"Took {run.seconds:.1f} s",
+    ]
+    return "\n".join(lines)
+
+
+def _failure_lines(failure: OutOfMemory | None) -> list[str]:
+    if failure is None:
+        return []
+    parts = [
+        f"before optimizer step {failure.step} ended",
+        f"{failure.phase} pass" if failure.phase else "",
+        f"module {failure.module}" if failure.module else "",
+        failure.line,
+        f"no room for {mib(failure.requested_bytes, DIGITS):,} MiB",
+    ]
+    return entry("Fails", ", ".join(part for part in parts if part))
+
+
+def _row(name: str, peaks: Peaks) -> str:
+    figures = (peaks.allocated_bytes, peaks.reserved_bytes, peaks.process_bytes)
+    return f"  {name:<26}" + "".join(f"{mib(one, DIGITS):>14,.1f}" for one in figures)
+
+
+def _heading(name: str) -> str:
+    return f"{name:<28}{'allocated':>14}{'reserved':>14}{'nvidia-smi':>14} MiB"
+
+
+def _peak_lines(run: EmulatedRun) -> list[str]:
+    several = len(run.records) > 1
+    names = [f"rank {one.rank}, GPU {one.device}" if several else "whole run" for one in run.records]
+    rows = [_row(name, record.peak) for name, record in zip(names, run.records, strict=True)]
+    return [_heading("Peak"), *rows]
+
+
+def _step_lines(record: GpuRecord) -> list[str]:
+    shown = record.steps if len(record.steps) <= MAX_STEPS else record.steps[:MAX_STEPS]
+    rows = [
+        _row(f"{step.first}" if step.first == step.last else f"{step.first} to {step.last}", step.peaks)
+        for step in shown
+    ]
+    if len(shown) < len(record.steps):
+        rows.append(f"  and {len(record.steps) - len(shown)} more, which --json lists")
+    if record.after_steps is not None:
+        rows.append(_row("after the last step", record.after_steps))
+    return [_heading("Optimizer step"), *rows]

@@ -274,9 +274,15 @@ def _line_of(frames: list[Any]) -> str:
 
 def _module_path(torch: Any, frames: list[Any]) -> str:
     """Return the dotted name of the innermost module that runs, as the outermost one knows it."""
-    running = [frame.f_locals.get("self") for frame in frames]
+    running = [_first_argument(frame) for frame in frames]
     modules = [one for one in running if isinstance(one, torch.nn.Module)]
     if not modules:
         return ""
     names = {id(module): name for name, module in modules[0].named_modules()}
     return str(names.get(id(modules[-1])) or type(modules[-1]).__name__)
+
+
+def _first_argument(frame: Any) -> Any:
+    """Return the object whose method runs, whatever the method calls it."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_locals.get(names[0]) if names else None

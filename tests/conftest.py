@@ -6,12 +6,18 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--runs N`: how often the counted tests run; `make soak` wants more. `--cudnn`: whom to ask."""
+    """`--runs N`: how often the counted tests run; `make soak` wants more. `--cudnn`: whom to ask.
+
+    `--cuda-python`: what the emulated tests run.
+    """
     parser.addoption(
         "--runs", type=int, default=20, help="repetitions of interrupted, concurrent, fuzzed runs"
     )
     parser.addoption(
         "--cudnn", default="", help="folder of the libcudnn.so.9 that tests ask, if not an installed one"
+    )
+    parser.addoption(
+        "--cuda-python", default="", help="a Python with the CUDA build of torch, for emulated GPUs"
     )
 
 
@@ -25,6 +31,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the marked tests; torch is asked only when there are some."""
+    for item in items:
+        if item.get_closest_marker("emulated") and not item.config.getoption("--cuda-python"):
+            item.add_marker(pytest.mark.skip(reason="needs the CUDA build of torch: make emulated"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.cli.declared import AllocConf, GpuMib
@@ -30,6 +31,13 @@ class EmulationOptions:
     gpus: Annotated[Text, Option(metavar="N", help="How many of them the command sees; 1 by default.")] = None
     stop_after: Annotated[
         Text, Option(metavar="N", help="End the command after this many optimizer steps.")
+    ] = None
+    snapshot: Annotated[
+        Text,
+        Option(
+            metavar="FILE",
+            help="Write the allocator's history, for torch's memory_viz and planner explain --against.",
+        ),
     ] = None
     alloc_conf: AllocConf = None
     copy_bytes: Annotated[
@@ -78,6 +86,7 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
         _count("--stop-after", options.stop_after, "10", MAX_STEPS),
         whole("--copy-bytes", options.copy_bytes, "65536"),
         options.alloc_conf,
+        None if options.snapshot is None else Path(options.snapshot),
         sys.stderr if output.json else None,
     )
     run = run_emulated(options.command or [], chosen, cache.with_name("emulator"), _progress)

@@ -1,1 +1,1 @@
-"""A GPU that is not there: real CUDA builds of torch on stand-in libraries that count memory and compute nothing."""
+"""A GPU that is not there: CUDA builds of torch run on stand-in libraries that only count memory."""

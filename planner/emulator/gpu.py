@@ -20,22 +20,22 @@ _LIMITS: dict[tuple[int, int], tuple[int, int, int, int]] = {
 }
 MAX_COUNT = 64
 
-# No memory depends on these as far as is known, but for a few of cuDNN's answers on 9.0: figures of an H100 SXM.
+# Figures of an H100 SXM: no memory depends on them as far as is known, but for a few answers of cuDNN on 9.0.
 _L2_BYTES, _CLOCK_KHZ, _MEMORY_CLOCK_KHZ, _BUS_BITS = 50 * 2**20, 1_980_000, 2_619_000, 5120
 
 
 def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = None) -> str:
     """Return the value of PLANNER_EMULATED_GPU: `KEY=VALUE` joined by semicolons.
 
-    `count` GPUs of this kind are visible. `context_bytes` is by default the device's own. Raises UsageError for a
-    compute capability whose limits are not known, and for a count that is out of range.
+    `count` GPUs of this kind are visible. `context_bytes` is by default the device's own. Raises UsageError
+    for a compute capability whose limits are not known, and for a count that is out of range.
     """
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")
     if device.capability not in _LIMITS:
         known = ", ".join(f"{major}.{minor}" for major, minor in _LIMITS)
         raise UsageError(
-            f"{device.name}: compute capability {device.capability[0]}.{device.capability[1]} is not emulated; "
+            f"{device.name}: compute capability {'.'.join(map(str, device.capability))} is not emulated; "
             f"known are {known}"
         )
     shared_per_sm, shared_per_block, threads, blocks = _LIMITS[device.capability]

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+from planner.atomic import write_bytes
 from planner.device import MIB, Device
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.record import EmulatedRun, read_records
@@ -37,6 +37,9 @@ class RunOptions:
         None  # copies up to this size have contents; None: as the number of GPUs wants it
     )
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
+    snapshot: Path | None = (
+        None  # where the allocator's history of the largest process goes, as torch writes it
+    )
     output: Any = None  # where the command's standard output goes; None: to that of the planner
 
 
@@ -45,9 +48,10 @@ def run_emulated(
 ) -> EmulatedRun:
     """Run a command and return what its processes recorded.
 
-    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line each ten seconds. Raises
-    UsageError where the command cannot be started or its environment has no CUDA build of torch, ModelError where it
-    fails for another reason than memory or uses no GPU, KeyboardInterrupt after the command has ended.
+    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line each ten seconds.
+    Raises UsageError where the command cannot be started or its environment has no CUDA build of torch,
+    ModelError where it fails for another reason than memory or uses no GPU, KeyboardInterrupt after the
+    command has ended.
     """
     if not command:
         raise UsageError("no command: write it behind --, as in planner run --gpu L4 -- python train.py")
@@ -60,15 +64,18 @@ def run_emulated(
         if refusal.is_file():
             raise UsageError(refusal.read_text(encoding="utf-8"))
         records = read_records(folder)
-    run = EmulatedRun(
-        options.device.name,
-        options.gpu_count,
-        tuple(command),
-        code,
-        records,
-        perf_counter() - start,
-        _assumptions(options),
-    )
+        run = EmulatedRun(
+            options.device.name,
+            options.gpu_count,
+            tuple(command),
+            code,
+            records,
+            perf_counter() - start,
+            _assumptions(options),
+        )
+        if options.snapshot is not None and records:
+            largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
+            write_bytes(options.snapshot, largest.read_bytes())
     if not records:
         what = f"ended with exit code {code}" if code else "ended"
         raise ModelError(f"{command[0]}: it {what} without using a GPU; check that it trains on cuda")
@@ -85,6 +92,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_CACHE": str(cache),
         "PLANNER_EMULATED_RECORDS": str(folder),
         "PLANNER_EMULATED_COPY_BYTES": str(default if options.copy_bytes is None else options.copy_bytes),
+        "PLANNER_EMULATED_HISTORY": "0" if options.snapshot is None else "1",
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }
@@ -156,8 +164,3 @@ def _reporter(folder: Path, on_progress: OnProgress) -> Callable[[], None]:
             )
 
     return report
-
-
-def default_output() -> Any:
-    """Return where a command prints if standard output is for the answer alone."""
-    return sys.stderr

@@ -20,6 +20,7 @@ from .prototypes import Library, generate
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 CORE = "libplanner_emulated_gpu.so"
+_BUILDERS = ("build.py", "installation.py", "prototypes.py")  # decide what is compiled
 _FLAGS = ("-D__CUDA_FP8_H__", "-O2", "-fPIC", "-std=gnu2x", "-w")
 
 
@@ -105,7 +106,7 @@ def build(installation: Installation, cache: Path) -> Path:
 
 def _key(installation: Installation) -> str:
     digest = hashlib.sha256(installation.key().encode())
-    for path in (*sorted(SOURCES.glob("*.[ch]")), *sorted(Path(__file__).parent.glob("*.py"))):
+    for path in (*sorted(SOURCES.glob("*.[ch]")), *map(Path(__file__).with_name, _BUILDERS)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -154,10 +155,10 @@ def _compile(one: _StandIn, name: str, flags: list[str], imports: list[str], wor
         includes = "".join(f"#include <{header}>\n" for header in one.generated.headers)
         preprocessed = run_tool(["gcc", *flags, "-E", "-P", "-xc", "-"], includes)
         names = [text.partition("@")[0] for text in wanted]
-        source = work / "generated.c"
-        source.write_text(generate(one.generated, preprocessed, defined, names), encoding="utf-8")
+        rest = work / "generated.c"
+        rest.write_text(generate(one.generated, preprocessed, defined, names), encoding="utf-8")
         objects.append(str(work / "generated.o"))
-        run_tool(["gcc", *flags, "-c", str(source), "-o", objects[-1]])
+        run_tool(["gcc", *flags, "-c", str(rest), "-o", objects[-1]])
     versions = sorted({text.partition("@")[2] for text in wanted if "@" in text})
     link = [f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN"]
     if versions:

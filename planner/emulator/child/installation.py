@@ -66,14 +66,15 @@ def find_installation(torch: Path) -> Installation:
     library = torch / "lib" / "libtorch_cuda.so"
     if not library.is_file():
         raise EmulatorError(
-            f"torch {version} in {torch} is built without CUDA; run the command in an environment that has the CUDA "
-            "build, as on a machine with a GPU"
+            f"torch {version} in {torch} is built without CUDA; run the command in an environment that has "
+            "the CUDA build, as on a machine with a GPU"
         )
     roots = [folder for folder in _nvidia_folders(torch) if folder.is_dir()]
     includes = tuple(path for root in roots for path in sorted(root.glob("*/include")))
     if not any((folder / "cuda_runtime_api.h").is_file() for folder in includes):
         raise EmulatorError(
-            f"torch {version}: the headers of CUDA are not beside it; install torch with pip, whose packages bring them"
+            f"torch {version}: the headers of CUDA are not beside it; install torch with pip, whose packages "
+            "bring them"
         )
     cudnn = next((found for root in roots for found in sorted(root.glob("cudnn/lib/libcudnn.so.9"))), None)
     if cudnn is None:
@@ -97,30 +98,28 @@ def _version(torch: Path) -> str:
 
 
 def _sonames(library: Path) -> dict[str, str]:
-    """Return the names under which torch's CUDA library asks the dynamic linker for NVIDIA's."""
-    text = run_tool(["readelf", "-d", "-W", str(library), str(library.with_name("libc10_cuda.so"))])
-    needed = re.findall(r"\(NEEDED\).*\[([^\]]+)\]", text)
-    needed += re.findall(
-        r"\(NEEDED\).*\[([^\]]+)\]",
-        run_tool(["readelf", "-d", "-W", *map(str, sorted(library.parent.glob("libtorch_cuda_*.so")))])
-        if list(library.parent.glob("libtorch_cuda_*.so"))
-        else "",
-    )
-    found = {}
-    for prefix in REPLACED:
-        match = next((name for name in needed if name.split(".so")[0] == prefix), None)
-        if match is not None:
-            found[prefix] = match
-    return found
+    """Return the names under which torch's CUDA libraries ask the dynamic linker for NVIDIA's."""
+    askers = [
+        library,
+        library.with_name("libc10_cuda.so"),
+        *sorted(library.parent.glob("libtorch_cuda_*.so")),
+    ]
+    text = run_tool(["readelf", "-d", "-W", *map(str, askers)])
+    needed = {name.split(".so")[0]: name for name in re.findall(r"\(NEEDED\).*\[([^\]]+)\]", text)}
+    return {prefix: needed[prefix] for prefix in REPLACED if prefix in needed}
 
 
 def run_tool(command: list[str], text: str | None = None) -> str:
-    """Run a tool of the compiler's and return what it prints. Raises EmulatorError where it is missing or fails."""
+    """Run a tool of the compiler's and return what it prints.
+
+    Raises EmulatorError where it is missing or fails.
+    """
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise EmulatorError(
-            f"{command[0]} is missing; the stand-in libraries are compiled on first use: install gcc (apt install gcc)"
+            f"{command[0]} is missing; the stand-in libraries are compiled on first use: install gcc, "
+            "as with apt install gcc"
         ) from None
     if done.returncode:
         line = next((row for row in done.stderr.splitlines() if "error" in row), done.stderr.strip()[:300])

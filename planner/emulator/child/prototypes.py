@@ -1,7 +1,7 @@
-"""Generate the rest of a stand-in library: a definition for each function of a header that no source file defines.
+"""Generate the rest of a stand-in library: each function of a header that no source file defines.
 
-Prototypes come from the preprocessed public headers. A function that makes something gives an opaque object for each
-handle; one that returns sizes or counts gives zeros; all others only return their library's answer.
+Prototypes come from the preprocessed public headers. A function that makes something gives an opaque object
+for each handle; one that returns sizes or counts gives zeros; all others only return their library's answer.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _parameter(index: int, text: str) -> Parameter:
 
 
 def generate(library: Library, preprocessed: str, defined: Iterable[str], imported: Iterable[str]) -> str:
-    """Return the C source of what `defined` lacks; `imported` names are defined even if no header has them."""
+    """Return the C source of what `defined` lacks; `imported` names are defined even without a prototype."""
     prototypes, handles = parse_prototypes(preprocessed, library.prefix)
     done = set(defined)
     lines = ["#define _GNU_SOURCE", "#include <stddef.h>", '#include "core.h"']
@@ -131,8 +131,9 @@ def _definition(prototype: Prototype, library: Library, handles: set[str]) -> st
     takes_handle = any("cudnnHandle_t" in one.text for one in prototype.parameters)
     if library.forwards and not takes_handle and None not in names:
         passed = ", ".join(name for name in names if name)
-        find = f'found = (typeof(found))emu_real_cudnn("{prototype.name}")'
-        return f"{prototype.head} {{ static typeof(&{prototype.name}) found; if (!found) {find}; return found({passed}); }}"
+        declare = f"static typeof(&{prototype.name}) found;"
+        find = f'if (!found) found = (typeof(found))emu_real_cudnn("{prototype.name}");'
+        return f"{prototype.head} {{ {declare} {find} return found({passed}); }}"
     body = " ".join(_outputs(prototype, library, handles))
     return f"{prototype.head} {{ LOG(); {body} return {_value(prototype.result, library.answer)}; }}"
 

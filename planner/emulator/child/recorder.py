@@ -1,7 +1,7 @@
-"""Record what a training process does to the emulated GPUs: peaks of each optimizer step, out of memory, versions.
+"""Record what a training process does to the emulated GPUs: peaks of each optimizer step, out of memory.
 
-The record is a JSON file of the process, written whole at each step and at exit; processes that never make a CUDA
-context leave none. Peaks that torch itself reports to the script stay what they would be without the recorder.
+The record is a JSON file of the process, written whole at each step and at exit; processes that never make a
+CUDA context leave none. Peaks that torch itself reports to the script are those without the recorder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _WRITE_SECONDS = 0.5  # between records of a running process
-STOPPED = "stopped after the number of optimizer steps that was asked for"
+MAX_HISTORY = 4_000_000  # events of the allocator's history; older ones go
 
 
 def attach(torch: Any, core: Any) -> None:
@@ -43,8 +43,8 @@ def _architectures(torch: Any) -> list[str]:
 class Peaks:
     """Peaks of torch's allocator since the last step, beside those that the script sees.
 
-    Torch keeps one peak, which `reset_peak_memory_stats` sets back. Both readers get their own by remembering what
-    the other one's reset would lose.
+    Torch keeps one peak, which `reset_peak_memory_stats` sets back. Both readers get their own by
+    remembering what the other one's reset would lose.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -112,9 +112,11 @@ class Recorder:
         rank = os.environ.get("RANK", "")
         self._path = folder / f"{rank or 0}-{os.getpid()}.json"
         self._pid, self._written = os.getpid(), 0.0
+        wants_history = os.environ.get("PLANNER_EMULATED_HISTORY") == "1"
+        self._snapshot = self._path.with_suffix(".pickle") if wants_history else None
         self._peaks: Peaks | None = None
         self._steps: list[dict[str, Any]] = []
-        self._count, self._stopping = 0, False
+        self._count, self._stopping, self._finished = 0, False, False
         self._failure: dict[str, Any] | None = None
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
         self._started = time.monotonic()
@@ -125,6 +127,8 @@ class Recorder:
         """Begin to read the allocator; torch calls it when CUDA is initialized."""
         if os.getpid() == self._pid and self._peaks is None:
             self._peaks = Peaks(self._torch)
+            if self._snapshot is not None:
+                self._torch.cuda.memory._record_memory_history(max_entries=MAX_HISTORY, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -168,8 +172,12 @@ class Recorder:
 
     def finish(self) -> None:
         """Write the record of a process that ends."""
-        if os.getpid() == self._pid:
-            self._write(whole=True)
+        if os.getpid() != self._pid or self._finished:
+            return
+        self._finished = True
+        self._write(whole=True)
+        if self._snapshot is not None and self._peaks is not None:
+            self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
 
     # ---- reading and writing
 
@@ -235,7 +243,7 @@ class Recorder:
 
 
 def _place(torch: Any) -> dict[str, Any]:
-    """Return the module and the line that run now: in this thread, or in the main one if this is autograd's."""
+    """Return the module and the line that run in this thread, or in the main one if this is autograd's."""
     frames = _frames(sys._getframe(2))
     in_backward = not any(_is_own(frame) for frame in frames)
     if in_backward:
@@ -258,9 +266,9 @@ def _frames(frame: Any) -> list[Any]:
 
 
 def _is_own(frame: Any) -> bool:
-    """Return whether a frame is the script's: neither torch's nor that of an installed package or of Python."""
+    """Return whether a frame is the script's: not torch's, nor an installed package's, nor Python's."""
     path = frame.f_code.co_filename
-    return os.path.isfile(path) and not any(
+    return Path(path).is_file() and not any(
         part in path
         for part in ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python", "planner/emulator/")
     )

@@ -3,14 +3,15 @@
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = Path(__file__).resolve().parent
 
 
 def _start_planner() -> None:
-    folder = os.path.dirname(_HERE)
+    folder = _HERE.parent
     spec = importlib.util.spec_from_file_location(
-        "_planner_emulator", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        "_planner_emulator", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     assert spec is not None and spec.loader is not None
     package = importlib.util.module_from_spec(spec)
@@ -24,8 +25,8 @@ def _start_planner() -> None:
 def _run_own_sitecustomize() -> None:
     """Run the environment's own `sitecustomize`, which this file hides."""
     for entry in sys.path:
-        path = os.path.join(entry, "sitecustomize.py")
-        if os.path.abspath(entry) != _HERE and os.path.isfile(path):
+        path = Path(entry, "sitecustomize.py")
+        if path.is_file() and path.resolve().parent != _HERE:
             spec = importlib.util.spec_from_file_location("sitecustomize", path)
             assert spec is not None and spec.loader is not None
             spec.loader.exec_module(importlib.util.module_from_spec(spec))

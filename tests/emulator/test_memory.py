@@ -1,0 +1,182 @@
+"""The emulated GPU's book of memory, compiled and called as the stand-in libraries call it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.device import MIB, find_device, generic_device
+from planner.emulator.child.build import SOURCES
+from planner.emulator.gpu import describe_gpu
+from planner.errors import UsageError
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+
+HEAD = """
+import ctypes, json, sys
+core = ctypes.CDLL(sys.argv[1])
+for name in ("emu_alloc", "emu_reserve", "emu_host_alloc"):
+    getattr(core, name).restype = ctypes.c_void_p
+for name in ("emu_used", "emu_peak", "emu_pinned_bytes"):
+    getattr(core, name).restype = ctypes.c_size_t
+for name in ("emu_free", "emu_take", "emu_context_active", "emu_is_pinned", "emu_host_free"):
+    getattr(core, name).restype = ctypes.c_bool
+MIB = 2**20
+def alloc(mib, device=0): return core.emu_alloc(device, ctypes.c_size_t(int(mib * MIB)))
+def free(at): return core.emu_free(ctypes.c_void_p(at))
+def used(device=0): return core.emu_used(device) / MIB
+def copied(to, at, size):
+    core.emu_copy(to, ctypes.c_void_p(at) if isinstance(at, int) else at, ctypes.c_size_t(size))
+def show(*values): print(json.dumps(values))
+"""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the part that needs none of NVIDIA's headers."""
+    path = tmp_path_factory.mktemp("core") / "core.so"
+    sources = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "handles.c")]
+    command = ["gcc", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-std=gnu2x", "-fPIC", "-shared", *sources]
+    subprocess.run([*command, "-o", str(path), "-lpthread"], check=True)
+    return path
+
+
+def call(core: Path, code: str, gpu: str, **variables: str) -> Any:
+    """Run code in a process of its own, which reads the description once, and return what it shows."""
+    environment = {"PLANNER_EMULATED_GPU": gpu, **variables}
+    command = [sys.executable, "-I", "-c", HEAD + code, str(core)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def small_gpu(context_mib: int = 0, count: int = 1) -> str:
+    """Describe a GPU of 1,000 MiB, of which torch sees all but 400 and its share."""
+    return describe_gpu(generic_device(1000), count, context_mib * MIB)
+
+
+USABLE_MIB = generic_device(1000).usable.value / MIB
+
+
+def test_memory_is_what_the_runtime_shows_less_the_context(core: Path) -> None:
+    """A segment fits exactly while context and segments fit into what torch sees of the card."""
+    code = "show(used(), bool(alloc(2)), used(), bool(alloc(1000)), used())"
+    assert call(core, code, small_gpu(context_mib=100)) == [0, True, 102, False, 102]
+
+
+def test_the_context_is_taken_once_by_each_gpu(core: Path) -> None:
+    """A second allocation finds the context there; a GPU that nobody used has none."""
+    code = "alloc(2); alloc(2); show(used(0), used(1), core.emu_context_active(1))"
+    assert call(core, code, small_gpu(context_mib=100, count=2)) == [104, 0, False]
+
+
+def test_large_segments_are_whole_pages(core: Path) -> None:
+    """The driver hands out pages of 2 MiB."""
+    assert call(core, "alloc(3); show(used())", small_gpu()) == [4]
+
+
+def test_addresses_fall_and_gaps_are_used_again(core: Path) -> None:
+    """A new segment lies below all others, unless a gap above is large enough."""
+    code = """
+a, b, c = alloc(4), alloc(4), alloc(4); free(b)
+d, e = alloc(2), alloc(6); show(a > b > c, c < d < a, e < c)
+"""
+    assert call(core, code, small_gpu()) == [True, True, True]
+
+
+def test_what_is_freed_is_free_again(core: Path) -> None:
+    """Only the address of a segment frees it, and only once."""
+    code = "a = alloc(4); show(free(a + 512), free(a), free(a), used())"
+    assert call(core, code, small_gpu()) == [False, True, False, 0]
+
+
+def test_the_peak_is_the_most_since_it_was_reset(core: Path) -> None:
+    """Each step reads the peak of its own span."""
+    code = """
+a = alloc(100); free(a); first = core.emu_peak(0); core.emu_reset_peak(0)
+alloc(20); show(first / MIB, core.emu_peak(0) / MIB)
+"""
+    assert call(core, code, small_gpu()) == [100, 20]
+
+
+def test_device_memory_reads_as_zeros(core: Path) -> None:
+    """Nothing is kept there, so that a copy to the host gives zeros."""
+    code = """
+at = alloc(2); host = ctypes.create_string_buffer(b"data", 4)
+copied(ctypes.c_void_p(at), host, 4); copied(host, at, 4); show(list(host.raw))
+"""
+    assert call(core, code, small_gpu()) == [[0, 0, 0, 0]]
+
+
+def test_small_copies_keep_their_contents_where_that_is_asked_for(core: Path) -> None:
+    """Ranks compare small tensors with each other."""
+    code = """
+at = alloc(2); host = ctypes.create_string_buffer(b"data", 4); back = ctypes.create_string_buffer(4)
+copied(ctypes.c_void_p(at), host, 4); copied(back, at, 4); show(back.raw.decode())
+"""
+    assert call(core, code, small_gpu(), PLANNER_EMULATED_COPY_BYTES="4") == ["data"]
+
+
+def test_pinned_memory_is_counted_and_real(core: Path) -> None:
+    """Data loaders write into it."""
+    code = """
+at = core.emu_host_alloc(ctypes.c_size_t(5000)); ctypes.memset(at, 1, 5000)
+pinned = core.emu_pinned_bytes(); freed = core.emu_host_free(ctypes.c_void_p(at))
+show(pinned, freed, core.emu_pinned_bytes())
+"""
+    assert call(core, code, small_gpu()) == [8192, True, 0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("0", 1), ("1,0", 2), ("", 0), ("0,7,1", 1), ("-1", 0), ("GPU-1", 0)]
+)
+def test_visible_devices_are_the_first_valid_ones(core: Path, visible: str, count: int) -> None:
+    """The first index that is none ends the list, as CUDA's documentation says."""
+    code = """
+class Gpu(ctypes.Structure): _fields_ = [("name", ctypes.c_char * 128), ("count", ctypes.c_int)]
+core.emu_gpu.restype = ctypes.POINTER(Gpu); show(core.emu_gpu().contents.count)
+"""
+    assert call(core, code, small_gpu(count=2), CUDA_VISIBLE_DEVICES=visible) == [count]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "images", "image"),
+    [
+        ("RTX 4090", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", 86),
+        ("RTX 3090", "sm_75 sm_80 sm_90", 80),
+        ("H100 80GB", "sm_80 sm_90 sm_90a", 90),
+        ("T4", "sm_80 sm_90", 75),
+    ],
+)
+def test_the_kernel_image_is_the_newest_that_the_gpu_runs(
+    core: Path, gpu: str, images: str, image: int
+) -> None:
+    """CUB compares it with what it was compiled for; a GPU without any keeps its own."""
+    code = f"core.emu_set_kernel_images({images.encode()!r}); show(core.emu_kernel_image())"
+    assert call(core, code, describe_gpu(find_device(gpu))) == [image]
+
+
+def test_attributes_are_those_of_the_described_gpu(core: Path) -> None:
+    """By the numbers of cudaDeviceAttr: multiprocessors, threads of one, capability."""
+    code = """
+def attribute(number):
+    value = ctypes.c_int(); core.emu_attribute(number, 0, ctypes.byref(value)); return value.value
+show(*map(attribute, (16, 39, 75, 76)))
+"""
+    assert call(core, code, describe_gpu(find_device("RTX 3090"))) == [82, 1536, 8, 6]
+
+
+def test_a_count_out_of_range_is_refused() -> None:
+    """The book has room for so many."""
+    with pytest.raises(UsageError, match="--gpus 65: give a number from 1 to 64"):
+        describe_gpu(find_device("L4"), 65)
+
+
+def test_a_gpu_whose_limits_are_not_known_is_refused() -> None:
+    """Capability 6.1 is older than what torch's CUDA builds run on."""
+    with pytest.raises(UsageError, match=r"compute capability 6\.1 is not emulated; known are 7\.0"):
+        describe_gpu(find_device("GTX 1080"))

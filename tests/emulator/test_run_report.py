@@ -1,0 +1,162 @@
+"""Records of processes, what they say together, and the report of `planner run`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.device import MIB
+from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
+from planner.errors import DataFileError
+from planner.events import Outcome
+from planner.report.run import run_text, run_to_json
+
+VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "92000"))
+
+
+def peaks(allocated: int, reserved: int, process: int) -> Peaks:
+    """Return peaks given in MiB."""
+    return Peaks(allocated * MIB, reserved * MIB, process * MIB)
+
+
+def record(
+    rank: int = 0, failure: OutOfMemory | None = None, retries: int = 0, process: int = 400
+) -> GpuRecord:
+    """Return the record of a process that took three steps."""
+    steps = (StepPeaks(1, 1, peaks(100, 200, 300)), StepPeaks(2, 3, peaks(150, 220, process)))
+    after = peaks(50, 220, 320)
+    return GpuRecord(rank, 7, rank, steps, after, retries, 0, failure, VERSIONS, 3, was_stopped=False)
+
+
+def run(*records: GpuRecord, code: int = 0) -> EmulatedRun:
+    """Return a run with these records."""
+    return EmulatedRun(
+        "L4", len(records), ("python", "train.py", "--lr", "1"), code, records, 1.5, ("emulated",)
+    )
+
+
+RAISED = OutOfMemory(2, "", "body.0", "train.py:7", 614 * MIB, was_raised=True)
+
+
+def test_the_peaks_of_a_process_are_those_of_its_steps_and_of_what_follows() -> None:
+    """An evaluation after the last step counts too."""
+    assert record().peak == peaks(150, 220, 400)
+
+
+def test_the_rank_that_takes_most_stands_for_the_run() -> None:
+    """All ranks have to fit."""
+    assert run(record(0), record(1, process=500)).largest.rank == 1
+
+
+def test_a_command_that_survives_a_refused_allocation_fits() -> None:
+    """cuDNN goes on with another plan, and a batch-size finder with a smaller batch."""
+    assert run(record(failure=RAISED)).outcome is Outcome.FITS
+
+
+def test_a_command_that_memory_ended_does_not_fit() -> None:
+    """The failure that was raised is the one that is told."""
+    survived = OutOfMemory(1, "", "", "", MIB, was_raised=False)
+    ended = run(record(0, survived), record(1, RAISED), code=1)
+    assert (ended.outcome, ended.failure) == (Outcome.DOES_NOT_FIT, RAISED)
+
+
+def test_retries_of_any_rank_are_retries_of_the_run() -> None:
+    """One rank that waits for the driver makes the others wait."""
+    assert run(record(), record(1, retries=2)).outcome is Outcome.FITS_WITH_RETRIES
+
+
+def test_text() -> None:
+    """The report as a person reads it."""
+    assert run_text(run(record(failure=RAISED), code=1)).splitlines() == [
+        "Fits:           no: out of memory",
+        "Fails:          before optimizer step 2 ended, module body.0, train.py:7, no room for 614.0 MiB",
+        "GPU:            L4 (emulated)",
+        "Command:        python train.py --lr 1; exit code 1",
+        "",
+        "Peak                             allocated      reserved    nvidia-smi MiB",
+        "  whole run                          150.0         220.0         400.0",
+        "",
+        "Optimizer step                   allocated      reserved    nvidia-smi MiB",
+        "  1                                  100.0         200.0         300.0",
+        "  2 to 3                             150.0         220.0         400.0",
+        "  after the last step                 50.0         220.0         320.0",
+        "",
+        "Versions:       torch 2.13.0, cuda 13.0, cudnn 92000",
+        "Assumed",
+        "  - emulated",
+        "Took 1.5 s",
+    ]
+
+
+def test_json() -> None:
+    """The keys are a contract with other programs; figures are those of the rank that takes most."""
+    told = run_to_json(run(record(0), record(1, process=500)))
+    ranks = told.pop("ranks")
+    assert [(one["rank"], one["process_mib"]) for one in ranks] == [(0, 400.0), (1, 500.0)]
+    assert told == {
+        "schema": 1,
+        "emulated": True,
+        "gpu": "L4",
+        "gpus": 2,
+        "command": ["python", "train.py", "--lr", "1"],
+        "exit_code": 0,
+        "fits": "yes",
+        "peak_allocated_mib": 150.0,
+        "peak_reserved_mib": 220.0,
+        "process_mib": 500.0,
+        "retries": 0,
+        "steps": [
+            {
+                "first": 1,
+                "last": 1,
+                "peak_allocated_mib": 100.0,
+                "peak_reserved_mib": 200.0,
+                "process_mib": 300.0,
+            },
+            {
+                "first": 2,
+                "last": 3,
+                "peak_allocated_mib": 150.0,
+                "peak_reserved_mib": 220.0,
+                "process_mib": 500.0,
+            },
+        ],
+        "failure": None,
+        "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": "92000"},
+        "assumptions": ["emulated"],
+        "seconds": 1.5,
+    }
+
+
+WRITTEN: dict[str, Any] = {
+    "pid": 7,
+    "rank": 1,
+    "world_size": 2,
+    "seconds": 1.0,
+    "step_count": 2,
+    "stopped": False,
+    "steps": [{"first": 1, "last": 2, "peaks": [{"device": 1, "allocated": 1, "reserved": 2, "process": 3}]}],
+    "after_steps": [],
+    "retries": {"1": 4},
+    "pinned_bytes": 5,
+    "failure": None,
+    "ended": False,
+    "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": 92000},
+}
+
+
+def test_a_record_is_read_for_each_gpu_of_the_process(tmp_path: Path) -> None:
+    """A process that was killed left what it had written at its last step."""
+    (tmp_path / "1-7.json").write_text(json.dumps(WRITTEN), encoding="utf-8")
+    (found,) = read_records(tmp_path)
+    steps = (StepPeaks(1, 2, Peaks(1, 2, 3)),)
+    assert found == GpuRecord(1, 7, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({**WRITTEN, "steps": [{}]})])
+def test_a_broken_record_is_refused(tmp_path: Path, text: str) -> None:
+    """The message names the file."""
+    (tmp_path / "0-7.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataFileError, match=r"0-7\.json: not a record"):
+        read_records(tmp_path)

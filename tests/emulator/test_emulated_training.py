@@ -1,0 +1,249 @@
+"""Training scripts, unmodified, on emulated GPUs: real CUDA builds of torch on the stand-in libraries.
+
+Figures of whole models are those of torch 2.13 with cuDNN 9.20, whose heuristics decide the workspaces of
+convolutions.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.emulated
+
+LOOP = """
+import sys, torch, torchvision
+def train(model, batch, steps=3, optimizer=None, size=224):
+    model = model.cuda()
+    optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
+    for _ in range(steps):
+        x = torch.empty(batch, 3, size, size).cuda()
+        y = torch.empty(batch, 10).cuda()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+class Emulator:
+    """`planner run` with the Python that has the CUDA build."""
+
+    def __init__(self, python: str, folder: Path) -> None:
+        self.python, self._folder = python, folder
+
+    def start(
+        self, code: str, *options: str, before: tuple[str, ...] = ()
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a script with these options of `planner run`; `before` stands before it, such as torchrun."""
+        script = self._folder / "train.py"
+        script.write_text(LOOP + code, encoding="utf-8")
+        command = [*(before or (self.python,)), str(script)]
+        return subprocess.run(
+            [sys.executable, "-m", "planner", "run", "--json", *options, "--", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self._folder,
+        )
+
+    def run(
+        self, code: str, *options: str, exit_code: int = 0, before: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Return the JSON of a run."""
+        done = self.start(code, *options, before=before)
+        assert done.returncode == exit_code, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+@pytest.fixture
+def emulator(request: pytest.FixtureRequest, tmp_path: Path) -> Emulator:
+    """Return the emulator in an empty folder."""
+    return Emulator(str(request.config.getoption("--cuda-python")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "allocated", "reserved"),
+    [
+        ("torchvision.models.resnet50(num_classes=10)", 10707.031, 12396.0),
+        ("torchvision.models.vit_b_16(num_classes=10)", 15982.613, 16224.0),
+    ],
+)
+def test_whole_models(emulator: Emulator, model: str, allocated: float, reserved: float) -> None:
+    """Peaks of three steps at batch 128 on an RTX 3090."""
+    found = emulator.run(f"train({model}, 128)", "--gpu", "RTX 3090")
+    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == (allocated, reserved)
+    assert (found["fits"], found["retries"], found["emulated"]) == ("yes", 0, True)
+
+
+def test_the_cnn_of_the_notebook_as_measured(emulator: Emulator) -> None:
+    """The notebook measured 530.9 MiB allocated and 604.0 reserved on a real GPU."""
+    code = """
+class CNN(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool = torch.nn.Conv2d(3, 8, 3), torch.nn.AvgPool2d(2, 2)
+        self.fc = torch.nn.Linear(8 * 111 * 111, 10)
+    def forward(self, x):
+        x = self.pool(self.conv(x))
+        return self.fc(x.view(x.size(0), -1))
+train(CNN(), 128)
+"""
+    found = emulator.run(code, "--gpu", "RTX 3090")
+    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == (530.944, 604.0)
+
+
+def test_out_of_memory_names_module_and_line(emulator: Emulator) -> None:
+    """The answer is no, exit code 1; the command's own code stands beside it."""
+    found = emulator.run(
+        "train(torchvision.models.vgg16(num_classes=10), 400)", "--gpu", "RTX 3060", exit_code=1
+    )
+    assert (found["fits"], found["exit_code"]) == ("no", 1)
+    failure = found["failure"]
+    assert (failure["step"], failure["module"]) == (1, "features.4")
+    assert failure["line"].endswith("train.py:11")  # where the model is called
+    assert failure["requested_mib"] == 4900.0
+
+
+def test_out_of_memory_in_the_backward_pass_is_told(emulator: Emulator) -> None:
+    """Autograd's thread has no line of the script: the main thread's is named."""
+    code = """
+x = torch.empty(2**28, device="cuda", requires_grad=True)
+loss = x.sum()
+loss.backward()
+"""
+    found = emulator.run(code, "--gpu-mib", "2200", exit_code=1)
+    assert (found["failure"]["phase"], found["failure"]["requested_mib"]) == ("backward", 1024.0)
+    assert found["failure"]["line"].endswith("train.py:16")
+
+
+def test_a_script_that_survives_out_of_memory_fits(emulator: Emulator) -> None:
+    """Batch-size finders try until it fits."""
+    code = """
+try:
+    torch.empty(2**40, device="cuda")
+except torch.cuda.OutOfMemoryError:
+    torch.empty(2**20, device="cuda")
+"""
+    found = emulator.run(code, "--gpu", "L4")
+    assert (found["fits"], found["failure"], found["peak_allocated_mib"]) == ("with_retries", None, 4.0)
+
+
+def test_a_script_that_fails_for_another_reason_is_no_answer(emulator: Emulator) -> None:
+    """Exit code 3: the command fails, and not for want of memory."""
+    done = emulator.start("torch.empty(1, device='cuda'); sys.exit(7)", "--gpu", "L4")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "ended with exit code 7, and not for want of GPU memory" in done.stderr
+
+
+def test_the_command_ends_after_the_steps_that_were_asked_for(emulator: Emulator) -> None:
+    """A script of a thousand steps takes as long as three."""
+    code = "train(torchvision.models.resnet18(num_classes=10), 8, steps=1000)"
+    found = emulator.run(code, "--gpu", "L4", "--stop-after", "3")
+    assert (found["exit_code"], found["ranks"][0]["step_count"], found["steps"][-1]["last"]) == (0, 3, 3)
+
+
+def test_what_the_script_reads_of_memory_is_what_it_would_read_without_the_recorder(
+    emulator: Emulator,
+) -> None:
+    """Its peaks since its own resets, while each step's peaks are recorded."""
+    code = """
+def hold(mib):
+    torch.empty(mib * 2**20, dtype=torch.uint8, device="cuda")
+weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+peaks = []
+def step(mib):
+    hold(mib)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    peaks.append(torch.cuda.max_memory_allocated() // 2**20)
+step(100)
+step(50)
+torch.cuda.reset_peak_memory_stats()
+step(30)
+step(40)
+print("peaks", peaks, file=sys.stderr)
+"""
+    done = emulator.start(code, "--gpu", "L4")
+    assert "peaks [100, 100, 30, 40]" in done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [int(step["peak_allocated_mib"]) for step in steps] == [100, 50, 30, 40]
+
+
+def test_libraries_are_loaded_whatever_asks_for_a_gpu_first(emulator: Emulator) -> None:
+    """NVML's Python binding sees the described card without torch."""
+    code = """
+sys.modules.pop("torch")
+import pynvml
+pynvml.nvmlInit()
+memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+assert memory.total == 24564 * 2**20, memory.total
+"""
+    script = "torch.empty(1, device='cuda')\n" + code.replace('sys.modules.pop("torch")\n', "")
+    assert emulator.run(script, "--gpu", "RTX 4090")["gpu"] == "RTX 4090 24GB"
+
+
+def test_limits_and_options_of_the_allocator_are_torchs_own(emulator: Emulator) -> None:
+    """A fraction of the card; expandable segments, which map pages of 20 MiB as they need them."""
+    code = """
+torch.cuda.set_per_process_memory_fraction(0.1)
+torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")
+"""
+    assert emulator.run(code, "--gpu", "L4", exit_code=1)["fits"] == "no"
+    code = "a = torch.empty(30 * 2**20, dtype=torch.uint8, device='cuda')"
+    found = emulator.run(code, "--gpu", "L4", "--alloc-conf", "expandable_segments:True")
+    assert found["peak_reserved_mib"] == 40.0
+
+
+def test_two_ranks_of_ddp(emulator: Emulator) -> None:
+    """Each rank has a GPU of its own, with gradient buckets beside the gradients."""
+    code = """
+import os
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+model = DistributedDataParallel(torchvision.models.resnet18(num_classes=10).cuda(), device_ids=[rank])
+train(model, 16)
+dist.destroy_process_group()
+"""
+    torchrun = str(Path(emulator.python).with_name("torchrun"))
+    found = emulator.run(code, "--gpu", "L4", "--gpus", "2", before=(torchrun, "--nproc-per-node", "2"))
+    first, second = found["ranks"]
+    assert (first["rank"], second["rank"], first["gpu"], second["gpu"]) == (0, 1, 0, 1)
+    assert first["peak_allocated_mib"] == second["peak_allocated_mib"]
+    assert first["step_count"] == second["step_count"] == 3
+
+
+def test_values_read_back_are_zero(emulator: Emulator) -> None:
+    """Kernels compute nothing: a loss is 0, and a scaler takes each step."""
+    code = """
+x = torch.ones(4, device="cuda", requires_grad=True)
+scaler = torch.amp.GradScaler()
+optimizer = torch.optim.SGD([x], lr=0.1)
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = (x * x).sum()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+assert loss.item() == 0
+"""
+    assert emulator.run(code, "--gpu", "L4")["ranks"][0]["step_count"] == 1
+
+
+def test_the_history_is_one_that_torch_reads(emulator: Emulator, tmp_path: Path) -> None:
+    """`planner explain --against` and torch's memory_viz take it."""
+    path = tmp_path / "history.pickle"
+    emulator.run(
+        "train(torchvision.models.resnet18(num_classes=10), 8)", "--gpu", "L4", "--snapshot", str(path)
+    )
+    from calibration.snapshot_file import load_snapshot
+
+    actions = [event.action for event in load_snapshot(path).history.events]
+    assert actions[0] == "segment_alloc" and actions.count("alloc") > 500

@@ -244,7 +244,7 @@ class Recorder:
 
 def _place(torch: Any) -> dict[str, Any]:
     """Return the module and the line that run in this thread, or in the main one if this is autograd's."""
-    frames = _frames(sys._getframe(2))
+    frames = _frames(sys._getframe())  # those of this module are not the script's
     in_backward = not any(_is_own(frame) for frame in frames)
     if in_backward:
         main = sys._current_frames().get(threading.main_thread().ident or 0)

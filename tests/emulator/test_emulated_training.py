@@ -105,8 +105,8 @@ def test_out_of_memory_names_module_and_line(emulator: Emulator) -> None:
     assert (found["fits"], found["exit_code"]) == ("no", 1)
     failure = found["failure"]
     assert (failure["step"], failure["module"]) == (1, "features.4")
-    assert failure["line"].endswith("train.py:11")  # where the model is called
-    assert failure["requested_mib"] == 4900.0
+    assert failure["line"].endswith("train.py:10")  # where the model is called
+    assert failure["requested_mib"] == 1226.0
 
 
 def test_out_of_memory_in_the_backward_pass_is_told(emulator: Emulator) -> None:

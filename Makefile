@@ -3,8 +3,9 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+CUDA_VENV := .venv-cuda
 
-.PHONY: plan test lint dist install-check traces soak clean
+.PHONY: plan test lint dist install-check emulated traces soak clean
 
 plan: $(VENV)/installed
 	$(BIN)/planner max-batch --model vit_b_16 --gpu-mib 24000
@@ -36,12 +37,23 @@ install-check: dist
 		venv/bin/planner max-batch --model vit_b_16 --gpu-mib 24000 && \
 		venv/bin/planner estimate --model torchvision:resnet18 --batch 8 --gpu "RTX 4090"
 
+# Real training on emulated GPUs: needs gcc and the CUDA build of torch, 5 GB, which has an environment of its own.
+emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
+	$(BIN)/python -m pytest tests/emulator --cuda-python "$(CURDIR)/$(CUDA_VENV)/bin/python"
+
+$(CUDA_VENV)/installed: Makefile
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0 torchvision==0.28.0 nvidia-ml-py
+	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
+		{ echo "pip found a build of torch without CUDA; see PIP_FIND_LINKS and pip config list" >&2; exit 1; }
+	@touch $@
+
 # The traces that ship with the planner; after a change of the tracer or of models.yaml.
 traces: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/ship_traces.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CUDA_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -22,6 +22,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict planner calibration
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror planner/emulator/csrc/*.[ch]
 
 # The source distribution and, built from it, the wheel; tests/test_dist.py holds what is in them.
 dist: $(VENV)/installed-dev

@@ -88,6 +88,15 @@ d, e = alloc(2), alloc(6); show(a > b > c, c < d < a, e < c)
     assert call(core, code, small_gpu()) == [True, True, True]
 
 
+def test_addresses_can_rise(core: Path) -> None:
+    """Some machines hand them out from below."""
+    code = """
+a, b, c = alloc(4), alloc(4), alloc(4); free(b)
+d, e = alloc(2), alloc(6); show(a < b < c, a < d < c, e > c)
+"""
+    assert call(core, code, small_gpu(), PLANNER_EMULATED_ADDRESSES="rising") == [True, True, True]
+
+
 def test_what_is_freed_is_free_again(core: Path) -> None:
     """Only the address of a segment frees it, and only once."""
     code = "a = alloc(4); show(free(a + 512), free(a), free(a), used())"

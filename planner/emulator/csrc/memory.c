@@ -101,24 +101,28 @@ static size_t rounded(size_t bytes) {
   size_t step = bytes >= MIB ? PAGE : 512;
   return ((bytes ? bytes : 1) + step - 1) & ~(step - 1);
 }
-/* The highest gap that is large enough: addresses fall, as runs on real GPUs suggest (docs/architecture.md).
- */
+/* The highest gap that is large enough, since addresses fall as most published runs suggest
+ * (docs/emulator.md), or the lowest where PLANNER_EMULATED_ADDRESSES=rising. */
+static bool is_rising(void) {
+  const char *text = getenv("PLANNER_EMULATED_ADDRESSES");
+  return text && !strcmp(text, "rising");
+}
 static void *place(arena *a, size_t size, size_t requested) {
-  size_t step = size >= MIB ? PAGE : 512, i = 0;
-  uintptr_t top = a->base + a->span;
-  for (;; i++) {
+  uintptr_t step = size >= MIB ? PAGE : 512;
+  bool rising = is_rising();
+  for (size_t n = 0; n <= a->count; n++) {
+    size_t i = rising ? a->count - n : n; /* the gap above block i, or above the base for the last */
+    uintptr_t top = i ? a->blocks[i - 1].at : a->base + a->span;
     uintptr_t floor = i < a->count ? a->blocks[i].at + a->blocks[i].size : a->base;
-    uintptr_t at = (top - size) & ~(uintptr_t)(step - 1);
-    if (top - floor >= size && at >= floor) {
-      if (a->count == a->room)
-        a->blocks = realloc(a->blocks, (a->room = a->room ? 2 * a->room : 256) * sizeof(block));
-      memmove(a->blocks + i + 1, a->blocks + i, (a->count++ - i) * sizeof(block));
-      a->blocks[i] = (block){at, size, requested};
-      return (void *)at;
-    }
-    if (i == a->count) return NULL;
-    top = a->blocks[i].at;
+    uintptr_t at = rising ? (floor + step - 1) & ~(step - 1) : (top - size) & ~(step - 1);
+    if (top - floor < size || at < floor || at + size > top) continue;
+    if (a->count == a->room)
+      a->blocks = realloc(a->blocks, (a->room = a->room ? 2 * a->room : 256) * sizeof(block));
+    memmove(a->blocks + i + 1, a->blocks + i, (a->count++ - i) * sizeof(block));
+    a->blocks[i] = (block){at, size, requested};
+    return (void *)at;
   }
+  return NULL;
 }
 static block *block_of(arena *a, uintptr_t at) {
   size_t low = 0, high = a->count; /* the first block that begins at or below the address */

@@ -2,7 +2,8 @@
 
     python benchmarks/emulated/t4.py PYTHON [PYTHON ...]
 
-Each PYTHON has the CUDA build of torch, torchvision and transformers. PLANNER_EMULATED_ADDRESSES=rising is passed on.
+Each PYTHON has the CUDA build of torch, torchvision and transformers. PLANNER_EMULATED_ADDRESSES=rising is
+passed on.
 """
 
 import csv
@@ -39,7 +40,8 @@ def main() -> None:
             for name, figures in errors.items():
                 figures.append(found[name] / int(row[f"peak_{name}_bytes"]) - 1)
             cells.append(", ".join(f"{figures[-1]:+.2%}" for figures in errors.values()))
-        print(f"| {row['model']}, {row['batch']} x {row['length_or_size']} | {' | '.join(cells)} |", flush=True)
+        name = f"{row['model']}, {row['batch']} x {row['length_or_size']}"
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
     for name, figures in errors.items():
         sizes = [abs(error) for error in figures]
         print(f"{name}: median {median(sizes):.2%}, worst {max(sizes):.2%} over {len(sizes)} runs")

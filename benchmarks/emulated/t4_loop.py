@@ -1,7 +1,7 @@
 """Train one model as the T4 rows of benchmarks/published were trained, and print its peaks as JSON.
 
-Run by `t4.py` on an emulated T4: MODEL BATCH SIZE. The loop is described in benchmarks/published/README.md: AdamW, one
-batch made once, autocast to bfloat16, one step to warm up, then one step that is read.
+Run by `t4.py` on an emulated T4: MODEL BATCH SIZE. The loop is described in benchmarks/published/README.md:
+AdamW, one batch made once, autocast to bfloat16, one step to warm up, then one step that is read.
 """
 
 import json
@@ -12,15 +12,17 @@ import torch
 import torchvision
 import transformers
 
+Forward = Callable[[], tuple[object, torch.Tensor]]
 
-def _build(name: str, batch: int, size: int) -> "tuple[torch.nn.Module, Callable[[], tuple[object, torch.Tensor]]]":
+
+def _build(name: str, batch: int, size: int) -> tuple[torch.nn.Module, Forward]:
     """Return the model, and a forward pass that returns the output and the loss: a step holds both."""
     if name == "resnet50":
         model = torchvision.models.resnet50().cuda()
         images = torch.randn(batch, 3, size, size, device="cuda")
         labels = torch.randint(0, 1000, (batch,), device="cuda")
 
-        def classify() -> "tuple[object, torch.Tensor]":
+        def classify() -> tuple[object, torch.Tensor]:
             output = model(images)
             return output, torch.nn.functional.cross_entropy(output, labels)
 
@@ -29,7 +31,7 @@ def _build(name: str, batch: int, size: int) -> "tuple[torch.nn.Module, Callable
     if name == "gpt2":
         gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda()
 
-        def predict() -> "tuple[object, torch.Tensor]":
+        def predict() -> tuple[object, torch.Tensor]:
             output = gpt2(input_ids=ids, labels=ids)
             return output, output.loss
 
@@ -41,7 +43,7 @@ def _build(name: str, batch: int, size: int) -> "tuple[torch.nn.Module, Callable
     kind, config = kinds[name]
     encoder = kind(config()).cuda()
 
-    def encode() -> "tuple[object, torch.Tensor]":
+    def encode() -> tuple[object, torch.Tensor]:
         output = encoder(input_ids=ids)
         return output, output.last_hidden_state.float().pow(2).mean()
 

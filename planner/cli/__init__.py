@@ -16,11 +16,15 @@ import warnings
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from planner.errors import DataFileError, PlannerError
+from planner.errors import DataFileError, PlannerError, UsageError
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE, ENDED = 70, 130, 141, 143
 # What keeps the answer off standard output: no room, a file that may not grow, or none that is open.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_INSTALLABLE = {
+    "torch": "torch is not installed: this job has to be traced; pip install torch torchvision. Jobs of the "
+    "catalogue as they stand are planned without it, and so is --trace FILE",
+}
 _CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null where none is wanted"
 
 
@@ -66,6 +70,8 @@ def run(arguments: list[str]) -> int:
             _let_go_of(sys.stdout)
             why = _CLOSED if error.errno == errno.EBADF else error.strerror
             return _complain(f"standard output: {why}", DataFileError.exit_code, debug)
+        if isinstance(error, ModuleNotFoundError) and error.name in _INSTALLABLE:
+            return _complain(_INSTALLABLE[error.name], UsageError.exit_code, debug)
         kind = type(error).__name__
         return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
 

@@ -1,6 +1,7 @@
 """`planner estimate`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from planner.cli.options import (
@@ -41,7 +42,7 @@ def estimate_command(
 
     batch = whole("--batch", size.batch, "32")
     options = job.keywords() | card.keywords() | stored.keywords()
-    with answering_first(output), working() as tell:
+    with answering_first(partial(answer, output=output)), working() as tell:
         result = api.estimate(batch=batch, method=how.method, **options, tell=tell)
     answer(result, output)
     return 1 if result.fits == "no" else 0

@@ -1,6 +1,7 @@
 """`planner explain`."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from planner.cli.options import (
     takes,
     whole,
 )
-from planner.cli.output import answer, working
+from planner.cli.output import answer, answering_first, saving, working
 from planner.cli.words import Option
 from planner.errors import UsageError
 from planner.job import Job
@@ -69,20 +70,22 @@ def explain_command(
     page = None if how.html is None else page_path(how.html)
     against = None if how.against is None else _Recorded(Path(how.against))
     options = job.keywords() | card.keywords() | stored.keywords()
-    with working() as tell:
+    write = partial(answer, output=output)
+    with answering_first(write), working() as tell:
         result = explain_api.explain(batch=batch, against=against, top=top, depth=depth, **options, tell=tell)
-        if picture is not None:
-            tell("drawing")
-            result.draw(picture)
-        if page is not None:
-            from planner.curve_api import batch_curve
+        with saving(result):
+            if picture is not None:
+                tell("drawing")
+                result.draw(picture)
+            if page is not None:
+                from planner.curve_api import batch_curve
 
-            curve = batch_curve(batch=result.explanation.run.batch, **options, tell=tell)
-            tell("writing the page")
-            result.save_page(page, curve)
-        if how.snapshot is not None:
-            result.save_snapshot(Path(how.snapshot))
-    answer(result, output)
+                curve = batch_curve(batch=result.explanation.run.batch, **options, tell=tell)
+                tell("writing the page")
+                result.save_page(page, curve)
+            if how.snapshot is not None:
+                result.save_snapshot(Path(how.snapshot))
+    write(result)
     return 0
 
 

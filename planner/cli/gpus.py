@@ -1,7 +1,7 @@
 """`planner gpus`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from planner.cli.compare import picture_path
 from planner.cli.declared import AllocatorCap, AllocConf, Confidence, MultipleOf
@@ -15,9 +15,12 @@ from planner.cli.options import (
     values_of,
     whole,
 )
-from planner.cli.output import answer, working
+from planner.cli.output import answer, answering_first, saving, working
 from planner.cli.words import Option
 from planner.errors import UsageError
+
+if TYPE_CHECKING:
+    from planner.gpus_api import GpusResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,18 @@ def gpus_command(
     from planner.gpus_api import gpus
 
     options = job.keywords() | values_of(memory) | stored.keywords() | bounds
-    with working() as tell:
+
+    def write(result: "GpusResult") -> None:
+        if choice.csv:
+            print(result.to_csv(), flush=True)
+        else:
+            answer(result, output)
+
+    with answering_first(write), working() as tell:
         result = gpus(batch=batch, sort=choice.sort, filter=choice.filter, **options, tell=tell)
         if path is not None:
             tell("drawing")
-            result.draw(path)
-    if choice.csv:
-        print(result.to_csv(), flush=True)
-    else:
-        answer(result, output)
+            with saving(result):
+                result.draw(path)
+    write(result)
     return 0 if any(fit.max_batch for fit in result.fits) else 1

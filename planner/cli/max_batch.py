@@ -1,6 +1,7 @@
 """`planner max-batch`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from planner.cli.declared import MultipleOf
@@ -42,7 +43,7 @@ def max_batch_command(
 
     options = job.keywords() | card.keywords() | stored.keywords()
     multiple_of = whole("--multiple-of", chosen.multiple_of, "8")
-    with answering_first(output), working() as tell:
+    with answering_first(partial(answer, output=output)), working() as tell:
         result = api.max_batch(
             method=how.method,
             multiple_of=multiple_of,

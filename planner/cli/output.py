@@ -3,14 +3,14 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, Protocol, TextIO
 
 from planner.cli.options import OutputOptions
-from planner.errors import UnsavedError
+from planner.errors import PlannerError, UnsavedError
 from planner.plan import Tell
 
 SILENT_SECONDS = 2  # after which a line of progress counts
@@ -50,13 +50,22 @@ def _draw(result: Result) -> None:
 
 
 @contextmanager
-def answering_first(output: OutputOptions) -> Iterator[None]:
-    """Print the answer that is there before the error that it could not be kept goes its way."""
+def answering_first(write: Callable[[Any], None]) -> Iterator[None]:
+    """Write an answer that could not be saved before the error of saving it goes its way."""
     try:
         yield
     except UnsavedError as error:
-        answer(cast(Result, error.result), output)
+        write(error.result)
         raise
+
+
+@contextmanager
+def saving(result: object) -> Iterator[None]:
+    """Hand the answer on with the error of a file that cannot be written. Raises UnsavedError."""
+    try:
+        yield
+    except PlannerError as error:
+        raise UnsavedError(error, result) from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from planner.cli.declared import AllocConf, GpuMib
 from planner.cli.folders import cache_folder
 from planner.cli.options import OutputOptions, Text, takes, whole
-from planner.cli.output import answer
+from planner.cli.output import answer, answering_first
 from planner.cli.words import Argument, Option
 from planner.device import Device, find_device, generic_device
 from planner.errors import UsageError
@@ -89,8 +89,13 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
         None if options.snapshot is None else Path(options.snapshot),
         sys.stderr if output.json else None,
     )
-    run = run_emulated(options.command or [], chosen, cache.with_name("emulator"), _progress)
-    answer(RunResult(run), output)
+
+    def write(run: "EmulatedRun") -> None:
+        answer(RunResult(run), output)
+
+    with answering_first(write):
+        run = run_emulated(options.command or [], chosen, cache.with_name("emulator"), _progress)
+    write(run)
     return 1 if run.outcome is Outcome.DOES_NOT_FIT else 0
 
 

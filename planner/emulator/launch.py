@@ -1,10 +1,9 @@
 """Run a command, unmodified, on emulated GPUs, and read what its processes recorded."""
 
 import os
-import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,12 +14,12 @@ from planner.atomic import write_bytes
 from planner.device import MIB, Device
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.record import EmulatedRun, read_records
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import ModelError, PlannerError, UnsavedError, UsageError
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
 _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 10.0
-_GRACE_SECONDS = 5.0  # for a command that was interrupted
+_GRACE_SECONDS = 5.0  # for a command that is asked to end
 _DISTRIBUTED_COPY_BYTES = 65536  # ranks compare small tensors with each other, so that these need contents
 
 OnProgress = Callable[[str], None]
@@ -50,8 +49,7 @@ def run_emulated(
 
     `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line each ten seconds.
     Raises UsageError where the command cannot be started or its environment has no CUDA build of torch,
-    ModelError where it fails for another reason than memory or uses no GPU, KeyboardInterrupt after the
-    command has ended.
+    ModelError where it fails for another reason than memory or uses no GPU.
     """
     if not command:
         raise UsageError("no command: write it behind --, as in planner run --gpu L4 -- python train.py")
@@ -75,13 +73,21 @@ def run_emulated(
         )
         if options.snapshot is not None and records:
             largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
-            write_bytes(options.snapshot, largest.read_bytes())
+            _save(options.snapshot, largest, run)
     if not records:
         what = f"ended with exit code {code}" if code else "ended"
         raise ModelError(f"{command[0]}: it {what} without using a GPU; check that it trains on cuda")
     if code and run.failure is None:
         raise ModelError(f"{command[0]}: it ended with exit code {code}, and not for want of GPU memory")
     return run
+
+
+def _save(path: Path, snapshot: Path, run: EmulatedRun) -> None:
+    """Copy the history of the largest process. Raises UnsavedError, which holds the run."""
+    try:
+        write_bytes(path, snapshot.read_bytes())
+    except PlannerError as error:
+        raise UnsavedError(error, run) from error
 
 
 def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:
@@ -116,30 +122,24 @@ def _run(command: Sequence[str], environment: dict[str, str], output: Any, repor
         process = subprocess.Popen(command, env=environment, stdout=output)
     except OSError as error:
         raise UsageError(f"{command[0]}: cannot be started: {error.strerror}") from error
-    with _passing_on(process):
-        try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    return process.wait(_POLL_SECONDS)
-                report()
-        except KeyboardInterrupt:  # the command has it too
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_SECONDS)
-            raise
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Pass a request to end on to the command, whose end is then ours."""
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
-        yield
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_POLL_SECONDS)
+            report()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a command that still runs; an interrupt from the keyboard it has had already."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
+    process.kill()
+    process.wait()
 
 
 def _reporter(folder: Path, on_progress: OnProgress) -> Callable[[], None]:

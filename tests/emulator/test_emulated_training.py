@@ -20,10 +20,11 @@ def train(model, batch, steps=3, optimizer=None, size=224):
     model = model.cuda()
     optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
     for _ in range(steps):
-        x = torch.empty(batch, 3, size, size).cuda()
-        y = torch.empty(batch, 10).cuda()
+        x, y = torch.empty(batch, 3, size, size), torch.empty(batch, 10)
+        x, y = x.cuda(), y.cuda()
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        output = model(x)
+        loss = torch.nn.functional.cross_entropy(output, y)
         loss.backward()
         optimizer.step()
 """
@@ -69,8 +70,8 @@ def emulator(request: pytest.FixtureRequest, tmp_path: Path) -> Emulator:
 @pytest.mark.parametrize(
     ("model", "allocated", "reserved"),
     [
-        ("torchvision.models.resnet50(num_classes=10)", 10707.031, 12396.0),
-        ("torchvision.models.vit_b_16(num_classes=10)", 15982.613, 16224.0),
+        ("torchvision.models.resnet50(num_classes=10)", 10707.036, 12396.0),
+        ("torchvision.models.vit_b_16(num_classes=10)", 15982.618, 16224.0),
     ],
 )
 def test_whole_models(emulator: Emulator, model: str, allocated: float, reserved: float) -> None:
@@ -118,7 +119,7 @@ loss.backward()
 """
     found = emulator.run(code, "--gpu-mib", "2200", exit_code=1)
     assert (found["failure"]["phase"], found["failure"]["requested_mib"]) == ("backward", 1024.0)
-    assert found["failure"]["line"].endswith("train.py:16")
+    assert found["failure"]["line"].endswith("train.py:17")
 
 
 def test_a_script_that_survives_out_of_memory_fits(emulator: Emulator) -> None:
@@ -247,3 +248,11 @@ def test_the_history_is_one_that_torch_reads(emulator: Emulator, tmp_path: Path)
 
     actions = [event.action for event in load_snapshot(path).history.events]
     assert actions[0] == "segment_alloc" and actions.count("alloc") > 500
+
+
+def test_a_history_that_cannot_be_written_leaves_the_answer(emulator: Emulator, tmp_path: Path) -> None:
+    """Exit code 4, the answer, and one line that names the file."""
+    code = "torch.empty(1, device='cuda')"
+    done = emulator.start(code, "--gpu", "L4", "--snapshot", "/proc/none/history.pickle")
+    assert (done.returncode, json.loads(done.stdout)["fits"]) == (4, "yes")
+    assert "/proc/none/history.pickle: cannot be written" in done.stderr.splitlines()[-1]

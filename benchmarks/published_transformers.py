@@ -4,7 +4,8 @@ Reads benchmarks/published/runs_torch26.csv (its README names the origin and the
 transformer of it at 128 tokens, the longest that its loop let through, with the tensors that transformers
 4.51.3 kept (transformers_4_51.py). Prints the signed error of our peak reserved for each run, then medians.
 No figure of these runs enters a replay, and nothing is added for what CUDA loads lazily, which the measured
-figures contain. The texts of the runs were shorter in some batches than in others: small batches scatter upwards.
+figures contain. The texts of the runs were shorter in some batches than in others: small batches scatter
+upwards.
 
     python benchmarks/published_transformers.py [--installed]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.cli.declared import MultipleOf
 from planner.cli.options import (
@@ -11,11 +11,17 @@ from planner.cli.options import (
     JobOptions,
     MethodOptions,
     OutputOptions,
+    Text,
     takes,
     whole,
 )
 from planner.cli.output import answer, answering_first, working
-from planner.cli.words import Option
+from planner.cli.words import Argument, Option
+from planner.errors import UsageError
+from planner.keywords import DEFAULT_CONFIDENCE
+
+if TYPE_CHECKING:
+    from planner.emulator.largest_batch import CommandPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,16 @@ class AnswerOptions:
         bool,
         Option("--no-retries", help="Exit code 0 only for a batch that runs without allocator retries."),
     ] = False
+    gpus: Annotated[
+        Text, Option(metavar="N", help="With a command: how many emulated GPUs it sees; 1 by default.")
+    ] = None
+    command: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="-- COMMAND...",
+            help="A training script in place of --model, run on emulated GPUs; {batch} is its batch size.",
+        ),
+    ] = None
 
 
 @takes(JobOptions, CardOptions, AnswerOptions, CalibrationOptions, MethodOptions, OutputOptions)
@@ -41,6 +57,10 @@ def max_batch_command(
     """Find the largest batch of a model that fits a GPU."""
     from planner import api
 
+    if chosen.command:
+        return _plan_command(chosen.command, job, card, chosen, output)
+    if chosen.gpus is not None:
+        raise UsageError("--gpus is for a command behind --; a model is planned for one GPU")
     options = job.keywords() | card.keywords() | stored.keywords()
     multiple_of = whole("--multiple-of", chosen.multiple_of, "8")
     with answering_first(partial(answer, output=output)), working() as tell:
@@ -53,3 +73,54 @@ def max_batch_command(
         )
     answer(result, output)
     return 0 if result.answer_batch else 1
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The largest batch size of a command; `str` gives the text report."""
+
+    plan: "CommandPlan"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of `planner max-batch -- COMMAND`."""
+        from planner.report.run import plan_to_json
+
+        return plan_to_json(self.plan)
+
+    def __str__(self) -> str:
+        from planner.report.run import plan_text
+
+        return plan_text(self.plan)
+
+
+def _plan_command(
+    command: list[str], job: JobOptions, card: CardOptions, chosen: AnswerOptions, output: OutputOptions
+) -> int:
+    """Find the largest batch of a command on emulated GPUs."""
+    from planner.cli.run import emulated_device, library_folder
+    from planner.emulator.largest_batch import find_largest_batch
+    from planner.emulator.launch import RunOptions
+
+    _refuse_beside_command(job, card)
+    options = RunOptions(
+        emulated_device(card.gpu, card.gpu_mib),
+        whole("--gpus", chosen.gpus, "2") or 1,
+        alloc_conf=card.alloc_conf,
+    )
+    confidence = card.keywords()["confidence"] or DEFAULT_CONFIDENCE
+    multiple_of = whole("--multiple-of", chosen.multiple_of, "8") or 1
+    with working() as tell:
+        plan = find_largest_batch(command, options, confidence, multiple_of, library_folder(), tell)
+    answer(CommandResult(plan), output)
+    fits = plan.search.comfortable if chosen.no_retries else plan.search.largest
+    return 0 if fits else 1
+
+
+def _refuse_beside_command(job: JobOptions, card: CardOptions) -> None:
+    """Raise UsageError for the first option that says what the command says itself."""
+    told = {**job.keywords(), "allocator_cap_mib": card.allocator_cap_mib}
+    given = [name for name, value in told.items() if value is not None and name not in ("cache", "warn")]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} and a command, which says itself what is run; leave one"
+        )

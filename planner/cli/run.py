@@ -77,11 +77,8 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
     from planner.emulator.launch import RunOptions, run_emulated
     from planner.events import Outcome
 
-    cache = cache_folder()
-    if cache is None:
-        raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
     chosen = RunOptions(
-        _device(options),
+        emulated_device(options.gpu, options.gpu_mib),
         _count("--gpus", options.gpus, "2", 64) or 1,
         _count("--stop-after", options.stop_after, "10", MAX_STEPS),
         whole("--copy-bytes", options.copy_bytes, "65536"),
@@ -94,17 +91,26 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
         answer(RunResult(run), output)
 
     with answering_first(write):
-        run = run_emulated(options.command or [], chosen, cache.with_name("emulator"), _progress)
+        run = run_emulated(options.command or [], chosen, library_folder(), progress)
     write(run)
     return 1 if run.outcome is Outcome.DOES_NOT_FIT else 0
 
 
-def _device(options: EmulationOptions) -> Device:
-    if (options.gpu is None) == (options.gpu_mib is None):
+def library_folder() -> Path:
+    """Return where compiled stand-in libraries are cached. Raises UsageError where no home is known."""
+    cache = cache_folder()
+    if cache is None:
+        raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
+    return cache.with_name("emulator")
+
+
+def emulated_device(gpu: Text, gpu_mib: Text) -> Device:
+    """Return the GPU that is emulated. Raises UsageError where none is named, or two are."""
+    if (gpu is None) == (gpu_mib is None):
         raise UsageError("say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them")
-    if options.gpu is not None:
-        return find_device(options.gpu)
-    return generic_device(whole("--gpu-mib", options.gpu_mib, "24000") or 0)
+    if gpu is not None:
+        return find_device(gpu)
+    return generic_device(whole("--gpu-mib", gpu_mib, "24000") or 0)
 
 
 def _count(option: str, text: Text, example: str, most: int) -> int | None:
@@ -112,5 +118,6 @@ def _count(option: str, text: Text, example: str, most: int) -> int | None:
     return None if value is None else check_count(option, value, most)
 
 
-def _progress(line: str) -> None:
+def progress(line: str) -> None:
+    """Report a command's progress beside what it prints itself."""
     print(f"planner: {line}", file=sys.stderr, flush=True)

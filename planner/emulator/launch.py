@@ -40,6 +40,7 @@ class RunOptions:
         None  # where the allocator's history of the largest process goes, as torch writes it
     )
     output: Any = None  # where the command's standard output goes; None: to that of the planner
+    errors: Any = None  # where its standard error goes; likewise
 
 
 def run_emulated(
@@ -57,7 +58,7 @@ def run_emulated(
     with TemporaryDirectory(prefix="planner-run-") as name:
         folder = Path(name)
         environment = {**os.environ, **_variables(options, folder, cache)}
-        code = _run(command, environment, options.output, _reporter(folder, on_progress))
+        code = _run(command, environment, options, _reporter(folder, on_progress))
         refusal = folder / "refusal"
         if refusal.is_file():
             raise UsageError(refusal.read_text(encoding="utf-8"))
@@ -117,9 +118,11 @@ def _assumptions(options: RunOptions) -> tuple[str, ...]:
     )
 
 
-def _run(command: Sequence[str], environment: dict[str, str], output: Any, report: Callable[[], None]) -> int:
+def _run(
+    command: Sequence[str], environment: dict[str, str], options: RunOptions, report: Callable[[], None]
+) -> int:
     try:
-        process = subprocess.Popen(command, env=environment, stdout=output)
+        process = subprocess.Popen(command, env=environment, stdout=options.output, stderr=options.errors)
     except OSError as error:
         raise UsageError(f"{command[0]}: cannot be started: {error.strerror}") from error
     try:

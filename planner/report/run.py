@@ -1,13 +1,15 @@
-"""The report of a command that ran on emulated GPUs: as text, and as the JSON object of `planner run`."""
+"""Reports of commands that ran on emulated GPUs: `planner run`, and `planner max-batch -- COMMAND`."""
 
 import shlex
 from typing import Any
 
+from planner.emulator.largest_batch import CommandPlan
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
 from planner.events import Outcome
 from planner.report.as_json import SCHEMA
 from planner.report.figures import mib
 from planner.report.layout import DIGITS, entry, wrapped
+from planner.search import Search
 
 MAX_STEPS = 12  # entries of the table
 _VERDICTS = {
@@ -141,3 +143,61 @@ def _step_lines(record: GpuRecord) -> list[str]:
     if record.after_steps is not None:
         rows.append(_row("after the last step", record.after_steps))
     return [_heading("Optimizer step"), *rows]
+
+
+def plan_to_json(plan: CommandPlan) -> dict[str, Any]:
+    """Return the JSON object of `planner max-batch -- COMMAND`; `at_max` and its like are runs."""
+
+    def nested(run: EmulatedRun | None) -> dict[str, Any] | None:
+        return None if run is None else run_to_json(run)
+
+    return {
+        "schema": SCHEMA,
+        "emulated": True,
+        "model": None,
+        "command": list(plan.command),
+        "gpu": plan.gpu,
+        "gpus": plan.gpu_count,
+        "confidence": plan.confidence,
+        "max_batch": plan.search.largest,
+        "comfortable_batch": plan.search.comfortable,
+        "answer_batch": plan.search.comfortable or plan.search.largest,
+        "at_max": nested(plan.at_max),
+        "at_comfortable": nested(plan.at_comfortable),
+        "first_failure": nested(plan.first_failure),
+        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
+        "runs": plan.run_count,
+        "seconds": round(plan.seconds, 3),
+    }
+
+
+def plan_text(plan: CommandPlan) -> str:
+    """Return the report as plain text, at most 100 columns wide."""
+    found = plan.search
+    sure = f"at confidence {plan.confidence:g}"
+    lines = [*entry("Largest batch", f"{found.comfortable or found.largest} {sure}{_retrying(found)}")]
+    if 0 < found.comfortable < found.largest:
+        lines += entry("With retries", f"{found.largest}: cached memory is released to make room")
+    lines += entry("GPU", f"{f'{plan.gpu_count} x ' if plan.gpu_count > 1 else ''}{plan.gpu} (emulated)")
+    lines += entry("Command", shlex.join(plan.command))
+    at = plan.at_comfortable or plan.at_max
+    if at is not None:
+        lines += ["", *_peak_lines(at)]
+    if plan.first_failure is not None:
+        lines += [
+            "",
+            f"Batch {found.first_failure} does not fit",
+            *_failure_lines(plan.first_failure.failure),
+        ]
+    if at is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in at.largest.versions)
+        assumed = (*at.assumptions, f"{at.largest.step_count} optimizer steps stand for all later ones")
+        lines += ["", *entry("Versions", versions), "Assumed"]
+        lines += [line for sentence in assumed for line in wrapped("  - ", sentence)]
+    return "\n".join([*lines, f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command"])
+
+
+def _retrying(found: Search) -> str:
+    if not found.largest:
+        return ""
+    return ", without retries" if found.comfortable else ", with retries"

@@ -256,3 +256,26 @@ def test_a_history_that_cannot_be_written_leaves_the_answer(emulator: Emulator, 
     done = emulator.start(code, "--gpu", "L4", "--snapshot", "/proc/none/history.pickle")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (4, "yes")
     assert "/proc/none/history.pickle: cannot be written" in done.stderr.splitlines()[-1]
+
+
+def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> None:
+    """Runs at a few batch sizes lead to one that fits and whose successor does not."""
+    script = tmp_path / "train.py"
+    loop = "train(torchvision.models.resnet18(num_classes=10), int(sys.argv[1]), steps=1000)"
+    script.write_text(LOOP + loop, encoding="utf-8")
+    options = ["--gpu-mib", "3000", "--confidence", "0.5", "--json"]
+    command = [emulator.python, str(script), "{batch}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "max-batch", *options, "--", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    outcomes = dict(found["probes"])
+    assert outcomes[found["max_batch"]] in ("yes", "with_retries")
+    assert outcomes[found["max_batch"] + 1] == "no"
+    assert outcomes[found["comfortable_batch"]] == "yes"
+    assert found["at_max"]["command"][-1] == str(found["max_batch"])
+    assert (found["emulated"], found["at_max"]["steps"][-1]["last"]) == (True, 3)

@@ -69,3 +69,34 @@ def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
     done = planner_run("--gpu", "L4", "--", sys.executable, "-c", "import torch", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "is built without CUDA; run the command in an environment that has the CUDA build" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--gpu", "L4", "--", "python", "x"],
+            "the command has no {batch}: write it where the batch size stands",
+        ),
+        (
+            ["--gpu", "L4", "--model", "resnet50", "--", "x", "{batch}"],
+            "--model and a command, which says itself",
+        ),
+        (
+            ["--gpu", "L4", "--optimizer", "adam", "--", "x", "{batch}"],
+            "--optimizer and a command, which says",
+        ),
+        (["--", "x", "{batch}"], "say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them"),
+        (["--gpu", "L4", "--gpus", "2", "--model", "resnet50"], "--gpus is for a command behind --"),
+        (
+            ["--gpu", "L4", "--confidence", "0.1", "--", "x", "{batch}"],
+            "--confidence 0.1: give a probability",
+        ),
+    ],
+)
+def test_wrong_usage_of_a_search_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
+    """A command says itself what is run: no option may say it too."""
+    command = [sys.executable, "-m", "planner", "max-batch", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert line in done.stderr

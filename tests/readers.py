@@ -104,8 +104,8 @@ def _calibrate(path: Path) -> None:
 
 TASK = Task("m", "r", RUN.job, (load_devices()[0],), {})
 _CELL = {
-    **{"gpu": "x", "total_mib": 1.5, "max_batch": 3, "process_mib": None, "process_upper_mib": 2},
-    **{"headroom_mib": 1, "calibrated": True, "source": "none"},
+    **{"gpu": "x", "total_mib": 1.5, "max_batch": 3, "comfortable_batch": 2, "process_mib": None},
+    **{"process_upper_mib": 2, "headroom_mib": 1, "calibrated": True, "source": "none"},
 }
 _DONE = Done({device_digest(TASK.devices[0]): _CELL}, ("a note",), ("op",))
 _KEY = {"job": "a"}

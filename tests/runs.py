@@ -42,6 +42,7 @@ class FakeMeasure:
 
     seconds_each: float = 0.0
     besides_mib: int = 0  # what a run takes on top
+    context_mib: int = 420
     now: float = 0.0
     asked: list[ProbeRequest] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class FakeMeasure:
             settings=settings,
             peak_allocated_bytes=need,
             peak_reserved_bytes=need,
-            process_peak_bytes=need + 420 * MIB,
+            process_peak_bytes=need + self.context_mib * MIB,
             end_allocated_bytes=None if oom else 100 * MIB,
             oom=oom,
         )

@@ -267,7 +267,6 @@ def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None
         ("--depth x", 2, "--depth: 'x' is refused; use a whole number, such as 2"),
         ("--plot x.gif", 2, "--plot x.gif: give a file that ends in .png, .svg or .pdf"),
         ("--against none", 4, "none: cannot read the history: No such file or directory"),
-        ("--snapshot no/x", 4, "no/x: cannot write the snapshot: No such file or directory"),
     ],
 )
 def test_mistakes_are_one_line(options: str, code: int, message: str, toy: Path, capsys: Capture) -> None:

@@ -58,7 +58,8 @@ def max_batch_command(
     from planner import api
 
     if chosen.command:
-        return _plan_command(chosen.command, job, card, chosen, output)
+        _refuse_beside_command(job, card, stored, how)
+        return _plan_command(chosen.command, card, chosen, output)
     if chosen.gpus is not None:
         raise UsageError("--gpus is for a command behind --; a model is planned for one GPU")
     options = job.keywords() | card.keywords() | stored.keywords()
@@ -93,15 +94,12 @@ class CommandResult:
         return plan_text(self.plan)
 
 
-def _plan_command(
-    command: list[str], job: JobOptions, card: CardOptions, chosen: AnswerOptions, output: OutputOptions
-) -> int:
+def _plan_command(command: list[str], card: CardOptions, chosen: AnswerOptions, output: OutputOptions) -> int:
     """Find the largest batch of a command on emulated GPUs."""
     from planner.cli.run import emulated_device, library_folder
     from planner.emulator.largest_batch import find_largest_batch
     from planner.emulator.launch import RunOptions
 
-    _refuse_beside_command(job, card)
     options = RunOptions(
         emulated_device(card.gpu, card.gpu_mib),
         whole("--gpus", chosen.gpus, "2") or 1,
@@ -116,11 +114,18 @@ def _plan_command(
     return 0 if fits else 1
 
 
-def _refuse_beside_command(job: JobOptions, card: CardOptions) -> None:
-    """Raise UsageError for the first option that says what the command says itself."""
-    told = {**job.keywords(), "allocator_cap_mib": card.allocator_cap_mib}
+def _refuse_beside_command(
+    job: JobOptions, card: CardOptions, stored: CalibrationOptions, how: MethodOptions
+) -> None:
+    """Raise UsageError for the first option that means nothing beside a command."""
+    told = {
+        **job.keywords(),
+        "allocator_cap_mib": card.allocator_cap_mib,
+        "calibrations": stored.calibrations,
+        "no_calibration": stored.no_calibration or None,
+        "method": how.method,
+    }
     given = [name for name, value in told.items() if value is not None and name not in ("cache", "warn")]
     if given:
-        raise UsageError(
-            f"--{given[0].replace('_', '-')} and a command, which says itself what is run; leave one"
-        )
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"{option} means nothing beside a command, which is run as it is; leave it away")

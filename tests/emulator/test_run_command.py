@@ -80,12 +80,17 @@ def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
         ),
         (
             ["--gpu", "L4", "--model", "resnet50", "--", "x", "{batch}"],
-            "--model and a command, which says itself",
+            "--model means nothing beside a command",
         ),
         (
             ["--gpu", "L4", "--optimizer", "adam", "--", "x", "{batch}"],
-            "--optimizer and a command, which says",
+            "--optimizer means nothing beside a command",
         ),
+        (
+            ["--gpu", "L4", "--method", "formula", "--", "x", "{batch}"],
+            "--method means nothing beside a command",
+        ),
+        (["--gpu", "L4", "--no-calibration", "--", "x", "{batch}"], "--no-calibration means nothing beside"),
         (["--", "x", "{batch}"], "say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them"),
         (["--gpu", "L4", "--gpus", "2", "--model", "resnet50"], "--gpus is for a command behind --"),
         (

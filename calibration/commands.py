@@ -15,7 +15,7 @@ from calibration.campaign import Harvest, Lab, run_campaign
 from calibration.campaign_file import STANDARD, Series, load_campaign
 from calibration.fit import fit_points
 from calibration.history_file import save_history
-from calibration.measure import find_gpu, measure
+from calibration.measure import find_gpu, measure, refuse_emulated
 from calibration.measured_records import read_measured_records
 from calibration.observation_file import path_of, save_observation
 from calibration.record import Origins, add_points, key_of
@@ -88,6 +88,7 @@ def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, 
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
+    refuse_emulated(gpu.name)
     tell(f"measuring on {gpu.name} with torch {gpu.versions.torch}")
     end = monotonic() + 60 * minutes
     lab = Lab(gpu, out_dir / RUNS, measure, lambda: end - monotonic(), tell)
@@ -99,9 +100,11 @@ def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, 
 def import_records(folder: Path, out_dir: Path, tell: Tell) -> Imported:
     """Take over a folder of the self-contained measuring script: runs, histories, calibrations; needs no GPU.
 
-    A run that is there already stays as it is. Raises DataFileError.
+    A run that is there already stays as it is. Raises DataFileError, NoGpuError for runs on emulated GPUs.
     """
     records = read_measured_records(folder)
+    for observation in records.observations:
+        refuse_emulated(observation.gpu)
     for observation in records.observations:
         path = path_of(observation, out_dir / RUNS)
         if not path.exists():

@@ -16,6 +16,7 @@ from planner.calibration_file import TABLES_FOLDER, load_folders
 from planner.chip import Chip
 from planner.cli import folders, run
 from planner.device import MIB, find_device
+from planner.emulator.gpu import describe_gpu
 from planner.events import Alloc, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Loss, TensorSpec
 from planner.plan import Tracer
@@ -322,6 +323,21 @@ def linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 JOB_OPTIONS = "--input 4 --loss sum"
+
+
+@pytest.mark.parametrize("command", ["calibrate --batches 8,16,32,64", "verify --batch 8"])
+@pytest.mark.usefixtures("linear", "gpu")
+def test_what_runs_on_an_emulated_gpu_is_not_measured(
+    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A calibration is never made of emulated runs, nor an estimate verified by one."""
+    name = describe_gpu(find_device("L4")).split(";")[0].removeprefix("name=")
+    emulated = lambda: replace(CARD, name=name)  # noqa: E731
+    monkeypatch.setattr("calibration.commands.find_gpu", emulated)
+    monkeypatch.setattr("calibration.measure.find_gpu", emulated)
+    code, out, err = outcome(f"{command} --model models.py:Fine {JOB_OPTIONS}", capsys)
+    assert (code, out) == (5, "")
+    assert "NVIDIA L4 24GB (emulated): calibrations are measured, on a GPU" in err
 
 
 @pytest.mark.usefixtures("linear")

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from planner.epoch import check_batch, over_epoch
-from planner.errors import PlannerError, UnsavedError, UsageError
+from planner.errors import UsageError, unsaved
 from planner.job import check_count
 from planner.keywords import (
     Model,
@@ -218,7 +218,5 @@ def _save(result: object, workload: Workload, tracer: Tracer, batch: int, option
     path = options.get("save_trace")
     if path is None:
         return
-    try:
+    with unsaved(result):
         save_workload(workload, tracer, batch, Path(path), options.get("tell") or silent)
-    except PlannerError as error:
-        raise UnsavedError(error, result) from error

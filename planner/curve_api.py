@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from planner.budget import Budget
+from planner.budget import Budget, judge_budget
 from planner.curve import BatchCurve, take_curve
 from planner.device import ENDLESS_BYTES, Device, load_devices
 from planner.gpus_api import gpus
 from planner.keywords import Model, Options, budget_of, silent
+from planner.plan import FIT_BATCHES
 from planner.saved_traces import open_saved
 
 
@@ -39,6 +40,7 @@ def batch_curve(
     (options.get("tell") or silent)(f"replaying {len(table.fits)} GPUs")
     known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
-        known.insert(0, (asked, None))
+        first = table.traces.at(FIT_BATCHES[0], asked.device.chip)
+        known.insert(0, (judge_budget(asked, table.job, first), None))
     names = [budget.device.name for budget, _ in known]
     return take_curve(known, table.traces, batch, names.index(asked.device.name))

@@ -4,6 +4,9 @@
 result (`replay.Outcome`), never an exception.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PlannerError(Exception):
     """Base of all errors that a user can cause or mend; its text says what, where and what to do in one
@@ -62,3 +65,12 @@ class UnsavedError(PlannerError):
         super().__init__(str(cause))
         self.result = result
         self.exit_code = cause.exit_code
+
+
+@contextmanager
+def unsaved(result: object) -> Iterator[None]:
+    """Pass an answer on with the error of a file that cannot be written. Raises UnsavedError."""
+    try:
+        yield
+    except PlannerError as error:
+        raise UnsavedError(error, result) from error

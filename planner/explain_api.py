@@ -11,7 +11,7 @@ from planner.budget import Budget
 from planner.curve import BatchCurve
 from planner.differ import Difference, compare_with_recording
 from planner.epoch import check_batch, over_epoch
-from planner.errors import ModelError
+from planner.errors import ModelError, unsaved
 from planner.events import Trace
 from planner.explanation import Explanation, Shown
 from planner.explanation import explain as explain_run
@@ -133,10 +133,12 @@ def explain(
         tell("aligning trace and recording")
         difference = compare_with_recording(tracer(size), size, setting.recording)
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
+    result = ExplainResult(found, explanation, trace, difference, shown, opened - start)
     path = options.get("save_trace")
     if path is not None:
-        save_workload(setting.workload, tracer, size, Path(path), tell)
-    return ExplainResult(found, explanation, trace, difference, shown, opened - start)
+        with unsaved(result):
+            save_workload(setting.workload, tracer, size, Path(path), tell)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: Kind) -> Iterator
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.mode is Mode.GENERATE:
         yield "generates"
-    if job.ddp:
+    if job.ddp and job.mode is Mode.TRAIN:
         yield "trains with DistributedDataParallel"
 
 

@@ -202,7 +202,8 @@ def test_command_replays_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
         "Out of memory at steps[3], define var_gpu: no room for 1,024.0 MiB\n"
         "\n"
         "Assumed\n"
-        "  - torch's allocator may take 85 MiB, generic GPU of 900 MiB less the CUDA context and no margin;\n"
+        "  - torch's allocator may take 242 MiB, generic GPU of 900 MiB less the CUDA context and no "
+        "margin;\n"
         "    once it releases cached memory to stay within that\n"
     )
 

@@ -278,8 +278,7 @@ def test_a_value_that_is_read_names_operator_module_and_line() -> None:
     assert trace.notes == (
         "module '1' calls aten._local_scalar_dense.default (test_recorder.py:"
         f"{Reads.forward.__code__.co_firstlineno + 1}: return x * x.sum().item()), which reads values: "
-        "shapes that depend on them come from values drawn at random on the CPU, not from data and trained "
-        "weights",
+        "conditions on them are decided by random numbers on the CPU, not by data and trained weights",
     )
 
 

@@ -1,6 +1,7 @@
 """`planner compare`."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,9 @@ from planner.cli.options import (
     takes,
     whole,
 )
-from planner.cli.output import answer, working
+from planner.cli.output import answer, answering_first, working
 from planner.cli.words import Option
-from planner.errors import UsageError
+from planner.errors import UsageError, unsaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,16 @@ def compare_command(
     path = None if picture.plot is None else picture_path(picture.plot)
     from planner import quick_api
 
-    with working() as tell:
+    write = partial(answer, output=output)
+    with answering_first(write), working() as tell:
         options = job.keywords() | card.keywords() | stored.keywords()
         result = quick_api.compare(batch=batch, **options, tell=tell)
         if path is not None:
             from planner.report.plots import draw_comparison
 
-            draw_comparison(result.comparison, path)
-    answer(result, output)
+            with unsaved(result):
+                draw_comparison(result.comparison, path)
+    write(result)
     return 0
 
 

@@ -17,9 +17,9 @@ from planner.cli.options import (
     takes,
     whole,
 )
-from planner.cli.output import answer, answering_first, saving, working
+from planner.cli.output import answer, answering_first, working
 from planner.cli.words import Option
-from planner.errors import UsageError
+from planner.errors import UsageError, unsaved
 from planner.job import Job
 
 
@@ -73,7 +73,7 @@ def explain_command(
     write = partial(answer, output=output)
     with answering_first(write), working() as tell:
         result = explain_api.explain(batch=batch, against=against, top=top, depth=depth, **options, tell=tell)
-        with saving(result):
+        with unsaved(result):
             if picture is not None:
                 tell("drawing")
                 result.draw(picture)

@@ -15,9 +15,9 @@ from planner.cli.options import (
     values_of,
     whole,
 )
-from planner.cli.output import answer, answering_first, saving, working
+from planner.cli.output import answer, answering_first, working
 from planner.cli.words import Option
-from planner.errors import UsageError
+from planner.errors import UsageError, unsaved
 
 if TYPE_CHECKING:
     from planner.gpus_api import GpusResult
@@ -86,7 +86,7 @@ def gpus_command(
         result = gpus(batch=batch, sort=choice.sort, filter=choice.filter, **options, tell=tell)
         if path is not None:
             tell("drawing")
-            with saving(result):
+            with unsaved(result):
                 result.draw(path)
     write(result)
     return 0 if any(fit.max_batch for fit in result.fits) else 1

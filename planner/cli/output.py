@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Protocol, TextIO
 
 from planner.cli.options import OutputOptions
-from planner.errors import PlannerError, UnsavedError
+from planner.errors import UnsavedError
 from planner.plan import Tell
 
 SILENT_SECONDS = 2  # after which a line of progress counts
@@ -57,15 +57,6 @@ def answering_first(write: Callable[[Any], None]) -> Iterator[None]:
     except UnsavedError as error:
         write(error.result)
         raise
-
-
-@contextmanager
-def saving(result: object) -> Iterator[None]:
-    """Hand the answer on with the error of a file that cannot be written. Raises UnsavedError."""
-    try:
-        yield
-    except PlannerError as error:
-        raise UnsavedError(error, result) from error
 
 
 @contextmanager

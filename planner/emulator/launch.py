@@ -14,7 +14,7 @@ from planner.atomic import write_bytes
 from planner.device import MIB, Device
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.record import EmulatedRun, read_records
-from planner.errors import ModelError, PlannerError, UnsavedError, UsageError
+from planner.errors import ModelError, PlannerError, UsageError, unsaved
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
 _POLL_SECONDS = 0.2
@@ -85,10 +85,8 @@ def run_emulated(
 
 def _save(path: Path, snapshot: Path, run: EmulatedRun) -> None:
     """Copy the history of the largest process. Raises UnsavedError, which holds the run."""
-    try:
+    with unsaved(run):
         write_bytes(path, snapshot.read_bytes())
-    except PlannerError as error:
-        raise UnsavedError(error, run) from error
 
 
 def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:

@@ -40,7 +40,9 @@ def _reduced(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dt
 
 
 def _vector_norm(x: Tensor, order: Any = 2, *dims_and_keepdim: Any, **dtype: Any) -> Any:
-    if order != 2:
+    dims = dims_and_keepdim[0] if dims_and_keepdim else None
+    gone = [x.shape[dim] for dim in dims if -x.dim() <= dim < x.dim()] if dims else list(x.shape)
+    if order != 2 or all(size == 1 for size in gone):  # torch takes the absolute values of single ones
         return NotImplemented
     return _reduced(x, *dims_and_keepdim, **dtype) if dims_and_keepdim else _reduced(x, None, **dtype)
 

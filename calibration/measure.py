@@ -10,12 +10,11 @@ from typing import Any
 from calibration.observation_json import observation_from_json, read_flat, read_versions
 from calibration.request import Gpu, ProbeRequest
 from planner import errors
+from planner.emulator.gpu import EMULATED
 from planner.errors import ModelError, NoGpuError, PlannerError
 from planner.observation import Observation, Settings
 from planner.process import Reading
 from planner.report.job_json import job_to_json
-
-EMULATED = "(emulated)"  # how the name of an emulated GPU ends: planner/emulator/gpu.py
 
 Measure = Callable[[ProbeRequest, float], Observation]  # the request, and the seconds that it may take
 

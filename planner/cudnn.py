@@ -31,7 +31,7 @@ LIBRARY = "libcudnn.so.9"
 # Shared memory that a block may take (bytes), threads and blocks of a multiprocessor, by compute capability:
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". On 8.x the answers are the
 # same whatever stands here; on 9.0 a few of a hundred hang on the clocks, which are those of an H100 SXM.
-_LIMITS: Mapping[tuple[int, int], tuple[int, int, int]] = {
+LIMITS: Mapping[tuple[int, int], tuple[int, int, int]] = {
     **dict.fromkeys(((7, 0), (7, 2)), (98304, 2048, 32)),
     (7, 5): (65536, 1024, 16),
     (8, 0): (166912, 2048, 32),
@@ -180,7 +180,7 @@ def _end_of(process: "subprocess.Popen[str]") -> str:
 def _described(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
     """What cuDNN wants to know of a GPU: a version that wants more names it."""
     major, minor = capability
-    shared_bytes, threads, blocks = _LIMITS.get((major, minor), _LIMITS[8, 6])
+    shared_bytes, threads, blocks = LIMITS.get((major, minor), LIMITS[8, 6])
     return {
         "deviceName": f"compute capability {major}.{minor}",
         "cudaDeviceId": 0,

@@ -55,7 +55,7 @@ class EmulationOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What the command's processes recorded; `str` gives the text report."""
+    """The records of the command's processes; `str` gives the text report."""
 
     run: "EmulatedRun"
 

@@ -1,23 +1,10 @@
 """Describe a GPU of the database to the stand-in libraries."""
 
+from planner.cudnn import LIMITS
 from planner.device import Device
 from planner.errors import UsageError
 
-# Shared memory of an SM and the most that a block may opt into (KiB), threads and blocks of an SM, by compute
-# capability: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-_LIMITS: dict[tuple[int, int], tuple[int, int, int, int]] = {
-    (7, 0): (96, 96, 2048, 32),
-    (7, 5): (64, 64, 1024, 16),
-    (8, 0): (164, 163, 2048, 32),
-    (8, 6): (100, 99, 1536, 16),
-    (8, 7): (164, 163, 1536, 16),
-    (8, 9): (100, 99, 1536, 24),
-    (9, 0): (228, 227, 2048, 32),
-    (10, 0): (228, 227, 2048, 32),
-    (10, 3): (228, 227, 2048, 32),
-    (12, 0): (100, 99, 1536, 24),
-    (12, 1): (100, 99, 1536, 24),
-}
+EMULATED = "(emulated)"  # how the name of an emulated GPU ends
 MAX_COUNT = 64
 
 # Figures of an H100 SXM: no memory depends on them as far as is known, but for a few answers of cuDNN on 9.0.
@@ -32,16 +19,17 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
     """
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")
-    if device.capability not in _LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in _LIMITS)
+    if device.capability not in LIMITS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
         raise UsageError(
             f"{device.name}: compute capability {'.'.join(map(str, device.capability))} is not emulated; "
             f"known are {known}"
         )
-    shared_per_sm, shared_per_block, threads, blocks = _LIMITS[device.capability]
+    shared_per_block, threads, blocks = LIMITS[device.capability]
     major, minor = device.capability
+    shared_reserved = 1024 if major >= 8 else 0  # of an SM's shared memory, for each block
     fields: dict[str, str | int] = {
-        "name": f"NVIDIA {device.name.replace(';', ',')} (emulated)",
+        "name": f"NVIDIA {device.name.replace(';', ',')} {EMULATED}",
         "count": count,
         "major": major,
         "minor": minor,
@@ -51,9 +39,9 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
         "context_bytes": device.context.value if context_bytes is None else context_bytes,
         "threads_per_sm": threads,
         "blocks_per_sm": blocks,
-        "shared_per_block": shared_per_block * 1024,
-        "shared_per_sm": shared_per_sm * 1024,
-        "shared_reserved": 1024 if major >= 8 else 0,
+        "shared_per_block": shared_per_block,
+        "shared_per_sm": shared_per_block + shared_reserved,
+        "shared_reserved": shared_reserved,
         "l2_bytes": _L2_BYTES,
         "clock_khz": _CLOCK_KHZ,
         "memory_clock_khz": _MEMORY_CLOCK_KHZ,

@@ -56,7 +56,7 @@ class Prototype:
 
 @dataclass(frozen=True)
 class Library:
-    """What is generated for one library."""
+    """The part of one library that is generated."""
 
     prefix: str  # regular expression of the names that are its own
     answer: str  # what a function returns that does nothing

@@ -40,7 +40,9 @@ install-check: dist
 
 # Real training on emulated GPUs: needs gcc and the CUDA build of torch, 5 GB, which has an environment of its own.
 emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
-	$(BIN)/python -m pytest tests/emulator --cuda-python "$(CURDIR)/$(CUDA_VENV)/bin/python"
+	$(BIN)/python -m pytest tests/emulator tests/test_cudnn.py tests/test_workspace_terms.py \
+		--cuda-python "$(CURDIR)/$(CUDA_VENV)/bin/python" \
+		--cudnn "$$($(CUDA_VENV)/bin/python -c 'import nvidia.cudnn as n; print(n.__path__[0])')/lib"
 
 $(CUDA_VENV)/installed: Makefile
 	$(PYTHON) -m venv $(CUDA_VENV)

@@ -35,7 +35,8 @@ from scipy.optimize import nnls
 import planner
 from planner.chip import Chip
 from planner.convolutions import Convolution, Direction, Workspaces
-from planner.cudnn import Cudnn, open_cudnn
+from planner.cudnn import Cudnn
+from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.replay import replay
 from planner.resolve import resolve_job
 from planner.trace import trace
@@ -83,7 +84,8 @@ def main() -> None:
     parser.add_argument("--cudnn", action="append", required=True, metavar="FOLDER")
     folders = parser.parse_args().cudnn
     libraries = sorted(
-        ((folder, open_cudnn(folder)) for folder in folders), key=lambda pair: number_of(pair[1].version)
+        ((folder, open_cudnn_with_cublaslt(folder)) for folder in folders),
+        key=lambda pair: number_of(pair[1].version),
     )
     asked = tuple(convolutions())
     said = {library.version: answers(library, asked) for _, library in libraries}

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -50,6 +50,8 @@ class Cudnn:
     version: str
     _folder: Path
     _process: "subprocess.Popen[str]"
+    _cublaslt: Path | None = None  # the stand-in of cuBLASLt that it finds
+    lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -115,24 +117,35 @@ class Cudnn:
                 if number == self._asked:
                     return list(found)
             process.wait()
-            self._process, _ = _start(self._folder)
+            self._process, _ = _start(self._folder, self._cublaslt)
         return None
 
 
-def open_cudnn(where: str) -> Cudnn:
-    """The library in this folder, or for `INSTALLED` that of the first package on Python's path with one.
+CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
 
-    Raises UsageError where there is none, or one that cannot be asked without a GPU.
+
+def _without_cublaslt(_folder: Path) -> str:
+    return "none was given"
+
+
+def open_cudnn(where: str, cublaslt_for: CublasLt = _without_cublaslt) -> Cudnn:
+    """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
+
+    `cublaslt_for` says which library its process finds as cuBLASLt: the real one answers only where a GPU is,
+    and engines that are built on it drop out. Raises UsageError where there is no cuDNN, or one that cannot
+    be asked without a GPU.
     """
-    return _open(where, os.getpid())  # a fork does not share its parent's pipes
+    return _open(where, cublaslt_for, os.getpid())  # a fork does not share its parent's pipes
 
 
 @cache  # a library is loaded once; what it answers is the same every time
-def _open(where: str, _process: int) -> Cudnn:
+def _open(where: str, cublaslt_for: CublasLt, _process: int) -> Cudnn:
     folder = _installed() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
-    process, told = _start(folder)
+    found = cublaslt_for(folder)
+    cublaslt, lacks = (None, found) if isinstance(found, str) else (found, "")
+    process, told = _start(folder, cublaslt)
     if "error" in told:
         raise UsageError(
             f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
@@ -142,14 +155,15 @@ def _open(where: str, _process: int) -> Cudnn:
     version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
     if number < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, folder, process)
+    return Cudnn(version, folder, process, cublaslt, lacks)
 
 
-def _start(folder: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+def _start(folder: Path, cublaslt: Path | None) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
     """A process with the library, and what it says of itself."""
     child = str(Path(__file__).with_name("cudnn_child.py"))
+    stand_in = [] if cublaslt is None else [str(cublaslt)]
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", child, str(folder), json.dumps(_described((8, 0), 108))],
+        [sys.executable, "-I", "-S", child, str(folder), json.dumps(_described((8, 0), 108)), *stand_in],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

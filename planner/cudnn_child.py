@@ -1,6 +1,8 @@
 """The process that holds the library for `planner/cudnn.py`: one question a line in, one answer a line out.
 
-    python cudnn_child.py FOLDER
+    python cudnn_child.py FOLDER DEVICE [CUBLASLT]
+
+FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt.
 
 Run as a file, with the standard library alone: cuDNN may end a process, and prints to standard error as it
 likes. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
@@ -51,11 +53,13 @@ class RefusedError(Exception):
 class Library:
     """The backend API, as far as questions about convolutions go."""
 
-    def __init__(self, folder: Path) -> None:
-        for wanted in ("libcublasLt.so.*", "libnvrtc.so.*"):  # of NVIDIA's other packages, in which it looks
-            for path in sorted(folder.parent.parent.glob(f"*/lib/{wanted}")):
-                with suppress(OSError):
-                    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    def __init__(self, folder: Path, cublaslt: str = "") -> None:
+        # What it looks for in NVIDIA's other packages; a library that is loaded is found under its own name.
+        wanted = ["libnvrtc.so.*"] if cublaslt else ["libcublasLt.so.*", "libnvrtc.so.*"]
+        beside = [path for name in wanted for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
+        for path in [cublaslt, *beside] if cublaslt else beside:
+            with suppress(OSError):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         self.functions = ctypes.CDLL(str(folder / "libcudnn.so.9"), mode=ctypes.RTLD_GLOBAL)
         self.functions.cudnnGetVersion.restype = ctypes.c_size_t
         self.functions.cudnnGetErrorString.restype = ctypes.c_char_p
@@ -218,11 +222,12 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 def main() -> None:
     """Say which version this is, or why there is none, then answer until nobody asks."""
+    _, folder, device, *cublaslt = sys.argv
     try:
-        library = Library(Path(sys.argv[1]))
+        library = Library(Path(folder), *cublaslt)
         told: dict[str, Any] = {"version": library.version}
         if library.version >= OLDEST:
-            library.device(json.loads(sys.argv[2]))
+            library.device(json.loads(device))
     except (OSError, RefusedError) as error:
         told = {"error": str(error)}
     _answer(told)

@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.atomic import write_bytes
 from planner.calibration_file import search_path
-from planner.cudnn import open_cudnn
+from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import DataFileError, UsageError
 from planner.job import Job, split_model
 from planner.sweep_work import Done, Task, device_digest, task_to_json
@@ -121,11 +121,12 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """The version of the cuDNN that the job asks; "" where there is none, which its task will say."""
+    """Return what decides the answers of the cuDNN that the job asks; "" where there is none."""
     try:
-        return open_cudnn(job.cudnn).version
+        library = open_cudnn_with_cublaslt(job.cudnn)
     except UsageError:
         return ""
+    return f"{library.version} without cuBLASLt" if library.lacks else library.version
 
 
 def _read(path: Path) -> Done:

@@ -16,6 +16,7 @@ from planner.chip import Chip, chip_of
 from planner.convolutions import Convolution, Direction, Workspaces
 from planner.cudnn import Cudnn, open_cudnn
 from planner.device import find_device
+from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.events import Alloc, Role, Trace
 from planner.job import Job, Mode, Optimizer
@@ -37,6 +38,7 @@ class Told:
     """A library that takes 4 bytes for each number of x, and remembers what it was asked."""
 
     version: str = "9.99.0"
+    lacks: str = ""
     silent: frozenset[tuple[int, int]] = frozenset()
     asked: list[Convolution] = field(default_factory=list)
 
@@ -191,7 +193,7 @@ def on_meta(job: Job) -> nn.Module:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """The library that whoever opens one gets."""
     library = Told()
-    monkeypatch.setattr(planner.cudnn, "open_cudnn", lambda where: library)
+    monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: library)
     return library
 
 
@@ -309,7 +311,7 @@ def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def library(request: pytest.FixtureRequest) -> Iterator[Cudnn]:
     """That of `--cudnn`, or an installed one."""
     try:
-        yield open_cudnn(request.config.getoption("--cudnn") or "installed")
+        yield open_cudnn_with_cublaslt(request.config.getoption("--cudnn") or "installed")
     except UsageError as error:
         pytest.skip(f"no cuDNN to ask: {error}")
 
@@ -345,6 +347,31 @@ def test_what_cudnn_does_not_do(library: Cudnn) -> None:
     assert library.first((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")) is None
 
 
+def test_engines_that_are_built_on_cublaslt_answer_too(
+    request: pytest.FixtureRequest, library: Cudnn
+) -> None:
+    """With the stand-in of cuBLASLt no engine is lost, and some are there that drop out without it."""
+    if library.lacks:
+        pytest.skip(f"cuBLASLt has no stand-in: {library.lacks}")
+    bare = open_cudnn(request.config.getoption("--cudnn") or "installed")
+    added = 0
+    for direction in Direction:
+        for dtype in ("float32", "float16"):
+            asked = asked_of(direction, dtype)
+            every = [engine.number for engine in library.every(AMPERE, 28, asked)]
+            fewer = [engine.number for engine in bare.every(AMPERE, 28, asked)]
+            assert [number for number in every if number in fewer] == fewer
+            added += len(every) - len(fewer)
+    assert added > 0
+
+
+def test_a_cudnn_without_cublaslt_says_why(told: Told) -> None:
+    """The answer names what is left out beside the version that was asked."""
+    told.lacks = "gcc is missing"
+    taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
+    assert "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing" in taken.notes
+
+
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others still do, from a new process, and the trace says what was not counted."""
     fresh = replace(library, silent=set(), _said={})
@@ -354,7 +381,7 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
     assert fresh.first((8, 9), 24, asked_of(Direction.FORWARD)) is not None
     assert fresh.first(AMPERE, 28, asked_of(Direction.WEIGHT)) is None
     library._process = fresh._process
-    monkeypatch.setattr(planner.cudnn, "open_cudnn", lambda where: fresh)
+    monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
     taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
     assert [note for note in taken.notes if "cuDNN" in note] == [
         f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "

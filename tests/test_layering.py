@@ -13,7 +13,7 @@ SOURCES = sorted([*ROOT.glob("planner/**/*.py"), *ROOT.glob("calibration/**/*.py
 # May print and read the environment: the command line, processes of their own, what runs a user's command,
 # and what puts the environment back as it was.
 TALKATIVE = (
-    *("planner/cli/", "calibration/probe.py", "planner/trace/clean.py"),
+    *("planner/cli/", "calibration/probe.py", "planner/trace/clean.py", "planner/user_dirs.py"),
     *("planner/emulator/child/", "planner/emulator/launch.py"),
 )
 

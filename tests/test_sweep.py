@@ -256,7 +256,8 @@ def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytes
     task = replace(plain, job=replace(plain.job, cudnn="somewhere"))
     for version in ("9.8.0", "9.10.2"):
         monkeypatch.setattr(
-            "planner.sweep_store.open_cudnn", lambda where, v=version: SimpleNamespace(version=v)
+            "planner.sweep_store.open_cudnn_with_cublaslt",
+            lambda where, v=version: SimpleNamespace(version=v, lacks=""),
         )
         assert store_key(task) == store_key(task)
         keys.add(store_key(task))

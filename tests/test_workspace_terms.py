@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.convolutions import Convolution, Direction
-from planner.cudnn import open_cudnn
+from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.workspace_terms import NARROW_BYTES, Part, Term, name_parts
 
@@ -209,7 +209,7 @@ def test_most_of_what_a_library_asks_for_has_a_name(
 ) -> None:
     """Of the layers of a VGG16 at batch 32 on an RTX 3060, nine tenths; asked of the library of `--cudnn`."""
     try:
-        library = open_cudnn(request.config.getoption("--cudnn") or "installed")
+        library = open_cudnn_with_cublaslt(request.config.getoption("--cudnn") or "installed")
     except UsageError as error:
         pytest.skip(f"no cuDNN to ask: {error}")
     left_bytes = all_bytes = 0

@@ -1,39 +1,21 @@
-"""Where a user's own calibrations and kept traces lie; the one place that reads the environment for it."""
+"""Where a user's own calibrations and kept traces lie."""
 
-import os
-import sys
 from pathlib import Path
 
 from planner.errors import UsageError
+from planner.user_dirs import cache_dir, data_dir
 
 
 def own_folder() -> Path | None:
-    """Where `planner calibrate` writes by default and look-ups read: in the user's data folder.
-
-    That is $XDG_DATA_HOME (https://specifications.freedesktop.org/basedir-spec), which has to be absolute, or
-    ~/.local/share, and on Windows %LOCALAPPDATA%. None where no home is known.
-    """
-    named = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_DATA_HOME", "")
-    try:
-        base = Path(named) if Path(named).is_absolute() else Path.home() / ".local" / "share"
-    except RuntimeError:  # neither $HOME nor an entry for the user
-        return None
-    return base / "gpu-batch-planner" / "calibrations"
+    """Where `planner calibrate` writes by default and look-ups read; None where no home is known."""
+    folder = data_dir()
+    return None if folder is None else folder / "calibrations"
 
 
 def cache_folder() -> Path | None:
-    """Where traces are kept: in the user's cache folder.
-
-    That is $XDG_CACHE_HOME (https://specifications.freedesktop.org/basedir-spec), which has to be absolute,
-    or ~/.cache, and on Windows %LOCALAPPDATA%. None where no home is known.
-    """
-    windows = sys.platform == "win32"
-    named = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", "")
-    try:
-        base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # neither $HOME nor an entry for the user
-        return None
-    return base / "gpu-batch-planner" / "traces"
+    """Where traces are kept; None where no home is known."""
+    folder = cache_dir()
+    return None if folder is None else folder / "traces"
 
 
 def folders_to_read(given: list[str] | None) -> list[Path]:

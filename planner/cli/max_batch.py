@@ -96,7 +96,8 @@ class CommandResult:
 
 def _plan_command(command: list[str], card: CardOptions, chosen: AnswerOptions, output: OutputOptions) -> int:
     """Find the largest batch of a command on emulated GPUs."""
-    from planner.cli.run import emulated_device, library_folder
+    from planner.cli.run import emulated_device
+    from planner.emulator.compiled import compiled_dir
     from planner.emulator.largest_batch import find_largest_batch
     from planner.emulator.launch import RunOptions
 
@@ -108,7 +109,7 @@ def _plan_command(command: list[str], card: CardOptions, chosen: AnswerOptions, 
     confidence = card.keywords()["confidence"] or DEFAULT_CONFIDENCE
     multiple_of = whole("--multiple-of", chosen.multiple_of, "8") or 1
     with working() as tell:
-        plan = find_largest_batch(command, options, confidence, multiple_of, library_folder(), tell)
+        plan = find_largest_batch(command, options, confidence, multiple_of, compiled_dir(), tell)
     answer(CommandResult(plan), output)
     fits = plan.search.comfortable if chosen.no_retries else plan.search.largest
     return 0 if fits else 1

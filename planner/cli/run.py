@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.cli.declared import AllocConf, GpuMib
-from planner.cli.folders import cache_folder
 from planner.cli.options import OutputOptions, Text, takes, whole
 from planner.cli.output import answer, answering_first
 from planner.cli.words import Argument, Option
@@ -74,6 +73,7 @@ class RunResult:
 @takes(EmulationOptions, OutputOptions)
 def run_command(options: EmulationOptions, output: OutputOptions) -> int:
     """Run a command, unmodified, with the CUDA build of PyTorch on emulated GPUs."""
+    from planner.emulator.compiled import compiled_dir
     from planner.emulator.launch import RunOptions, run_emulated
     from planner.events import Outcome
 
@@ -91,17 +91,9 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
         answer(RunResult(run), output)
 
     with answering_first(write):
-        run = run_emulated(options.command or [], chosen, library_folder(), progress)
+        run = run_emulated(options.command or [], chosen, compiled_dir(), progress)
     write(run)
     return 1 if run.outcome is Outcome.DOES_NOT_FIT else 0
-
-
-def library_folder() -> Path:
-    """Return where compiled stand-in libraries are cached. Raises UsageError where no home is known."""
-    cache = cache_folder()
-    if cache is None:
-        raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
-    return cache.with_name("emulator")
 
 
 def emulated_device(gpu: Text, gpu_mib: Text) -> Device:

@@ -1,18 +1,20 @@
 """The chip as the rules of one job see it."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from planner.chip import Chip
 from planner.job import Job
+
+if TYPE_CHECKING:
+    from planner.cudnn import Cudnn
 
 
 def equip(chip: Chip, job: Job) -> Chip:
     """With the library that the job asks for the workspaces of convolutions. Raises UsageError."""
     if not job.cudnn or chip.cudnn is not None:
         return chip
-    from planner.cudnn import open_cudnn
-
-    library = open_cudnn(job.cudnn)
+    library = _library_of(job)
     return replace(chip, cudnn=library.benchmarked if job.cudnn_benchmark else library.workspaces)
 
 
@@ -20,9 +22,7 @@ def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
     """What is to be said of whatever is concluded from a run of the job on such a GPU."""
     if not job.cudnn:
         return ()
-    from planner.cudnn import open_cudnn
-
-    library = open_cudnn(job.cudnn)
+    library = _library_of(job)
     if capability in library.silent:
         known = "compute capability {}.{}".format(*capability)
         return (
@@ -30,5 +30,13 @@ def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
         )
     told = f"convolutions take the workspaces that cuDNN {library.version} asks for"
     if job.cudnn_benchmark:
-        return (f"{told}: the largest while it times its engines, then that of its first choice",)
+        told += ": the largest while it times its engines, then that of its first choice"
+    if library.lacks:
+        return (told, f"cuDNN's engines that are built on cuBLASLt are left out: {library.lacks}")
     return (told,)
+
+
+def _library_of(job: Job) -> "Cudnn":
+    from planner.emulator.compiled import open_cudnn_with_cublaslt
+
+    return open_cudnn_with_cublaslt(job.cudnn)

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +79,42 @@ def build(installation: Installation, cache: Path) -> Path:
 
     Raises EmulatorError where the compiler is missing or fails, or the cache cannot be written.
     """
-    folder = cache / _key(installation)
+
+    def compile_all(work: Path, out: Path) -> None:
+        flags = _flags(installation.includes, installation.crt)
+        imports = _imports(installation)
+        _compile_core(flags, out)
+
+        def compile_one(one: _StandIn) -> None:
+            name = installation.sonames.get(one.soname, one.soname)
+            _compile(one, name, flags, imports, work / one.soname, out)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, _present(installation)))
+
+    return _compiled(cache, installation.key(), "for this version of torch, once", compile_all)
+
+
+def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
+    """Return the compiled stand-in of cuBLASLt alone, for a process that asks cuDNN; compile it where needed.
+
+    `includes` are folders of headers, `soname` the file name under which cuDNN looks for the library. Raises
+    EmulatorError as `build` does.
+    """
+    one = next(one for one in _STAND_INS if one.soname == "libcublasLt")
+
+    def compile_it(work: Path, out: Path) -> None:
+        flags = _flags(includes, None)
+        _compile_core(flags, out)
+        _compile(one, soname, flags, [], work / one.soname, out)
+
+    key = "\n".join([soname, *map(str, includes)])
+    return _compiled(cache, key, "of cuBLASLt for cuDNN, once", compile_it) / soname
+
+
+def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
+    """Return the folder of what was compiled from the sources of today for this installation."""
+    folder = cache / _digest(key)
     if (folder / "complete").is_file():
         return folder
     try:
@@ -87,13 +122,11 @@ def build(installation: Installation, cache: Path) -> Path:
         with _locked(cache / "lock"):
             if (folder / "complete").is_file():
                 return folder
-            print(
-                "planner: compiling the stand-in libraries for this version of torch, once", file=sys.stderr
-            )
+            print(f"planner: compiling the stand-in libraries {purpose}", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=cache) as work:
                 out = Path(work) / "out"
                 out.mkdir()
-                _compile_all(installation, Path(work), out)
+                compile_into(Path(work), out)
                 (out / "complete").touch()
                 shutil.rmtree(folder, ignore_errors=True)
                 out.rename(folder)
@@ -104,9 +137,9 @@ def build(installation: Installation, cache: Path) -> Path:
     return folder
 
 
-def _key(installation: Installation) -> str:
-    digest = hashlib.sha256(installation.key().encode())
-    for path in (*sorted(SOURCES.glob("*.[ch]")), *map(Path(__file__).with_name, _BUILDERS)):
+def _digest(key: str) -> str:
+    digest = hashlib.sha256(key.encode())
+    for path in (*sorted(SOURCES.rglob("*.[ch]")), *map(Path(__file__).with_name, _BUILDERS)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -118,22 +151,17 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile_all(installation: Installation, work: Path, out: Path) -> None:
-    flags = [*_FLAGS, f"-I{SOURCES}", *(f"-I{folder}" for folder in installation.includes)]
-    flags += ["-idirafter", str(SOURCES / "fallback")]
-    if installation.crt is not None:
-        flags += ["-idirafter", str(installation.crt)]
-    core = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "handles.c")]
+def _flags(includes: Sequence[Path], crt: Path | None) -> list[str]:
+    flags = [*_FLAGS, f"-I{SOURCES}", *(f"-I{folder}" for folder in includes)]
+    return flags + [
+        word for path in (crt, SOURCES / "fallback") if path for word in ("-idirafter", str(path))
+    ]
+
+
+def _compile_core(flags: list[str], out: Path) -> None:
+    sources = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "handles.c")]
     soname = f"-Wl,-soname,{CORE}"
-    run_tool(["gcc", *flags, "-shared", *core, soname, "-o", str(out / CORE), "-lpthread"])
-    imports = _imports(installation)
-
-    def compile_one(one: _StandIn) -> None:
-        name = installation.sonames.get(one.soname, one.soname)
-        _compile(one, name, flags, imports, work / one.soname, out)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_one, _present(installation)))
+    run_tool(["gcc", *flags, "-shared", *sources, soname, "-o", str(out / CORE), "-lpthread"])
 
 
 def _imports(installation: Installation) -> list[str]:

@@ -1,0 +1,41 @@
+"""Compiled stand-in libraries: where they are cached, and that of cuBLASLt for a process that asks cuDNN."""
+
+from pathlib import Path
+
+from planner.cudnn import Cudnn, open_cudnn
+from planner.emulator.child.build import build_cublaslt
+from planner.emulator.child.installation import EmulatorError
+from planner.errors import UsageError
+from planner.user_dirs import cache_dir
+
+
+def compiled_dir() -> Path:
+    """Return the folder of the compiled libraries. Raises UsageError where no home is known."""
+    folder = cache_dir()
+    if folder is None:
+        raise UsageError("no home folder is known for the compiled libraries: set XDG_CACHE_HOME")
+    return folder / "emulator"
+
+
+def open_cudnn_with_cublaslt(where: str) -> Cudnn:
+    """Open cuDNN as `open_cudnn` does, with a stand-in of cuBLASLt beside it where one can be compiled."""
+    return open_cudnn(where, cublaslt_for)
+
+
+def cublaslt_for(cudnn: Path) -> Path | str:
+    """Return the stand-in of the cuBLASLt beside cuDNN's folder, compiled where needed; or why there is none.
+
+    `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. Where cuDNN finalizes an engine that is built
+    on cuBLASLt it asks that library's heuristic, which wants a GPU, and drops the engine where there is none.
+    """
+    beside = cudnn.parent.parent
+    found = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))
+    if not found:
+        return "no cuBLASLt lies beside it"
+    includes = sorted(beside.glob("*/include"))
+    if not any((folder / "cublasLt.h").is_file() for folder in includes):
+        return "the headers of cuBLASLt do not lie beside it"
+    try:
+        return build_cublaslt(includes, found[-1].name, compiled_dir())
+    except (EmulatorError, UsageError) as error:
+        return str(error)

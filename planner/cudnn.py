@@ -93,7 +93,7 @@ class Cudnn:
         if key not in self._said:
             answers: list[Any] | None = []
             if capability not in self.silent:
-                described = _described(capability, multiprocessors)
+                described = describe_for_cudnn(capability, multiprocessors)
                 answers = self._exchange({**asdict(asked), "every": every, "device": described})
             if answers is None:
                 self.silent.add(capability)
@@ -162,8 +162,9 @@ def _start(folder: Path, cublaslt: Path | None) -> "tuple[subprocess.Popen[str],
     """A process with the library, and what it says of itself."""
     child = str(Path(__file__).with_name("cudnn_child.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt)]
+    described = json.dumps(describe_for_cudnn((8, 0), 108))
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", child, str(folder), json.dumps(_described((8, 0), 108)), *stand_in],
+        [sys.executable, "-I", "-S", child, str(folder), described, *stand_in],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -191,8 +192,8 @@ def _end_of(process: "subprocess.Popen[str]") -> str:
     return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with exit code {code}"
 
 
-def _described(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
-    """What cuDNN wants to know of a GPU: a version that wants more names it."""
+def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
+    """Return the JSON object that describes a GPU to cuDNN; a version that wants more fields names them."""
     major, minor = capability
     shared_bytes, threads, blocks = LIMITS.get((major, minor), LIMITS[8, 6])
     return {

@@ -1,14 +1,13 @@
 """Describe a GPU of the database to the stand-in libraries."""
 
-from planner.cudnn import LIMITS
+import json
+
+from planner.cudnn import LIMITS, describe_for_cudnn
 from planner.device import Device
 from planner.errors import UsageError
 
 EMULATED = "(emulated)"  # how the name of an emulated GPU ends
 MAX_COUNT = 64
-
-# Figures of an H100 SXM: no memory depends on them as far as is known, but for a few answers of cuDNN on 9.0.
-_L2_BYTES, _CLOCK_KHZ, _MEMORY_CLOCK_KHZ, _BUS_BITS = 50 * 2**20, 1_980_000, 2_619_000, 5120
 
 
 def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = None) -> str:
@@ -28,6 +27,7 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
     shared_per_block, threads, blocks = LIMITS[device.capability]
     major, minor = device.capability
     shared_reserved = 1024 if major >= 8 else 0  # of an SM's shared memory, for each block
+    described = describe_for_cudnn(device.capability, device.chip.multiprocessors)
     fields: dict[str, str | int] = {
         "name": f"NVIDIA {device.name.replace(';', ',')} {EMULATED}",
         "count": count,
@@ -42,10 +42,11 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
         "shared_per_block": shared_per_block,
         "shared_per_sm": shared_per_block + shared_reserved,
         "shared_reserved": shared_reserved,
-        "l2_bytes": _L2_BYTES,
-        "clock_khz": _CLOCK_KHZ,
-        "memory_clock_khz": _MEMORY_CLOCK_KHZ,
-        "bus_bits": _BUS_BITS,
+        "l2_bytes": described["l2CacheSize"],
+        "clock_khz": described["smClockRateKHz"],
+        "memory_clock_khz": described["memClockRateKHz"],
+        "bus_bits": described["memoryBusWidth"],
         "ecc": 0,
+        "cudnn": json.dumps(described),
     }
     return ";".join(f"{key}={value}" for key, value in fields.items())

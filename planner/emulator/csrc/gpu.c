@@ -67,20 +67,9 @@ static void describe(void) {
   gpu.count = visible(number_of("count"));
   if (gpu.count > EMU_MAX_GPUS) gpu.count = EMU_MAX_GPUS;
   kernel_image = 10 * gpu.major + gpu.minor;
-  snprintf(
-      cudnn_description, sizeof cudnn_description,
-      "{\"deviceName\": \"compute capability %d.%d\", \"cudaDeviceId\": 0, \"deviceVer\": %d, \"driverVer\": "
-      "13000, "
-      "\"multiProcessorCount\": %d, \"warpSize\": 32, \"regsPerBlock\": 65536, \"maxRegistersPerSM\": 65536, "
-      "\"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": %d, \"maxCtasPerSM\": %d, "
-      "\"maxSharedMemoryPerBlock\": 49152, \"maxSharedMemoryPerBlockOptin\": %zu, "
-      "\"reservedSharedMemoryPerBlock\": %zu, \"oversizedSharedMemoryPerBlock\": 0, "
-      "\"maxGridSize\": [2147483647, 65535, 65535], \"maxBlockSize\": [1024, 1024, 64], \"pciDeviceId\": 0, "
-      "\"isTccDriver\": 0, \"supportCoopLaunch\": 1, \"totalGlobalMem\": %zu, \"smClockRateKHz\": %d, "
-      "\"memClockRateKHz\": %d, \"memoryBusWidth\": %d, \"l2CacheSize\": %zu}",
-      gpu.major, gpu.minor, 100 * gpu.major + 10 * gpu.minor, gpu.sm_count, gpu.threads_per_sm,
-      gpu.blocks_per_sm, gpu.shared_per_block, gpu.shared_reserved, gpu.usable_bytes, gpu.clock_khz,
-      gpu.memory_clock_khz, gpu.bus_bits, gpu.l2_bytes);
+  const char *cudnn = text_of("cudnn");
+  int length = cudnn ? (int)strcspn(cudnn, ";") : 0;
+  snprintf(cudnn_description, sizeof cudnn_description, "%.*s", length, cudnn ? cudnn : "");
 }
 const emu_gpu_t *emu_gpu(void) {
   pthread_once(&once, describe);

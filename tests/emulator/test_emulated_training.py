@@ -279,3 +279,29 @@ def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> No
     assert outcomes[found["comfortable_batch"]] == "yes"
     assert found["at_max"]["command"][-1] == str(found["max_batch"])
     assert (found["emulated"], found["at_max"]["steps"][-1]["last"]) == (True, 3)
+
+
+@pytest.mark.parametrize("start", ["os.fork", "multiprocessing"])
+def test_processes_forked_before_cuda_starts_train_and_are_recorded(emulator: Emulator, start: str) -> None:
+    """A launcher that forks, such as a notebook's, uses the GPU in its children alone."""
+    code = """
+import multiprocessing, os
+def work():
+    train(torchvision.models.resnet18(num_classes=10), 8)
+"""
+    forks = {
+        "os.fork": """
+if not (process := os.fork()):
+    work()
+    sys.exit()
+os.waitpid(process, 0)
+""",
+        "multiprocessing": """
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join()
+""",
+    }
+    found = emulator.run(code + forks[start], "--gpu", "L4")
+    assert [rank["step_count"] for rank in found["ranks"]] == [3]
+    assert found["ranks"][0]["after_steps"] is not None  # the record was closed

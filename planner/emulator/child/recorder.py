@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from importlib import import_module
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,22 @@ MAX_HISTORY = 4_000_000  # events of the allocator's history; older ones go
 def attach(torch: Any, core: Any) -> None:
     """Start recording in this process."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
-    core.emu_set_kernel_images(" ".join(_architectures(torch)).encode())
+    # torch takes the question for its kernels' images as a use of CUDA, after which a fork cannot use it
+    torch.cuda._lazy_call(lambda: core.emu_set_kernel_images(" ".join(_architectures(torch)).encode()))
     if not folder:
         return
     recorder = Recorder(torch, core, Path(folder))
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(recorder.after_step)
     torch.cuda._lazy_call(recorder.watch_memory)
+    os.register_at_fork(after_in_child=recorder.restart)
+    register_after_fork(recorder, _finish_with_process)
     sys.excepthook = recorder.wrap_excepthook(sys.excepthook)
     atexit.register(recorder.finish)
+
+
+def _finish_with_process(recorder: Recorder) -> None:
+    """Write the record at the end of a process of multiprocessing, which runs no handlers of atexit."""
+    Finalize(None, recorder.finish, exitpriority=0)
 
 
 def _architectures(torch: Any) -> list[str]:
@@ -109,12 +118,17 @@ class Recorder:
         self._torch, self._core = torch, core
         core.emu_peak.restype = core.emu_used.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
         core.emu_context_active.restype = ctypes.c_bool
+        self._folder = folder
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the record of this process, which may be a fork of another."""
         rank = os.environ.get("RANK", "")
-        self._path = folder / f"{rank or 0}-{os.getpid()}.json"
+        self._path = self._folder / f"{rank or 0}-{os.getpid()}.json"
         self._pid, self._written = os.getpid(), 0.0
         wants_history = os.environ.get("PLANNER_EMULATED_HISTORY") == "1"
         self._snapshot = self._path.with_suffix(".pickle") if wants_history else None
-        self._peaks: Peaks | None = None
+        self._peaks: Peaks | None = None  # until torch initializes CUDA
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False
         self._failure: dict[str, Any] | None = None

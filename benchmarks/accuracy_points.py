@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import notebook
 from accuracy_rows import PEERS, Row, texts
 from accuracy_terms import SCRATCH_TERMS, peaks, variants, without
+from published_allocator import PUBLISHED, replay_published
 
 from planner.catalogue import load_catalogue
 from planner.device import MIB
@@ -26,7 +28,6 @@ from planner.likeness import kind_of
 from planner.measured import Kind, load_measured
 from planner.process_file import find_process_file, read_process
 from planner.quick_api import compare
-from planner.replay import UNLIMITED, Arena, replay
 from planner.resolve import resolve_job
 from planner.trace import trace
 
@@ -57,12 +58,12 @@ def notebook_rows() -> list[Row]:
     Reserved is that of a process bounded by the card as the notebook shows it; the other estimators' figures
     are those of the model alone, to which what the earlier models left is added.
     """
-    process = read_process(find_process_file("notebook"), load_catalogue())
-    cap = Arena(limit_bytes=(notebook.CARD_MIB - round(notebook.outside_mib())) * MIB)
+    process = read_process(find_process_file("notebook"), load_catalogue()).process
+    cap = replace(PUBLISHED, limit_bytes=(notebook.CARD_MIB - round(notebook.outside_mib())) * MIB)
     tracer = cache(notebook.trace_generic)
-    free, bound = (notebook.readings_of(process, tracer, arena) for arena in (UNLIMITED, cap))
+    free, bound = (notebook.readings_of(process, tracer, arena) for arena in (PUBLISHED, cap))
     less = {
-        term: notebook.readings_of(process, cache(lambda job, batch, term=term: without(tracer(job, batch), term)), UNLIMITED)  # noqa: E501
+        term: notebook.readings_of(process, cache(lambda job, batch, term=term: without(tracer(job, batch), term)), PUBLISHED)  # noqa: E501
         for term in SCRATCH_TERMS
     }  # fmt: skip
     peak, reserved = map(notebook.printed, (Kind.PEAK_ALLOCATED, Kind.RESERVED))
@@ -103,7 +104,7 @@ def thread_rows() -> list[Row]:
             continue
         entry = catalogue[figure.model]
         taken = notebook.trace_generic(entry.job, figure.batch)
-        run = replay(taken, figure.batch)
+        run = replay_published(taken, figure.batch)
         is_peak = figure.kind is Kind.PEAK_ALLOCATED
         size = run.peak_allocated_bytes if is_peak else run.end_allocated_bytes
         note = (
@@ -149,7 +150,7 @@ def _t4(line: Mapping[str, str]) -> Iterator[Row]:
     job = complete_by_library(job)
     batch = int(line["batch"])
     taken = trace(job, batch, TURING, multiprocessors=TURING_SMS)
-    run = replay(taken, batch)
+    run = replay_published(taken, batch)
     kind = kind_of(job, taken)
     steps = run.later_steps or run.first_step  # peaks of one step, after another that warmed up
     case = f"{model} {batch} x {length}"
@@ -240,6 +241,6 @@ def _point(
 ) -> Row:  # fmt: skip
     sizes = peaks(variants(traces["planner"], batch))
     del sizes["loaded_later"]
-    sizes["installed"] = replay(traces["installed"], batch).peak_reserved_bytes / MIB
+    sizes["installed"] = replay_published(traces["installed"], batch).peak_reserved_bytes / MIB
     said = texts({who: size + context_mib for who, size in sizes.items()})
     return Row(source, layer, model, case, "transformer", gpu, batch, truth, said, note=note, kind=kind)

@@ -7,10 +7,12 @@ takes it; which operators belong to which term follows `planner/trace/scratch`.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from published_allocator import replay_published
+
 from planner.device import MIB
 from planner.events import Alloc, Event, Free, Outcome, Role, Trace
 from planner.floor import least_bytes
-from planner.replay import Arena, Replay, replay
+from planner.replay import Replay
 
 LOADED_LATER_MIB = 70  # the middle of 20 to 120, which others inferred for these runs; see planner/context.py
 
@@ -81,7 +83,7 @@ class Variant:
             return True
         if self.least_mib > limit_mib:
             return False
-        return replay(self.trace, batch, Arena(int(limit_mib * MIB))).outcome is not Outcome.DOES_NOT_FIT
+        return replay_published(self.trace, batch, int(limit_mib * MIB)).outcome is not Outcome.DOES_NOT_FIT
 
     def needed_mib(self, batch: int, step_mib: float = 1) -> float:
         """The least memory in which the replay does not fail, at most `step_mib` too high."""
@@ -103,7 +105,7 @@ def variants(trace: Trace, batch: int) -> dict[str, Variant]:
 
 
 def _variant(trace: Trace, batch: int) -> Variant:
-    return Variant(trace, replay(trace, batch), least_bytes(trace.events)(batch) / MIB)
+    return Variant(trace, replay_published(trace, batch), least_bytes(trace.events)(batch) / MIB)
 
 
 def peaks(found: Mapping[str, Variant]) -> dict[str, float]:

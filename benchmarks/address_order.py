@@ -2,8 +2,9 @@
 
     python benchmarks/address_order.py
 
-Of equal free blocks PyTorch's allocator takes the one at the lowest address. Whether that is the oldest or
-the newest segment depends on where CUDA puts new ones, which is documented nowhere. Replays all published
+Of equal free blocks PyTorch's allocator before 2.12 takes the one at the lowest address. Whether that is the
+oldest or the newest segment depends on where CUDA puts new ones, which is documented nowhere; from 2.12 on
+the oldest segment's is taken, as if addresses rose. Replays all published
 runs of benchmarks/published/runs_torch26.csv with addresses that rise and that fall, and prints those on
 which the two differ, with what the measured peak is above each, in MiB. CNNs' measured rise is corrected by
 what stood there before it (published_outcomes.py); transformers are traced as transformers 4.51.3 was. Where
@@ -14,14 +15,13 @@ calibration_published.py takes them, with zero_grad between forward and backward
 import csv
 from contextlib import nullcontext
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
+from published_allocator import replay_published
 from published_outcomes import MIB, RUNS, job_of, set_up_bytes
 from published_transformers import job_of as transformer_of
 from transformers_4_51 import as_transformers_4_51
 
-from planner.allocator_segments import Segments
 from planner.device import find_device
 from planner.events import Trace
 from planner.job import ZeroGrad
@@ -42,9 +42,8 @@ def main() -> None:
         taken, batch = trace_run(run), int(run["batch"])
         stood = set_up_bytes(taken, batch) if run["library"] == "torchvision" else 0
         measured = float(run["peak_nvml_delta_mib"]) + stood / MIB
-        falling = measured - replay(taken, batch).peak_reserved_bytes / MIB
-        with patch.object(Segments, "_new_address", rise):
-            rising = measured - replay(taken, batch).peak_reserved_bytes / MIB
+        falling = measured - replay_published(taken, batch).peak_reserved_bytes / MIB
+        rising = measured - replay(taken, batch).peak_reserved_bytes / MIB
         if rising != falling:
             differing.append((rising, falling))
             name = run["model"].partition("(")[0]
@@ -70,13 +69,6 @@ def trace_run(run: dict[str, str]) -> Trace:
         job = replace(job, zero_grad=ZeroGrad.BEFORE_BACKWARD)
     with nullcontext() if is_cnn else as_transformers_4_51():
         return trace(job, int(run["batch"]), chip.capability, multiprocessors=chip.multiprocessors)
-
-
-def rise(segments: Segments, size_bytes: int) -> int:
-    """Addresses above all before; in place of the allocator's own."""
-    start = segments.lowest_address
-    segments.lowest_address += size_bytes
-    return start
 
 
 if __name__ == "__main__":

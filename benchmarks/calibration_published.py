@@ -33,6 +33,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+from published_allocator import replay_published
 from published_outcomes import MIB, RUNS, job_of, set_up_bytes, smallest_cap_mib
 from transformers_4_51 import as_transformers_4_51
 
@@ -45,7 +46,6 @@ from planner.events import Trace
 from planner.job import Job, Loss, Optimizer, ZeroGrad, freeze
 from planner.observation import Observation, Settings, Versions
 from planner.plan import Tracer
-from planner.replay import replay
 from planner.residuals import Kind, load_residuals
 from planner.trace import trace
 from planner.trace.sources import complete_by_library, import_transformers
@@ -168,7 +168,9 @@ def read_sweeps() -> list[Sweep]:
         at = _tracer(job, chip)
         ordered = sorted(mine, key=lambda run: int(run["batch"]))
         observed = [observation_of(run, _lacking(run, at)) for run in ordered]
-        points = tuple(Point(one, replay(at(one.batch), one.batch).peak_reserved_bytes) for one in observed)
+        points = tuple(
+            Point(one, replay_published(at(one.batch), one.batch).peak_reserved_bytes) for one in observed
+        )
         unseen = tuple(run for run in runs if not run["campaign"])
         sweeps.append(Sweep(job, at, points, tuple(mine), unseen))
     return sorted(sweeps, key=lambda sweep: (sweep.job.model, sweep.job.optimizer))
@@ -275,7 +277,7 @@ def print_fits(sweeps: Iterable[Sweep]) -> dict[Job, Fit]:
 def _told(sweep: Sweep, fit: Fit, run: Run) -> str:
     batch = int(run["batch"])
     peak = float(run["peak_nvml_delta_mib"]) + _lacking(run, sweep.at) / MIB
-    replayed = replay(sweep.at(batch), batch).peak_reserved_bytes
+    replayed = replay_published(sweep.at(batch), batch).peak_reserved_bytes
     told, bound = fit.peak_bytes(replayed) / MIB, fit.bound_bytes(replayed, CONFIDENCE) / MIB
     return (
         f"batch {batch}, measured {peak:.0f}, calibrated {told:.0f} ({told / peak - 1:+.1%}), "

@@ -28,13 +28,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+from published_allocator import replay_published
 from published_outcomes import MIB, RUNS, job_of, set_up_bytes, trace_run
 from scipy.optimize import brute
 from scipy.special import huber
 
 from planner.device import find_device
 from planner.events import Alloc, Free, Trace
-from planner.replay import replay
 from planner.trace.scratch.convolution import IMAGE_WISE, ImageWise
 from planner.trace.sources import construct_model, find_constructor
 
@@ -60,7 +60,7 @@ class Run:
 
     def missing_bytes(self, term: ImageWise) -> int:
         """Measured less replayed."""
-        return self.measured_bytes - replay(self._with(term), self.batch).peak_reserved_bytes
+        return self.measured_bytes - replay_published(self._with(term), self.batch).peak_reserved_bytes
 
     def _with(self, term: ImageWise) -> Trace:
         gone = {

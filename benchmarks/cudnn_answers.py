@@ -29,6 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from published_allocator import replay_published
 from published_outcomes import RUNS, set_up_bytes, trace_run
 from scipy.optimize import nnls
 
@@ -37,7 +38,6 @@ from planner.chip import Chip
 from planner.convolutions import Convolution, Direction, Workspaces
 from planner.cudnn import Cudnn
 from planner.emulator.compiled import open_cudnn_with_cublaslt
-from planner.replay import replay
 from planner.resolve import resolve_job
 from planner.trace import trace
 from planner.trace.calls import Calls
@@ -344,7 +344,7 @@ def error_of(run: dict[str, str], answer: Answering) -> float:
         taken = trace_run(run)
     batch = int(run["batch"])
     measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(taken, batch)
-    return replay(taken, batch).peak_reserved_bytes / measured_bytes - 1
+    return replay_published(taken, batch).peak_reserved_bytes / measured_bytes - 1
 
 
 # ---- plans

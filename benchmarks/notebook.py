@@ -11,8 +11,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
+from published_allocator import PUBLISHED
 
 from planner.catalogue import load_catalogue
 from planner.device import unlimited_device
@@ -22,7 +25,7 @@ from planner.measured import Kind, load_measured
 from planner.process import Leave, Place, Print, Process, Reading
 from planner.process_file import find_process_file, read_process
 from planner.process_replay import JobTracer, run
-from planner.replay import UNLIMITED, Arena
+from planner.replay import Arena
 from planner.trace import trace
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "notebook.md"
@@ -62,11 +65,11 @@ def main() -> None:
 
 def tables() -> dict[str, str]:
     """The page's tables by the names of their marks."""
-    process = read_process(find_process_file("notebook"), load_catalogue())
+    process = read_process(find_process_file("notebook"), load_catalogue()).process
     cap_mib = CARD_MIB - round(outside_mib())
     tracer = cache(trace_generic)
-    endless = readings_of(process, tracer, UNLIMITED)
-    capped = readings_of(process, tracer, Arena(limit_bytes=cap_mib * MIB))
+    endless = readings_of(process, tracer, PUBLISHED)
+    capped = readings_of(process, tracer, replace(PUBLISHED, limit_bytes=cap_mib * MIB))
     return {
         "lines": lines_table(endless),
         "reserved": reserved_table(endless, capped, cap_mib),
@@ -161,7 +164,7 @@ def residue_table(process: Process, tracer: JobTracer) -> str:
     steps = tuple(more for step in process for more in ((step, Print(LEFT)) if step == Leave() else (step,)))
     left = {
         model: reading.allocated_bytes / MIB
-        for (model, point), reading in readings_of(steps, tracer, UNLIMITED).items()
+        for (model, point), reading in readings_of(steps, tracer, PUBLISHED).items()
         if point == LEFT.lower()
     }
     weights = weights_mib(process, tracer)

@@ -21,11 +21,11 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+from published_allocator import replay_published
 
 from planner.device import find_device
 from planner.events import Mark, Outcome, Phase, Trace
 from planner.job import Job, Optimizer, ZeroGrad, parse_tensor_spec
-from planner.replay import Arena, replay
 from planner.trace import trace
 
 RUNS = Path(__file__).with_name("published") / "runs_torch26.csv"
@@ -59,15 +59,15 @@ def trace_run(run: dict[str, str]) -> Trace:
 def set_up_bytes(taken: Trace, batch: int) -> int:
     """What is reserved once the model and the optimizer stand on the GPU."""
     events = takewhile(lambda event: not isinstance(event, Mark) or event.phase is Phase.SETUP, taken.events)
-    return replay(replace(taken, events=tuple(events)), batch).peak_reserved_bytes
+    return replay_published(replace(taken, events=tuple(events)), batch).peak_reserved_bytes
 
 
 def smallest_cap_mib(taken: Trace, batch: int) -> int:
     """The smallest memory in MiB within which the replay does not fail, to 1 MiB."""
-    low, high = 0, replay(taken, batch).peak_reserved_bytes // MIB + 2
+    low, high = 0, replay_published(taken, batch).peak_reserved_bytes // MIB + 2
     while high - low > 1:
         middle = (low + high) // 2
-        fails = replay(taken, batch, Arena(middle * MIB)).outcome is Outcome.DOES_NOT_FIT
+        fails = replay_published(taken, batch, middle * MIB).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return high
 
@@ -87,7 +87,7 @@ def main() -> None:
         taken = trace_run(run)
         set_up = set_up_bytes(taken, batch) / MIB
         ours = smallest_cap_mib(taken, batch)
-        reserved = replay(taken, batch).peak_reserved_bytes / MIB
+        reserved = replay_published(taken, batch).peak_reserved_bytes / MIB
         caps = re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"])
         died += [float(cap) / ours for cap, what in caps if what == "OOM"]
         lived += [float(cap) / ours for cap, what in caps if what == "fits"]

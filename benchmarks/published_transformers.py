@@ -22,13 +22,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from published_allocator import replay_published
 from published_outcomes import MIB, RUNS, ZERO_GRAD
 from transformers_4_51 import as_transformers_4_51
 
 from planner.chip import Chip
 from planner.device import find_device
 from planner.job import Job, ZeroGrad
-from planner.replay import replay
 from planner.resolve import resolve_job
 from planner.trace import trace
 from planner.trace.sources import import_transformers
@@ -78,7 +78,7 @@ def compare(runs: Iterable[dict[str, str]], versions: Versions, *, as_published:
     def reserved_mib(job: Job, batch: int, chip: Chip) -> float:
         with versions():
             taken = trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
-        return replay(taken, batch).peak_reserved_bytes / MIB
+        return replay_published(taken, batch).peak_reserved_bytes / MIB
 
     return [
         Compared(

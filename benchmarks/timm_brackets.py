@@ -32,12 +32,13 @@ from pathlib import Path
 
 os.environ["TIMM_FUSED_ATTN"] = "0"  # read when timm is imported
 
+from published_allocator import replay_published
+
 from planner.affine import align
 from planner.device import MIB
 from planner.errors import PlannerError
 from planner.events import Outcome, Trace
 from planner.job import Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
-from planner.replay import Arena, replay
 from planner.trace import trace
 
 HERE = Path(__file__).resolve().parent
@@ -118,7 +119,7 @@ def judge(bracket: dict[str, str]) -> Row:
 
     def holds(batch: int, mib: int) -> bool:
         taken = ends.get(batch) or (line if isinstance(line, Trace) else trace(job, batch, AMPERE))
-        return replay(taken, batch, Arena(mib * MIB)).outcome is not Outcome.DOES_NOT_FIT
+        return replay_published(taken, batch, mib * MIB).outcome is not Outcome.DOES_NOT_FIT
 
     room, *others = (TOTAL_MIB - outside for outside in (OUTSIDE_MIB, *OTHER_OUTSIDE_MIB))
     ours = [(holds(trained, mib), holds(failed, mib)) for mib in (room, *others)]
@@ -144,10 +145,10 @@ def bisect(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 def needed_mib(taken: Trace, batch: int) -> int:
     """The least memory in MiB, to 16 MiB, in which the replay does not fail."""
-    low, high = 0, replay(taken, batch).peak_reserved_bytes // MIB + 16
+    low, high = 0, replay_published(taken, batch).peak_reserved_bytes // MIB + 16
     while high - low > 16:
         middle = (low + high) // 2
-        fails = replay(taken, batch, Arena(middle * MIB)).outcome is Outcome.DOES_NOT_FIT
+        fails = replay_published(taken, batch, middle * MIB).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return high
 

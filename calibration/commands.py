@@ -20,7 +20,7 @@ from calibration.measured_records import read_measured_records
 from calibration.observation_file import path_of, save_observation
 from calibration.record import Origins, add_points, key_of
 from calibration.request import ProbeRequest
-from planner.allocator_rules import parse_alloc_conf
+from planner.allocator_rules import parse_alloc_conf, rules_of_torch
 from planner.calibrated import Calibration, Key, Point
 from planner.catalogue import load_catalogue
 from planner.chip import Chip, chip_of
@@ -164,7 +164,8 @@ def _replayed(
 ) -> list[Point]:
     """Each run with the peak that the replay without a limit says."""
     tracer = open_tracer(key.job, _chip(key), tell)
-    arena = replace(UNLIMITED, rules=parse_alloc_conf(key.settings.alloc_conf))
+    rules = parse_alloc_conf(key.settings.alloc_conf, rules_of_torch(key.versions.torch))
+    arena = replace(UNLIMITED, rules=rules)
     peaks: dict[int, int] = {}
     for batch in sorted({observation.batch for observation in observations}):
         peaks[batch] = replay(tracer(batch), batch, arena).peak_reserved_bytes

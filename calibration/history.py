@@ -3,7 +3,8 @@
 torch records with `torch.cuda.memory._record_memory_history` what its allocator did: blocks handed out and
 taken back, segments that came from CUDA and went back to it, each with its address and size. The requests are
 put to the simulator; what it does to its segments, and where it puts each block, must be what was recorded,
-byte for byte. CUDA's choice of addresses is taken from the record.
+byte for byte. CUDA's choice of addresses is taken from the record; whether it decides which of several equal
+blocks is reused depends on the version of torch that the record names.
 
 Actions as torch names them (c10/cuda/CUDACachingAllocator.h, `TraceEntry`): `alloc` with the requested size,
 `free_requested` and `free_completed` with the block's address, `segment_alloc` and its like, `oom` with the
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block, SegmentEvent
-from planner.allocator_rules import MIB, parse_alloc_conf
+from planner.allocator_rules import MIB, parse_alloc_conf, rules_of_torch
 from planner.events import Phase
 
 SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -98,7 +99,7 @@ def check_history(history: History) -> HistoryCheck:
     made: list[SegmentEvent] = []
     addresses = _Addresses()
     allocator = CachingAllocator(
-        parse_alloc_conf(history.alloc_conf),
+        parse_alloc_conf(history.alloc_conf, rules_of_torch(history.torch)),
         history.total_bytes,
         fraction_limit_bytes=history.limit_bytes,
         device_total_bytes=history.total_bytes,

@@ -79,7 +79,7 @@ def observe_tensors(path: Path) -> tuple[Reading, ...]:
     from planner.trace.tensorflow_probe import load_tensorflow
     from planner.trace.tensorflow_probe import measure as measure_tensors
 
-    return measure_tensors(read_process(path, {}), load_tensorflow())
+    return measure_tensors(read_process(path, {}).process, load_tensorflow())
 
 
 def observe(request: ProbeRequest) -> Observation:

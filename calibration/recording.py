@@ -8,7 +8,7 @@ from calibration.history import History
 from calibration.history_file import load_history
 from calibration.measured_records import HistoryRecord, read_measured_records
 from calibration.snapshot_file import load_snapshot
-from planner.allocator_rules import parse_alloc_conf
+from planner.allocator_rules import parse_alloc_conf, rules_of_torch
 from planner.births import RecordedBlock, RecordedMark, Recording
 from planner.errors import DataFileError, UsageError
 from planner.job import Job
@@ -67,7 +67,7 @@ def recording_of(
     whole = highest if strangers == 0 and highest else None
     return Recording(
         about,
-        parse_alloc_conf(history.alloc_conf),
+        parse_alloc_conf(history.alloc_conf, rules_of_torch(history.torch)),
         blocks,
         marks,
         whole,

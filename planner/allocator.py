@@ -1,7 +1,8 @@
 """PyTorch's CUDA caching allocator (native backend) on integers: which address, how much is reserved.
 
-A request is rounded up, the smallest cached block of its pool that holds it is taken, ties going to the
-lowest address, and split when enough remains. Without such a block a segment is asked of CUDA; when that
+A request is rounded up, the smallest cached block of its pool that holds it is taken and split when enough
+remains; of equal blocks the one of the oldest segment is taken, or before torch 2.12 the one at the lowest
+address. Without such a block a segment is asked of CUDA; when that
 fails, cached segments that are wholly free are given back and CUDA is asked once more. Freed blocks merge
 with free neighbours and stay cached.
 
@@ -51,7 +52,7 @@ class CachingAllocator:
         address_of: called with the size of each new segment or virtual range, returns its address. By default
             addresses fall and never come back, as published peaks say, which come out where of equal blocks
             the newest segment's is taken (benchmarks/address_order.py). For a recorded history, return the
-            recorded ones.
+            recorded ones. From torch 2.12 on addresses decide nothing.
         segment_events: a list to which every change of the reserved memory is appended.
 
         Raises UsageError where the rules name a fraction of a total that is not given.
@@ -124,7 +125,7 @@ class CachingAllocator:
         if rest_bytes >= pool.split_from_bytes and size_bytes < pool.split_below_bytes:  # `should_split`
             rest = block.split_off(size_bytes)
             rest.cached = True
-            insort(cached, (rest_bytes, rest.address, rest))
+            insort(cached, (rest_bytes, rest.rank, rest))
         block.in_use = True
         allocated_bytes = self.allocated_bytes = self.allocated_bytes + block.size_bytes
         if allocated_bytes > self.peak_allocated_bytes:
@@ -146,16 +147,16 @@ class CachingAllocator:
         # BlockPool.remove and BlockPool.insert stand here inlined: this is half of the hot loop.
         upper = block.next
         if upper is not None and upper.cached:
-            del cached[bisect_left(cached, (upper.size_bytes, upper.address))]
+            del cached[bisect_left(cached, (upper.size_bytes, upper.rank))]
             block.absorb(upper)
         lower = block.prev
         if lower is not None and lower.cached:
-            del cached[bisect_left(cached, (lower.size_bytes, lower.address))]
+            del cached[bisect_left(cached, (lower.size_bytes, lower.rank))]
             lower.absorb(block)
             block = lower
         block.cached = True
         block.freed_at_search = pool.searches
-        insort(cached, (block.size_bytes, block.address, block))
+        insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
         """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
@@ -174,7 +175,7 @@ class CachingAllocator:
     def _malloc_nothing(self, requested_bytes: int) -> Block:
         if requested_bytes < 0:
             raise ValueError(f"cannot allocate {requested_bytes} bytes")
-        return Block(self._small, address=0, size_bytes=0)
+        return Block(self._small, address=0, rank=0, size_bytes=0)
 
     def _free_nothing(self, block: Block) -> None:
         if block.size_bytes > 0:

@@ -50,6 +50,7 @@ class Block:
     """A piece of a segment: in use, cached (free, in its pool's index), or an unmapped part of a range.
 
     `prev` and `next` are its neighbours in the segment. Of two blocks that merge, the lower one lives on.
+    Free blocks of equal size are taken by rising `rank`, which no two blocks share.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Block:
         "next",
         "pool",
         "prev",
+        "rank",
         "size_bytes",
         "virtual_range",
     )
@@ -68,6 +70,7 @@ class Block:
         self,
         pool: "BlockPool",
         address: int,
+        rank: int,
         size_bytes: int,
         prev: "Block | None" = None,
         next: "Block | None" = None,
@@ -75,6 +78,7 @@ class Block:
     ) -> None:
         self.pool = pool
         self.address = address
+        self.rank = rank  # rises with the address within a segment
         self.size_bytes = size_bytes
         self.prev = prev
         self.next = next
@@ -92,7 +96,15 @@ class Block:
         """Keep the lower `size_bytes`; return the rest as a new block behind, neither cached nor in use."""
         rest_bytes = self.size_bytes - size_bytes
         upper = self.next
-        rest = Block(self.pool, self.address + size_bytes, rest_bytes, self, upper, self.virtual_range)
+        rest = Block(
+            self.pool,
+            self.address + size_bytes,
+            self.rank + size_bytes,
+            rest_bytes,
+            self,
+            upper,
+            self.virtual_range,
+        )
         if upper is not None:
             upper.prev = rest
         self.next = rest
@@ -127,7 +139,7 @@ class BlockPool:
         self.page_bytes = page_bytes  # what an expandable segment grows by
         self.split_from_bytes = split_from_bytes  # a remainder this large becomes a block of its own ...
         self.split_below_bytes = split_below_bytes  # ... unless the request is this large
-        # Best fit with ties to the lowest address is the order of (size, address), which no two blocks share.
+        # Best fit, and of equal blocks the first by the rules, is the order of (size, rank).
         self.cached: list[tuple[int, int, Block]] = []
         self.unmapped: list[Block] = []  # by rising address
         self.searches = 0  # counted only where garbage is collected: the clock of the blocks' ages
@@ -135,12 +147,12 @@ class BlockPool:
     def insert(self, block: Block) -> None:
         """Cache a block."""
         block.cached = True
-        insort(self.cached, (block.size_bytes, block.address, block))
+        insort(self.cached, (block.size_bytes, block.rank, block))
 
     def remove(self, block: Block) -> None:
         """Take a cached block out."""
         block.cached = False
-        del self.cached[bisect_left(self.cached, (block.size_bytes, block.address))]
+        del self.cached[bisect_left(self.cached, (block.size_bytes, block.rank))]
 
     def insert_unmapped(self, block: Block) -> None:
         """Add an unmapped block, which must have no unmapped neighbour."""

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,13 +29,22 @@ DEFAULT_LARGE_SEGMENT_BYTES: Final = 20 * MIB
 # c10/core/AllocatorConfig.cpp: one entry per power of two from 1 MiB on; the last serves all beyond 32 GiB
 DIVISION_CLASSES: Final = 16
 FIRST_DIVISION_CLASS_LOG2: Final = 20
+_OLDEST_SEGMENT_SINCE: Final = (2, 12)
+
+
+class ReuseOrder(StrEnum):
+    """Which of several free blocks of equal size is taken first."""
+
+    OLDEST_SEGMENT = "oldest segment"  # torch 2.12 and later (pytorch/pytorch#183591)
+    LOWEST_ADDRESS = "lowest address"  # before
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorRules:
     """The options that decide where memory goes; the defaults are PyTorch's, `parse_alloc_conf` makes others.
 
-    The defaults hold for torch 2.6 to 2.13. Options that came later (`large_segment_size_mb` in 2.11,
+    The defaults are those of torch 2.13; `rules_of_torch` has those of other versions from 2.6 on, in which
+    only `reuse_order` differs. Options that came later (`large_segment_size_mb` in 2.11,
     `throw_on_cudamalloc_oom` in 2.12) choose by default what older versions do always.
     """
 
@@ -53,6 +63,7 @@ class AllocatorRules:
     per_process_memory_fraction: float = 1.0
     # A request beyond that limit fails at once; nothing cached is released for it.
     throw_on_cudamalloc_oom: bool = False
+    reuse_order: ReuseOrder = ReuseOrder.OLDEST_SEGMENT
 
     def block_bytes(self, requested_bytes: int) -> int:
         """Size of the block that serves a request of `requested_bytes` > 0."""
@@ -91,9 +102,21 @@ def _next_division(size_bytes: int, divisions: int) -> int:
     return _round_up(size_bytes, floor_bytes // divisions)
 
 
-def parse_alloc_conf(text: str) -> AllocatorRules:
+def rules_of_torch(version: str) -> AllocatorRules:
+    """Return the defaults of a version of torch, such as "2.6.0+cu124".
+
+    A text that is no version gives those of the newest torch known.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) >= _OLDEST_SEGMENT_SINCE:
+        return AllocatorRules()
+    return AllocatorRules(reuse_order=ReuseOrder.LOWEST_ADDRESS)
+
+
+def parse_alloc_conf(text: str, defaults: AllocatorRules = AllocatorRules()) -> AllocatorRules:  # noqa: B008
     """Read the text of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128,expandable_segments:True".
 
+    `defaults` are those of the version of torch that reads it (`rules_of_torch`).
     Of an option given twice the last counts, as in torch. Options that do not touch device memory are checked
     and dropped. Stricter than torch, which reads "64MB" as 64 and "-1" as unlimited.
 
@@ -105,7 +128,7 @@ def parse_alloc_conf(text: str) -> AllocatorRules:
     large_bytes = DEFAULT_LARGE_SEGMENT_BYTES
     if large_mib is not None:
         large_bytes = _mebibytes("large_segment_size_mb", large_mib, OWN_SEGMENT_BYTES // MIB + 1)
-    rules = AllocatorRules(large_segment_bytes=large_bytes, max_non_split_rounding_bytes=large_bytes)
+    rules = replace(defaults, large_segment_bytes=large_bytes, max_non_split_rounding_bytes=large_bytes)
     for name, value in options.items():
         rules = _apply_option(rules, name, value)
     return rules

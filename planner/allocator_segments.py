@@ -18,10 +18,11 @@ from planner.allocator_blocks import (
     picture_segment,
 )
 from planner.allocator_expandable import find_room, grow, range_bytes, shrink
-from planner.allocator_rules import AllocatorRules
+from planner.allocator_rules import AllocatorRules, ReuseOrder
 
 TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
 UNLIMITED_RANGE_BYTES = 2**47  # address space of an expandable segment where the capacity is unlimited
+SEGMENT_RANK = 2**64  # above all addresses
 
 
 class Segments:
@@ -47,6 +48,9 @@ class Segments:
         self.heads: dict[int, Block] = {}
         self.lowest_address = TOP_ADDRESS
         self._expandable = rules.expandable_segments
+        # How far apart the ranks of one segment's blocks and the next one's are; 0: addresses alone rank.
+        self._rank_step = SEGMENT_RANK if rules.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
+        self._first_rank = 0
         self._capacity_bytes = capacity_bytes
         self._limit_bytes = limit_bytes
         self._device_total_bytes = device_total_bytes or capacity_bytes or 0
@@ -72,7 +76,8 @@ class Segments:
             return grown
         if self._exceeds_capacity(segment_bytes):
             return None
-        block = Block(pool, self._new_address(segment_bytes), segment_bytes)
+        address = self._new_address(segment_bytes)
+        block = Block(pool, address, self._new_rank(address), segment_bytes)
         self.heads[block.address] = block
         self.count += 1
         self._change_reserved("segment_alloc", block.address, segment_bytes)
@@ -86,7 +91,7 @@ class Segments:
         self._change_reserved("segment_free", block.address, block.size_bytes)
 
     def release_pool(self, pool: BlockPool) -> None:
-        """Release what is wholly free, by rising size, then address (`release_blocks`)."""
+        """Release what is wholly free, by rising size, then rank (`release_blocks`)."""
         for _, _, block in tuple(pool.cached):
             if block.virtual_range is not None:
                 emptied = shrink(block, self._unmap_pages)
@@ -110,7 +115,8 @@ class Segments:
         else:
             size_bytes = range_bytes(self._device_total_bytes, pool.page_bytes)
         address = self._new_address(size_bytes)
-        block = Block(pool, address, size_bytes, virtual_range=VirtualRange(address, size_bytes))
+        rank = self._new_rank(address)
+        block = Block(pool, address, rank, size_bytes, virtual_range=VirtualRange(address, size_bytes))
         self.heads[address] = block
         pool.insert_unmapped(block)
         return block
@@ -120,6 +126,11 @@ class Segments:
             return self._address_of(size_bytes)
         self.lowest_address -= size_bytes
         return self.lowest_address
+
+    def _new_rank(self, address: int) -> int:
+        """Count the segments, of either kind (`Block::registration_counter`)."""
+        self._first_rank += self._rank_step
+        return self._first_rank + address
 
     def _map_pages(self, address: int, size_bytes: int) -> bool:
         if self._exceeds_capacity(size_bytes):

@@ -4,12 +4,13 @@ Nothing here imports torch before the first trace, nor ever the terminal's libra
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypedDict, Unpack
 
+from planner.allocator_rules import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
 from planner.budget import Budget
 from planner.catalogue import load_catalogue
 from planner.device import MIB, Device
@@ -19,7 +20,7 @@ from planner.keywords import budget_of
 from planner.named_models import allowed_sources
 from planner.plan import Tell
 from planner.process import Account, Process
-from planner.process_file import find_process_file, read_process
+from planner.process_file import ProcessFile, find_process_file, read_process
 from planner.process_replay import TRACED_STEPS, run
 from planner.report.as_json import device_to_json
 from planner.report.assumptions import short_op
@@ -93,17 +94,22 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
             "confidence": LIKELIEST,
         }
     )
-    process = _read(source, options)
+    file = _read(source, options)
+    alloc_conf = options.get("alloc_conf")
+    rules = parse_alloc_conf(alloc_conf or "", rules_of_torch(file.torch))
     tracing = _Tracing(budget.device, options.get("tell") or (lambda line: None))
     start = perf_counter()
-    account = run(process, tracing.trace, budget.arena)
+    account = run(file.process, tracing.trace, replace(budget.arena, rules=rules))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
-    alloc_conf = options.get("alloc_conf")
     return ProcessResult(
-        process=process,
+        process=file.process,
         account=account,
         framework="torch",
-        assumptions=(*_of_card(budget, alloc_conf, account.retries), *tracing.assumptions()),
+        assumptions=(
+            *_of_card(budget, alloc_conf, account.retries),
+            *_of_torch(file.torch, rules),
+            *tracing.assumptions(),
+        ),
         unknown_ops=tracing.unknown_ops(),
         seconds=spent | {"replay": perf_counter() - start - sum(spent.values())},
         line=torch_line,
@@ -117,7 +123,7 @@ def measure_process(source: Source = VARIABLE) -> ProcessResult:
     Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
     TensorFlow, NoGpuError without a GPU.
     """
-    process = _read(source, {})
+    process = _read(source, {}).process
     start = perf_counter()
     from planner.trace.tensorflow_probe import load_tensorflow, measure
 
@@ -138,7 +144,7 @@ def measure_process(source: Source = VARIABLE) -> ProcessResult:
     )
 
 
-def _read(source: Source, options: ReplayOptions) -> Process:
+def _read(source: Source, options: ReplayOptions) -> ProcessFile:
     path = find_process_file(source) if isinstance(source, str) else Path(source)
     models, sources = options.get("models"), allowed_sources(options)
     catalogue = load_catalogue(None if models is None else Path(models), sources)
@@ -156,6 +162,11 @@ def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[s
         yield "the GPU's memory has no end"
     if alloc_conf:
         yield f"the allocator runs with {alloc_conf}"
+
+
+def _of_torch(version: str, rules: AllocatorRules) -> Iterator[str]:
+    if rules.reuse_order is ReuseOrder.LOWEST_ADDRESS:
+        yield f"of equal free blocks the one at the lowest address is reused, as by torch {version}"
 
 
 class _Tracing:

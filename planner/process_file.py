@@ -1,5 +1,6 @@
 """The reader of process files: what a program does on the GPU, step after step, in YAML.
 
+    torch: 2.0.1                            # whose allocator it runs with; by default the newest known
     models:                                 # built on the CPU; the name of a variable, and a job:
       net: resnet50                         #   a name of the catalogue, SOURCE:NAME or FILE.py:NAME
     steps:
@@ -14,11 +15,13 @@
       - train: {model: net, batch: 128, steps_per_epoch: 4, epochs: 3, print: Train}
       - leave                               # the function that trained returns
 
-`models` may be left away, and so may the `print` of `train`, which stands for figures after each epoch, and a
-`batch` that the catalogue knows. docs/notebook.md says what each step does to the memory.
+`torch` and `models` may be left away, and so may the `print` of `train`, which stands for figures after each
+epoch, and a `batch` that the catalogue knows. docs/notebook.md says what each step does to the memory.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import UsageError
@@ -51,6 +54,14 @@ MAX_STEPS = 10_000  # of one loop; they take a minute
 _ANY_BATCH = 2
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessFile:
+    """A process, and the version of torch that it is run with; "": the newest known."""
+
+    process: Process
+    torch: str
+
+
 def find_process_file(name: str) -> Path:
     """The file behind what a user writes: the name of a shipped process, or a path. Raises UsageError."""
     if name in shipped_processes():
@@ -71,11 +82,11 @@ def shipped_processes() -> tuple[str, ...]:
 
 def read_process(
     path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
-) -> Process:
+) -> ProcessFile:
     """Read a process. Raises DataFileError, which names the line and the key, also for a FILE.py:NAME where
     "file" is none of the `sources`: it would run code.
     """
-    values = read_entry(path).children(("steps",), ("models",))
+    values = read_entry(path).children(("steps",), ("models", "torch"))
     named = values["models"].mapping() if "models" in values else {}
     reader = _StepReader({name: _model(name, entry, catalogue, sources) for name, entry in named.items()})
     entries = values["steps"].items()
@@ -83,10 +94,17 @@ def read_process(
     flaw = find_flaw(process)
     if flaw is not None:
         raise entries[flaw.index].broken(flaw.what)
-    return process
+    return ProcessFile(process, _version(values["torch"]) if "torch" in values else "")
 
 
 Known = tuple[Model, int | None]  # a model of the file, and the batch size that the catalogue has for it
+
+
+def _version(entry: Entry) -> str:
+    text = entry.text()
+    if re.fullmatch(r"\d+\.\d+(\.\d+)?(\+\w+)?", text) is None:
+        raise entry.broken(f"a version of torch is wanted, such as 2.13.0, not {text!r}")
+    return text
 
 
 def _model(

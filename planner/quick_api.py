@@ -1,9 +1,11 @@
 """For Python: estimates by other methods than the trace, and all of them side by side."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Unpack
 
+from planner.allocator_rules import parse_alloc_conf, rules_of_torch
+from planner.budget import Budget
 from planner.calibrated import find_run
 from planner.catalogue import load_catalogue
 from planner.chip import chip_of
@@ -169,14 +171,24 @@ def compare(
     check_batch(job, size)
     tell = options.get("tell") or silent
     start = perf_counter()
+    run = find_run(stored, wanted_of(budget, job, options), size)
+    measured = (run and measured_by_run(run)) or _measured(job, size, tell)
+    budget = _as_measured(budget, measured, options)
     tracer = trace_workload(job, known, factory, budget.device.chip).open(tell)
     build = open_builder(job, factory, tell)
     tell(f"tracing batch {size}")
     own = estimate(job, over_epoch(job, size, tracer), size, budget)
     said = ask_peers(job, size, budget, build, tell)
-    run = find_run(stored, wanted_of(budget, job, options), size)
-    measured = (run and measured_by_run(run)) or _measured(job, size, tell)
     return CompareResult(put_side_by_side(own, said, measured, perf_counter() - start))
+
+
+def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
+    """Return the budget with the allocator of the version of torch that the measured value names."""
+    if isinstance(measured, str):
+        return budget
+    defaults = rules_of_torch(dict(measured.source.versions).get("torch", ""))
+    rules = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
+    return replace(budget, arena=replace(budget.arena, rules=rules))
 
 
 def _measured(job: Job, batch: int, tell: Tell) -> Measured | str:

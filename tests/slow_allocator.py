@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.allocator_blocks import BlockState, PoolName, SegmentAction, SegmentEvent, SegmentState
-from planner.allocator_rules import MIB, AllocatorRules
+from planner.allocator_rules import MIB, AllocatorRules, ReuseOrder
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,12 @@ class SlowAllocator:
         return tuple(sorted(states, key=lambda state: state.address))
 
     def free_places(self, pool: PoolName) -> list[tuple[Segment, Run]]:
-        """The free blocks of a pool by size, then address."""
-        places = [(s, run) for s in self.all_segments if s.pool == pool for run in s.free_runs()]
-        return sorted(places, key=lambda place: (place[1].size_bytes, place[1].address))
+        """The free blocks of a pool by size, then by the segment's age where that counts, then address."""
+        segments = [segment for segment in self.all_segments if segment.pool == pool]  # the oldest first
+        by_age = self.rules.reuse_order is ReuseOrder.OLDEST_SEGMENT
+        places = [(s, run, age if by_age else 0) for age, s in enumerate(segments) for run in s.free_runs()]
+        places.sort(key=lambda place: (place[1].size_bytes, place[2], place[1].address))
+        return [(segment, run) for segment, run, _ in places]
 
     def best_fit(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
         self.searches[pool] += 1

@@ -7,7 +7,7 @@ import pytest
 
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block, BlockState, SegmentEvent, SegmentState
-from planner.allocator_rules import MIB, AllocatorRules, parse_alloc_conf
+from planner.allocator_rules import MIB, AllocatorRules, parse_alloc_conf, rules_of_torch
 from planner.errors import UsageError
 
 
@@ -223,21 +223,40 @@ def test_best_fit_takes_the_smallest_block_and_the_lowest_address() -> None:
     )
 
 
-def test_of_equal_blocks_the_newest_segment_serves_first() -> None:
-    """New segments lie below older ones, and the lowest of equal blocks is taken."""
-    allocator = CachingAllocator(AllocatorRules())
+TORCH_2_11, TORCH_2_12 = rules_of_torch("2.11.0+cu130"), rules_of_torch("2.12.0+cu130")
+
+
+@pytest.mark.parametrize(("rules", "reused"), [(TORCH_2_11, "newer"), (TORCH_2_12, "older")])
+def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(rules: AllocatorRules, reused: str) -> None:
+    """New segments lie below older ones, so that the lowest address, reused before 2.12, is the newest's."""
+    allocator = CachingAllocator(rules)
     older, newer = allocator.malloc(mib(30)), allocator.malloc(mib(30))
     assert older is not None and newer is not None
     assert newer.address + mib(30) == older.address
-    place = newer.address
+    places = {"older": older.address, "newer": newer.address}
     allocator.free(older)
     allocator.free(newer)
-    reused = allocator.malloc(mib(30))
-    assert reused is not None and reused.address == place
+    block = allocator.malloc(mib(30))
+    assert block is not None and block.address == places[reused]
 
 
-def test_addresses_may_be_dictated() -> None:
-    """With recorded addresses ties go to the lowest address, not to the oldest segment."""
+@pytest.mark.parametrize("rules", [TORCH_2_11, TORCH_2_12])
+def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(rules: AllocatorRules) -> None:
+    """Blocks of a segment share its age, so that their addresses decide in all versions."""
+    allocator = CachingAllocator(rules)
+    blocks = [allocator.malloc(mib(4)) for _ in range(5)]
+    lower, upper = blocks[1], blocks[3]
+    assert lower is not None and upper is not None
+    place = lower.address
+    allocator.free(upper)
+    allocator.free(lower)
+    block = allocator.malloc(mib(4))
+    assert block is not None and block.address == place
+
+
+@pytest.mark.parametrize(("rules", "reused"), [(TORCH_2_11, mib(100)), (TORCH_2_12, mib(800))])
+def test_addresses_may_be_dictated(rules: AllocatorRules, reused: int) -> None:
+    """With recorded addresses ties go to the lowest, or from torch 2.12 on to the oldest segment."""
     recorded = iter([mib(800), mib(100)])
     asked = []
 
@@ -245,14 +264,14 @@ def test_addresses_may_be_dictated() -> None:
         asked.append(size_bytes)
         return next(recorded)
 
-    allocator = CachingAllocator(AllocatorRules(), address_of=address_of)
+    allocator = CachingAllocator(rules, address_of=address_of)
     first, second = allocator.malloc(mib(30)), allocator.malloc(mib(29.5))
     assert first is not None and second is not None
     assert (asked, first.address, second.address) == ([mib(30), mib(30)], mib(800), mib(100))
-    allocator.free(first)
     allocator.free(second)
-    reused = allocator.malloc(mib(30))
-    assert reused is not None and reused.address == mib(100)
+    allocator.free(first)
+    block = allocator.malloc(mib(30))
+    assert block is not None and block.address == reused
 
 
 @pytest.mark.parametrize("order", ["abc", "acb", "bac", "bca", "cab", "cba"])

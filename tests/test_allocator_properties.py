@@ -9,7 +9,7 @@ from slow_allocator import SlowAllocator
 
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import Block, BlockPool, BlockState, SegmentEvent
-from planner.allocator_rules import MIB, AllocatorRules, parse_alloc_conf
+from planner.allocator_rules import MIB, AllocatorRules, ReuseOrder, parse_alloc_conf
 
 BOUNDARIES = [512, 1024, *(mib * MIB for mib in (1, 2, 10, 19, 20, 21, 22, 30, 31, 32))]
 
@@ -45,6 +45,7 @@ def operations(requests: st.SearchStrategy[int]) -> st.SearchStrategy[list[Opera
 
 capacities = st.one_of(st.none(), st.integers(0, 200 * MIB), st.integers(1, 100).map(lambda n: n * 2 * MIB))
 limits = st.one_of(st.none(), st.none(), st.integers(0, 200 * MIB))
+reuse_orders = st.sampled_from(ReuseOrder)
 seeds = st.one_of(st.none(), st.integers(0, 100))
 roundings = st.sampled_from(["2", "8", "[16:4]", "[1:2,8:4,>:1]", "[4:2,16:8,>:16]", "[1:0,>:4]"])
 
@@ -105,9 +106,10 @@ def assert_identities(allocator: CachingAllocator) -> None:
 def assert_index(pool: BlockPool, segments: list[tuple[BlockState, ...]]) -> None:
     """The pool's index holds exactly the free blocks, in order; its unmapped blocks are whole pages."""
     free = [(block.size_bytes, block.address) for blocks in segments for block in blocks if not block.in_use]
-    assert [entry[:2] for entry in pool.cached] == sorted(free)
-    for size_bytes, address, block in pool.cached:
-        assert (block.size_bytes, block.address) == (size_bytes, address)
+    assert sorted((block.size_bytes, block.address) for _, _, block in pool.cached) == sorted(free)
+    assert [entry[:2] for entry in pool.cached] == sorted(entry[:2] for entry in pool.cached)
+    for size_bytes, rank, block in pool.cached:
+        assert (block.size_bytes, block.rank) == (size_bytes, rank)
         assert block.cached and not block.in_use and block.pool is pool
     assert [block.address for block in pool.unmapped] == sorted(block.address for block in pool.unmapped)
     for block in pool.unmapped:
@@ -205,12 +207,12 @@ def run(pair: Pair, history: list[Operation]) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(operations(sizes), capacities, seeds)
+@given(operations(sizes), capacities, seeds, reuse_orders)
 def test_default_rules_agree_with_the_slow_allocator(
-    history: list[Operation], capacity: int | None, seed: int | None
+    history: list[Operation], capacity: int | None, seed: int | None, order: ReuseOrder
 ) -> None:
     """Under PyTorch's defaults both allocators do the same, whatever the history, capacity and addresses."""
-    run(Pair(AllocatorRules(), capacity, seed=seed), history)
+    run(Pair(AllocatorRules(reuse_order=order), capacity, seed=seed), history)
 
 
 @settings(max_examples=400, deadline=None)
@@ -223,12 +225,28 @@ def test_expandable_segments_agree_with_the_slow_allocator(
 
 
 @settings(max_examples=400, deadline=None)
-@given(operations(large_sizes), st.integers(20, 31), st.integers(20, 31), st.integers(50, 250), seeds)
+@given(
+    operations(large_sizes),
+    st.integers(20, 31),
+    st.integers(20, 31),
+    st.integers(50, 250),
+    seeds,
+    reuse_orders,
+)
 def test_max_split_size_agrees_with_the_slow_allocator(
-    history: list[Operation], split_mib: int, rounding_mib: int, capacity_mib: int, seed: int | None
+    history: list[Operation],
+    split_mib: int,
+    rounding_mib: int,
+    capacity_mib: int,
+    seed: int | None,
+    order: ReuseOrder,
 ) -> None:
     """With unsplittable blocks about as large as the requests, and little capacity, both release the same."""
-    rules = AllocatorRules(max_split_bytes=split_mib * MIB, max_non_split_rounding_bytes=rounding_mib * MIB)
+    rules = AllocatorRules(
+        max_split_bytes=split_mib * MIB,
+        max_non_split_rounding_bytes=rounding_mib * MIB,
+        reuse_order=order,
+    )
     run(Pair(rules, capacity_mib * MIB, seed=seed), history)
 
 
@@ -247,7 +265,7 @@ def test_garbage_collection_agrees_with_the_slow_allocator(
 
 
 @settings(max_examples=600, deadline=None)
-@given(rule_texts(), operations(sizes), capacities, limits, st.integers(0, 50 * MIB), seeds)
+@given(rule_texts(), operations(sizes), capacities, limits, st.integers(0, 50 * MIB), seeds, reuse_orders)
 def test_all_options_agree_with_the_slow_allocator(
     rule_text: str,
     history: list[Operation],
@@ -255,7 +273,9 @@ def test_all_options_agree_with_the_slow_allocator(
     limit: int | None,
     more: int,
     seed: int | None,
+    order: ReuseOrder,
 ) -> None:
     """Under any mixture of options, capacity and memory limit both allocators do the same."""
     total = (200 * MIB if capacity is None else capacity) + more
-    run(Pair(parse_alloc_conf(rule_text), capacity, limit=limit, total=total, seed=seed), history)
+    rules = parse_alloc_conf(rule_text, AllocatorRules(reuse_order=order))
+    run(Pair(rules, capacity, limit=limit, total=total, seed=seed), history)

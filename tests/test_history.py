@@ -1,6 +1,7 @@
 """The replay of recorded allocator histories: literal ones, and such as the simulator itself made."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from calibration.history import SEGMENT_ACTIONS, History, HistoryEvent, HistoryM
 from calibration.history_file import load_history, save_history
 from planner.allocator import CachingAllocator
 from planner.allocator_blocks import SegmentEvent
-from planner.allocator_rules import MIB, parse_alloc_conf
+from planner.allocator_rules import MIB, parse_alloc_conf, rules_of_torch
 from planner.errors import DataFileError
 from planner.events import Phase
 
@@ -135,13 +136,32 @@ def test_what_is_given_back_before_memory_runs_out_is_compared(
     assert check_history(history_of(*events, limit_bytes=50 * MIB)).difference == words
 
 
-def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None) -> History:
+@pytest.mark.parametrize(("torch", "reused"), [("2.11.0+cu130", "newer"), ("2.12.0+cu130", "older")])
+def test_a_history_is_replayed_by_its_version_of_torch(torch: str, reused: str) -> None:
+    """Of equal blocks torch before 2.12 reuses the lowest address, later ones the oldest segment's."""
+    older, newer = BASE + 100 * MIB, BASE
+    events = (
+        ("segment_alloc", older, 30 * MIB),
+        ("alloc", older, 30 * MIB),
+        ("segment_alloc", newer, 30 * MIB),
+        ("alloc", newer, 30 * MIB),
+        ("free_completed", older, 30 * MIB),
+        ("free_completed", newer, 30 * MIB),
+        ("alloc", {"older": older, "newer": newer}[reused], 30 * MIB),
+    )
+    assert check_history(replace(history_of(*events), torch=torch)).difference is None
+    other = {"2.11.0+cu130": "2.12.0+cu130", "2.12.0+cu130": "2.11.0+cu130"}[torch]
+    found = check_history(replace(history_of(*events), torch=other)).difference
+    assert found is not None and "torch's block lies at" in found
+
+
+def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch: str = "2.13.0") -> History:
     """What torch would record of random requests, if its allocator were ours and CUDA's addresses jumped."""
     chance = random.Random(seed)
     places = iter(chance.sample(range(1, 4000), 3999))
     segments: list[SegmentEvent] = []
     allocator = CachingAllocator(
-        parse_alloc_conf(alloc_conf),
+        parse_alloc_conf(alloc_conf, rules_of_torch(torch)),
         1024 * MIB,
         fraction_limit_bytes=limit_bytes,
         device_total_bytes=1024 * MIB,
@@ -169,7 +189,7 @@ def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None) -> Hi
             events.append(("alloc", got.address, size_bytes))
             alive.append((got, size_bytes))
     return History(
-        "GPU", "2.13.0", alloc_conf, 1024 * MIB, limit_bytes, tuple(HistoryEvent(*event) for event in events)
+        "GPU", torch, alloc_conf, 1024 * MIB, limit_bytes, tuple(HistoryEvent(*event) for event in events)
     )
 
 
@@ -178,10 +198,13 @@ def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None) -> Hi
     st.integers(0, 10**6),
     st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:4"]),
     st.sampled_from([None, 200 * MIB]),
+    st.sampled_from(["2.11.0+cu130", "2.12.0+cu130"]),
 )
-def test_histories_of_the_simulator_replay_alike(seed: int, alloc_conf: str, limit_bytes: int | None) -> None:
+def test_histories_of_the_simulator_replay_alike(
+    seed: int, alloc_conf: str, limit_bytes: int | None, torch: str
+) -> None:
     """Whatever the options, the limit and CUDA's addresses, a history made by our rules has no difference."""
-    history = made_by_simulator(seed, alloc_conf, limit_bytes)
+    history = made_by_simulator(seed, alloc_conf, limit_bytes, torch)
     found = check_history(history)
     assert found.difference is None
     assert found.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events)

@@ -34,7 +34,7 @@ def read(folder: Path, text: str) -> Process:
     """The process of a file with this text."""
     path = folder / "process.yaml"
     path.write_text(text, encoding="utf-8")
-    return read_process(path, CATALOGUE)
+    return read_process(path, CATALOGUE).process
 
 
 def test_every_step(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
     [
         ("", " line 1", "the file is empty"),
         ("models: {}", " line 1", "missing steps"),
-        ("steps: [leave]\nstep: []", " line 2, step", "unknown key; known are steps, models"),
+        ("steps: [leave]\nstep: []", " line 2, step", "unknown key; known are steps, models, torch"),
         ("steps: leave", " line 1, steps", "a list is wanted, not 'leave'"),
         (
             "models:\n  net: tyni\nsteps: []",
@@ -127,6 +127,7 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
             " line 5, steps[0].define",
             "tensor 'x=10xten': write positive sizes",
         ),
+        ("torch: latest\nsteps:\n  - empty_cache", " line 1, torch", "a version of torch is wanted"),
         (HEAD + "  - define: x=8:f32", " line 5, steps[0].define", "tensor 'x=8:f32': unknown dtype 'f32'"),
         (HEAD + "  - delete: net", " line 5, steps[0].delete", "a list is wanted, not 'net'"),
         (HEAD + "  - place: nets", " line 5, steps[0].place", "'models' of this file is net, far"),
@@ -171,16 +172,26 @@ def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, where: str,
     assert what in message
 
 
+@pytest.mark.parametrize(
+    ("line", "version"), [("torch: 2.0.1\n", "2.0.1"), ("torch: 2.13.0+cu130\n", "2.13.0+cu130"), ("", "")]
+)
+def test_a_process_may_name_its_version_of_torch(tmp_path: Path, line: str, version: str) -> None:
+    """The version decides which of equal blocks the allocator reuses; by default it is the newest."""
+    path = tmp_path / "process.yaml"
+    path.write_text(line + "steps:\n  - define: x=8\n  - print: End\n", encoding="utf-8")
+    assert read_process(path, CATALOGUE).torch == version
+
+
 @pytest.mark.parametrize("name", shipped_processes())
 def test_shipped_processes_are_sound(name: str) -> None:
     """Each process that comes with the planner is read and prints something."""
-    process = read_process(find_process_file(name), load_catalogue())
+    process = read_process(find_process_file(name), load_catalogue()).process
     assert any(isinstance(step, Print) for step in process)
 
 
 def test_the_shipped_notebook_runs_its_models_in_the_notebooks_order() -> None:
     """Its five models are trained one after the other, each for 3 epochs of 4 steps."""
-    process = read_process(find_process_file("notebook"), load_catalogue())
+    process = read_process(find_process_file("notebook"), load_catalogue()).process
     trained = [step for step in process if isinstance(step, Train)]
     assert [(step.model.job.model, step.batch, step.steps_per_epoch, step.epochs) for step in trained] == [
         ("cnn", 128, 4, 3),

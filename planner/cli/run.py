@@ -43,7 +43,7 @@ class EmulationOptions:
         Text,
         Option(
             metavar="N",
-            help="Copies up to this size keep their contents: 0 by default, 65536 with several GPUs.",
+            help="Copies to the GPU of up to this size read back as they were: 65536 by default.",
         ),
     ] = None
     command: Annotated[

@@ -20,7 +20,7 @@ _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomiz
 _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 10.0
 _GRACE_SECONDS = 5.0  # for a command that is asked to end
-_DISTRIBUTED_COPY_BYTES = 65536  # ranks compare small tensors with each other, so that these need contents
+_COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a job read back
 
 OnProgress = Callable[[str], None]
 
@@ -32,9 +32,7 @@ class RunOptions:
     device: Device
     gpu_count: int = 1
     stop_after: int | None = None  # optimizer steps
-    copy_bytes: int | None = (
-        None  # copies up to this size have contents; None: as the number of GPUs wants it
-    )
+    copy_bytes: int | None = None  # copies up to this size have contents; None: up to 64 KiB
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
     snapshot: Path | None = (
         None  # where the allocator's history of the largest process goes, as torch writes it
@@ -91,12 +89,11 @@ def _save(path: Path, snapshot: Path, run: EmulatedRun) -> None:
 
 def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
-    default = _DISTRIBUTED_COPY_BYTES if options.gpu_count > 1 else 0
     variables = {
         "PLANNER_EMULATED_GPU": describe_gpu(options.device, options.gpu_count),
         "PLANNER_EMULATED_CACHE": str(cache),
         "PLANNER_EMULATED_RECORDS": str(folder),
-        "PLANNER_EMULATED_COPY_BYTES": str(default if options.copy_bytes is None else options.copy_bytes),
+        "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
         "PLANNER_EMULATED_HISTORY": "0" if options.snapshot is None else "1",
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),

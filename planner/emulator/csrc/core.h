@@ -46,6 +46,7 @@ size_t emu_used(int device); /* with the context */
 size_t emu_peak(int device); /* the most that `emu_used` was since `emu_reset_peak` */
 void emu_reset_peak(int device);
 int emu_device_of(const void *address, void **base, size_t *bytes); /* -1: not on a device */
+bool emu_on_device(const void *address); /* an address of a device, whether memory is there or not */
 
 /* ---- pinned host memory */
 void *emu_host_alloc(size_t bytes);
@@ -55,9 +56,14 @@ bool emu_host_unregister(void *address);
 bool emu_is_pinned(const void *address);
 size_t emu_pinned_bytes(void);
 
-/* ---- contents: device memory holds zeros, except for copies of at most PLANNER_EMULATED_COPY_BYTES */
+/* ---- contents: device memory reads as zeros, but for what copies of at most PLANNER_EMULATED_COPY_BYTES put
+ * there */
 void emu_copy(void *to, const void *from, size_t bytes);
 void emu_fill(void *to, int value, size_t bytes);
+void emu_forget(const void *address, size_t bytes); /* what is there reads as zeros from now on */
+void emu_block_begins(const void *address);         /* torch's allocator hands out a block */
+void emu_block_ends(
+    const void *address); /* and takes it back: what follows up to the next one is forgotten */
 
 /* ---- streams and events; the runtime and the driver share their handles */
 typedef struct {

@@ -1,5 +1,6 @@
 /* Memory without contents. Each device has one range of addresses, in which segments lie; what counts against
- * its capacity is counted beside. Nothing is read or written there unless small copies are asked for. */
+ * its capacity is counted beside. Nothing is read or written there: contents.c keeps what small copies
+ * brought. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -39,15 +40,6 @@ static ranges reserved, pinned;
 static size_t pinned_bytes;
 static _Thread_local int current;
 
-static size_t copy_limit(void) {
-  static size_t limit = SIZE_MAX;
-  if (limit == SIZE_MAX) {
-    const char *text = getenv("PLANNER_EMULATED_COPY_BYTES");
-    limit = text ? strtoull(text, NULL, 10) : 0;
-  }
-  return limit;
-}
-
 /* ---- ranges of addresses */
 static void add(ranges *list, range one) {
   if (list->count == list->room)
@@ -60,8 +52,7 @@ static range *find(ranges *list, uintptr_t at) {
   return NULL;
 }
 static void *map_addresses(size_t bytes) {
-  int access = copy_limit() ? PROT_READ | PROT_WRITE : PROT_NONE;
-  char *at = mmap(NULL, bytes + PAGE, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char *at = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return at == MAP_FAILED ? NULL : (void *)(((uintptr_t)at + PAGE - 1) & ~(PAGE - 1));
 }
 
@@ -150,7 +141,7 @@ bool emu_free(void *address) {
     arena *a = &arenas[d];
     block *b = a->base ? block_of(a, (uintptr_t)address) : NULL;
     if (!b || b->at != (uintptr_t)address) continue;
-    if (copy_limit() && b->size >= PAGE) madvise((void *)b->at, b->size, MADV_DONTNEED);
+    emu_forget((void *)b->at, b->size);
     a->used -= b->size;
     memmove(b, b + 1, (a->blocks + a->count-- - b - 1) * sizeof(block));
     done = true;
@@ -199,6 +190,7 @@ bool emu_unreserve(void *address) {
   pthread_mutex_lock(&lock);
   range *found = find(&reserved, (uintptr_t)address);
   if (found) {
+    emu_forget((void *)found->at, found->size);
     munmap((void *)found->at, found->size);
     *found = reserved.items[--reserved.count];
   }
@@ -236,6 +228,17 @@ int emu_device_of(const void *address, void **base, size_t *bytes) {
   return device;
 }
 
+bool emu_on_device(const void *address) {
+  uintptr_t at = (uintptr_t)address;
+  bool found = false;
+  pthread_mutex_lock(&lock);
+  for (int d = 0; d < emu_gpu()->count && !found; d++)
+    found = arenas[d].base && at - arenas[d].base < arenas[d].span;
+  if (!found) found = find(&reserved, at) != NULL;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
 /* ---- pinned host memory, which is real */
 void *emu_host_alloc(size_t bytes) {
   size_t size = ((bytes ? bytes : 1) + 4095) & ~(size_t)4095;
@@ -270,26 +273,3 @@ bool emu_is_pinned(const void *address) {
   return found;
 }
 size_t emu_pinned_bytes(void) { return pinned_bytes; }
-
-/* ---- contents */
-static bool on_device(const void *address) {
-  uintptr_t at = (uintptr_t)address;
-  for (int d = 0; d < emu_gpu()->count; d++)
-    if (arenas[d].base && at - arenas[d].base < arenas[d].span) return true;
-  return find(&reserved, at) != NULL;
-}
-void emu_copy(void *to, const void *from, size_t bytes) {
-  if (!bytes) return;
-  pthread_mutex_lock(&lock);
-  bool to_device = on_device(to), from_device = on_device(from);
-  pthread_mutex_unlock(&lock);
-  if ((!to_device && !from_device) || bytes <= copy_limit()) memmove(to, from, bytes);
-  else if (!to_device) memset(to, 0, bytes);
-}
-void emu_fill(void *to, int value, size_t bytes) {
-  if (!bytes) return;
-  pthread_mutex_lock(&lock);
-  bool to_device = on_device(to);
-  pthread_mutex_unlock(&lock);
-  if (!to_device || bytes <= copy_limit()) memset(to, value, bytes);
-}

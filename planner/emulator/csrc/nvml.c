@@ -3,10 +3,20 @@
 #include "core.h"
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #define OK return 0
+#define INSUFFICIENT_SIZE 7
 typedef struct {
   unsigned long long total, free, used;
 } memory;
+typedef struct {
+  unsigned pid;
+  unsigned long long used;
+} process;
+typedef struct {
+  process of;
+  unsigned gpu_instance, compute_instance;
+} partitioned_process;
 int nvmlInit_v2(void) { OK; }
 int nvmlInit(void) { OK; }
 int nvmlInitWithFlags(unsigned f) { OK; }
@@ -53,11 +63,10 @@ int nvmlDeviceGetUUID(void *d, char *s, unsigned n) {
   OK;
 }
 int nvmlDeviceGetMemoryInfo(void *d, memory *m) {
-  size_t f, t;
-  emu_memory_info((int)(uintptr_t)d - 1, &f, &t);
-  m->total = emu_gpu()->total_bytes;
-  m->free = f;
-  m->used = m->total - f;
+  const emu_gpu_t *gpu = emu_gpu(); /* asking creates no context */
+  m->total = gpu->total_bytes;
+  m->free = gpu->usable_bytes - emu_used((int)(uintptr_t)d - 1);
+  m->used = m->total - m->free;
   OK;
 }
 int nvmlDeviceGetCudaComputeCapability(void *d, int *a, int *b) {
@@ -65,13 +74,21 @@ int nvmlDeviceGetCudaComputeCapability(void *d, int *a, int *b) {
   *b = emu_gpu()->minor;
   OK;
 }
-int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, void *p) {
-  *n = 0;
+/* This process, once it has a context there; of others nothing is known. */
+static int running(void *d, unsigned *n, process *p) {
+  int device = (int)(uintptr_t)d - 1, room = (int)*n;
+  *n = emu_context_active(device) ? 1 : 0;
+  if (!*n) OK;
+  if (!room) return INSUFFICIENT_SIZE;
+  p->pid = (unsigned)getpid();
+  p->used = emu_used(device);
   OK;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, void *p) {
-  *n = 0;
-  OK;
+int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, process *p) { return running(d, n, p); }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, partitioned_process *p) {
+  int e = running(d, n, p ? &p->of : NULL);
+  if (!e && *n) p->gpu_instance = p->compute_instance = ~0u; /* the card is not partitioned */
+  return e;
 }
 int nvmlDeviceGetGpuFabricInfoV(void *d, void *info) { OK; } /* the caller has put "not supported" into it */
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *d, unsigned l, void *t) { return 3; }

@@ -1,0 +1,66 @@
+"""The emulated GPU as NVML shows it, read through NVIDIA's own bindings."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.device import MIB, generic_device
+from planner.emulator.child.build import SOURCES
+from planner.emulator.gpu import describe_gpu
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+
+HEAD = """
+import ctypes, json, os, sys
+library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # pynvml finds it by its soname
+library.emu_alloc.restype = ctypes.c_void_p
+import pynvml
+pynvml.nvmlInit()
+MIB = 2**20
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+def alloc(mib): return library.emu_alloc(0, ctypes.c_size_t(mib * MIB))
+def used(): return pynvml.nvmlDeviceGetMemoryInfo(card).used // MIB
+def mine():
+    found = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+    return [[process.pid == os.getpid(), process.usedGpuMemory // MIB] for process in found]
+def show(*values): print(json.dumps(values))
+"""
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile NVML and the book of memory into one library."""
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    sources = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "handles.c", "nvml.c")]
+    flags = ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-std=gnu2x", "-fPIC", "-shared"]
+    subprocess.run(["gcc", *flags, "-Wl,-soname,libnvidia-ml.so.1", *sources, "-o", path], check=True)
+    return path
+
+
+def call(nvml: Path, code: str) -> Any:
+    """Run code on a GPU of 1,000 MiB, whose context takes 100, and return what it shows."""
+    gpu = describe_gpu(generic_device(1000), 1, 100 * MIB)
+    command = [sys.executable, "-c", HEAD + code, str(nvml)]
+    environment = {"PLANNER_EMULATED_GPU": gpu}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_process_is_shown_once_it_has_a_context(nvml: Path) -> None:
+    """Asking NVML creates no context; from the first allocation on the process has it and its memory."""
+    code = "before = mine(); alloc(2); show(before, mine())"
+    assert call(nvml, code) == [[], [[True, 102]]]
+
+
+def test_the_memory_in_use_rises_by_context_and_segments(nvml: Path) -> None:
+    """What torch does not see of the card is in use from the start."""
+    code = "before = used(); alloc(2); show(used() - before, before)"
+    rise, before = call(nvml, code)
+    hidden = generic_device(1000).total.value - generic_device(1000).usable.value
+    assert (rise, before) == (102, hidden // MIB)

@@ -15,7 +15,7 @@ from calibration.campaign import Harvest, Lab, run_campaign
 from calibration.campaign_file import STANDARD, Series, load_campaign
 from calibration.fit import fit_points
 from calibration.history_file import save_history
-from calibration.measure import find_gpu, measure, refuse_emulated
+from calibration.measure import find_gpu, measure
 from calibration.measured_records import read_measured_records
 from calibration.observation_file import path_of, save_observation
 from calibration.record import Origins, add_points, key_of
@@ -28,7 +28,7 @@ from planner.device import find_device
 from planner.errors import ModelError, UsageError
 from planner.events import Outcome
 from planner.job import SOURCES, Job
-from planner.observation import Observation
+from planner.observation import Observation, origin_of
 from planner.plan import Estimate, Plan, Tell, Tracer
 from planner.replay import UNLIMITED, replay
 from planner.workload import trace_workload
@@ -88,8 +88,7 @@ def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, 
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
-    refuse_emulated(gpu.name)
-    tell(f"measuring on {gpu.name} with torch {gpu.versions.torch}")
+    tell(f"running on {gpu.name} with torch {gpu.versions.torch}")
     end = monotonic() + 60 * minutes
     lab = Lab(gpu, out_dir / RUNS, measure, lambda: end - monotonic(), tell)
     harvest = run_campaign(campaign, lab)
@@ -100,11 +99,9 @@ def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, 
 def import_records(folder: Path, out_dir: Path, tell: Tell) -> Imported:
     """Take over a folder of the self-contained measuring script: runs, histories, calibrations; needs no GPU.
 
-    A run that is there already stays as it is. Raises DataFileError, NoGpuError for runs on emulated GPUs.
+    A run that is there already stays as it is; runs on emulated GPUs stay emulated. Raises DataFileError.
     """
     records = read_measured_records(folder)
-    for observation in records.observations:
-        refuse_emulated(observation.gpu)
     for observation in records.observations:
         path = path_of(observation, out_dir / RUNS)
         if not path.exists():
@@ -136,7 +133,7 @@ def keep_observations(
         except ModelError as error:
             failures.append(str(error))
             continue
-        origins = Origins("measured", "", version("torch"))
+        origins = Origins(origin_of(key.gpu), "", version("torch"))
         found.append(add_points(out_dir, key, points, origins, fit_points))
     return tuple(found), tuple(failures)
 

@@ -72,15 +72,24 @@ class LeftOut:
 
 
 def includes_context(points: Sequence[Point]) -> bool:
-    """Whether all these runs tell the process's peak with the context, so that the overhead will hold it."""
-    return bool(points) and all(point.observation.process_peak_bytes is not None for point in points)
+    """Whether all these runs tell the process's peak with the context, so that the overhead will hold it.
+
+    Emulated ones do not: their context is that of the device database.
+    """
+    return bool(points) and all(
+        point.observation.process_peak_bytes is not None and point.observation.source != "emulated"
+        for point in points
+    )
 
 
 def fit_points(points: Sequence[Point]) -> Fit | Refusal:
     """The robust line through the runs that ended unhindered, or why there is none.
 
-    Runs that died, released cached segments to go on or had a cap are clipped, and left out.
+    Runs that died, released cached segments to go on or had a cap are clipped, and left out. Raises
+    ValueError for emulated runs among others.
     """
+    if len({point.observation.source == "emulated" for point in points}) > 1:
+        raise ValueError("emulated runs and others are not fitted together")
     whole = [point for point in points if is_whole(point.observation)]
     context = includes_context(whole)
     used = [point for point in whole if measured_bytes(point.observation, context) is not None]
@@ -172,7 +181,7 @@ def _shown_context_bytes(points: Sequence[Point]) -> float | None:
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
     """In MiB; None where the peak holds a context that no run told."""
     if not context:
-        return LAZY_MIB
+        return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
     shown = _shown_context_bytes(points)  # after the third step: with what was loaded by then
     return None if shown is None else shown / MIB
 

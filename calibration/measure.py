@@ -10,8 +10,7 @@ from typing import Any
 from calibration.observation_json import observation_from_json, read_flat, read_versions
 from calibration.request import Gpu, ProbeRequest
 from planner import errors
-from planner.emulator.gpu import EMULATED
-from planner.errors import ModelError, NoGpuError, PlannerError
+from planner.errors import ModelError, PlannerError
 from planner.observation import Observation, Settings
 from planner.process import Reading
 from planner.report.job_json import job_to_json
@@ -26,14 +25,6 @@ def find_gpu() -> Gpu:
         return Gpu(said["name"], read_versions(said["versions"]), read_flat(Settings, said["settings"]))
     except (LookupError, ValueError) as error:
         raise ModelError(f"the probe's answer makes no sense: {error}; report it") from error
-
-
-def refuse_emulated(gpu: str) -> None:
-    """Raise NoGpuError for the name of an emulated GPU: what runs there is not measured."""
-    if gpu.endswith(EMULATED):
-        raise NoGpuError(
-            f"{gpu}: calibrations are measured, on a GPU; planner run has the figures of an emulated one"
-        )
 
 
 def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:

@@ -26,7 +26,7 @@ from calibration.versions_text import cudnn_text
 from planner.errors import DataFileError, UsageError
 from planner.events import Phase
 from planner.job import Job, Mode
-from planner.observation import Observation, Settings, Versions
+from planner.observation import Observation, Settings, Versions, origin_of
 
 GIB = 2**30
 LONGEST_LINE = 2**28  # characters; a history of three steps takes 10**6
@@ -201,7 +201,7 @@ def _peaks(record: dict[str, Any], machine: _Machine, when: str) -> Observation:
         context_after_bytes=levels[2] - reserved[2] if min(len(levels), len(reserved)) >= 3 else None,
         retries=retries,
         oom=oom,
-        source="measured",
+        source=origin_of(machine.gpu),
         about=_about(ours),
         when=when,
     )
@@ -234,7 +234,7 @@ def _limits(record: dict[str, Any], machine: _Machine, when: str) -> list[Observ
             context_after_bytes=None,
             retries=_is(peaks["retries"], int),
             oom=not _is(lived, bool),
-            source="measured",
+            source=origin_of(machine.gpu),
             about=_about(ours),
             when=when,
         )

@@ -25,7 +25,7 @@ from calibration.request import ProbeRequest
 from calibration.versions_text import cudnn_text
 from planner.errors import ModelError, NoGpuError, PlannerError
 from planner.events import Phase
-from planner.observation import Observation, Settings, Versions
+from planner.observation import Observation, Settings, Versions, origin_of
 from planner.process import Reading
 
 NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then plan from its calibrations"
@@ -128,7 +128,7 @@ def observe(request: ProbeRequest) -> Observation:
         context_after_bytes=run.context_after_bytes,
         retries=stats["num_alloc_retries"],
         oom=oom,
-        source="measured",
+        source=origin_of(gpu),
         about="; ".join(remarks),
         when=_today(),
     )

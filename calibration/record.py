@@ -48,12 +48,14 @@ def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins
     """Put runs into the file of their key, fit all that it then holds, and write it; returns what it says.
 
     A run that is there already, to the last field, is not added again, but its replayed peak is taken
-    anew. Raises ValueError for points of another key, DataFileError where the file cannot be written or
-    is broken or foreign; it is left as it is then.
+    anew. Raises ValueError for points of another key or origin, DataFileError where the file cannot be
+    written or is broken or foreign; it is left as it is then.
     """
     for point in points:
         if key_of(point.observation) != key:
             raise ValueError(f"batch {point.observation.batch} was run for another key")
+        if point.observation.source != origins.source:
+            raise ValueError(f"batch {point.observation.batch} is {point.observation.source}")
     path = folder / file_name(key)
     with _locked(folder):
         stored = _load_own(path, key)

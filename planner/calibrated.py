@@ -107,7 +107,9 @@ class Calibration:
 
     @property
     def contexts(self) -> list[int]:
-        """The context after the third step of each run that tells, in bytes."""
+        """The context after the third step of each run that tells, in bytes; emulated ones tell none."""
+        if self.source == "emulated":
+            return []
         seen = (point.observation.context_after_bytes for point in self.points)
         return [size_bytes for size_bytes in seen if size_bytes is not None]
 
@@ -150,13 +152,33 @@ def is_whole(observation: Observation) -> bool:
 def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
     """The nearest calibration, with what it says; None where the defaults have to do.
 
-    Of equally near ones the first in `stored` answers, so folders that come first on the search path win.
+    Of equally near ones the first in `stored` answers, so folders that come first on the search path win. An
+    emulated calibration answers only where none that was measured has a line, and only for its own card.
     """
-    usable = [known for known in stored if _same_settings(known.key, wanted)]
-    here = [known for known in usable if is_card(wanted.device, known.key.gpu, known.key.versions)]
+    found = _look_up([known for known in stored if known.source != "emulated"], wanted)
+    if found is not None and found.fit is not None:
+        return found
+    emulated = [
+        known
+        for known in stored
+        if known.source == "emulated"
+        and _same_settings(known.key, wanted)
+        and is_card(wanted.device, known.key.gpu, known.key.versions)
+    ]
+    return _of_job(emulated, wanted) or found
+
+
+def _of_job(here: Sequence[Calibration], wanted: Wanted) -> Correction | None:
+    """Return what the calibrations of a card say of a job by a line of its own."""
     mine = [known for known in here if _same_replay(known.key.job, wanted.job)]
     exact = [known for known in mine if _same_torch(known.key.versions.torch, wanted.torch)]
-    fitted = _by_fit(Level.EXACT, exact) or _by_fit(Level.SAME_GPU, mine)
+    return _by_fit(Level.EXACT, exact) or _by_fit(Level.SAME_GPU, mine)
+
+
+def _look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
+    usable = [known for known in stored if _same_settings(known.key, wanted)]
+    here = [known for known in usable if is_card(wanted.device, known.key.gpu, known.key.versions)]
+    fitted = _of_job(here, wanted)
     if fitted is not None:
         return fitted
     context = _by_context(Level.SAME_GPU, here)
@@ -169,8 +191,12 @@ def look_up(stored: Sequence[Calibration], wanted: Wanted) -> Correction | None:
 
 
 def find_run(stored: Iterable[Calibration], wanted: Wanted, batch: int) -> Observation | None:
-    """A run of this very job at this batch size on this card that nothing bounded, with all its peaks."""
+    """A measured run of this very job at this batch size on this card that nothing bounded, with all its
+    peaks.
+    """
     for known in stored:
+        if known.source == "emulated":
+            continue
         same = _same_settings(known.key, wanted) and _same_job(known.key.job, wanted.job)
         if same and is_card(wanted.device, known.key.gpu, known.key.versions):
             for point in known.points:

@@ -7,12 +7,13 @@ version lacks the options that jobs had not got then, and stands for their defau
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from planner.calibrated import Calibration, Fit, Key, Point, Refusal
+from planner.device import is_emulated
 from planner.errors import DataFileError, UsageError
 from planner.job import Job
-from planner.observation import Observation, Origin, Settings, Versions
+from planner.observation import Observation, Origin, Settings, Versions, origin_of
 from planner.report.job_json import job_from_json, job_to_json
 from planner.strict_yaml import Entry, read_entry
 
@@ -74,7 +75,9 @@ def _calibration(entry: Entry) -> Calibration:
     if schema < SCHEMA:
         raise top["schema"].broken(f"there never was a schema {schema}")
     entry.children(_TOP)
-    source = cast(Origin, top["source"].choice(("measured", "published")))
+    source = cast(Origin, top["source"].choice(get_args(Origin)))
+    if (source == "emulated") != is_emulated(top["gpu"].text()):
+        raise top["source"].broken(f"figures of {top['gpu'].text()} are {origin_of(top['gpu'].text())}")
     settings = top["settings"]
     job = _job(top["job"])
     if _was_benchmarked(settings):
@@ -235,7 +238,12 @@ def search_path(first: Sequence[Path]) -> tuple[Path, ...]:
 
     Raises UsageError for a given folder that is no folder.
     """
-    for folder in first:
+    return (*check_folders(first), TABLES_FOLDER)
+
+
+def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
+    """Return the folders. Raises UsageError for one that is none."""
+    for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--calibrations {folder}: no such folder; make it or leave the option away")
-    return (*first, TABLES_FOLDER)
+    return folders

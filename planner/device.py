@@ -19,6 +19,7 @@ MIB = 2**20
 DEVICES_FOLDER = Path(__file__).with_name("devices")
 ENDLESS_BYTES = 2**60  # the "total" of a GPU that never runs out
 SMALLEST_TOTAL_MIB = 100
+EMULATED = "(emulated)"  # how torch names an emulated GPU, at the end
 LARGEST_TOTAL_MIB = 10_000_000
 
 
@@ -228,9 +229,15 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
+def is_emulated(gpu: str) -> bool:
+    """Return whether a GPU's name, as torch gives it, is that of an emulated one."""
+    return gpu.endswith(EMULATED)
+
+
 def card_key(name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` and `rtx4090` are one card."""
-    return "".join(word for word in _words(name) if word not in ("nvidia", "geforce", "tesla", "quadro"))
+    """`NVIDIA GeForce RTX 4090`, `rtx4090` and the emulated one are one card."""
+    words = _words(name.removesuffix(EMULATED))
+    return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
 
 
 def _read_device(path: Path) -> Device:

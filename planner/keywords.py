@@ -11,7 +11,7 @@ from typing import Any
 from planner.allocator_rules import parse_alloc_conf
 from planner.budget import Budget, make_budget
 from planner.calibrated import Calibration, Wanted, look_up
-from planner.calibration_file import load_folders, search_path
+from planner.calibration_file import check_folders, load_folders, search_path
 from planner.catalogue import load_catalogue
 from planner.device import (
     ENDLESS_BYTES,
@@ -145,7 +145,10 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """All that may answer, folder by folder; none on a card without end. Raises as `calibrate_budget`."""
+    """All that may answer, folder by folder; none on a card without end. Raises as `calibrate_budget`.
+
+    Emulated ones answer from folders that are given alone, not from the user's own.
+    """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= ENDLESS_BYTES:
         if given:
@@ -154,8 +157,10 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
     if options.get("no_calibration"):
         return ()
     folders = [given] if isinstance(given, str | PathLike) else [*given]
-    paths = [Path(folder) for folder in (*folders, *([] if own is None else [own]))]
-    return load_folders(search_path(list(dict.fromkeys(paths))))
+    paths = list(dict.fromkeys(Path(folder) for folder in folders))
+    others = [Path(own)] if own is not None and Path(own) not in paths else []
+    measured = (known for known in load_folders(search_path(others)) if known.source != "emulated")
+    return (*load_folders(check_folders(paths)), *measured)
 
 
 def wanted_of(budget: Budget, job: Job, options: Options) -> Wanted:

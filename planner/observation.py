@@ -1,14 +1,21 @@
 """What one run of a job on a GPU showed: the noun that probes make, fits read and calibration files keep.
 
-No algorithm stands here and nothing is imported save the job. A figure that was not seen is None, never 0.
+No algorithm stands here. A figure that was not seen is None, never 0. What ran on an emulated GPU is never
+called measured: its origin is `emulated`, in every record.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.device import is_emulated
 from planner.job import Job
 
-Origin = Literal["measured", "published"]
+Origin = Literal["measured", "published", "emulated"]
+
+
+def origin_of(gpu: str) -> Origin:
+    """Return the origin of figures that were taken on a GPU, by its name."""
+    return "emulated" if is_emulated(gpu) else "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One job at one batch size, run for several steps in a fresh process."""
+    """One job at one batch size, run for several steps in a fresh process.
+
+    Raises ValueError for an emulated GPU's figures that are called anything else, and the reverse.
+    """
 
     job: Job
     batch: int
@@ -56,6 +66,10 @@ class Observation:
     when: str  # the day of the run, ISO 8601: "2025-05-06"
     process_rise_bytes: int | None = None  # the process's peak over its level before the first tensor, where
     # a record knows only this difference; where both ends are known they stand above and this is None
+
+    def __post_init__(self) -> None:
+        if is_emulated(self.gpu) != (self.source == "emulated"):
+            raise ValueError(f"source: figures of {self.gpu} are {origin_of(self.gpu)}, not {self.source}")
 
     @property
     def rise_bytes(self) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from calibration.request import Gpu, ProbeRequest
 from planner.device import MIB
 from planner.job import Job, Loss, Optimizer, parse_tensor_spec
-from planner.observation import Observation, Settings, Versions
+from planner.observation import Observation, Settings, Versions, origin_of
 
 VERSIONS = Versions("2.13.0+cu130", "13.0", "9.1.0", "580.65", (8, 6), 12_037 * MIB, 12_288 * MIB)
 CARD = Gpu("NVIDIA GeForce RTX 3060", VERSIONS, Settings())
@@ -43,6 +43,7 @@ class FakeMeasure:
     seconds_each: float = 0.0
     besides_mib: int = 0  # what a run takes on top
     context_mib: int = 420
+    name: str = CARD.name
     now: float = 0.0
     asked: list[ProbeRequest] = field(default_factory=list)
 
@@ -61,6 +62,8 @@ class FakeMeasure:
             RUN,
             job=request.job,
             batch=request.batch,
+            gpu=self.name,
+            source=origin_of(self.name),
             settings=settings,
             peak_allocated_bytes=need,
             peak_reserved_bytes=need,

@@ -16,7 +16,6 @@ from planner.calibration_file import TABLES_FOLDER, load_folders
 from planner.chip import Chip
 from planner.cli import folders, run
 from planner.device import MIB, find_device
-from planner.emulator.gpu import describe_gpu
 from planner.events import Alloc, Mark, Phase, Role, Site, Trace
 from planner.job import Job, Loss, TensorSpec
 from planner.plan import Tracer
@@ -252,6 +251,7 @@ def test_tables_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
         "batch": 10,
         "replayed_mib": 1_000.0,
         "measured_mib": 1_500.0,
+        "emulated_mib": None,
         "fitted_mib": None,
         "residual_mib": None,
         "oom": False,
@@ -325,19 +325,40 @@ def linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 JOB_OPTIONS = "--input 4 --loss sum"
 
 
-@pytest.mark.parametrize("command", ["calibrate --batches 8,16,32,64", "verify --batch 8"])
-@pytest.mark.usefixtures("linear", "gpu")
-def test_what_runs_on_an_emulated_gpu_is_not_measured(
-    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A calibration is never made of emulated runs, nor an estimate verified by one."""
-    name = describe_gpu(find_device("L4")).split(";")[0].removeprefix("name=")
-    emulated = lambda: replace(CARD, name=name)  # noqa: E731
-    monkeypatch.setattr("calibration.commands.find_gpu", emulated)
-    monkeypatch.setattr("calibration.measure.find_gpu", emulated)
-    code, out, err = outcome(f"{command} --model models.py:Fine {JOB_OPTIONS}", capsys)
-    assert (code, out) == (5, "")
-    assert "NVIDIA L4 24GB (emulated): calibrations are measured, on a GPU" in err
+@pytest.fixture
+def emulated(gpu: FakeMeasure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's GPU is an emulated one."""
+    gpu.name = "NVIDIA RTX 3060 12GB (emulated)"
+    card = lambda: replace(CARD, name=gpu.name)  # noqa: E731
+    monkeypatch.setattr("calibration.commands.find_gpu", card)
+    monkeypatch.setattr("calibration.measure.find_gpu", card)
+
+
+@pytest.mark.usefixtures("linear", "emulated")
+def test_an_emulated_verification_is_called_that(gpu: FakeMeasure, capsys: Capture) -> None:
+    """The verdict is "emulated", and nothing in the answer is called measured."""
+    gpu.context_mib = 150
+    code, out = verified(f"{JOB_OPTIONS} --json --confidence 0.999999", capsys)
+    found = json.loads(out)
+    assert (code, found["holds"], found["verdict"], found["measured"]) == (0, True, "emulated", None)
+    assert found["emulated"]["peak_reserved_mib"] == 180
+    code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
+    assert out.splitlines()[0] == (
+        "Emulated, not measured; there confidence 0.999999 held: batch 8 was said to fit and ran"
+    )
+    assert "measured" not in out.split("\n", 1)[1]
+
+
+@pytest.mark.usefixtures("linear", "emulated")
+def test_an_emulated_calibration_is_called_that(tmp_path: Path, capsys: Capture) -> None:
+    """Its title, its origin and the column of its runs say so, and so do the files."""
+    command = f"calibrate --model models.py:Fine {JOB_OPTIONS} --batches 8,16,32,64 --out {tmp_path / 'new'}"
+    code, out, _ = outcome(command, capsys)
+    assert f"on NVIDIA RTX 3060 12GB (emulated), torch {CARD.versions.torch}, emulated" in out
+    assert "From      emulated on " in out and "replayed    emulated   line says" in out
+    assert "measured" not in out
+    (run, *_) = json.loads(outcome(f"{command} --json", capsys)[1])["calibrations"][0]["runs"]
+    assert (run["measured_mib"], run["emulated_mib"] > 0) == (None, True)
 
 
 @pytest.mark.usefixtures("linear")

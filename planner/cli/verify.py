@@ -46,11 +46,10 @@ def verify_command(
     batch = whole("--batch", size.batch, "32")
     options = job.keywords() | card.keywords() | stored.keywords()
     refuse_trace(options, "verify")
-    from calibration.measure import find_gpu, refuse_emulated
+    from calibration.measure import find_gpu
 
     with working() as tell:
         gpu = find_gpu()
-        refuse_emulated(gpu.name)
         tell(f"running on {gpu.name}")
         if options["gpu_mib"] is None:
             options["gpu"] = _card(gpu, options["gpu"])

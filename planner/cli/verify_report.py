@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from planner.observation import Observation
+from planner.observation import Observation, Origin
 from planner.report.as_json import SCHEMA, estimate_to_json
 from planner.report.figures import mib
 from planner.report.layout import DIGITS, NAMES, entry, job_text, signed_percent, wrapped
@@ -25,8 +25,11 @@ class Report:
         return self.verification.holds
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner verify`; `errors` are estimated over measured less 1."""
+        """The JSON object of `planner verify`; `errors` are estimated over measured, or emulated, less 1."""
         held, seen = self.verification, self.verification.observation
+        figures = {f"{name}_mib": None if size is None else mib(size) for name, size in _seen(seen)}
+        figures |= {"retries": seen.retries, "oom": seen.oom}
+        emulated = seen.source == "emulated"
         return {
             "schema": SCHEMA,
             "model": seen.job.model,
@@ -35,16 +38,17 @@ class Report:
             "ran": held.ran,
             "agrees": held.agrees,
             "holds": held.holds,
+            "verdict": _verdict(seen.source, held.holds),
             "errors": {name: round(error, 6) for name, error in held.errors.items()},
-            "measured": {f"{name}_mib": None if size is None else mib(size) for name, size in _seen(seen)}
-            | {"retries": seen.retries, "oom": seen.oom},
+            "measured": None if emulated else figures,
+            "emulated": figures if emulated else None,
             "estimate": estimate_to_json(held.estimate, self.import_seconds),
         }
 
     def __str__(self) -> str:
         held, confidence = self.verification, self.verification.estimate.budget.confidence
-        verdict = "held" if held.holds else "did NOT hold"
-        said = f"Confidence {confidence:g} {verdict}: batch {held.observation.batch} {_told(held)}"
+        start = _start(held.observation.source, confidence, held.holds)
+        said = f"{start}: batch {held.observation.batch} {_told(held)}"
         lines = [*wrapped("", said), *entry("Job", job_text(held.estimate.job)), ""]
         return "\n".join([*lines, *_table(held.observation.gpu, held)])
 
@@ -74,6 +78,7 @@ class LimitReport:
             "confidence": check.plan.budget.confidence,
             "max_batch": check.plan.search.largest,
             "holds": check.holds,
+            "verdict": _verdict(check.runs[0].observation.source, check.holds),
             "true_largest": {
                 "at_least": check.lived,
                 "at_most": None if check.died is None else check.died - 1,
@@ -83,8 +88,8 @@ class LimitReport:
 
     def __str__(self) -> str:
         check, confidence = self.check, self.check.plan.budget.confidence
-        verdict = "held" if check.holds else "did NOT hold"
-        said = f"Confidence {confidence:g} {verdict}: the largest batch was said to be "
+        source = check.runs[0].observation.source if check.runs else "measured"
+        said = f"{_start(source, confidence, check.holds)}: the largest batch was said to be "
         lines = wrapped("", f"{said}{check.plan.search.largest}; {self._bracket()}")
         lines += entry("Job", job_text(check.plan.job))
         for run in check.runs:
@@ -102,6 +107,20 @@ class LimitReport:
         return f"it is {lived}" if died - lived == 1 else f"it lies from {lived} to {died - 1}"
 
 
+def _verdict(source: Origin, holds: bool) -> str:
+    """Return one word; what an emulated GPU says proves nothing of a real one's context and kernels."""
+    if source == "emulated":
+        return "emulated"
+    return "held" if holds else "did not hold"
+
+
+def _start(source: Origin, confidence: float, holds: bool) -> str:
+    verdict = "held" if holds else "did NOT hold"
+    if source == "emulated":
+        return f"Emulated, not measured; there confidence {confidence:g} {verdict}"
+    return f"Confidence {confidence:g} {verdict}"
+
+
 def _told(held: "Verification") -> str:
     """What was said of a run and what became of it."""
     said = {"yes": "said to fit", "with_retries": "said to fit with retries", "no": "said not to fit"}
@@ -113,7 +132,7 @@ def _told(held: "Verification") -> str:
 
 
 def _table(title: str, held: "Verification") -> list[str]:
-    """Each peak as it was said beside the measured one, in MiB."""
+    """Each peak as it was said beside the measured or emulated one, in MiB."""
     seen = dict(_seen(held.observation))
     rows = [
         ("allocated", "peak allocated", held.estimate.run.peak_allocated_bytes, seen["peak_allocated"]),
@@ -121,7 +140,7 @@ def _table(title: str, held: "Verification") -> list[str]:
         ("process", "process", held.estimate.process_bytes, seen["process_peak"]),
         ("", "process, at most", held.estimate.process_upper_bytes, None),
     ]
-    lines = [f"{title:<{NAMES + 2}}{'said':>12}{'measured':>12}{'error':>9}   MiB"]
+    lines = [f"{title:<{NAMES + 2}}{'said':>12}{held.observation.source:>12}{'error':>9}   MiB"]
     for name, title, said, size in rows:
         error = signed_percent(held.errors[name]) if name in held.errors else "-"
         measured = "-" if size is None else f"{mib(size, DIGITS):,.1f}"

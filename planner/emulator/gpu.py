@@ -3,10 +3,9 @@
 import json
 
 from planner.cudnn import LIMITS, describe_for_cudnn
-from planner.device import Device
+from planner.device import EMULATED, Device
 from planner.errors import UsageError
 
-EMULATED = "(emulated)"  # how the name of an emulated GPU ends
 MAX_COUNT = 64
 
 

@@ -140,7 +140,12 @@ def _sure(fit: CardFit) -> str:
     """One word for the calibration, and a mark where the card's memory is not published."""
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
-    word = "default" if correction is None or correction.fit is None else words[correction.level.value]
+    if correction is None or correction.fit is None:
+        word = "default"
+    elif correction.source == "emulated":
+        word = "emulated"
+    else:
+        word = words[correction.level.value]
     return f"{word}{'' if fit.budget.device.usable.kind.value in ('published', 'measured') else '*'}"
 
 
@@ -160,6 +165,7 @@ def legend_texts(table: CardTable) -> list[str]:
     meanings = {
         "default": "default: no calibration of this job, margins of published runs",
         "measured": "measured: a calibration of this job on this GPU",
+        "emulated": "emulated: a calibration of this job on an emulated GPU",
         "near": "near: one on this GPU under other versions",
         "related": "related: one on another GPU of this architecture",
         "*": "*: what torch sees of the card's memory is derived, not published",

@@ -77,7 +77,8 @@ def calibration_text(calibration: Calibration, today: date) -> str:
         *_entry("Versions", _versions(calibration)),
         *_entry("Line", _line(calibration)),
     ]
-    columns = ("batch", "replayed", "measured", "line says", "residual")
+    seen = "emulated" if calibration.source == "emulated" else "measured"
+    columns = ("batch", "replayed", seen, "line says", "residual")
     lines.append("".join(f"{name:>12}" for name in columns) + "   MiB")
     return "\n".join([*lines, *(_row(_run_to_json(calibration, point)) for point in calibration.points)])
 
@@ -140,10 +141,11 @@ def _fit_to_json(fit: Fit) -> dict[str, Any]:
 
 
 def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
-    """Measured is the process's peak or, where the overhead holds no context, its rise; fitted is what the
-    line says of it, used whether the line was drawn through it.
+    """Measured, or emulated, is the process's peak or, where the overhead holds no context, its rise;
+    fitted is what the line says of it, used whether the line was drawn through it.
     """
     measured = measured_bytes(point.observation, calibration.includes_context)
+    emulated = point.observation.source == "emulated"
     fit = calibration.fit
     fitted = fit.peak_bytes(point.replayed_bytes) if isinstance(fit, Fit) else None
     residual = None
@@ -152,7 +154,8 @@ def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
     return {
         "batch": point.observation.batch,
         "replayed_mib": mib(point.replayed_bytes),
-        "measured_mib": None if measured is None else mib(measured),
+        "measured_mib": None if emulated or measured is None else mib(measured),
+        "emulated_mib": mib(measured) if emulated and measured is not None else None,
         "fitted_mib": None if fitted is None else mib(fitted),
         "residual_mib": residual,
         "oom": point.observation.oom,
@@ -165,7 +168,8 @@ def _row(run: dict[str, Any]) -> str:
 
 
 def _cells(run: dict[str, Any]) -> Iterator[str]:
-    for name in ("replayed_mib", "measured_mib", "fitted_mib"):
+    seen = "measured_mib" if run["emulated_mib"] is None else "emulated_mib"
+    for name in ("replayed_mib", seen, "fitted_mib"):
         yield f"{'-':>12}" if run[name] is None else f"{run[name]:>12,.1f}"
     yield f"{'-':>12}" if run["residual_mib"] is None else f"{run['residual_mib']:>+12,.1f}"
 

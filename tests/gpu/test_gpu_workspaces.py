@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.chip import Chip
-from planner.cudnn import Cudnn, open_cudnn
+from planner.cudnn import Cudnn
+from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.trace.scratch import RULES, Made, Trial
 
 pytestmark = pytest.mark.gpu
@@ -30,10 +31,9 @@ CASES = [  # channels, extent, kernel, stride, groups, dimensions
 def library() -> Cudnn:
     """The very library that torch runs."""
     functional.conv2d(torch.zeros(1, 1, 4, 4, device="cuda"), torch.zeros(1, 1, 3, 3, device="cuda"))
-    loaded = {
-        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudnn" in line
-    }
-    return open_cudnn(str(Path(next(iter(loaded))).parent))
+    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    engines = next(Path(path) for path in mapped if "libcudnn_engines" in path)  # beside the library itself
+    return open_cudnn_with_cublaslt(str(engines.parent))
 
 
 @pytest.mark.parametrize("last", [False, True])

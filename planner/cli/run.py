@@ -1,10 +1,11 @@
 """`planner run`."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from planner.cli.bottom_line import live_progress
 from planner.cli.declared import AllocConf, GpuMib
 from planner.cli.options import OutputOptions, Text, takes, whole
 from planner.cli.output import answer, answering_first
@@ -84,14 +85,15 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
         whole("--copy-bytes", options.copy_bytes, "65536"),
         options.alloc_conf,
         None if options.snapshot is None else Path(options.snapshot),
-        sys.stderr if output.json else None,
+        output=sys.stderr if output.json else None,
     )
 
     def write(run: "EmulatedRun") -> None:
         answer(RunResult(run), output)
 
-    with answering_first(write):
-        run = run_emulated(options.command or [], chosen, compiled_dir(), progress)
+    with answering_first(write), live_progress() as (tell, seconds):
+        chosen = replace(chosen, progress_seconds=seconds)
+        run = run_emulated(options.command or [], chosen, compiled_dir(), tell)
     write(run)
     return 1 if run.outcome is Outcome.DOES_NOT_FIT else 0
 
@@ -108,8 +110,3 @@ def emulated_device(gpu: Text, gpu_mib: Text) -> Device:
 def _count(option: str, text: Text, example: str, most: int) -> int | None:
     value = whole(option, text, example)
     return None if value is None else check_count(option, value, most)
-
-
-def progress(line: str) -> None:
-    """Report a command's progress beside what it prints itself."""
-    print(f"planner: {line}", file=sys.stderr, flush=True)

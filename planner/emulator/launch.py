@@ -13,12 +13,11 @@ from typing import Any
 from planner.atomic import write_bytes
 from planner.device import MIB, Device
 from planner.emulator.gpu import describe_gpu
-from planner.emulator.record import EmulatedRun, read_records
+from planner.emulator.record import EmulatedRun, GpuRecord, read_records
 from planner.errors import ModelError, PlannerError, UsageError, unsaved
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
 _POLL_SECONDS = 0.2
-_PROGRESS_SECONDS = 10.0
 _GRACE_SECONDS = 5.0  # for a command that is asked to end
 _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a job read back
 
@@ -39,6 +38,7 @@ class RunOptions:
     )
     output: Any = None  # where the command's standard output goes; None: to that of the planner
     errors: Any = None  # where its standard error goes; likewise
+    progress_seconds: float = 10.0  # between lines of progress
 
 
 def run_emulated(
@@ -46,7 +46,7 @@ def run_emulated(
 ) -> EmulatedRun:
     """Run a command and return what its processes recorded.
 
-    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line each ten seconds.
+    `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line now and then.
     Raises UsageError where the command cannot be started or its environment has no CUDA build of torch,
     ModelError where it fails for another reason than memory or uses no GPU.
     """
@@ -56,7 +56,7 @@ def run_emulated(
     with TemporaryDirectory(prefix="planner-run-") as name:
         folder = Path(name)
         environment = {**os.environ, **_variables(options, folder, cache)}
-        code = _run(command, environment, options, _reporter(folder, on_progress))
+        code = _run(command, environment, options, _reporter(folder, options.progress_seconds, on_progress))
         refusal = folder / "refusal"
         if refusal.is_file():
             raise UsageError(refusal.read_text(encoding="utf-8"))
@@ -74,8 +74,9 @@ def run_emulated(
             largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
             _save(options.snapshot, largest, run)
     if not records:
-        what = f"ended with exit code {code}" if code else "ended"
-        raise ModelError(f"{command[0]}: it {what} without using a GPU; check that it trains on cuda")
+        if code:
+            raise ModelError(f"{command[0]}: it ended with exit code {code} before it used a GPU")
+        raise ModelError(f"{command[0]}: it ended without using a GPU; check that it trains on cuda")
     if code and run.failure is None:
         raise ModelError(f"{command[0]}: it ended with exit code {code}, and not for want of GPU memory")
     return run
@@ -140,13 +141,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _reporter(folder: Path, on_progress: OnProgress) -> Callable[[], None]:
+def _reporter(folder: Path, seconds: float, on_progress: OnProgress) -> Callable[[], None]:
     """Return a function that reports the newest step now and then."""
     last = perf_counter()
 
     def report() -> None:
         nonlocal last
-        if perf_counter() - last < _PROGRESS_SECONDS:
+        if perf_counter() - last < seconds:
             return
         last = perf_counter()
         try:
@@ -155,10 +156,15 @@ def _reporter(folder: Path, on_progress: OnProgress) -> Callable[[], None]:
             return
         if records:
             record = max(records, key=lambda one: one.peak.process_bytes)
-            peak = record.peak
-            on_progress(
-                f"step {record.step_count}: {peak.allocated_bytes / MIB:,.0f} MiB allocated, "
-                f"{peak.reserved_bytes / MIB:,.0f} reserved, {peak.process_bytes / MIB:,.0f} in nvidia-smi"
-            )
+            on_progress(_progress_line(record))
 
     return report
+
+
+def _progress_line(record: GpuRecord) -> str:
+    peak = record.peak
+    where = f"step {record.step_count}" if record.step_count else "before the first optimizer step"
+    return (
+        f"{where}: peak {peak.allocated_bytes / MIB:,.0f} MiB allocated, "
+        f"{peak.reserved_bytes / MIB:,.0f} reserved, {peak.process_bytes / MIB:,.0f} in nvidia-smi"
+    )

@@ -44,6 +44,13 @@ def test_a_command_without_a_gpu_is_told(tmp_path: Path) -> None:
     assert "it ended without using a GPU; check that it trains on cuda" in done.stderr
 
 
+def test_a_command_that_fails_before_it_uses_a_gpu_is_told_apart(tmp_path: Path) -> None:
+    """Its own message stands above; exit code 3."""
+    done = planner_run("--gpu", "L4", "--", sys.executable, "-c", "exit(5)", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.endswith(": it ended with exit code 5 before it used a GPU\n")
+
+
 def test_options_of_the_command_are_the_commands(tmp_path: Path) -> None:
     """Everything behind -- belongs to the command."""
     code = "import sys; print(sys.argv[1:])"

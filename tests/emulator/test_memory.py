@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.device import MIB, find_device, generic_device
-from planner.emulator.child.build import SOURCES
+from planner.emulator.child.build import CORE_SOURCES, SOURCES
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
 
@@ -39,7 +39,7 @@ def show(*values): print(json.dumps(values))
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the part that needs none of NVIDIA's headers."""
     path = tmp_path_factory.mktemp("core") / "core.so"
-    sources = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "contents.c", "handles.c")]
+    sources = [str(SOURCES / name) for name in CORE_SOURCES]
     command = ["gcc", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-std=gnu2x", "-fPIC", "-shared", *sources]
     subprocess.run([*command, "-o", str(path), "-lpthread"], check=True)
     return path

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.device import MIB, generic_device
-from planner.emulator.child.build import SOURCES
+from planner.emulator.child.build import CORE_SOURCES, SOURCES
 from planner.emulator.gpu import describe_gpu
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -36,7 +36,7 @@ def show(*values): print(json.dumps(values))
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile NVML and the book of memory into one library."""
     path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    sources = [str(SOURCES / name) for name in ("gpu.c", "memory.c", "handles.c", "nvml.c")]
+    sources = [str(SOURCES / name) for name in (*CORE_SOURCES, "nvml.c", "nvml_readings.c")]
     flags = ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-std=gnu2x", "-fPIC", "-shared"]
     subprocess.run(["gcc", *flags, "-Wl,-soname,libnvidia-ml.so.1", *sources, "-o", path], check=True)
     return path
@@ -64,3 +64,34 @@ def test_the_memory_in_use_rises_by_context_and_segments(nvml: Path) -> None:
     rise, before = call(nvml, code)
     hidden = generic_device(1000).total.value - generic_device(1000).usable.value
     assert (rise, before) == (102, hidden // MIB)
+
+
+def test_a_card_that_computes_nothing_is_idle(nvml: Path) -> None:
+    """Loggers of frameworks read utilization, power, temperature and clocks."""
+    code = """
+load = pynvml.nvmlDeviceGetUtilizationRates(card)
+show(load.gpu, load.memory, pynvml.nvmlDeviceGetPowerUsage(card), pynvml.nvmlDeviceGetTemperature(card, 0),
+     pynvml.nvmlDeviceGetTotalEnergyConsumption(card), pynvml.nvmlDeviceGetClockInfo(card, 1) > 0)
+"""
+    assert call(nvml, code) == [0, 0, 0, 0, 0, True]
+
+
+def test_the_newer_form_of_memory_tells_what_no_program_gets(nvml: Path) -> None:
+    """Total is reserved, used and free."""
+    code = """
+memory = pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
+alloc(100); later = pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
+show(memory.total == memory.reserved + memory.used + memory.free, (later.used - memory.used) // MIB)
+"""
+    assert call(nvml, code) == [True, 200]  # with the context
+
+
+def test_what_a_card_may_leave_open_is_not_supported(nvml: Path) -> None:
+    """Programs expect that of consumer cards, and not that a function is missing."""
+    code = """
+def error(function):
+    try: return str(function(card))
+    except pynvml.NVMLError as error: return str(error)
+show(*{error(getattr(pynvml, "nvmlDeviceGet" + name)) for name in ("EccMode", "MigMode", "FanSpeed", "Serial")})
+"""
+    assert call(nvml, code) == ["Not Supported"]

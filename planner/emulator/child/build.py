@@ -20,7 +20,7 @@ from .prototypes import Library, generate
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 CORE = "libplanner_emulated_gpu.so"
-_CORE_SOURCES = ("gpu.c", "memory.c", "contents.c", "handles.c")
+CORE_SOURCES = ("gpu.c", "memory.c", "contents.c", "handles.c")
 _BUILDERS = ("build.py", "installation.py", "prototypes.py")  # decide what is compiled
 _FLAGS = ("-D__CUDA_FP8_H__", "-O2", "-fPIC", "-std=gnu2x", "-w")
 
@@ -60,7 +60,7 @@ _STAND_INS = (
         Library("cudnn", "0", ("cudnn.h",), forwards=True),
         r"@libcudnn\.so",
     ),
-    _StandIn("libnvidia-ml.so.1", ("nvml.c",), None),
+    _StandIn("libnvidia-ml.so.1", ("nvml.c", "nvml_readings.c"), None),
 )
 
 
@@ -160,7 +160,7 @@ def _flags(includes: Sequence[Path], crt: Path | None) -> list[str]:
 
 
 def _compile_core(flags: list[str], out: Path) -> None:
-    sources = [str(SOURCES / name) for name in _CORE_SOURCES]
+    sources = [str(SOURCES / name) for name in CORE_SOURCES]
     soname = f"-Wl,-soname,{CORE}"
     run_tool(["gcc", *flags, "-shared", *sources, soname, "-o", str(out / CORE), "-lpthread"])
 

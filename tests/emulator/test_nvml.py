@@ -92,6 +92,7 @@ def test_what_a_card_may_leave_open_is_not_supported(nvml: Path) -> None:
 def error(function):
     try: return str(function(card))
     except pynvml.NVMLError as error: return str(error)
-show(*{error(getattr(pynvml, "nvmlDeviceGet" + name)) for name in ("EccMode", "MigMode", "FanSpeed", "Serial")})
+names = ("EccMode", "MigMode", "FanSpeed", "Serial")
+show(*{error(getattr(pynvml, "nvmlDeviceGet" + name)) for name in names})
 """
     assert call(nvml, code) == ["Not Supported"]

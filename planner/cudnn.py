@@ -51,6 +51,7 @@ class Cudnn:
     _folder: Path
     _process: "subprocess.Popen[str]"
     _cublaslt: Path | None = None  # the stand-in of cuBLASLt that it finds
+    _gpu: str = ""  # what the stand-in of the driver beside it is told
     lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Cudnn:
                 if number == self._asked:
                     return list(found)
             process.wait()
-            self._process, _ = _start(self._folder, self._cublaslt)
+            self._process, _ = _start(self._folder, self._cublaslt, self._gpu)
         return None
 
 
@@ -128,24 +129,25 @@ def _without_cublaslt(_folder: Path) -> str:
     return "none was given"
 
 
-def open_cudnn(where: str, cublaslt_for: CublasLt = _without_cublaslt) -> Cudnn:
+def open_cudnn(where: str, cublaslt_for: CublasLt = _without_cublaslt, gpu: str = "") -> Cudnn:
     """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
 
     `cublaslt_for` says which library its process finds as cuBLASLt: the real one answers only where a GPU is,
-    and engines that are built on it drop out. Raises UsageError where there is no cuDNN, or one that cannot
-    be asked without a GPU.
+    and engines that are built on it drop out. So do those that cuDNN compiles at run time where there is no
+    driver: one that lies beside that library is found too, and told of `gpu`. Raises UsageError where there
+    is no cuDNN, or one that cannot be asked without a GPU.
     """
-    return _open(where, cublaslt_for, os.getpid())  # a fork does not share its parent's pipes
+    return _open(where, cublaslt_for, gpu, os.getpid())  # a fork does not share its parent's pipes
 
 
 @cache  # a library is loaded once; what it answers is the same every time
-def _open(where: str, cublaslt_for: CublasLt, _process: int) -> Cudnn:
+def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
     folder = _installed() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
     found = cublaslt_for(folder)
     cublaslt, lacks = (None, found) if isinstance(found, str) else (found, "")
-    process, told = _start(folder, cublaslt)
+    process, told = _start(folder, cublaslt, gpu)
     if "error" in told:
         raise UsageError(
             f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
@@ -155,10 +157,10 @@ def _open(where: str, cublaslt_for: CublasLt, _process: int) -> Cudnn:
     version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
     if number < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, folder, process, cublaslt, lacks)
+    return Cudnn(version, folder, process, cublaslt, gpu, lacks)
 
 
-def _start(folder: Path, cublaslt: Path | None) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+def _start(folder: Path, cublaslt: Path | None, gpu: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
     """A process with the library, and what it says of itself."""
     child = str(Path(__file__).with_name("cudnn_child.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt)]
@@ -169,6 +171,7 @@ def _start(folder: Path, cublaslt: Path | None) -> "tuple[subprocess.Popen[str],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, "PLANNER_EMULATED_GPU": gpu},
         start_new_session=True,  # Ctrl-C is for the planner
     )
     assert process.stdout is not None

@@ -2,7 +2,8 @@
 
     python cudnn_child.py FOLDER DEVICE [CUBLASLT]
 
-FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt.
+FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt, with a
+driver beside it.
 
 Run as a file, with the standard library alone: cuDNN may end a process, and prints to standard error as it
 likes. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
@@ -55,9 +56,12 @@ class Library:
 
     def __init__(self, folder: Path, cublaslt: str = "") -> None:
         # What it looks for in NVIDIA's other packages; a library that is loaded is found under its own name.
-        wanted = ["libnvrtc.so.*"] if cublaslt else ["libcublasLt.so.*", "libnvrtc.so.*"]
+        wanted = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
+        if not cublaslt:
+            wanted.insert(0, "libcublasLt.so.*")
         beside = [path for name in wanted for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
-        for path in [cublaslt, *beside] if cublaslt else beside:
+        own = [Path(cublaslt).with_name("libcuda.so.1"), Path(cublaslt)] if cublaslt else []
+        for path in [*own, *beside]:
             with suppress(OSError):
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         self.functions = ctypes.CDLL(str(folder / "libcudnn.so.9"), mode=ctypes.RTLD_GLOBAL)

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 from planner.cudnn import Cudnn, open_cudnn
+from planner.device import generic_device
 from planner.emulator.child.build import build_cublaslt
 from planner.emulator.child.installation import EmulatorError
+from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
 from planner.user_dirs import cache_dir
+
+SOME_MIB = 24_000  # of the GPU that the driver in cuDNN's process has; each question describes its own
 
 
 def compiled_dir() -> Path:
@@ -19,7 +23,7 @@ def compiled_dir() -> Path:
 
 def open_cudnn_with_cublaslt(where: str) -> Cudnn:
     """Open cuDNN as `open_cudnn` does, with a stand-in of cuBLASLt beside it where one can be compiled."""
-    return open_cudnn(where, cublaslt_for)
+    return open_cudnn(where, cublaslt_for, describe_gpu(generic_device(SOME_MIB)))
 
 
 def cublaslt_for(cudnn: Path) -> Path | str:

@@ -97,17 +97,20 @@ def build(installation: Installation, cache: Path) -> Path:
 
 
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
-    """Return the compiled stand-in of cuBLASLt alone, for a process that asks cuDNN; compile it where needed.
+    """Return the compiled stand-in of cuBLASLt, for a process that asks cuDNN; compile it where needed.
 
+    The driver's lies beside it, without which cuDNN drops the engines that it compiles at run time.
     `includes` are folders of headers, `soname` the file name under which cuDNN looks for the library. Raises
     EmulatorError as `build` does.
     """
-    one = next(one for one in _STAND_INS if one.soname == "libcublasLt")
+    names = {"libcublasLt": soname, "libcuda.so.1": "libcuda.so.1"}
 
     def compile_it(work: Path, out: Path) -> None:
         flags = _flags(includes, None)
         _compile_core(flags, out)
-        _compile(one, soname, flags, [], work / one.soname, out)
+        for one in _STAND_INS:
+            if one.soname in names:
+                _compile(one, names[one.soname], flags, [], work / one.soname, out)
 
     key = "\n".join([soname, *map(str, includes)])
     return _compiled(cache, key, "of cuBLASLt for cuDNN, once", compile_it) / soname

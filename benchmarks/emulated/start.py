@@ -2,9 +2,9 @@
 
     python benchmarks/emulated/start.py PYTHON [--pairs N] [--gpu NAME]
 
-PYTHON has the CUDA build of torch, and torchvision. Both limits are of the design: the start of
-`planner run` takes less than a second more than plain `python`, and the whole process for ResNet-50 (batch 128,
-three steps) at most three times the import of torch.
+PYTHON has the CUDA build of torch, and torchvision. Both limits are of the design: the start of `planner run`
+takes less than a second more than plain Python, and the whole process for ResNet-50 at most three times the
+import of torch.
 """
 
 import argparse

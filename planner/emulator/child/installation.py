@@ -22,6 +22,9 @@ REPLACED = (
 )
 
 
+FIRST_CUDNN = (9, 8)  # the first that takes a description of a GPU (cuDNN's release notes)
+
+
 class EmulatorError(Exception):
     """The stand-in libraries cannot be built or loaded; the text is one line with what to do."""
 
@@ -79,8 +82,24 @@ def find_installation(torch: Path) -> Installation:
     cudnn = next((found for root in roots for found in sorted(root.glob("cudnn/lib/libcudnn.so.9"))), None)
     if cudnn is None:
         raise EmulatorError(f"torch {version}: libcudnn.so.9 is not beside it; cuDNN 9 is needed")
+    _check_cudnn(version, cudnn.parent.with_name("include") / "cudnn_version.h")
     crt = next((f for f in (*includes, torch.parent / "triton/backends/nvidia/include") if _has_crt(f)), None)
     return Installation(torch, includes, crt, _sonames(library), cudnn)
+
+
+def _check_cudnn(torch_version: str, header: Path) -> None:
+    """Raise EmulatorError where cuDNN does not answer for a GPU that is only described."""
+    text = header.read_text(encoding="utf-8") if header.is_file() else ""
+    numbers = [re.search(rf"#define CUDNN_{name} (\d+)", text) for name in ("MAJOR", "MINOR", "PATCHLEVEL")]
+    found = tuple(int(number.group(1)) for number in numbers if number)
+    if found < FIRST_CUDNN:
+        cuda = re.search(r"\+(cu\d\d)", torch_version)
+        package = f"nvidia-cudnn-{cuda.group(1) if cuda else 'cu12'}"
+        name = ".".join(map(str, found)) or "of an unknown version"
+        raise EmulatorError(
+            f"torch {torch_version}: its cuDNN {name} does not answer for a GPU that is only described; put "
+            f"a newer one in its place: pip install '{package}>={'.'.join(map(str, FIRST_CUDNN))}'"
+        )
 
 
 def _has_crt(folder: Path) -> bool:

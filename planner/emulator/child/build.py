@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import shutil
 import sys
@@ -142,7 +143,7 @@ def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path,
 
 
 def _digest(key: str) -> str:
-    digest = hashlib.sha256(key.encode())
+    digest = hashlib.sha256(f"{key}\n{platform.machine()}".encode())  # machines may share a home
     for path in (*sorted(SOURCES.rglob("*.[ch]")), *map(Path(__file__).with_name, _BUILDERS)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]

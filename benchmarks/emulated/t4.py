@@ -7,43 +7,34 @@ passed on.
 """
 
 import csv
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 
-LOOP = Path(__file__).with_name("t4_loop.py")
+from emulate import emulate
+
 PUBLISHED = Path(__file__).parents[1] / "published" / "t4_torch211.csv"
-
-
-def emulate(python: str, row: dict[str, str]) -> dict[str, int]:
-    """Run the loop of one row and return what it prints."""
-    command = [python, str(LOOP), row["model"], row["batch"], row["length_or_size"]]
-    planner = [sys.executable, "-m", "planner", "run", "--gpu", "T4", "--json", "--", *command]
-    done = subprocess.run(planner, env=os.environ, capture_output=True, text=True, check=True)
-    printed = next(line for line in done.stderr.splitlines() if line.startswith("{"))
-    found: dict[str, int] = json.loads(printed)
-    return found
+COUNTERS = ("allocated", "reserved")
 
 
 def main() -> None:
     """Print emulated over measured, allocated and reserved, row by row."""
-    errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
     with PUBLISHED.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for row in rows:
-        cells = []
-        for python in sys.argv[1:]:
-            found = emulate(python, row)
-            for name, figures in errors.items():
-                figures.append(found[name] / int(row[f"peak_{name}_bytes"]) - 1)
-            cells.append(", ".join(f"{figures[-1]:+.2%}" for figures in errors.values()))
-        name = f"{row['model']}, {row['batch']} x {row['length_or_size']}"
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    for name, figures in errors.items():
-        sizes = [abs(error) for error in figures]
+    cases = [
+        {"model": row["model"], "batch": int(row["batch"]), "size": int(row["length_or_size"])}
+        for row in rows
+    ]
+    runs = [emulate(python, "T4", "t4_loop.py", cases) for python in sys.argv[1:]]
+
+    def errors(found: dict[str, int], row: dict[str, str]) -> list[float]:
+        return [found[name] / int(row[f"peak_{name}_bytes"]) - 1 for name in COUNTERS]
+
+    for number, row in enumerate(rows):
+        cells = [", ".join(f"{error:+.2%}" for error in errors(run[number], row)) for run in runs]
+        print(f"| {row['model']}, {row['batch']} x {row['length_or_size']} | {' | '.join(cells)} |")
+    for index, name in enumerate(COUNTERS):
+        sizes = [abs(errors(one, row)[index]) for run in runs for one, row in zip(run, rows, strict=True)]
         print(f"{name}: median {median(sizes):.2%}, worst {max(sizes):.2%} over {len(sizes)} runs")
 
 

@@ -1,16 +1,15 @@
-"""Train one model as the T4 rows of benchmarks/published were trained, and print its peaks as JSON.
+"""Train one model as the T4 rows of benchmarks/published were trained, and return its peaks.
 
-Run by `t4.py` on an emulated T4: MODEL BATCH SIZE. The loop is described in benchmarks/published/README.md:
+Run by `t4.py` on an emulated T4. The loop is described in benchmarks/published/README.md:
 AdamW, one batch made once, autocast to bfloat16, one step to warm up, then one step that is read.
 """
 
-import json
-import sys
 from collections.abc import Callable
 
 import torch
 import torchvision
 import transformers
+from cases import Case, run_cases
 
 Forward = Callable[[], tuple[object, torch.Tensor]]
 
@@ -50,10 +49,9 @@ def _build(name: str, batch: int, size: int) -> tuple[torch.nn.Module, Forward]:
     return encoder, encode
 
 
-def main() -> None:
+def run(case: Case) -> Case:
     """Run the loop."""
-    name, batch, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    model, forward = _build(name, batch, size)
+    model, forward = _build(case["model"], case["batch"], case["size"])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -70,9 +68,8 @@ def main() -> None:
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    print(json.dumps({"allocated": allocated, "reserved": reserved, "torch": torch.__version__}))
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(run)

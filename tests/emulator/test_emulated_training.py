@@ -1,7 +1,7 @@
 """Training scripts, unmodified, on emulated GPUs: real CUDA builds of torch on the stand-in libraries.
 
-Figures of whole models are those of torch 2.13 with cuDNN 9.20, whose heuristics decide the workspaces of
-convolutions.
+Figures of whole models hold for torch 2.6 with cuDNN 9.8, 2.9 with 9.10, 2.11 and 2.13 with 9.19 and 9.20,
+whose heuristics decide the workspaces of convolutions.
 """
 
 import json
@@ -67,17 +67,44 @@ def emulator(request: pytest.FixtureRequest, tmp_path: Path) -> Emulator:
     return Emulator(str(request.config.getoption("--cuda-python")), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "allocated", "reserved"),
-    [
-        ("torchvision.models.resnet50(num_classes=10)", 10707.036, 12396.0),
-        ("torchvision.models.vit_b_16(num_classes=10)", 15982.618, 16224.0),
-    ],
-)
-def test_whole_models(emulator: Emulator, model: str, allocated: float, reserved: float) -> None:
-    """Peaks of three steps at batch 128 on an RTX 3090."""
+# MiB allocated and reserved at the peak of three steps at batch 128 on an RTX 3090, by version of torch.
+# torch 2.9 and 2.11 keep a workspace of 1 MiB for cuBLASLt; 2.6 gave it back after each product, and in 2.13
+# cuBLASLt shares that of cuBLAS (pytorch/pytorch#168175).
+PEAKS = {
+    "torchvision.models.resnet50(num_classes=10)": {
+        "2.6": (10707.036, 12396.0),
+        "2.9": (10708.036, 12398.0),
+        "2.11": (10708.036, 12396.0),
+        "2.13": (10707.036, 12396.0),
+    },
+    "torchvision.models.vit_b_16(num_classes=10)": {
+        "2.6": (15982.618, 16224.0),
+        "2.9": (15983.618, 16224.0),
+        "2.11": (15983.618, 16224.0),
+        "2.13": (15982.618, 16224.0),
+    },
+    "CNN()": {
+        "2.6": (530.944, 604.0),
+        "2.9": (531.944, 604.0),
+        "2.11": (531.944, 604.0),
+        "2.13": (530.944, 604.0),
+    },
+}
+
+
+def peaks_of(model: str, found: dict[str, Any]) -> tuple[float, float]:
+    """Return the peaks that are known with the torch of this run."""
+    version = ".".join(found["versions"]["torch"].split(".")[:2])
+    if version not in PEAKS[model]:
+        pytest.skip(f"figures of torch {version} are not known")
+    return PEAKS[model][version]
+
+
+@pytest.mark.parametrize("model", [model for model in PEAKS if model != "CNN()"])
+def test_whole_models(emulator: Emulator, model: str) -> None:
+    """The allocator, cuDNN's heuristics and the models of each version."""
     found = emulator.run(f"train({model}, 128)", "--gpu", "RTX 3090")
-    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == (allocated, reserved)
+    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == peaks_of(model, found)
     assert (found["fits"], found["retries"], found["emulated"]) == ("yes", 0, True)
 
 
@@ -95,7 +122,7 @@ class CNN(torch.nn.Module):
 train(CNN(), 128)
 """
     found = emulator.run(code, "--gpu", "RTX 3090")
-    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == (530.944, 604.0)
+    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == peaks_of("CNN()", found)
 
 
 def test_out_of_memory_names_module_and_line(emulator: Emulator) -> None:

@@ -26,8 +26,13 @@ class _Parted:
     slots: list[Slot]  # one more than events
 
 
-def align(first: Trace, second: Trace) -> Trace | str:
+Line = Callable[[Alloc, Alloc, int, int], Alloc | str]  # through a block at two batch sizes; or its flaw
+
+
+def align(first: Trace, second: Trace, scratch_line: Line | None = None) -> Trace | str:
     """One affine trace through two taken at different batch sizes, or why there is none.
+
+    `scratch_line` makes the lines of passing scratch; by default they go through whole bytes as all others.
 
     A size that shrinks with the batch, or would be negative at batch 1, lies on no line that holds for every
     batch size. Raises ValueError for traces that are affine already or were taken at one batch size.
@@ -53,7 +58,8 @@ def align(first: Trace, second: Trace) -> Trace | str:
             events.append(a)
     sites = _joined_sites(first, second)
     theirs = _moved(other.slots, second, sites)
-    slots = _choose(one.slots, theirs, lambda ours, new: _lines(ours, new, low, high))
+    make_line = scratch_line or _line
+    slots = _choose(one.slots, theirs, lambda ours, new: _lines(ours, new, low, high, make_line))
     merged = _merge(events, slots)
     return replace(first, events=merged, sites=sites, batches=(low, high), details=(), asked=())
 
@@ -111,6 +117,18 @@ def _line(a: Alloc, b: Alloc, low: int, high: int) -> Alloc | str:
     return Alloc(a.block, fixed_bytes, slope, a.role, a.site, a.optional)
 
 
+def rounded_line(a: Alloc, b: Alloc, low: int, high: int) -> Alloc | str:
+    """The line with whole bytes per sample that meets the second block and passes nearest to the first.
+
+    What a library takes may have a part that changes by a few bytes from batch size to batch size.
+    """
+    slope = round((b.fixed_bytes - a.fixed_bytes) / (high - low))
+    fixed_bytes = b.fixed_bytes - slope * high
+    if slope < 0 or fixed_bytes + slope < 0:
+        return "no line that holds for every batch"
+    return Alloc(a.block, fixed_bytes, slope, a.role, a.site, a.optional)
+
+
 def _choose(
     ours: Sequence[Slot],
     theirs: Sequence[Slot],
@@ -142,11 +160,13 @@ def _renamed(slot: Slot) -> Slot:
     ]
 
 
-def _lines(ours: Sequence[Slot], theirs: Sequence[Slot], low: int, high: int) -> Slots | None:
+def _lines(
+    ours: Sequence[Slot], theirs: Sequence[Slot], low: int, high: int, make_line: Line
+) -> Slots | None:
     """The scratch of both as lines; None where it is not alike, or on no line."""
 
     def join(a: Alloc, b: Alloc) -> Alloc | None:
-        line = _line(a, b, low, high)
+        line = make_line(a, b, low, high)
         return None if isinstance(line, str) else line
 
     return _paired(ours, theirs, join)

@@ -75,8 +75,6 @@ def largest_by_line(
     Where to look is told by lines through what batch sizes need, first through both `ends`. Of batch sizes
     above the first that does not fit, none is looked at, since they would all be larger than the answer.
     """
-    seen: dict[int, Outcome] = {}
-    probe = _asking_once(outcome, seen)
     low, guess = ends
     for _ in range(MOST_LINES):
         slope_bytes = (need_bytes(guess) - need_bytes(low)) / (guess - low)
@@ -87,9 +85,21 @@ def largest_by_line(
         if following in (low, guess):
             break
         guess = following
-    guess = following
-    comfortable = boundary_near(lambda batch: probe(batch) is Outcome.FITS, guess, limit)
-    best = boundary_near(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, comfortable, limit)
+    return largest_near(outcome, (following, following), limit)
+
+
+def largest_near(
+    outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH
+) -> Search:
+    """Find the largest batch sizes in few probes from guesses: of the one without retries, and of any.
+
+    Each fits and its successor does not. `outcome` had better remember its answers.
+    """
+    seen: dict[int, Outcome] = {}
+    probe = _asking_once(outcome, seen)
+    comfortable = boundary_near(lambda batch: probe(batch) is Outcome.FITS, guesses[0], limit)
+    guess = max(comfortable, guesses[1]) if guesses[1] > guesses[0] else comfortable
+    best = boundary_near(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, guess, limit)
     failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
 

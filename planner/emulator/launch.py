@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from planner.atomic import write_bytes
 from planner.device import MIB, Device
 from planner.emulator.gpu import describe_gpu
+from planner.emulator.history import read_histories
 from planner.emulator.record import EmulatedRun, GpuRecord, read_records
 from planner.errors import ModelError, PlannerError, UsageError, unsaved
 
@@ -36,6 +37,7 @@ class RunOptions:
     snapshot: Path | None = (
         None  # where the allocator's history of the largest process goes, as torch writes it
     )
+    keeps_histories: bool = False  # read the allocator's history of each process
     output: Any = None  # where the command's standard output goes; None: to that of the planner
     errors: Any = None  # where its standard error goes; likewise
     progress_seconds: float = 10.0  # between lines of progress
@@ -69,6 +71,7 @@ def run_emulated(
             records,
             perf_counter() - start,
             _assumptions(options),
+            read_histories(folder) if options.keeps_histories else (),
         )
         if options.snapshot is not None and records:
             largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
@@ -95,13 +98,21 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_CACHE": str(cache),
         "PLANNER_EMULATED_RECORDS": str(folder),
         "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
-        "PLANNER_EMULATED_HISTORY": "0" if options.snapshot is None else "1",
+        "PLANNER_EMULATED_HISTORY": " ".join(_history_kinds(options)),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }
     if options.alloc_conf is not None:
         variables |= {"PYTORCH_ALLOC_CONF": options.alloc_conf, "PYTORCH_CUDA_ALLOC_CONF": options.alloc_conf}
     return variables
+
+
+def _history_kinds(options: RunOptions) -> Iterator[str]:
+    """Yield which records of the allocator's history the processes write."""
+    if options.snapshot is not None:
+        yield "snapshot"
+    if options.keeps_histories:
+        yield "events"
 
 
 def _assumptions(options: RunOptions) -> tuple[str, ...]:

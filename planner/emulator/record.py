@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.emulator.history import History
 from planner.errors import DataFileError
 from planner.events import Outcome
 
@@ -78,6 +79,7 @@ class EmulatedRun:
     records: tuple[GpuRecord, ...]  # at least one
     seconds: float
     assumptions: tuple[str, ...]
+    histories: tuple[History, ...] = ()  # of each process and GPU; none unless they are asked for
 
     @property
     def largest(self) -> GpuRecord:

@@ -1,6 +1,7 @@
 """Reports of commands that ran on emulated GPUs: `planner run`, and `planner max-batch -- COMMAND`."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from planner.emulator.largest_batch import CommandPlan
@@ -9,7 +10,7 @@ from planner.events import Outcome
 from planner.report.as_json import SCHEMA
 from planner.report.figures import mib
 from planner.report.layout import DIGITS, entry, wrapped
-from planner.search import Search
+from planner.search import LARGEST_BATCH, Search
 
 MAX_STEPS = 12  # entries of the table
 _VERDICTS = {
@@ -166,6 +167,9 @@ def plan_to_json(plan: CommandPlan) -> dict[str, Any]:
         "at_comfortable": nested(plan.at_comfortable),
         "first_failure": nested(plan.first_failure),
         "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
+        "replayed": list(plan.replayed),
+        "confirmed": [[batch, outcome.value] for batch, outcome in plan.confirmed],
+        "notes": list(plan.notes),
         "runs": plan.run_count,
         "seconds": round(plan.seconds, 3),
     }
@@ -175,9 +179,16 @@ def plan_text(plan: CommandPlan) -> str:
     """Return the report as plain text, at most 100 columns wide."""
     found = plan.search
     sure = f"at confidence {plan.confidence:g}"
-    lines = [*entry("Largest batch", f"{found.comfortable or found.largest} {sure}{_retrying(found)}")]
+    if found.largest >= LARGEST_BATCH // 2:
+        lines = entry(
+            "Largest batch", f"{found.largest}, where the search ends: memory does not depend on it"
+        )
+    else:
+        lines = entry("Largest batch", f"{found.comfortable or found.largest} {sure}{_retrying(found)}")
     if 0 < found.comfortable < found.largest:
         lines += entry("With retries", f"{found.largest}: cached memory is released to make room")
+    lines += entry("Found by", _how(plan))
+    lines += [line for note in plan.notes for line in entry("Note", note)]
     lines += entry("GPU", f"{f'{plan.gpu_count} x ' if plan.gpu_count > 1 else ''}{plan.gpu} (emulated)")
     lines += entry("Command", shlex.join(plan.command))
     at = plan.at_comfortable or plan.at_max
@@ -195,6 +206,18 @@ def plan_text(plan: CommandPlan) -> str:
         lines += ["", *entry("Versions", versions), "Assumed"]
         lines += [line for sentence in assumed for line in wrapped("  - ", sentence)]
     return "\n".join([*lines, f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command"])
+
+
+def _how(plan: CommandPlan) -> str:
+    ran = f"runs on the emulated GPU at batches {_listed([batch for batch, _ in plan.confirmed])}"
+    if not plan.replayed:
+        return ran
+    return f"replay of the allocator's history at batches {_listed(plan.replayed)}; confirmed by {ran}"
+
+
+def _listed(batches: Sequence[int]) -> str:
+    *most, last = map(str, sorted(batches))
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _retrying(found: Search) -> str:

@@ -19,8 +19,10 @@ from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
+from .frames import is_own
+from .history import MAX_EVENTS, History
+
 _WRITE_SECONDS = 0.5  # between records of a running process
-MAX_HISTORY = 4_000_000  # events of the allocator's history; older ones go
 
 
 def attach(torch: Any, core: Any) -> None:
@@ -84,6 +86,11 @@ class Peaks:
         lost = self._since.pop(device, (0, 0))
         return max(lost[0], _peak(stats, "allocated_bytes")), max(lost[1], _peak(stats, "reserved_bytes"))
 
+    def stats(self, device: int) -> dict[str, Any]:
+        """Return torch's statistics."""
+        found: dict[str, Any] = self._stats(device)
+        return found
+
     def retries(self, device: int) -> int:
         """Return how often cached memory was released to make room."""
         return int(self._stats(device)["num_alloc_retries"])
@@ -138,8 +145,10 @@ class Recorder:
         rank = os.environ.get("RANK", "")
         self._path = self._folder / f"{rank or 0}-{os.getpid()}.json"
         self._pid, self._written = os.getpid(), 0.0
-        wants_history = os.environ.get("PLANNER_EMULATED_HISTORY") == "1"
-        self._snapshot = self._path.with_suffix(".pickle") if wants_history else None
+        wanted = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
+        self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in wanted else None
+        history = self._path.with_suffix(".history")
+        self._history = History(self._torch, history) if "events" in wanted else None
         self._peaks: Peaks | None = None  # until torch initializes CUDA
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False
@@ -153,8 +162,8 @@ class Recorder:
         """Begin to read the allocator; torch calls it when CUDA is initialized."""
         if os.getpid() == self._pid and self._peaks is None:
             self._peaks = Peaks(self._torch)
-            if self._snapshot is not None:
-                self._torch.cuda.memory._record_memory_history(max_entries=MAX_HISTORY, stacks="python")
+            if self._snapshot is not None or self._history is not None:
+                self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -165,6 +174,9 @@ class Recorder:
             self.finish()
             os._exit(0)
         self._count += 1
+        if self._history is not None:
+            for device in self._devices():
+                self._history.mark(device, self._count, self._peaks.stats(device))
         self._add_step(self._read_peaks())
         self._write(whole=False)
         if self._count == self._stop_after:
@@ -204,6 +216,8 @@ class Recorder:
         self._write(whole=True)
         if self._snapshot is not None and self._peaks is not None:
             self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
+        if self._history is not None and self._peaks is not None:
+            self._history.write(self._devices())
 
     # ---- reading and writing
 
@@ -271,7 +285,7 @@ class Recorder:
 def _place(torch: Any) -> dict[str, Any]:
     """Return the module and the line that run in this thread, or in the main one if this is autograd's."""
     frames = _frames(sys._getframe())  # those of this module are not the script's
-    in_backward = not any(_is_own(frame) for frame in frames)
+    in_backward = not any(is_own(frame.f_code.co_filename) for frame in frames)
     if in_backward:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = _frames(main) if main is not None else []
@@ -291,18 +305,9 @@ def _frames(frame: Any) -> list[Any]:
     return found
 
 
-def _is_own(frame: Any) -> bool:
-    """Return whether a frame is the script's: not torch's, nor an installed package's, nor Python's."""
-    path = frame.f_code.co_filename
-    return Path(path).is_file() and not any(
-        part in path
-        for part in ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python", "planner/emulator/")
-    )
-
-
 def _line_of(frames: list[Any]) -> str:
     """Return the innermost line of the script, as FILE:LINE."""
-    own = next((frame for frame in reversed(frames) if _is_own(frame)), None)
+    own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
     return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
 
 

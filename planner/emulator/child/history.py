@@ -1,0 +1,82 @@
+"""Write down the allocator's history of a process: blocks handed out and given back, with who asked.
+
+The file is JSON, one object for each GPU of the process; `planner/emulator/history.py` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .frames import is_own
+
+MAX_EVENTS = 4_000_000  # of the allocator's history; older ones go
+_LETTERS = {"alloc": "a", "free_requested": "r", "free_completed": "c", "oom": "o"}
+
+
+class History:
+    """The allocator's history of this process."""
+
+    def __init__(self, torch: Any, path: Path) -> None:
+        self._torch, self._path = torch, path
+        self._marks: dict[int, list[tuple[int, int, int]]] = {}  # by device
+
+    def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
+        """Note that an optimizer step ends here.
+
+        The place is told by how many blocks torch's statistics say were handed out and given back so far.
+        """
+        counts = stats["allocation"]["all"]
+        place = (int(counts["allocated"]), int(counts["freed"]), step)
+        self._marks.setdefault(device, []).append(place)
+
+    def write(self, devices: list[int]) -> None:
+        """Write the file; a process that ends for want of memory has one too."""
+        snapshot = self._torch.cuda.memory._snapshot()
+        rows = [self._device(number, snapshot) for number in devices]
+        try:
+            self._path.write_text(json.dumps(rows, separators=(",", ":")), encoding="utf-8")
+        except OSError as error:
+            print(f"planner: {self._path}: the history cannot be written: {error.strerror}", file=sys.stderr)
+
+    def _device(self, device: int, snapshot: dict[str, Any]) -> dict[str, Any]:
+        torch = self._torch
+        sites: dict[tuple[str, str], int] = {}
+        own: dict[str, bool] = {}
+        events = []
+        entries = snapshot["device_traces"][device]
+        for entry in entries:
+            letter = _LETTERS.get(entry["action"])
+            if letter is None:
+                continue
+            site = -1
+            if letter in "ao":
+                site = sites.setdefault(_site(entry.get("frames") or [], own), len(sites))
+            events.append((letter, entry.get("addr", 0), entry["size"], entry.get("stream", 0), site))
+        settings = snapshot.get("allocator_settings", {})
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        return {
+            "device": device,
+            "alloc_conf": settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or "",
+            "fraction": 1.0 if fraction is None else fraction(device),
+            "is_whole": len(entries) < MAX_EVENTS,
+            "events": events,
+            "sites": list(sites),
+            "marks": self._marks.get(device, []),
+        }
+
+
+def _site(frames: list[dict[str, Any]], own: dict[str, bool]) -> tuple[str, str]:
+    """Return the innermost line of the script, as FILE:LINE, and the innermost function that runs.
+
+    `own` remembers which files are the script's.
+    """
+    for frame in frames:
+        name = frame["filename"]
+        if name not in own:
+            own[name] = is_own(name)
+        if own[name]:
+            return f"{name}:{frame['line']}", str(frames[0]["name"])
+    return "", str(frames[0]["name"]) if frames else ""

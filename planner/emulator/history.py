@@ -1,0 +1,128 @@
+"""The allocator's history of an emulated process, and the trace that it makes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.errors import DataFileError
+from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
+
+
+class HistoryEvent(NamedTuple):
+    """One thing that torch's allocator did."""
+
+    action: str  # a: handed out, r: given back, c: free again, o: out of memory
+    address: int
+    size_bytes: int  # requested
+    stream: int
+    site: int  # index into `History.sites`; -1: not told
+
+
+class StepEnd(NamedTuple):
+    """Where an optimizer step ends."""
+
+    allocated: int  # blocks handed out before it
+    freed: int  # blocks given back before it
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that torch's allocator did for one process on one GPU."""
+
+    rank: int
+    device: int
+    alloc_conf: str  # PYTORCH_ALLOC_CONF
+    fraction: float  # of the GPU's memory, as `set_per_process_memory_fraction` sets it
+    is_whole: bool  # it begins with the process
+    events: tuple[HistoryEvent, ...]
+    sites: tuple[Site, ...]
+    step_ends: tuple[StepEnd, ...]
+
+
+def read_histories(folder: Path) -> tuple[History, ...]:
+    """Read the histories in a folder, by rank and GPU. Raises DataFileError for one that is broken."""
+    found: list[History] = []
+    for path in sorted(folder.glob("*.history")):
+        rank = int(path.name.partition("-")[0])
+        try:
+            found += [_history(rank, row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise DataFileError(f"{path}: not a history of an emulated run; run the command again") from error
+    return tuple(sorted(found, key=lambda one: (one.rank, one.device)))
+
+
+def _history(rank: int, data: dict[str, Any]) -> History:
+    return History(
+        rank,
+        data["device"],
+        data["alloc_conf"],
+        float(data["fraction"]),
+        bool(data["is_whole"]),
+        tuple(HistoryEvent(*event) for event in data["events"]),
+        tuple(Site(*site) for site in data["sites"]),
+        tuple(StepEnd(*mark) for mark in data["marks"]),
+    )
+
+
+def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
+    """Return the trace of a history that was recorded at a batch size.
+
+    Blocks that are given back before another one is handed out are passing scratch, with the role WORKSPACE;
+    with a `scratch_depth` of 1 also those in whose life only such blocks are handed out, and so on. Blocks
+    that are given back in a row are told by birth, since their order, which means nothing to the allocator,
+    may be chance: autocast's cache is emptied by address. Raises ValueError where the history does not begin
+    with the process.
+    """
+    if not history.is_whole:
+        raise ValueError("the allocator's history does not begin with the process")
+    ends = {(end.allocated, end.freed): end.step for end in history.step_ends}
+    events: list[Event] = [Mark(1, Phase.FORWARD)]
+    live: dict[int, int] = {}
+    row: list[int] = []  # blocks that are given back in a row
+    deaths: dict[int, int] = {}  # by block: how many blocks are born before it dies
+    allocated = freed = 0
+
+    def close_row() -> None:
+        deaths.update(dict.fromkeys(row, allocated))
+        events.extend(Free(block) for block in sorted(row))
+        row.clear()
+
+    for event in history.events:
+        step = ends.pop((allocated, freed), None) if event.action in "ar" else None
+        if step is not None:
+            close_row()
+            events.append(Mark(step + 1, Phase.FORWARD))
+        if event.action == "a":
+            close_row()
+            live[event.address] = allocated
+            events.append(Alloc(allocated, event.size_bytes, 0, Role.TEMPORARY, event.site))
+            allocated += 1
+        elif event.action == "c":
+            if event.address not in live:
+                raise ValueError("a block is given back that was not handed out")
+            row.append(live.pop(event.address))
+        freed += event.action == "r"
+    close_row()
+    scratch = _scratch(allocated, deaths, scratch_depth)
+    named = (
+        replace(event, role=Role.WORKSPACE) if isinstance(event, Alloc) and event.block in scratch else event
+        for event in events
+    )
+    return Trace(tuple(named), history.sites, (batch,))
+
+
+def _scratch(births: int, deaths: Mapping[int, int], most: int) -> set[int]:
+    """Return the blocks in whose life only scratch is born, nested at most so deep."""
+    depths: dict[int, int] = {}
+    for block in range(births - 1, -1, -1):
+        depth = 0
+        for inner in range(block + 1, deaths.get(block, births + 1)):
+            depth = max(depth, 1 + depths.get(inner, most))
+            if depth > most:
+                break
+        if block in deaths and depth <= most:
+            depths[block] = depth
+    return set(depths)

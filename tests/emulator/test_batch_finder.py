@@ -1,0 +1,218 @@
+"""Histories made by hand become traces, lines through them, and an answer that runs confirm."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from planner.affine import rounded_line
+from planner.allocator import CachingAllocator
+from planner.allocator_blocks import Block
+from planner.allocator_rules import AllocatorRules
+from planner.device import MIB, Device, Measured, generic_device
+from planner.emulator.batch_finder import BatchFinder
+from planner.emulator.fit import Fit, fit_runs
+from planner.emulator.history import History, HistoryEvent, StepEnd, trace_of
+from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
+from planner.events import Alloc, Free, Mark, Outcome, Phase, Role, Site
+from planner.search import LARGEST_BATCH
+
+SITES = (Site("train.py:1", "forward"),)
+Move = tuple[str, str, int]  # a (ask), f (give back) or s (step ends), a name, bytes
+Job = Callable[[int], Iterator[Move]]
+
+
+def training(batch: int, steps: int = 3) -> Iterator[Move]:
+    """Yield the moves of a model of 100 MiB that holds 10 MiB a sample, with scratch that comes and goes."""
+    yield "a", "weights", 100 * MIB
+    for step in range(steps):
+        for layer in range(5):
+            yield "a", f"activation {step} {layer}", 2 * MIB * batch
+            yield "a", "scratch", 3 * MIB + 1000 * batch + batch % 3 * 16
+            yield "f", "scratch", 0
+        for layer in range(4, -1, -1):
+            yield "f", f"activation {step} {layer}", 0
+        yield "s", "", 0
+
+
+@dataclass
+class HandRuns:
+    """Runs of a job on the simulator of the allocator, in place of torch's own."""
+
+    job: Job
+    device: Device
+    on_gpu: dict[int, EmulatedRun] = field(default_factory=dict)
+    with_spare: dict[int, EmulatedRun] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Return how often the job ran."""
+        return len(self.on_gpu) + len(self.with_spare)
+
+    def outcome(self, batch: int) -> Outcome:
+        """Run the job on the GPU."""
+        if batch not in self.on_gpu:
+            room = self.device.usable.value - self.device.context.value
+            self.on_gpu[batch] = run_job(self.job, batch, room)
+        return self.on_gpu[batch].outcome
+
+    def unbounded(self, batch: int) -> EmulatedRun:
+        """Run the job with memory to spare."""
+        run = self.on_gpu.get(batch)
+        if run is not None and run.outcome is Outcome.FITS:
+            return run
+        if batch not in self.with_spare:
+            self.with_spare[batch] = run_job(self.job, batch, None)
+        return self.with_spare[batch]
+
+
+def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
+    """Return what the recorder would write of a job at a batch size."""
+    allocator = CachingAllocator(AllocatorRules(), capacity_bytes)
+    live: dict[str, Block] = {}
+    events: list[HistoryEvent] = []
+    ends: list[StepEnd] = []
+    counts = {"a": 0, "f": 0}
+    failure = None
+    for action, name, size in job(batch):
+        if action == "s":
+            ends.append(StepEnd(counts["a"], counts["f"], len(ends) + 1))
+            continue
+        counts[action] += 1
+        if action == "f":
+            block = live.pop(name)
+            events += [HistoryEvent(letter, block.address, block.size_bytes, 0, -1) for letter in "rc"]
+            allocator.free(block)
+            continue
+        served = allocator.malloc(size)
+        if served is None:
+            failure = OutOfMemory(len(ends) + 1, "", "", "", size, was_raised=True)
+            break
+        live[name] = served
+        events.append(HistoryEvent("a", served.address, size, 0, 0))
+    peaks = Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, 0)
+    record = GpuRecord(0, 1, 0, (), peaks, allocator.retries, 0, failure, (), len(ends), was_stopped=False)
+    history = History(0, 0, "", 1.0, True, tuple(events), SITES, tuple(ends))
+    code = 0 if failure is None else 1
+    return EmulatedRun("GPU", 1, ("train",), code, (record,), 0.0, (), (history,))
+
+
+def gpu(mib: int) -> Device:
+    """Return a GPU that leaves so much to the allocator."""
+    device = generic_device(mib)
+    nothing = Measured(0, "none")
+    return replace(device, context=nothing, usable=Measured(mib * MIB, "all"))
+
+
+def test_a_history_becomes_a_trace() -> None:
+    """Blocks given back before anything else happens are scratch; steps end where the counts say."""
+    events = [
+        HistoryEvent("a", 512, 100, 0, 0),
+        HistoryEvent("a", 1024, 200, 0, 0),
+        HistoryEvent("r", 1024, 200, 0, -1),
+        HistoryEvent("c", 1024, 200, 0, -1),
+        HistoryEvent("a", 1024, 300, 0, 0),
+        HistoryEvent("r", 512, 100, 0, -1),
+        HistoryEvent("c", 512, 100, 0, -1),
+    ]
+    history = History(0, 0, "", 1.0, True, tuple(events), SITES, (StepEnd(2, 1, 1),))
+    assert trace_of(history, 7).events == (
+        Mark(1, Phase.FORWARD),
+        Alloc(0, 100, 0, Role.TEMPORARY, 0),
+        Alloc(1, 200, 0, Role.WORKSPACE, 0),
+        Free(1),
+        Mark(2, Phase.FORWARD),
+        Alloc(2, 300, 0, Role.TEMPORARY, 0),
+        Free(0),
+    )
+
+
+def test_a_history_that_began_late_is_refused() -> None:
+    """Blocks that were there before are not known."""
+    history = History(0, 0, "", 1.0, False, (), SITES, ())
+    with pytest.raises(ValueError, match="does not begin with the process"):
+        trace_of(history, 1)
+
+
+def test_the_line_of_scratch_passes_nearest_to_the_smaller_batch() -> None:
+    """A few bytes that come and go keep no library's workspace from growing with the batch."""
+    low, high = (Alloc(0, size, 0, Role.WORKSPACE, 0) for size in (1016, 2000))
+    assert rounded_line(low, high, 10, 20) == Alloc(0, 40, 98, Role.WORKSPACE, 0)
+    assert isinstance(rounded_line(high, low, 10, 20), str)
+
+
+@pytest.mark.parametrize("mib", [700, 1500, 4096, 40000])
+def test_the_answer_is_that_of_runs_and_takes_few(mib: int) -> None:
+    """It fits and its successor does not, with and without retries; each is a run."""
+    runs = HandRuns(training, gpu(mib))
+    finder = BatchFinder(runs, 1)
+    found = finder.find()
+    assert [runs.outcome(found.comfortable), runs.outcome(found.comfortable + 1)] == [
+        Outcome.FITS,
+        runs.on_gpu[found.comfortable + 1].outcome,
+    ]
+    assert runs.on_gpu[found.comfortable + 1].outcome is not Outcome.FITS
+    assert runs.on_gpu[found.largest].outcome is not Outcome.DOES_NOT_FIT
+    assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
+    assert (finder.fit is not None, finder.notes, runs.count <= 7) == (True, [], True)
+
+
+def test_only_multiples_are_run() -> None:
+    """A script may take no other batch size."""
+    runs = HandRuns(training, gpu(4096))
+    found = BatchFinder(runs, 24).find()
+    ran = {*runs.on_gpu, *runs.with_spare}
+    assert all(batch % 24 == 0 for batch in ran)
+    assert runs.on_gpu[found.largest + 24].outcome is Outcome.DOES_NOT_FIT
+
+
+def test_a_data_set_smaller_than_the_batch_is_told() -> None:
+    """Memory does not change with the batch size any more; one line says so."""
+    runs = HandRuns(lambda batch: training(min(batch, 40)), gpu(4096))
+    finder = BatchFinder(runs, 1)
+    found = finder.find()
+    assert found.largest == LARGEST_BATCH
+    (note,) = finder.notes
+    assert note.endswith("the command's batches do not grow beyond, as where its data set is smaller")
+
+
+def test_batches_that_leave_no_step_are_not_looked_at() -> None:
+    """A loader that drops its last batch has none where the data set is smaller."""
+    runs = HandRuns(lambda batch: training(batch, steps=3 if batch <= 50 else 0), gpu(4096))
+    finder = BatchFinder(runs, 1)
+    assert (finder.find().largest, len(finder.notes)) == (50, 1), finder.notes
+    assert finder.notes[0].startswith("from batch 51 on the command takes no optimizer step")
+
+
+def test_fewer_steps_at_a_larger_batch_are_enough() -> None:
+    """An epoch of few batches ends early; the steps that both have are aligned."""
+    job = HandRuns(lambda batch: training(batch, steps=3 if batch <= 60 else 2), gpu(4096))
+    fitted = fit_runs({32: job.unbounded(32), 80: job.unbounded(80)}, 80, job.device)
+    assert isinstance(fitted, Fit)
+    marks = [event for event in fitted.ranks[0].trace.events if isinstance(event, Mark)]
+    assert marks[-1] == Mark(2, Phase.FORWARD)
+
+
+def test_histories_that_do_not_align_leave_it_to_runs() -> None:
+    """Where values decide how much is asked for, runs alone answer, and a line says so."""
+
+    def job(batch: int) -> Iterator[Move]:
+        for move in training(batch):
+            yield move
+            if move[1] == "weights":
+                for number in range(batch // 3):
+                    yield "a", f"chosen {number}", MIB
+
+    runs = HandRuns(job, gpu(2048))
+    finder = BatchFinder(runs, 1)
+    found = finder.find()
+    assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
+    assert (finder.fit, len(finder.notes)) == (None, 1)
+    assert finder.notes[0].startswith("found by runs alone, since histories cannot be replayed: event")
+
+
+def test_nothing_fits() -> None:
+    """Not even one sample: a run says so."""
+    runs = HandRuns(training, gpu(104))
+    found = BatchFinder(runs, 1).find()
+    assert (found.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)

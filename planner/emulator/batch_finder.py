@@ -158,6 +158,8 @@ class BatchFinder:
             # A history without retries is that with memory to spare; another one would take a run more.
             if outcome is Outcome.FITS or contradictions > 1:
                 reason = self._learn(batch)
+                if reason and outcome is not Outcome.FITS and batch > found.comfortable + self.unit:
+                    return self._find_retrying_by_runs(reason, found)
                 if reason:
                     return self._find_by_runs(reason, found)
             found = self._search_near(found)
@@ -189,6 +191,21 @@ class BatchFinder:
         )
 
     # ---- by runs
+
+    def _find_retrying_by_runs(self, reason: str, near: Search) -> Search:
+        """Find the largest batch with retries by runs; the one without retries is confirmed already.
+
+        Where memory is short, cuDNN does with smaller workspaces, of which no history with memory to spare
+        tells.
+        """
+        self.notes.append(f"the largest batch with retries is found by runs alone: {reason}")
+
+        def fits(units: int) -> bool:
+            return self.runs.outcome(units * self.unit) is not Outcome.DOES_NOT_FIT
+
+        best = boundary_near(fits, near.largest // self.unit, self.most // self.unit) * self.unit
+        probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
+        return Search(best, near.comfortable, best + self.unit, tuple(sorted(probes.items())))
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
         """Find the largest batch size by runs alone: near an answer that did not hold, or along lines."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from planner.affine import align, rounded_line
-from planner.allocator_rules import AllocatorRules, parse_alloc_conf
+from planner.allocator_rules import AllocatorRules, parse_alloc_conf, rules_of_torch
 from planner.device import ENDLESS_BYTES, Device
 from planner.emulator.history import History, trace_of
 from planner.emulator.record import EmulatedRun
@@ -112,12 +112,13 @@ def _arena(history: History, run: EmulatedRun, device: Device) -> Arena:
     record = next(one for one in run.records if (one.rank, one.device) == _key(history))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
     limit = None if history.fraction >= 1 else int(history.fraction * usable)
-    return Arena(usable - device.context.value - outside, limit, usable, rules_of(history))
+    return Arena(usable - device.context.value - outside, limit, usable, _rules(history, run))
 
 
-def rules_of(history: History) -> AllocatorRules:
-    """Return the rules of the allocator that a history is from."""
-    return parse_alloc_conf(history.alloc_conf)
+def _rules(history: History, run: EmulatedRun) -> AllocatorRules:
+    """Return the rules of the allocator that a history is from, by its options and the version of torch."""
+    version = dict(run.largest.versions).get("torch", "")
+    return parse_alloc_conf(history.alloc_conf, rules_of_torch(version))
 
 
 def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
@@ -127,6 +128,6 @@ def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
     """
     for history in run.histories:
         with suppress(ValueError, UsageError):
-            arena = Arena(total_bytes=ENDLESS_BYTES, rules=rules_of(history))
+            arena = Arena(total_bytes=ENDLESS_BYTES, rules=_rules(history, run))
             found = replay(trace_of(history, batch), batch, arena)
             yield found.end_allocated_bytes, found.peak_reserved_bytes

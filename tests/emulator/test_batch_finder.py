@@ -18,7 +18,7 @@ from planner.events import Alloc, Free, Mark, Outcome, Phase, Role, Site
 from planner.search import LARGEST_BATCH
 
 SITES = (Site("train.py:1", "forward"),)
-Move = tuple[str, str, int]  # a (ask), f (give back) or s (step ends), a name, bytes
+Move = tuple[str, str, int]  # a (ask), t (try to ask), f (give back) or s (step ends), a name, bytes
 Job = Callable[[int], Iterator[Move]]
 
 
@@ -78,16 +78,21 @@ def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
         if action == "s":
             ends.append(StepEnd(counts["a"], counts["f"], len(ends) + 1))
             continue
-        counts[action] += 1
+        if action == "f" and name not in live:
+            continue
         if action == "f":
+            counts["f"] += 1
             block = live.pop(name)
             events += [HistoryEvent(letter, block.address, block.size_bytes, 0, -1) for letter in "rc"]
             allocator.free(block)
             continue
         served = allocator.malloc(size)
+        if served is None and action == "t":
+            continue
         if served is None:
             failure = OutOfMemory(len(ends) + 1, "", "", "", size, was_raised=True)
             break
+        counts["a"] += 1
         live[name] = served
         events.append(HistoryEvent("a", served.address, size, 0, 0))
     peaks = Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, 0)
@@ -216,3 +221,25 @@ def test_nothing_fits() -> None:
     runs = HandRuns(training, gpu(104))
     found = BatchFinder(runs, 1).find()
     assert (found.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)
+
+
+def test_workspaces_that_memory_refuses_are_left_to_runs() -> None:
+    """A library that does with less fits where a replay of its history does not; runs find how far."""
+
+    def job(batch: int) -> Iterator[Move]:
+        for action, name, size in training(batch):
+            yield (
+                ("t", name, size + 8 * MIB * batch)
+                if (action, name) == ("a", "scratch")
+                else (action, name, size)
+            )
+
+    runs = HandRuns(job, gpu(4096))
+    finder = BatchFinder(runs, 1)
+    found = finder.find()
+    assert runs.on_gpu[found.comfortable].outcome is Outcome.FITS
+    assert runs.on_gpu[found.comfortable + 1].outcome is Outcome.FITS_WITH_RETRIES
+    assert runs.on_gpu[found.largest].outcome is Outcome.FITS_WITH_RETRIES
+    assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
+    assert (finder.fit is not None, len(finder.notes)) == (True, 1)
+    assert finder.notes[0].startswith("the largest batch with retries is found by runs alone: at batch ")

@@ -324,6 +324,49 @@ def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> No
     assert outcomes[found["comfortable_batch"]] == "yes"
     assert found["at_max"]["command"][-1] == str(found["max_batch"])
     assert (found["emulated"], found["at_max"]["steps"][-1]["last"]) == (True, 3)
+    ran = dict(found["confirmed"])
+    assert {found["max_batch"], found["max_batch"] + 1, found["comfortable_batch"] + 1} <= ran.keys()
+    assert len(found["replayed"]) == 2
+
+
+def test_a_replayed_history_is_the_run(emulator: Emulator, tmp_path: Path) -> None:
+    """The simulator's peaks are torch's, with a scaler, accumulation and validation."""
+    from planner.device import find_device
+    from planner.emulator.compiled import compiled_dir
+    from planner.emulator.history import trace_of
+    from planner.emulator.launch import RunOptions, run_emulated
+    from planner.replay import UNLIMITED, replay
+
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch, torchvision
+model = torchvision.models.resnet18(num_classes=10).cuda()
+optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler()
+for step in range(3):
+    for _ in range(2):
+        x, y = torch.empty(24, 3, 224, 224).cuda(), torch.zeros(24, dtype=torch.long).cuda()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(x)
+""",
+        encoding="utf-8",
+    )
+    options = RunOptions(find_device("RTX 3090"), keeps_histories=True)
+    run = run_emulated([emulator.python, str(script)], options, compiled_dir(), print)
+    (history,) = run.histories
+    found = replay(trace_of(history, 24), 24, UNLIMITED)
+    peak = run.largest.peak
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (
+        peak.allocated_bytes,
+        peak.reserved_bytes,
+    )
+    assert [end.step for end in history.step_ends] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("start", ["os.fork", "multiprocessing"])

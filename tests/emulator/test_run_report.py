@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from planner.device import MIB
+from planner.emulator.largest_batch import CommandPlan
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
 from planner.errors import DataFileError
 from planner.events import Outcome
-from planner.report.run import run_text, run_to_json
+from planner.report.run import plan_text, plan_to_json, run_text, run_to_json
+from planner.search import Search
 
 VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "92000"))
 
@@ -160,3 +162,47 @@ def test_a_broken_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "0-7.json").write_text(text, encoding="utf-8")
     with pytest.raises(DataFileError, match=r"0-7\.json: not a record"):
         read_records(tmp_path)
+
+
+def plan(replayed: tuple[int, ...] = (32, 40), notes: tuple[str, ...] = ()) -> CommandPlan:
+    """Return a search whose answer is 40 samples, 44 with retries."""
+    search = Search(44, 40, 45, ((40, Outcome.FITS), (41, Outcome.FITS_WITH_RETRIES)))
+    confirmed = (
+        (40, Outcome.FITS),
+        (41, Outcome.FITS_WITH_RETRIES),
+        (44, Outcome.FITS_WITH_RETRIES),
+        (45, Outcome.DOES_NOT_FIT),
+    )
+    failed = run(record(failure=RAISED), code=1)
+    return CommandPlan(
+        ("train", "{batch}"), "L4", 1, 0.99, search, run(record(retries=1)), run(record()), failed, replayed,
+        confirmed, notes, 6, 30.0,
+    )  # fmt: skip
+
+
+def test_text_of_a_search() -> None:
+    """It says how the answer was found, and which runs confirm it."""
+    assert plan_text(plan(notes=("a note",))).splitlines()[:8] == [
+        "Largest batch:  40 at confidence 0.99, without retries",
+        "With retries:   44: cached memory is released to make room",
+        "Found by:       replay of the allocator's history at batches 32 and 40; confirmed by runs on the",
+        "                emulated GPU at batches 40, 41, 44 and 45",
+        "Note:           a note",
+        "GPU:            L4 (emulated)",
+        "Command:        train '{batch}'",
+        "",
+    ]
+
+
+def test_text_of_a_search_by_runs_alone() -> None:
+    """Where histories do not align, all is runs."""
+    (line,) = [one for one in plan_text(plan(replayed=())).splitlines() if one.startswith("Found by")]
+    assert line == "Found by:       runs on the emulated GPU at batches 40, 41, 44 and 45"
+
+
+def test_json_of_a_search() -> None:
+    """What was replayed and what was run stands apart."""
+    told = plan_to_json(plan())
+    assert (told["max_batch"], told["comfortable_batch"], told["answer_batch"]) == (44, 40, 40)
+    assert (told["replayed"], told["notes"], told["runs"]) == ([32, 40], [], 6)
+    assert told["confirmed"] == [[40, "yes"], [41, "with_retries"], [44, "with_retries"], [45, "no"]]

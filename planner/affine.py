@@ -29,7 +29,7 @@ class _Parted:
 Line = Callable[[Alloc, Alloc, int, int], Alloc | str]  # through a block at two batch sizes; or its flaw
 
 
-def align(first: Trace, second: Trace, scratch_line: Line | None = None) -> Trace | str:
+def align(first: Trace, second: Trace, *, scratch_line: Line | None = None) -> Trace | str:
     """One affine trace through two taken at different batch sizes, or why there is none.
 
     `scratch_line` makes the lines of passing scratch; by default they go through whole bytes as all others.

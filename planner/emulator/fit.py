@@ -80,7 +80,7 @@ def _fit_pair(
             second = _until(trace_of(other, high, scratch_depth), steps)
         except (ValueError, UsageError) as error:
             return str(error)
-        aligned = align(first, second, rounded_line)
+        aligned = align(first, second, scratch_line=rounded_line)
         if isinstance(aligned, str):
             return aligned
         ranks.append(RankTrace(aligned, arena))

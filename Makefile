@@ -38,15 +38,20 @@ install-check: dist
 		venv/bin/planner max-batch --model vit_b_16 --gpu-mib 24000 && \
 		venv/bin/planner estimate --model torchvision:resnet18 --batch 8 --gpu "RTX 4090"
 
-# Real training on emulated GPUs: needs gcc and the CUDA build of torch, 5 GB, which has an environment of its own.
+# Real training on emulated GPUs, and the tests of a real GPU on an emulated one: needs gcc and the CUDA build of torch,
+# 5 GB, which has an environment of its own.
 emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
 	$(BIN)/python -m pytest tests/emulator tests/test_cudnn.py tests/test_workspace_terms.py \
 		--cuda-python "$(CURDIR)/$(CUDA_VENV)/bin/python" \
 		--cudnn "$$($(CUDA_VENV)/bin/python -c 'import nvidia.cudnn as n; print(n.__path__[0])')/lib"
+	PYTHONPATH="$(CURDIR)" $(BIN)/planner run --gpu "RTX 3090" --json -- \
+		"$(CURDIR)/$(CUDA_VENV)/bin/python" -m pytest tests/gpu | \
+		$(BIN)/python -c 'import json, sys; sys.exit(json.load(sys.stdin)["exit_code"])'
 
 $(CUDA_VENV)/installed: Makefile
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0 torchvision==0.28.0 nvidia-ml-py
+	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0 torchvision==0.28.0 nvidia-ml-py \
+		pytest pyyaml scipy torchinfo typer
 	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
 		{ echo "pip found a build of torch without CUDA; see PIP_FIND_LINKS and pip config list" >&2; exit 1; }
 	@touch $@

@@ -30,8 +30,6 @@ def attach(torch: Any, core: Any) -> None:
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     # torch takes the question for its kernels' images as a use of CUDA, after which a fork cannot use it
     torch.cuda._lazy_call(lambda: core.emu_set_kernel_images(" ".join(_architectures(torch)).encode()))
-    if int(os.environ.get("PLANNER_EMULATED_COPY_BYTES") or 0):
-        _follow_blocks(torch, core)
     if not folder:
         return
     recorder = Recorder(torch, core, Path(folder))
@@ -46,16 +44,6 @@ def attach(torch: Any, core: Any) -> None:
 def _finish_with_process(recorder: Recorder) -> None:
     """Write the record at the end of a process of multiprocessing, which runs no handlers of atexit."""
     Finalize(None, recorder.finish, exitpriority=0)
-
-
-def _follow_blocks(torch: Any, core: Any) -> None:
-    """Tell the book of memory which blocks are in use, so that a new tensor does not read as an old one."""
-    trace = import_module("torch.cuda._gpu_trace")
-    begins, ends = core.emu_block_begins, core.emu_block_ends
-    begins.argtypes = ends.argtypes = (ctypes.c_void_p,)
-    trace.MemoryAllocationCallbacks.add_callback(begins)
-    trace.MemoryDeallocationCallbacks.add_callback(ends)
-    torch._C._activate_gpu_trace()
 
 
 def _architectures(torch: Any) -> list[str]:

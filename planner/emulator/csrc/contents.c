@@ -1,5 +1,7 @@
 /* What copies and fills wrote to device memory: pieces of at most PLANNER_EMULATED_COPY_BYTES, kept on the
- * host. A tensor that came by a copy reads as it was; what kernels write is not known and reads as zeros. */
+ * host. Kernels write nothing here and nobody sees where they would, nor when a block has another tensor. So
+ * a read gets contents only where it takes whole pieces, as a tensor does that comes back as it was copied,
+ * and never for numbers of up to 4 bytes: losses, flags and counts of elements, which kernels write. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
@@ -11,6 +13,7 @@ typedef struct {
   size_t size;
   char *bytes;
 } piece;
+#define NUMBER 4      /* bytes of a loss, a flag, a count */
 static piece *pieces; /* by rising address; none overlaps another */
 static size_t count, room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -59,51 +62,15 @@ static void put(uintptr_t at, const char *bytes, size_t size) {
   cut(at, size);
   insert(first_above(at), at, bytes, size);
 }
-/* Reads what is known; the rest is zeros. Returns whether all of it was known. */
+/* Reads whole pieces, one or several. Returns false, with zeros, where the range is something else. */
 static bool get(char *to, uintptr_t at, size_t size) {
-  uintptr_t end = at + size, known = 0;
+  uintptr_t end = at + size, reached = at;
+  size_t first = first_above(at), i = first;
   memset(to, 0, size);
-  for (size_t i = first_above(at); i < count && pieces[i].at < end; i++) {
-    uintptr_t from = pieces[i].at > at ? pieces[i].at : at, until = pieces[i].at + pieces[i].size;
-    if (until > end) until = end;
-    memcpy(to + (from - at), pieces[i].bytes + (from - pieces[i].at), until - from);
-    known += until - from;
-  }
-  return known == size;
-}
-
-/* ---- blocks of torch's allocator: what is in one goes when it ends, whoever has its memory next */
-static uintptr_t *starts; /* of the blocks in use, by rising address */
-static size_t started, starts_room;
-static size_t first_start_from(uintptr_t at) {
-  size_t low = 0, high = started;
-  while (low < high) {
-    size_t middle = (low + high) / 2;
-    if (starts[middle] < at) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-void emu_block_begins(const void *address) {
-  pthread_mutex_lock(&lock);
-  size_t i = first_start_from((uintptr_t)address);
-  if (i == started || starts[i] != (uintptr_t)address) {
-    if (started == starts_room)
-      starts = realloc(starts, (starts_room = starts_room ? 2 * starts_room : 1024) * sizeof *starts);
-    memmove(starts + i + 1, starts + i, (started++ - i) * sizeof *starts);
-    starts[i] = (uintptr_t)address;
-  }
-  pthread_mutex_unlock(&lock);
-}
-void emu_block_ends(const void *address) {
-  uintptr_t at = (uintptr_t)address;
-  pthread_mutex_lock(&lock);
-  size_t i = first_start_from(at);
-  if (i < started && starts[i] == at) {
-    memmove(starts + i, starts + i + 1, (--started - i) * sizeof *starts);
-    cut(at, (i < started ? starts[i] : UINTPTR_MAX) - at); /* up to the next one nothing is in use */
-  }
-  pthread_mutex_unlock(&lock);
+  while (i < count && pieces[i].at == reached && reached < end) reached += pieces[i++].size;
+  if (reached != end) return false;
+  for (size_t j = first; j < i; to += pieces[j++].size) memcpy(to, pieces[j].bytes, pieces[j].size);
+  return true;
 }
 
 void emu_forget(const void *address, size_t bytes) {
@@ -118,7 +85,8 @@ static void copy_to_device(void *to, const void *from, size_t bytes) {
 }
 static void copy_to_host(void *to, const void *from, size_t bytes) {
   pthread_mutex_lock(&lock);
-  get(to, (uintptr_t)from, bytes);
+  if (bytes > NUMBER) get(to, (uintptr_t)from, bytes);
+  else memset(to, 0, bytes);
   pthread_mutex_unlock(&lock);
 }
 static void copy_on_device(void *to, const void *from, size_t bytes) {

@@ -61,9 +61,6 @@ size_t emu_pinned_bytes(void);
 void emu_copy(void *to, const void *from, size_t bytes);
 void emu_fill(void *to, int value, size_t bytes);
 void emu_forget(const void *address, size_t bytes); /* what is there reads as zeros from now on */
-void emu_block_begins(const void *address);         /* torch's allocator hands out a block */
-void emu_block_ends(
-    const void *address); /* and takes it back: what follows up to the next one is forgotten */
 
 /* ---- streams and events; the runtime and the driver share their handles */
 typedef struct {

@@ -22,7 +22,7 @@ from calibration.measured_jobs import (
     check_measured_job,
     job_of_measured,
 )
-from calibration.versions_text import cudnn_text
+from planner.cudnn_version import cudnn_text
 from planner.errors import DataFileError, UsageError
 from planner.events import Phase
 from planner.job import Job, Mode

@@ -22,7 +22,7 @@ from calibration.history import History
 from calibration.history_file import MOST_EVENTS
 from calibration.observation_json import observation_to_json, read_job
 from calibration.request import ProbeRequest
-from calibration.versions_text import cudnn_text
+from planner.cudnn_version import cudnn_text
 from planner.errors import ModelError, NoGpuError, PlannerError
 from planner.events import Phase
 from planner.observation import Observation, Settings, Versions, origin_of

@@ -22,6 +22,7 @@ from typing import Any
 
 from planner.convolutions import Convolution, Engine, Workspaces
 from planner.cudnn_child import OLDEST
+from planner.cudnn_version import cudnn_text
 from planner.errors import UsageError
 
 INSTALLED = "installed"
@@ -153,9 +154,8 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
             f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
             "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
         )
-    number = told["version"]
-    version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    if number < OLDEST:
+    version = cudnn_text(told["version"]) or "of an unknown version"
+    if told["version"] < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
     return Cudnn(version, folder, process, cublaslt, gpu, lacks)
 

@@ -23,9 +23,9 @@ from calibration.observation_json import observation_from_json, observation_to_j
 from calibration.probe import _nvml_handle, _own_bytes, _run_until_oom, _set_cap, observe
 from calibration.real_model import build_real_model, host_batch, run_real
 from calibration.request import ProbeRequest
-from calibration.versions_text import cudnn_text
 from planner.allocator_rules import MIB
 from planner.catalogue import load_catalogue
+from planner.cudnn_version import cudnn_text
 from planner.errors import ModelError, NoGpuError, UsageError
 from planner.events import Alloc, Mark, Phase
 from planner.job import Job, Loss, Mode, Optimizer, ZeroGrad, parse_tensor_spec

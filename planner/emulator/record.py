@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.cudnn_version import cudnn_text
 from planner.emulator.history import History
 from planner.errors import DataFileError
 from planner.events import Outcome
@@ -132,10 +133,16 @@ def _records_of(data: dict[str, Any]) -> Iterable[GpuRecord]:
             retries=data["retries"].get(str(device), 0),
             pinned_bytes=data["pinned_bytes"],
             failure=_failure(failure) if failure and failure["device"] == device else None,
-            versions=tuple((name, str(value)) for name, value in data["versions"].items()),
+            versions=_versions(data["versions"]),
             step_count=data["step_count"],
             was_stopped=data["stopped"],
         )
+
+
+def _versions(data: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the versions as text; of cuDNN there is a number."""
+    cudnn = cudnn_text(data["cudnn"]) or "none"
+    return tuple((name, cudnn if name == "cudnn" else str(value)) for name, value in data.items())
 
 
 def _peaks(rows: Iterable[dict[str, int]], device: int) -> Peaks | None:

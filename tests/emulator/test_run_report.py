@@ -125,7 +125,7 @@ def test_json() -> None:
             },
         ],
         "failure": None,
-        "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": "92000"},
+        "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": "9.20.0"},
         "assumptions": ["emulated"],
         "seconds": 1.5,
     }

@@ -14,7 +14,7 @@ from planner.events import Outcome
 from planner.report.run import plan_text, plan_to_json, run_text, run_to_json
 from planner.search import Search
 
-VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "92000"))
+VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "9.20.0"))
 
 
 def peaks(allocated: int, reserved: int, process: int) -> Peaks:
@@ -84,7 +84,7 @@ def test_text() -> None:
         "  2 to 3                             150.0         220.0         400.0",
         "  after the last step                 50.0         220.0         320.0",
         "",
-        "Versions:       torch 2.13.0, cuda 13.0, cudnn 92000",
+        "Versions:       torch 2.13.0, cuda 13.0, cudnn 9.20.0",
         "Assumed",
         "  - emulated",
         "Took 1.5 s",

@@ -1,9 +1,12 @@
-"""Tell the script's own code from torch's, installed packages' and Python's."""
+"""Tell where in the script a process is, and its own code from torch's, installed packages' and Python's."""
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 _OTHERS = (
     "site-packages",
@@ -17,3 +20,48 @@ _OTHERS = (
 def is_own(path: str) -> bool:
     """Return whether a file is the script's: not torch's, nor an installed package's, nor Python's."""
     return Path(path).is_file() and not any(part in path for part in _OTHERS)
+
+
+def place(torch: Any) -> dict[str, Any]:
+    """Return the module and the line that run in this thread, or in the main one if this is autograd's."""
+    frames = _frames(sys._getframe())  # those of this module are not the script's
+    in_backward = not any(is_own(frame.f_code.co_filename) for frame in frames)
+    if in_backward:
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = _frames(main) if main is not None else []
+    frames.reverse()  # the outermost first
+    return {
+        "phase": "backward" if in_backward else "",
+        "module": "" if in_backward else _module_path(torch, frames),
+        "line": line_of(frames),
+    }
+
+
+def _frames(frame: Any) -> list[Any]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def line_of(frames: list[Any]) -> str:
+    """Return the innermost line of the script, as FILE:LINE."""
+    own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
+    return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
+
+
+def _module_path(torch: Any, frames: list[Any]) -> str:
+    """Return the dotted name of the innermost module that runs, as the outermost one knows it."""
+    running = [_first_argument(frame) for frame in frames]
+    modules = [one for one in running if isinstance(one, torch.nn.Module)]
+    if not modules:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    return str(names.get(id(modules[-1])) or type(modules[-1]).__name__)
+
+
+def _first_argument(frame: Any) -> Any:
+    """Return the object whose method runs, whatever the method calls it."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_locals.get(names[0]) if names else None

@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from importlib import import_module
@@ -19,7 +18,7 @@ from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
-from .frames import is_own
+from .frames import line_of, place
 from .history import MAX_EVENTS, History
 
 _WRITE_SECONDS = 0.5  # between records of a running process
@@ -179,7 +178,7 @@ class Recorder:
             "device": device,
             "step": self._count + 1,
             "requested_bytes": requested,
-            **_place(self._torch),
+            **place(self._torch),
         }
         self._write(whole=False)
 
@@ -191,7 +190,7 @@ class Recorder:
                 self._failure["ended"] = True
                 frames = [frame for frame, _ in traceback.walk_tb(trace)]
                 if not self._failure["line"]:
-                    self._failure["line"] = _line_of(frames)
+                    self._failure["line"] = line_of(frames)
             hook(kind, error, trace)
 
         return noting
@@ -265,51 +264,3 @@ class Recorder:
                 "cudnn": torch.backends.cudnn.version(),
             },
         }
-
-
-# ---- where in the script
-
-
-def _place(torch: Any) -> dict[str, Any]:
-    """Return the module and the line that run in this thread, or in the main one if this is autograd's."""
-    frames = _frames(sys._getframe())  # those of this module are not the script's
-    in_backward = not any(is_own(frame.f_code.co_filename) for frame in frames)
-    if in_backward:
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        frames = _frames(main) if main is not None else []
-    frames.reverse()  # the outermost first
-    return {
-        "phase": "backward" if in_backward else "",
-        "module": "" if in_backward else _module_path(torch, frames),
-        "line": _line_of(frames),
-    }
-
-
-def _frames(frame: Any) -> list[Any]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
-
-
-def _line_of(frames: list[Any]) -> str:
-    """Return the innermost line of the script, as FILE:LINE."""
-    own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
-    return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
-
-
-def _module_path(torch: Any, frames: list[Any]) -> str:
-    """Return the dotted name of the innermost module that runs, as the outermost one knows it."""
-    running = [_first_argument(frame) for frame in frames]
-    modules = [one for one in running if isinstance(one, torch.nn.Module)]
-    if not modules:
-        return ""
-    names = {id(module): name for name, module in modules[0].named_modules()}
-    return str(names.get(id(modules[-1])) or type(modules[-1]).__name__)
-
-
-def _first_argument(frame: Any) -> Any:
-    """Return the object whose method runs, whatever the method calls it."""
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    return frame.f_locals.get(names[0]) if names else None

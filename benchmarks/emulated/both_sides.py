@@ -1,0 +1,156 @@
+"""Run one job on an emulated GPU, and trace and replay it: two sides of the same loop."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from calibration.history_file import load_history
+from planner.device import Device
+from planner.errors import PlannerError
+from planner.events import Outcome, Trace
+from planner.job import Job
+from planner.replay import Arena, replay
+from planner.report.job_json import job_to_json
+from planner.workload import take_alone, trace_workload
+
+ROOT = Path(__file__).parents[2]
+MAX_SECONDS = 400
+LOG = "server.log"
+ASK_NVML = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
+}  # libraries that look for a GPU when imported leave CUDA alone
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The peaks of one side, or why there are none."""
+
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    oom: bool = False
+    retries: int = 0
+    versions: str = ""
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class Emulator:
+    """A server of probes for one GPU at a time, under `planner run`; its answers and histories are kept.
+
+    What the folder has holds as long as neither the emulator nor the libraries of `python` change.
+    """
+
+    python: str  # has the CUDA build of torch, the libraries of the models and the planner's dependencies
+    keep: Path
+    _gpu: str = ""
+    _server: "subprocess.Popen[str] | None" = None
+
+    def run(self, job: Job, batch: int, gpu: str) -> tuple[Side, Path]:
+        """Run the loop of `planner.trace.step`, or read what an earlier run of the same told.
+
+        Returns the peaks and the file with the allocator's history, which is missing where the run failed.
+        """
+        said = json.dumps([job_to_json(replace(job, cudnn="")), batch, gpu])
+        name = sha256(said.encode()).hexdigest()[:16]
+        history, answer = self.keep / f"{name}.history.gz", self.keep / f"{name}.json"
+        if not answer.exists():
+            self._ask(job, batch, gpu, history, answer)
+        return _side(json.loads(answer.read_bytes()), history), history
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            self._server.wait()
+            self._server = None
+
+    def _ask(self, job: Job, batch: int, gpu: str, history: Path, answer: Path) -> None:
+        server = self._started(gpu)
+        probe = {
+            "ask": "steps",
+            "job": job_to_json(replace(job, cudnn="")),
+            "batch": batch,
+            "allocator_cap_bytes": None,
+            "alloc_conf": "",
+            "history": str(history.absolute()),
+            "device": "cuda",
+        }
+        request = {
+            "probe": probe,
+            "answer": str(answer.absolute()),
+            "max_seconds": MAX_SECONDS,
+        }
+        assert server.stdin is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        while not answer.exists():
+            if server.poll() is not None:
+                raise SystemExit(f"{self.python}: the server of probes ended; see {self.keep / LOG}")
+            time.sleep(0.05)
+
+    def _started(self, gpu: str) -> "subprocess.Popen[str]":
+        if gpu != self._gpu:
+            self.close()
+        if self._server is None:
+            self._gpu = gpu
+            self.keep.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "planner", "run", "--gpu", gpu, "--", self.python]
+            with (self.keep / LOG).open("a") as log:
+                self._server = subprocess.Popen(
+                    [*command, "-P", str(Path(__file__).with_name("probe_server.py"))],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    text=True,
+                    # One thread: a pool of threads does not survive a fork.
+                    env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **ASK_NVML},
+                )
+        return self._server
+
+
+def _side(answer: dict[str, Any], history: Path) -> Side:
+    if "error" in answer:
+        return Side(failure=f"{answer['error']}: {answer['message']}")
+    if answer["oom"] and not any(event.action == "oom" for event in load_history(history).events):
+        return Side(
+            failure="cuDNN has no engine for a convolution"
+        )  # which the probe takes for want of memory
+    versions = answer["versions"]
+    return Side(
+        answer["peak_allocated_bytes"],
+        answer["peak_reserved_bytes"],
+        answer["oom"],
+        answer["retries"],
+        f"torch {versions['torch']}, cudnn {versions['cudnn']}",
+    )
+
+
+def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace | None]:
+    """Trace the job and replay it on a GPU that has exactly what the emulated one has."""
+    try:
+        trace = trace_workload(job, batch, None, device.chip, take_alone).open(lambda line: None)(batch)
+    except PlannerError as error:
+        return Side(failure=f"{type(error).__name__}: {error}"), None
+    arena = Arena(capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value)
+    run = replay(trace, batch, arena)
+    side = Side(
+        run.peak_allocated_bytes,
+        run.peak_reserved_bytes,
+        run.outcome is Outcome.DOES_NOT_FIT,
+        run.retries,
+    )
+    return side, trace
+
+
+def cudnn_of(python: str) -> str:
+    """Return the folder of the cuDNN that this Python's torch runs with."""
+    code = "import importlib.util as u; print(*u.find_spec('nvidia.cudnn').submodule_search_locations)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return str(Path(done.stdout.strip()) / "lib")

@@ -1,0 +1,153 @@
+"""Run jobs drawn at random on emulated GPUs and by the static planner, and find where both part.
+
+    python benchmarks/emulated/differential.py --python PYTHON [--jobs 0-199] [--part 1/2] [--to FILE.csv]
+
+PYTHON has the CUDA build of torch, the libraries of the models and the planner's dependencies, in the
+versions of this environment, so that both sides run the same Python code. Each finished job is a row of the
+file; numbers that have one are left out, unless --again CAUSE names the beginning of theirs. Processes with
+another --part may run at the same time. `summary.py` writes the table of causes.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from both_sides import Emulator, Side, cudnn_of, plan_statically
+from jobs import DrawnJob, draw_job
+from parting import find_parting
+from rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_row, read_rows
+
+from calibration.history import check_history
+from calibration.history_file import load_history
+from calibration.recording import recording_of
+from planner.device import find_device
+from planner.errors import PlannerError
+from planner.events import Trace
+from planner.keywords import job_of
+
+SEED = 14
+HERE = Path(__file__).parent
+
+
+def compare_job(drawn: DrawnJob, emulator: Emulator, cudnn: str) -> Row:
+    """Run one job both ways."""
+    start = perf_counter()
+    device = find_device(drawn.gpu)
+    try:
+        job, _, _ = job_of(drawn.model, {**drawn.options, "cudnn": cudnn})  # type: ignore[typeddict-item]
+    except PlannerError as error:
+        return _row(drawn, Side(), Side(failure=f"{type(error).__name__}: {error}"), STATIC_FAILS, start)
+    emulated, history = emulator.run(job, drawn.batch, drawn.gpu)
+    planned, trace = plan_statically(job, drawn.batch, device)
+    if emulated.failure:
+        return _row(drawn, emulated, planned, EMULATED_FAILS, start)
+    if trace is None:
+        return _row(drawn, emulated, planned, STATIC_FAILS, start)
+    return _compare(drawn, emulated, planned, trace, history, start)
+
+
+def _compare(
+    drawn: DrawnJob, emulated: Side, planned: Side, trace: Trace, history: Path, start: float
+) -> Row:
+    if not history.exists():
+        return _row(drawn, emulated, planned, "no history is kept", start)
+    recorded = load_history(history)
+    allocator = check_history(recorded).difference or ""
+    parting = find_parting(trace, drawn.batch, recording_of(recorded, "emulated"))
+    if parting is not None:
+        causes = "; ".join(f"{cause} ({count})" for cause, count in parting.causes.items())
+        return _row(
+            drawn, emulated, planned, parting.cause, start, parting.place, parting.what, causes, allocator
+        )
+    same = (emulated.allocated_bytes, emulated.reserved_bytes, emulated.oom) == (
+        planned.allocated_bytes,
+        planned.reserved_bytes,
+        planned.oom,
+    )
+    cause = IDENTICAL if same else ALLOCATOR
+    return _row(drawn, emulated, planned, cause, start, allocator=allocator)
+
+
+def _row(
+    drawn: DrawnJob,
+    emulated: Side,
+    planned: Side,
+    cause: str,
+    start: float,
+    place: str = "",
+    what: str = "",
+    causes: str = "",
+    allocator: str = "",
+) -> Row:
+    return Row(
+        drawn.number,
+        drawn.model,
+        drawn.batch,
+        drawn.gpu,
+        drawn.words,
+        emulated.versions,
+        emulated.allocated_bytes,
+        emulated.reserved_bytes,
+        emulated.oom,
+        emulated.retries,
+        planned.allocated_bytes,
+        planned.reserved_bytes,
+        planned.oom,
+        planned.retries,
+        cause,
+        place,
+        what,
+        causes,
+        allocator,
+        emulated.failure or planned.failure,
+        round(perf_counter() - start, 1),
+    )
+
+
+def _numbers(text: str) -> Iterable[int]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def main() -> None:
+    """Run what has no row yet."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--python", required=True, help="a Python with the CUDA build of torch")
+    parser.add_argument("--jobs", default="0-199", metavar="FIRST-LAST", help="numbers of jobs")
+    parser.add_argument(
+        "--part", default="1/1", metavar="K/N", help="of the numbers, each N-th from the K-th"
+    )
+    parser.add_argument("--again", metavar="CAUSE", help="also run what has this cause, by its beginning")
+    parser.add_argument("--to", type=Path, default=HERE / "differential.csv", metavar="FILE")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep emulated histories, which --again then reuses"
+    )
+    options = parser.parse_args()
+    with TemporaryDirectory(prefix="differential-") as temporary:
+        emulator = Emulator(options.python, options.keep or Path(temporary))
+        try:
+            _run(options, emulator)
+        finally:
+            emulator.close()
+
+
+def _run(options: argparse.Namespace, emulator: Emulator) -> None:
+    part, parts = map(int, options.part.split("/"))
+    cudnn = cudnn_of(options.python)
+    jobs = sorted((draw_job(SEED, number) for number in _numbers(options.jobs)), key=lambda job: job.gpu)
+    for drawn in jobs[part - 1 :: parts]:
+        earlier = {row.number: row for row in read_rows(options.to)}.get(drawn.number)
+        if earlier is not None and not (options.again and earlier.cause.startswith(options.again)):
+            continue
+        row = compare_job(drawn, emulator, cudnn)
+        add_row(options.to, row)
+        print(f"{row.number} {row.model} {row.batch} {row.gpu}: {row.cause} {row.failure[:150]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Answer requests to the probe of calibration, each in a process forked after the slow imports.
+
+`both_sides.py` starts it under `planner run`. A line on standard input is a JSON request with the file
+that the answer goes to. A fork is as fresh as a new process: CUDA is initialized in
+none but the fork.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+# Not MONAI, which sets CUBLAS_WORKSPACE_CONFIG when imported (monai/utils/misc.py), for its own jobs alone.
+SLOW_IMPORTS = (
+    *("torch", "torchvision", "timm", "transformers", "segmentation_models_pytorch"),
+    *("torch.optim.swa_utils", "planner.trace.step", "planner.trace.sources", "calibration.real_model"),
+)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    for name in SLOW_IMPORTS:
+        import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = Path(request["answer"])
+        child = os.fork()
+        if child == 0:
+            _answer(request, answer)
+        problem = _wait(child, request["max_seconds"])
+        if not answer.exists():
+            _write(answer, {"error": "ModelError", "message": problem})
+
+
+def _answer(request: Mapping[str, Any], answer: Path) -> None:
+    """Run the job in this fork, which ends with it."""
+    os.dup2(2, 1)  # what libraries print is not the answer
+    from calibration.probe import _reply
+
+    _write(answer, _reply(request["probe"]))
+    os._exit(0)
+
+
+def _wait(child: int, max_seconds: float) -> str:
+    """Wait for a fork, and return what to say if it left no answer."""
+    start = time.monotonic()
+    while time.monotonic() - start < max_seconds:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return f"the probe ended with exit code {os.waitstatus_to_exitcode(status)}"
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return f"the probe took more than {max_seconds} s"
+
+
+def _write(path: Path, said: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(said), encoding="utf-8")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The rows of a differential campaign in a CSV file, which several processes may add to."""
+
+import csv
+import fcntl
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from planner.atomic import write_bytes
+
+IDENTICAL = "identical"
+ALLOCATOR = "allocator: where blocks are put"
+STATIC_FAILS = "not planned"
+EMULATED_FAILS = "not emulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job on both sides, in bytes."""
+
+    number: int
+    model: str
+    batch: int
+    gpu: str
+    options: str
+    versions: str
+    emulated_allocated: int
+    emulated_reserved: int
+    emulated_oom: bool
+    emulated_retries: int
+    planned_allocated: int
+    planned_reserved: int
+    planned_oom: bool
+    planned_retries: int
+    cause: str  # of the first event at which both part; IDENTICAL where peaks and events are the same
+    place: str
+    what: str
+    causes: str  # of all differences of the events, with their counts
+    allocator: str  # where the simulator leaves the recorded history; "" where it follows to the end
+    failure: str
+    seconds: float
+
+    @property
+    def allocated_is_same(self) -> bool:
+        """Return whether both sides came to the same peak of tensors and workspaces."""
+        return not self.failure and self.emulated_allocated == self.planned_allocated
+
+    @property
+    def reserved_is_same(self) -> bool:
+        """Return whether both sides came to the same reserved memory."""
+        return not self.failure and self.emulated_reserved == self.planned_reserved
+
+    @property
+    def error(self) -> float:
+        """Return the larger relative error of planned over emulated peaks."""
+        return max(
+            abs(self.planned_allocated / max(self.emulated_allocated, 1) - 1),
+            abs(self.planned_reserved / max(self.emulated_reserved, 1) - 1),
+        )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read all rows, by their number; none where there is no file yet."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [_row(said) for said in csv.DictReader(file)]
+
+
+def add_row(path: Path, row: Row) -> None:
+    """Add a row, or put it in the place of the one with its number."""
+    with _locked(path):
+        rows = {one.number: one for one in read_rows(path)} | {row.number: row}
+        out = io.StringIO()
+        writer = csv.DictWriter(out, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        for _, one in sorted(rows.items()):
+            writer.writerow(asdict(one))
+        write_bytes(path, out.getvalue().encode())
+
+
+def _row(said: dict[str, str]) -> Row:
+    read = {"int": int, "float": float, "bool": lambda text: text == "True", "str": str}
+    kinds = {"int": int, "float": float, "bool": bool, "str": str}
+    values = {}
+    for field in fields(Row):
+        name = field.type if isinstance(field.type, str) else field.type.__name__
+        assert name in kinds
+        values[field.name] = read[name](said[field.name])
+    return Row(**values)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """No other process adds a row at the same time; the lock ends with its process."""
+    with path.with_suffix(".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -19,6 +19,7 @@ from planner.trace.cuda import (
     autocast,
     autocast_queries,
     autocast_rnn,
+    binary_losses,
     dropout,
     encoder,
     linear,
@@ -30,6 +31,7 @@ from planner.trace.cuda import (
 )  # fmt: skip
 
 _OPEN = threading.Lock()
+_RULES = (attention, binary_losses, dropout, encoder, linear, losses, norms, optimizers, rnn, softmax)
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
             stack.callback(library._destroy)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
-                for rules in (attention, dropout, encoder, linear, losses, norms, optimizers, rnn, softmax):
+                for rules in _RULES:
                     for name, kernel in rules.kernels(capability).items():
                         library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
                 for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():

@@ -15,8 +15,8 @@ from planner.events import Alloc, Event, Free, Role, Trace
 from planner.terms import Answer, Case, Guard, check_case, work_out
 
 # Passing block, one that the kernel does without where it is refused, held block, next output, all outputs
-# left, release all, release some.
-LETTERS = "pthoaer"
+# left, release all, release some, release some beneath the last.
+LETTERS = "pthoaerb"
 # Of a loop from a file, so that a trace is made of it in seconds: what its kernels do, and terms that are
 # worked out. BERT's three steps are some 10**4 of the first, and 500 of the second.
 MOST_EVENTS = 2**24
@@ -131,6 +131,9 @@ def kernel_events(
                 events += output
         elif letter in "er":
             events += [Free(held.pop()) for _ in range(min(size, len(held)) if letter == "r" else len(held))]
+        elif letter == "b":
+            events += [Free(block) for block in reversed(held[-1 - size : -1])]
+            del held[-1 - size : -1]
         elif size > 0:
             block = number + len(events)
             events.append(Alloc(block, size, 0, Role.WORKSPACE, site, letter == "t"))

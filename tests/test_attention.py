@@ -200,12 +200,12 @@ def test_efficient_attention_keeps_no_rows_in_inference() -> None:
 
 
 def test_backward_of_floats_makes_the_product_outside() -> None:
-    """Three gradients; delta, for which the product and its row sums are made; then beside delta the
+    """Three gradients; the product, its row sums and delta, which stays; then beside delta the
     accumulator of the queries' gradient: 4 tiles of 64 x 64 floats and 16 bytes a head (kernel_backward.h).
     """
     backward = sizes(train("12x197x64"), "efficient", "backward")
     workspace = 2 * 12 * 4 * (64 * 64 * 4 + 16)
-    assert backward == [4 * WHOLE] * 3 + [DELTA, 4 * WHOLE, DELTA, workspace]
+    assert backward == [4 * WHOLE] * 3 + [4 * WHOLE, DELTA, DELTA, workspace]
 
 
 def test_backward_copies_a_gradient_of_another_layout() -> None:

@@ -178,7 +178,117 @@ def test_weight_gradients_image_by_image() -> None:
     assert weight_gradient(meta(323, 1280, 3, 3), meta(1280, 200, 1, 1)) == (OUTPUT,)
     half = meta(1280, 320, 1, 1, dtype=torch.float16)
     assert weight_gradient(meta(323, 1280, 3, 3, dtype=torch.float16), half) == (OUTPUT,)
-    assert weight_gradient(last(323, 1280, 3, 3), weight) == (OUTPUT,)
+    copy = Held(323 * 1280 * 9 * 4)  # the gradient is brought into the input's format
+    assert weight_gradient(last(323, 1280, 3, 3), weight) == (copy, OUTPUT, Release(1))
+
+
+# ---- copies of a convolution's operands, as an allocator recorded them with torch 2.13 on an emulated GPU
+
+X, W, Y = (4, 16, 20, 20), (32, 16, 3, 3), (4, 32, 20, 20)
+X_BYTES, W_BYTES, Y_BYTES = 102_400, 18_432, 204_800
+
+
+def crossed(batch: int, channels: int, height: int, width: int) -> Tensor:
+    """A tensor in neither format."""
+    return meta(batch, height, channels, width).transpose(1, 2)
+
+
+def conv(x: Tensor, weight: Tensor, *, transposed: bool = False) -> tuple[Step, ...]:
+    """The steps of a forward pass."""
+    args = (x, weight, None, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
+    return steps(aten.convolution.default, *args)
+
+
+def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: str, groups: int = 1) -> tuple[Step, ...]:
+    """The steps of a backward pass; `mask` says which gradients are wanted."""
+    wanted = [letter == "1" for letter in mask]
+    args = (grad, x, weight, [len(weight)], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, wanted)
+    out = tuple(meta(1) if one else None for one in wanted)
+    return steps(aten.convolution_backward.default, *args, out=out)
+
+
+def test_a_convolution_copies_what_is_not_in_its_format() -> None:
+    """The input before the output, the weight after it; channels last as soon as one of the two is."""
+    x, w, y = Held(X_BYTES), Held(W_BYTES), meta(*X)
+    assert conv(y, meta(*W)) == conv(last(*X), last(*W)) == (REST,)
+    assert conv(y, last(*W)) == conv(crossed(*X), meta(*W)) == (x, REST)
+    assert conv(last(*X), meta(*W)) == (REST, w)
+    assert conv(y, last(16, 32, 3, 3), transposed=True) == (x, REST)
+
+
+def test_gradients_of_a_convolution_copy_what_is_not_in_their_format() -> None:
+    """The output's gradient once for both where the input suggests another format, else for each."""
+    x, w, y = Held(X_BYTES), Held(W_BYTES), Held(Y_BYTES)
+    plain, back = (meta(*X), meta(*W)), Release(1)
+    assert conv_backward(meta(*Y), *plain, "110") == (OUTPUT, OUTPUT)
+    assert conv_backward(last(*Y), *plain, "110") == (y, OUTPUT, OUTPUT, back)
+    assert conv_backward(crossed(*Y), *plain, "110") == (OUTPUT, y, back, y, OUTPUT, back)
+    assert conv_backward(crossed(*Y), *plain, "010") == (y, OUTPUT, back)
+    assert conv_backward(last(*Y), last(*X), meta(*W), "110") == (OUTPUT, w, back, OUTPUT)
+    assert conv_backward(meta(*Y), last(*X), meta(*W), "100") == (y, OUTPUT, w, back, back)
+    assert conv_backward(meta(*Y), meta(*X), last(*W), "110") == (x, y, OUTPUT, OUTPUT, Release(2))
+    assert conv_backward(last(*Y), meta(*X), last(*W), "100") == (y, OUTPUT, y, back, back)
+
+
+def test_depthwise_kernels_of_torch_make_the_weight_gradient_first() -> None:
+    """A gradient that is not contiguous is copied for both, the input for the weight gradient alone."""
+    weight, x, back = meta(16, 1, 3, 3), Held(X_BYTES), Release(1)
+    assert conv_backward(meta(*X), meta(*X), weight, "110", 16) == (Made.SECOND, OUTPUT)
+    assert conv_backward(meta(*X), meta(*X), weight, "010", 16) == (OUTPUT,)
+    assert conv_backward(last(*X), meta(*X), weight, "110", 16) == (x, Made.SECOND, OUTPUT, back)
+    assert conv_backward(meta(*X), crossed(*X), weight, "110", 16) == (x, Made.SECOND, back, OUTPUT)
+
+
+def test_depthwise_kernels_of_volumes_make_both_gradients_before_they_copy() -> None:
+    """The copy of the output's gradient lives until the kernel returns, after the bias gradient."""
+    volume = (2, 16, 8, 8, 8)
+    x, other, weight = meta(*volume), meta(2, 8, 16, 8, 8).transpose(1, 2), meta(16, 1, 3, 3, 3)
+    copy, back = Held(65_536), Release(1)
+    assert conv_backward(x, x, weight, "110", 16) == (OUTPUT, OUTPUT)
+    assert conv_backward(other, x, weight, "111", 16)[:4] == (OUTPUT, OUTPUT, copy, OUTPUT)
+    assert conv_backward(x, other, weight, "110", 16) == (OUTPUT, OUTPUT, copy, back)
+    assert conv_backward(x, other, weight, "100", 16) == (OUTPUT,)
+
+
+def test_the_second_output_comes_first() -> None:
+    """The mask of dropout before its result, the total weight of nll_loss2d before the loss."""
+    assert steps(aten.native_dropout.default, meta(2, 3), 0.1, True) == (Made.SECOND, OUTPUT)
+    args = (meta(2, 5, 8, 8), index(2, 8, 8), None, 1, -100)
+    assert steps(aten.nll_loss2d_forward.default, *args) == (Made.SECOND, OUTPUT)
+
+
+def test_upsampling_copies_a_gradient_beside_its_result() -> None:
+    """A slice of channels, as `cat` gives back; either format is read as it is."""
+    size = ([32, 32], [4, 8, 16, 16], 2.0, 2.0)
+    part = meta(4, 16, 32, 32)[:, :8]
+    for grad in (meta(4, 8, 32, 32), last(4, 8, 32, 32)):
+        assert steps(aten.upsample_nearest2d_backward.default, grad, *size) == (REST,)
+    assert steps(aten.upsample_nearest2d_backward.default, part, *size) == (REST, Held(131_072))
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 16, 16), (4, 8, 1, 1), (64, 32)])
+def test_the_native_batch_norm_makes_the_gradients_of_its_scale_first(shape: tuple[int, ...]) -> None:
+    """From sums that it holds, for channels last, images of one pixel and matrices; the input comes last."""
+    x = last(*shape, dtype=torch.bfloat16) if shape[-1] == 16 else meta(*shape, dtype=torch.bfloat16)
+    scale = meta(shape[1], dtype=torch.bfloat16)
+    args = (x, x, scale, scale, scale, scale, scale, True, 1e-5, [True, True, True])
+    sums = Held(4 * shape[1])
+    made = steps(aten.native_batch_norm_backward.default, *args, out=(x, scale, scale))
+    assert made == (sums, sums, Made.SECOND, Made.SECOND, REST)
+
+
+def test_softmax_multiplies_gradient_and_output_first() -> None:
+    """The product stands beside the result; it and the output are copied where they are not contiguous."""
+    plain, other, size = meta(*X), crossed(*X), Held(X_BYTES)
+
+    def backward(grad: Tensor, output: Tensor) -> tuple[Step, ...]:
+        args = (grad, output, -1, torch.float32)
+        return steps(aten._softmax_backward_data.default, *args, out=plain)
+
+    assert backward(plain, plain) == (REST, size)
+    assert backward(meta(4, 16, 1, 20).expand(X), plain) == (REST, size)
+    assert backward(other, plain) == backward(plain, other) == (REST, size, size)
+    assert backward(other, other) == (REST, size, size, size)
 
 
 # ---- normalisation

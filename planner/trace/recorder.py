@@ -26,6 +26,7 @@ from planner.trace.scratch import (
     Held,
     Made,
     Release,
+    ReleaseBeneath,
     Rule,
     Search,
     State,
@@ -245,20 +246,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record what a rule wrote down; the result is what the kernel holds until it returns."""
         role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
         held: list[Block] = []
-        coming = iter(outputs)
-        if Made.OUTPUT not in steps and Made.REST not in steps:
+        coming = list(outputs)
+        if not {Made.OUTPUT, Made.SECOND, Made.REST} & {step for step in steps if isinstance(step, Made)}:
             steps = (Made.REST, *steps)
         for step in (*steps, Made.REST):
-            if step is Made.OUTPUT:
-                for tensor in coming:
-                    self._note(tensor, role, op.name)
-                    break
+            if step is Made.OUTPUT or step is Made.SECOND:
+                place = 1 if step is Made.SECOND else 0
+                if place < len(coming):
+                    self._note(coming.pop(place), role, op.name)
             elif step is Made.REST:
-                for tensor in coming:
-                    self._note(tensor, role, op.name)
+                while coming:
+                    self._note(coming.pop(0), role, op.name)
             elif step is Made.RELEASE or isinstance(step, Release):
                 for _ in range(step.blocks if isinstance(step, Release) else len(held)):
                     self._log.death(held.pop())
+            elif isinstance(step, ReleaseBeneath):
+                for block in reversed(held[-1 - step.blocks : -1]):
+                    self._log.death(block)
+                del held[-1 - step.blocks : -1]
             elif isinstance(step, Held):
                 if step.size_bytes:  # no rule gives back one of no bytes
                     held.append(self._birth(step.size_bytes, Role.WORKSPACE, op.name))

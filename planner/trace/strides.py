@@ -53,18 +53,40 @@ def is_plain(t: Any) -> bool:
 
 def suggests_channels_last(t: Tensor) -> bool:
     """`Tensor::suggest_memory_format` (c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d)."""
-    if t.dim() not in LAST:
+    return strides_suggest_last(t.shape, t.stride())
+
+
+def strides_suggest_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return the same of a tensor with these sizes and strides."""
+    if len(shape) not in LAST:
         return False
-    shape, strides = t.shape, t.stride()
     least = 0
     if strides[1] == 0:
         return False
-    for dimension in reversed(LAST[t.dim()]):
+    for dimension in reversed(LAST[len(shape)]):
         if shape[dimension] == 0 or strides[dimension] < least:
             return False
         if dimension == 0 and least == strides[1]:
             return False
         least = strides[dimension] * (shape[dimension] if shape[dimension] > 1 else 1)
+    return True
+
+
+def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
+    """Return `is_contiguous` in the channels-last format of the rank, or in the contiguous one.
+
+    Dimensions of size 1 may have any stride (c10/core/Contiguity.h).
+
+    >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
+    True
+    """
+    order = LAST[len(shape)] if is_last else range(len(shape))
+    step = 1
+    for dimension in reversed(order):
+        if shape[dimension] != 1:
+            if strides[dimension] != step:
+                return False
+            step = step * shape[dimension]
     return True
 
 

@@ -21,16 +21,17 @@ from planner.trace.scratch import (
     norms,
     reductions,
     rnn,
+    softmax,
     sorting,
     transforms,
 )  # fmt: skip
 from planner.trace.scratch.free import FREE
 from planner.trace.scratch.gemm import Workspaces
-from planner.trace.scratch.steps import Held, Made, Release, Rule, Search, Step, Trial
+from planner.trace.scratch.steps import Held, Made, Release, ReleaseBeneath, Rule, Search, Step, Trial
 
 __all__ = [
-    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "Rule", "Search", "State", "Step", "Trial",
-    "Workspaces", "rule_of", "state_of",
+    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "ReleaseBeneath", "Rule", "Search", "State", "Step",
+    "Trial", "Workspaces", "rule_of", "state_of",
 ]  # fmt: skip
 
 RULES: Mapping[Any, Rule] = {
@@ -44,6 +45,7 @@ RULES: Mapping[Any, Rule] = {
     **norms.RULES,
     **reductions.RULES,
     **rnn.RULES,
+    **softmax.RULES,
     **sorting.RULES,
     **transforms.RULES,
 }

@@ -16,9 +16,17 @@ from torch import Tensor
 
 from planner.chip import Chip
 from planner.convolutions import Asked, Convolution, Direction, row_of
+from planner.trace.scratch.formats import (
+    Laid,
+    copy_of_sequence,
+    copy_to,
+    in_format,
+    is_last_of,
+    laid,
+    laid_input,
+)
 from planner.trace.scratch.reductions import reduction
-from planner.trace.scratch.steps import Made, Rule, Search, Step, Trial, tensor_bytes
-from planner.trace.strides import suggests_channels_last
+from planner.trace.scratch.steps import Held, Made, Rule, Search, Step, Trial, released, tensor_bytes
 
 aten = torch.ops.aten
 
@@ -58,47 +66,105 @@ IMAGE_WISE: Mapping[tuple[int, int], ImageWise] = {(8, 6): ImageWise(MIB, 9, 512
 
 
 def _forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
-    """aten::convolution: the forward pass, which for a transposed one is another's data gradient."""
-    if chip.cudnn is None:
-        return ()
-    x, weight = args[0], args[1]
+    """aten::convolution: the forward pass, which for a transposed one is another's data gradient.
+
+    Operands that are not in the format of the call are copied: the input before the output is made, the
+    weight after it (ATen/native/Convolution.cpp, ATen/native/cudnn/ConvShared.cpp).
+    """
     shape = _Shape(args[3], args[4], args[5], args[6], args[8])
-    if shape.transposed:
-        return _asked(Direction.DATA, out, weight, x, shape, chip)
-    return _asked(Direction.FORWARD, x, weight, out, shape, chip)
+    x, weight = laid_input(args[0]), laid(args[1])
+    if _is_native(args[0], args[1], shape):
+        return (*copy_to(x, is_last=False), Made.REST)
+    is_last = is_last_of(x, weight)
+    given = copy_of_sequence(args[0])
+    direction = Direction.DATA if shape.transposed else Direction.FORWARD
+    first, last = (out, args[0]) if shape.transposed else (args[0], out)
+    runs = _engine(direction, first, args[1], last, shape, is_last, chip)
+    return (*given, *copy_to(x, is_last), Made.REST, *copy_to(weight, is_last), *runs)
 
 
 def _backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     """aten::convolution_backward: data gradient, weight gradient, then the bias gradient, a sum of the
     output's gradient over all but the channels (ATen/native/Convolution.cpp, convolution_backward).
+
+    The input is copied where it is not in the format of the forward pass and the weight gradient is wanted,
+    the output's gradient where it is not in that of the input.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]
     shape = _Shape(args[4], args[5], args[6], args[7], args[9])
+    call = _Backward(grad, x, weight, shape, chip)
+    bias: tuple[Step, ...] = ()
+    if mask[2] and grad.dim() >= 3:
+        bias = (Made.OUTPUT, *reduction(grad, [0, *range(2, grad.dim())], 4, chip))
+    if _is_native(x, weight, shape):
+        return (*_native_gradients(laid(grad), laid_input(x), mask), *bias)
+    given = copy_of_sequence(x)
+    shared, ours, theirs = _shared_copies(call, wants_weight=bool(mask[1]))
     steps: tuple[Step, ...] = ()
     if mask[0]:
-        steps += (Made.OUTPUT, *_data_gradient(x, weight, grad, shape, chip))
+        steps += _data_gradient(call, theirs)
     if mask[1]:
-        steps += (Made.OUTPUT, *_weight_gradient(x, weight, grad, shape, chip))
-    if mask[2] and grad.dim() >= 3:
-        steps += (Made.OUTPUT, *reduction(grad, [0, *range(2, grad.dim())], 4, chip))
-    return steps
+        steps += _weight_gradient(call, ours, theirs)
+    return (*given, *shared, *steps, *released(shared), *bias)
 
 
-def _data_gradient(x: Tensor, weight: Tensor, grad: Tensor, shape: "_Shape", chip: Chip) -> tuple[Step, ...]:
-    if chip.cudnn is None:
-        return ()
-    if shape.transposed:
-        return _asked(Direction.FORWARD, grad, weight, x, shape, chip)
-    return _asked(Direction.DATA, x, weight, grad, shape, chip)
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """A call of the backward pass."""
+
+    grad: Tensor
+    x: Tensor
+    weight: Tensor
+    shape: "_Shape"
+    chip: Chip
 
 
-def _weight_gradient(
-    x: Tensor, weight: Tensor, grad: Tensor, shape: "_Shape", chip: Chip
-) -> tuple[Step, ...]:
-    if chip.cudnn is not None:
-        first, last = (grad, x) if shape.transposed else (x, grad)
-        return _asked(Direction.WEIGHT, first, weight, last, shape, chip)
-    term = IMAGE_WISE.get(chip.capability)
+def _shared_copies(call: _Backward, *, wants_weight: bool) -> tuple[tuple[Step, ...], "Laid", "Laid"]:
+    """Return the copies that both gradients share, and input and output's gradient as they lie then."""
+    x, grad, weight = laid_input(call.x), laid(call.grad), laid(call.weight)
+    steps: tuple[Step, ...] = ()
+    if wants_weight:
+        is_last = is_last_of(x, weight)
+        steps += copy_to(x, is_last)
+        x = in_format(x, is_last)
+    wanted = x.suggests_last
+    if call.shape.transposed:  # `contiguous`
+        steps += copy_to(grad, wanted)
+        grad = in_format(grad, wanted)
+    elif grad.suggests_last is not wanted:  # `to`, which leaves what suggests the format as it is
+        steps += (Held(grad.size_bytes),)
+        grad = grad.copied(wanted)
+    return steps, x, grad
+
+
+def _data_gradient(call: _Backward, grad: "Laid") -> tuple[Step, ...]:
+    """The result first, then copies of weight and output's gradient."""
+    weight = laid(call.weight)
+    is_last = is_last_of(grad, weight)
+    held = (*copy_to(weight, is_last), *copy_to(grad, is_last))
+    direction = Direction.FORWARD if call.shape.transposed else Direction.DATA
+    x, y = (call.grad, call.x) if call.shape.transposed else (call.x, call.grad)
+    runs = _engine(direction, x, call.weight, y, call.shape, is_last, call.chip)
+    return (Made.OUTPUT, *held, *runs, *released(held))
+
+
+def _weight_gradient(call: _Backward, x: "Laid", grad: "Laid") -> tuple[Step, ...]:
+    """Copies of what stands for the output's gradient and the input first, then the result."""
+    is_last = is_last_of(x, grad)
+    pair = (x, grad) if call.shape.transposed else (grad, x)
+    held = tuple(step for operand in pair for step in copy_to(operand, is_last))
+    if call.chip.cudnn is None:
+        runs = _image_wise(call)
+    else:
+        first, last = (call.grad, call.x) if call.shape.transposed else (call.x, call.grad)
+        runs = _engine(Direction.WEIGHT, first, call.weight, last, call.shape, is_last, call.chip)
+    return (*held, Made.OUTPUT, *runs, *released(held))
+
+
+def _image_wise(call: _Backward) -> tuple[Step, ...]:
+    """The term that published runs tell of, where no library is asked."""
+    grad, weight, shape = call.grad, call.weight, call.shape
+    term = IMAGE_WISE.get(call.chip.capability)
     pointwise = weight.dim() == 4 and tuple(weight.shape[2:]) == (1, 1)
     if term is None or not pointwise or shape.groups != 1 or shape.transposed:
         return ()
@@ -110,9 +176,28 @@ def _weight_gradient(
         return ()
 
     def why(block: int) -> Asked:
-        return row_of(block, _seen(Direction.WEIGHT, x, weight, grad, shape), None, searched=False)
+        seen = _seen(Direction.WEIGHT, call.x, weight, grad, shape, is_last=False)
+        return row_of(block, seen, None, searched=False)
 
     return (Trial(size_bytes, why),)
+
+
+def _native_gradients(grad: "Laid", x: "Laid", mask: Sequence[bool]) -> tuple[Step, ...]:
+    """PyTorch's own kernels of depthwise convolutions: that of images makes the weight gradient first, that
+    of volumes makes both before it copies, and keeps the copy of the output's gradient.
+
+    The order of arguments decides in ATen/native/cuda/DepthwiseConv2d.cu; DepthwiseConv3d.cu makes results
+    one by one.
+    """
+    copy, held = copy_to(grad, is_last=False), copy_to(x, is_last=False) if mask[1] else ()
+    if len(grad.shape) == 5:
+        return (*(Made.OUTPUT for wanted in mask[:2] if wanted), *copy, *held, *released(held))
+    steps: tuple[Step, ...] = ()
+    if mask[1]:
+        steps += (*held, Made.SECOND if mask[0] else Made.OUTPUT, *released(held))
+    if mask[0]:
+        steps += (Made.OUTPUT,)
+    return (*copy, *steps, *released(copy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +211,19 @@ class _Shape:
     groups: int
 
 
-def _asked(
-    direction: Direction, x: Tensor, weight: Tensor, y: Tensor, shape: _Shape, chip: Chip
+def _engine(
+    direction: Direction,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    shape: _Shape,
+    is_last: bool,
+    chip: Chip,
 ) -> tuple[Step, ...]:
-    """What the library says that it takes."""
-    assert chip.cudnn is not None
-    asked = _as_cudnn_sees(direction, x, weight, y, shape)
-    if asked is None:
+    """What the library, where one is asked, says that it takes."""
+    if chip.cudnn is None or x.dtype not in _DTYPES or 0 in x.shape or 0 in y.shape or 0 in weight.shape:
         return ()
+    asked = _seen(direction, x, weight, y, shape, is_last)
     said = chip.cudnn(chip.capability, chip.multiprocessors, asked)
     steps: tuple[Step, ...] = ()
     if said.searched_bytes:
@@ -145,45 +235,37 @@ def _asked(
     return steps
 
 
-def _as_cudnn_sees(
-    direction: Direction, x: Tensor, weight: Tensor, y: Tensor, shape: _Shape
-) -> Convolution | None:
-    """The call; None where PyTorch runs a kernel of its own, or none at all."""
-    if x.dtype not in _DTYPES or 0 in x.shape or 0 in y.shape or 0 in weight.shape:
-        return None
-    seen = _seen(direction, x, weight, y, shape)
-    depthwise = not shape.transposed and shape.groups > 1 and seen.x[1] == shape.groups
-    return None if depthwise and not seen.channels_last and _runs_natively(seen) else seen
-
-
-def _seen(direction: Direction, x: Tensor, weight: Tensor, y: Tensor, shape: _Shape) -> Convolution:
-    """The same of one that cuDNN runs."""
-    read = y if direction is Direction.DATA else x
-    is_last = suggests_channels_last(read) or suggests_channels_last(weight)
-    last = is_last and x.dtype is not torch.float64  # ConvUtils.h, cudnn_conv_suggest_memory_format
+def _seen(
+    direction: Direction, x: Tensor, weight: Tensor, y: Tensor, shape: _Shape, is_last: bool
+) -> Convolution:
+    """The call as cuDNN sees it."""
     sizes = [tuple(int(size) for size in t.shape) for t in (x, weight, y)]
     padding, stride, dilation = tuple(shape.padding), tuple(shape.stride), tuple(shape.dilation)
     if len(padding) == 1:  # Convolution.cpp, view4d
         sizes = [(*size[:2], 1, size[2]) for size in sizes]
         padding, stride, dilation = (0, *padding), (1, *stride), (1, *dilation)
     return Convolution(
-        direction, _DTYPES[x.dtype], sizes[0], sizes[1], sizes[2], last, padding, stride, dilation
+        direction, _DTYPES[x.dtype], sizes[0], sizes[1], sizes[2], is_last, padding, stride, dilation
     )
 
 
-def _runs_natively(seen: Convolution) -> bool:
+def _is_native(x: Tensor, weight: Tensor, shape: _Shape) -> bool:
     """Whether PyTorch runs a contiguous depthwise convolution itself: it does but for half precision where
     cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and the workloads that it lists).
     """
-    if seen.dtype != "float16" or len(seen.x) != 4 or any(step != 1 for step in seen.dilation):
+    if shape.transposed or shape.groups <= 1 or x.shape[1] != shape.groups:
+        return False
+    if is_last_of(laid_input(x), laid(weight)):
+        return False
+    if x.dtype is not torch.float16 or x.dim() == 5 or any(step != 1 for step in shape.dilation):
         return True
-    batch, channels, height, width = seen.x
-    step, kernel = seen.stride[1], seen.w[3]
-    if channels < 32 or (seen.stride[0] != step and height != 1):
+    batch, channels, height, width = laid_input(x).shape
+    step, kernel = shape.stride[-1], weight.shape[-1]
+    if channels < 32 or (shape.stride[0] != step and height != 1):
         return True
     if height == 1 and step == 1:
         return False
-    if seen.w[2] != kernel or kernel not in (1, 3, 5) or width < 7 or step not in (1, 2):
+    if laid(weight).shape[2] != kernel or kernel not in (1, 3, 5) or width < 7 or step not in (1, 2):
         return True
     if step == 1:
         return False

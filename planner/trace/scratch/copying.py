@@ -33,17 +33,13 @@ def _copied(
 # Col2Im.cu, Embedding.cu, DilatedMaxPool3d.cu, AdaptiveAveragePooling3d.cu, ReplicationPadding.cu
 _CONTIGUOUS: Mapping[Any, tuple[int, ...]] = {
     aten._softmax.default: (0,),
-    aten._softmax_backward_data.default: (0, 1),
     aten._log_softmax.default: (0,),
     aten._log_softmax_backward_data.default: (0, 1),
     aten.nll_loss_forward.default: (0, 1, 2),
     aten.nll_loss_backward.default: (2,),
-    aten.nll_loss2d_forward.default: (0, 1, 2),
     aten.nll_loss2d_backward.default: (2,),
     aten.avg_pool3d.default: (0,),
     aten.avg_pool3d_backward.default: (0,),
-    aten.max_pool3d_with_indices.default: (0,),
-    aten.max_pool3d_with_indices_backward.default: (0,),
     aten._adaptive_avg_pool3d_backward.default: (0,),
     aten.im2col.default: (0,),
     aten.col2im.default: (0,),
@@ -79,8 +75,7 @@ _PACKED: Mapping[Any, tuple[int, ...]] = {
     aten.avg_pool2d.default: (0,),
     aten._adaptive_avg_pool2d.default: (0,),
     aten.upsample_nearest2d.default: (0,),
-    aten.upsample_nearest2d_backward.default: (0,),
-    aten.upsample_bilinear2d_backward.default: (0,),
+    aten.max_pool3d_with_indices.default: (0,),
 }
 
 
@@ -96,7 +91,27 @@ def _gradient_of_adaptive_pool(args: tuple[Any, ...], out: Any, chip: Chip) -> t
     return (*(() if suggests_channels_last(x) else copies(grad)), Made.REST)
 
 
+def _gradient_after_output(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """A packed gradient beside the output (UpSampleNearest2d.cu, UpSampleBilinear2d.cu)."""
+    return (Made.REST, *packed_copies(args[0]))
+
+
+def _nll_loss2d(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """Copies of what is not contiguous; the total weight is made before the loss (NLLLoss2d.cu)."""
+    return (Made.SECOND, Made.OUTPUT, *copies(*(t for t in args[:3] if isinstance(t, Tensor))))
+
+
+def _dropout(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """The mask is made before the output (Dropout.cu, dropout_cuda)."""
+    return (Made.SECOND, Made.OUTPUT)
+
+
 RULES: Mapping[Any, Rule] = {
+    aten.native_dropout.default: _dropout,
+    aten.nll_loss2d_forward.default: _nll_loss2d,
+    aten.max_pool3d_with_indices_backward.default: _gradient_like_input,
+    aten.upsample_nearest2d_backward.default: _gradient_after_output,
+    aten.upsample_bilinear2d_backward.default: _gradient_after_output,
     aten.max_pool2d_with_indices_backward.default: _gradient_like_input,
     aten.avg_pool2d_backward.default: _gradient_like_input,
     aten._adaptive_avg_pool2d_backward.default: _gradient_of_adaptive_pool,

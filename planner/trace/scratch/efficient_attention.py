@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.chip import Chip
-from planner.trace.scratch.steps import Held, Made, Release, Step, argument, tensor_bytes
+from planner.trace.scratch.steps import Held, Made, ReleaseBeneath, Step, argument, tensor_bytes
 
 _RF_WIDTH = 128  # up to this width of a head, every forward variant keeps its output in registers
 _ANY_WIDTH = 65536
@@ -52,8 +52,7 @@ def backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     """A contiguous gradient, the gradients, delta (the row sums of grad * out), and the accumulators.
 
     Where the kernel does not compute delta, the product, its row sums and their contiguous transpose, which
-    is delta, are alive together: temporaries of one C++ expression die at its end. They are made in this
-    order; here delta comes first, since it stays.
+    is delta, are alive together: temporaries of one C++ expression die at its end.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, _ = query.shape
@@ -68,7 +67,7 @@ def backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     product = [Held(4 * grad.numel())] * (3 if variant.half else 1)  # halves are converted to float32 first
     if heads > 1 and rows > 1:
         product.append(delta)  # the sums as they come, of which delta is the transpose
-    return (copy, Made.REST, delta, *product, Release(len(product)), workspace)
+    return (copy, Made.REST, *product, delta, ReleaseBeneath(len(product)), workspace)
 
 
 def backward_variant(

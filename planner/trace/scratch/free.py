@@ -20,7 +20,7 @@ _NAMES = """
     replication_pad1d replication_pad2d replication_pad3d _pin_memory
     _padded_dense_to_jagged_forward block_diag cartesian_prod vander fft_fftfreq fft_rfftfreq
     # dropout, activations and normalisation with a kernel of their own
-    native_dropout native_dropout_backward cudnn_batch_norm cudnn_batch_norm_backward glu glu_backward prelu
+    native_dropout_backward cudnn_batch_norm cudnn_batch_norm_backward glu glu_backward prelu
     _prelu_kernel hardswish hardswish_ hardswish_backward hardsigmoid_backward hardtanh_backward
     leaky_relu_backward _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward elu_backward
     softplus_backward celu_ selu_ rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_backward

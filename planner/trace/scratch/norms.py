@@ -15,6 +15,7 @@ from planner.trace.scratch.steps import (
     Step,
     copies,
     copies_like,
+    released,
     tensor_bytes,
 )
 from planner.trace.strides import LAST, suggests_channels_last
@@ -157,20 +158,26 @@ def _batch_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]
 
 
 def _batch_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """The native kernel for channels last makes the input's gradient last, from sums that it holds
+    (Normalization.cuh, batch_norm_backward_reduce_cuda_channels_last_template).
+    """
     grad, x, weight = args[:3]
     training = args[7]
     if training and is_cudnn_batch_norm(x, weight, weight, training):
         return (*copies_like(x, grad), Made.REST)
     if not training:
         return ()
+    if not _reads_channels_last(x):
+        return ()
     sums = Held(x.shape[1] * _accumulator_bytes(x))
-    steps = _partial_moments(x, 2)
-    return (sums, sums, Made.REST, *steps) if steps else ()
+    steps = _partial_moments(x, 2) if _reads_channels_last(grad) else ()
+    scales = (Made.SECOND,) * sum(t is not None for t in out[1:])
+    return (sums, sums, *scales, *steps, *released(steps), Made.REST)
 
 
 def _partial_moments(x: Tensor, values: int) -> tuple[Step, ...]:
     """`flexible_launch_configs` for the kernels that read channels last; staging data and semaphores."""
-    if not (_is_channels_last(x) or x.dim() == 2):
+    if not _reads_channels_last(x):
         return ()
     channels = x.shape[1]
     rows = x.numel() // max(channels, 1)
@@ -182,6 +189,11 @@ def _partial_moments(x: Tensor, values: int) -> tuple[Step, ...]:
     if grid_y < 8:
         return ()
     return Held(values * channels * grid_y * _accumulator_bytes(x)), Held(4 * -(-channels // block_x))
+
+
+def _reads_channels_last(x: Tensor) -> bool:
+    """`batch_norm_choose_impl`: so are matrices, and images of one pixel."""
+    return x.stride(1) == 1 or _is_channels_last(x)
 
 
 def _power(number: int) -> int:

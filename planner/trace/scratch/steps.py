@@ -7,13 +7,15 @@ A rule answers for one call of an operator with a sequence of steps:
 - `Search`: a trial that only the first call of its kind makes: the same operator, shapes and arguments;
 - `Held`: a block that lives until it is released, or the kernel returns;
 - `Release(n)`: the `n` held blocks that were taken last are given back; `Made.RELEASE`: all of them;
-- `Made.OUTPUT`: the next of the operator's outputs is made here; `Made.REST`: all that are still to be made.
+- `ReleaseBeneath(n)`: the `n` held blocks that were taken before the last one are given back;
+- `Made.OUTPUT`: the next of the operator's outputs is made here, `Made.SECOND`: the one after the next;
+  `Made.REST`: all that are still to be made.
 
 A rule that names no output has them made before its first step; those that it does not name are made after
 its last. Blocks of no bytes are none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -54,6 +56,7 @@ class Search:
 
 class Made(Enum):
     OUTPUT = auto()  # the next output
+    SECOND = auto()  # the output after the next
     REST = auto()  # all outputs that are not made yet
     RELEASE = auto()  # all held blocks are given back
 
@@ -65,9 +68,17 @@ class Release:
     blocks: int
 
 
-Step = int | Trial | Search | Held | Release | Made
+@dataclass(frozen=True, slots=True)
+class ReleaseBeneath:
+    """So many of the held blocks are given back, those that were taken before the last one."""
+
+    blocks: int
+
+
+Step = int | Trial | Search | Held | Release | ReleaseBeneath | Made
 _SIZED: dict[type, str] = {Held: "h", Trial: "t", Search: "s"}
-_LETTERS = {Made.OUTPUT: "o", Made.REST: "a", Made.RELEASE: "e"}
+# Outputs are born in the order in which they are made, so that a stored loop need not tell them apart.
+_LETTERS = {Made.OUTPUT: "o", Made.SECOND: "o", Made.REST: "a", Made.RELEASE: "e"}
 
 
 def letter_of(step: Step) -> tuple[str, Any]:
@@ -76,12 +87,19 @@ def letter_of(step: Step) -> tuple[str, Any]:
         return _LETTERS[step], 0
     if isinstance(step, Release):
         return "r", step.blocks
+    if isinstance(step, ReleaseBeneath):
+        return "b", step.blocks
     if isinstance(step, Held | Trial | Search):
         return _SIZED[type(step)], step.size_bytes
     return "p", step
 
 
 Rule = Callable[[tuple[Any, ...], Any, Chip], tuple[Step, ...]]  # arguments, result, chip
+
+
+def released(held: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the release of blocks that a kernel held, where there are any."""
+    return (Release(len(held)),) if held else ()
 
 
 def argument(args: tuple[Any, ...], position: int, default: Any = None) -> Any:

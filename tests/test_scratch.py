@@ -264,6 +264,8 @@ def test_upsampling_copies_a_gradient_beside_its_result() -> None:
     for grad in (meta(4, 8, 32, 32), last(4, 8, 32, 32)):
         assert steps(aten.upsample_nearest2d_backward.default, grad, *size) == (REST,)
     assert steps(aten.upsample_nearest2d_backward.default, part, *size) == (REST, Held(131_072))
+    same = ([32, 32], [4, 8, 32, 32], False, 1.0, 1.0)  # bilinear, of no other size: copied as it is
+    assert steps(aten.upsample_bilinear2d_backward.default, part, *same) == ()
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 16, 16), (4, 8, 1, 1), (64, 32)])

@@ -45,6 +45,23 @@ def torchs(func: Any, *args: Any, **kwargs: Any) -> Any:
         return RAISES
 
 
+def allowed(func: Any, *args: Any) -> tuple[Any, ...]:
+    """The answers that a pointwise shortcut may give: none, that of torch's meta kernel, or that of its CPU
+    kernel, which puts strides in order as CUDA's does where only dimensions of size 1 tell formats apart.
+    """
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).fill_(1)
+
+    def on_cpu(*values: Any) -> Tensor:
+        found = func(*map(real, values))
+        return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+
+    return NotImplemented, torchs(func, *args), torchs(on_cpu, *args)
+
+
 def ours(func: Any, *args: Any, **kwargs: Any) -> Any:
     """The layout that the shortcut gives."""
     out = SHORTCUTS[func](*args, **kwargs)
@@ -132,7 +149,7 @@ IN_PLACE = [
 @given(tensors=operands(1))
 def test_unary_operators(func: Any, tensors: list[Tensor]) -> None:
     """A pointwise operator over one tensor answers as torch's meta kernel, or not at all."""
-    assert ours(func, *tensors) in (NotImplemented, torchs(func, *tensors))
+    assert ours(func, *tensors) in allowed(func, *tensors)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -141,7 +158,7 @@ def test_unary_operators(func: Any, tensors: list[Tensor]) -> None:
 @given(tensors=operands(1), number=numbers)
 def test_operators_with_a_number(func: Any, tensors: list[Tensor], number: Any) -> None:
     """A pointwise operator over a tensor and a number answers as torch's meta kernel, or not at all."""
-    assert ours(func, *tensors, number) in (NotImplemented, torchs(func, *tensors, number))
+    assert ours(func, *tensors, number) in allowed(func, *tensors, number)
 
 
 @pytest.mark.parametrize("func", BINARY, ids=str)
@@ -149,7 +166,7 @@ def test_operators_with_a_number(func: Any, tensors: list[Tensor], number: Any) 
 @given(tensors=operands(2))
 def test_binary_operators(func: Any, tensors: list[Tensor]) -> None:
     """A pointwise operator over two tensors, broadcast or not, answers as torch does, or not at all."""
-    assert ours(func, *tensors) in (NotImplemented, torchs(func, *tensors))
+    assert ours(func, *tensors) in allowed(func, *tensors)
 
 
 @settings(max_examples=400, deadline=None)
@@ -1005,7 +1022,7 @@ AWKWARD: list[tuple[Any, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("func", "args"), AWKWARD, ids=[str(func) for func, _ in AWKWARD])
 def test_awkward_cases(func: Any, args: tuple[Any, ...]) -> None:
     """Where torch's kernels have ways of their own, the shortcut follows them or stays silent."""
-    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
+    assert ours(func, *args) in allowed(func, *args)
 
 
 # ---- frequent cases must be covered, or a trace takes ten times as long

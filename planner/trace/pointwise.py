@@ -36,6 +36,16 @@ def over_all(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return _laid_over(tensors, kind, dtype or kind)
 
 
+def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
+    """Over one tensor and numbers that are no operands: CUDA puts its strides in order where they are
+    unusual in dimensions of size 1 alone, which torch's meta kernels keep.
+    """
+    is_simple = isinstance(x, Tensor) and x.is_meta and x.dtype.is_floating_point and 0 not in x.shape
+    if is_simple and x.is_contiguous() and not any(isinstance(number, complex) for number in numbers):
+        return new(x.shape, contiguous(x.shape), x.dtype)
+    return over_all(x, *numbers, **options)
+
+
 def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype) -> Any:
     """An output of this dtype over these operands, which are computed with as `kind`."""
     shape: Sequence[int] = tensors[0].shape
@@ -206,13 +216,19 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys(
         (
             aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
-            aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.clamp_min.default,
-            aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default, aten.tanh.default,
-            aten.hardtanh.default, aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default,
-            aten.elu.default, aten.exp.default, aten.neg.default, aten.rsqrt.default, aten.sqrt.default,
-            aten.reciprocal.default, aten.sin.default, aten.cos.default, aten.log.default, aten.abs.default,
+            aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.hardtanh.default,
         ),
         over_all,
+    ),
+    **dict.fromkeys(
+        (
+            aten.clamp_min.default, aten.relu.default, aten.gelu.default, aten.silu.default,
+            aten.sigmoid.default, aten.tanh.default, aten.hardswish.default, aten.hardsigmoid.default,
+            aten.leaky_relu.default, aten.elu.default, aten.exp.default, aten.neg.default, aten.rsqrt.default,
+            aten.sqrt.default, aten.reciprocal.default, aten.sin.default, aten.cos.default, aten.log.default,
+            aten.abs.default,
+        ),
+        _alone,
     ),
     **dict.fromkeys(
         (aten.eq.Scalar, aten.ne.Scalar, aten.ge.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.lt.Scalar),

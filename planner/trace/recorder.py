@@ -217,7 +217,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif op.kind == "creates":
             self._note_outputs(op, out)
         if op.uses_blas:
-            for size in self._workspaces.first_use(op.func, self._phase):
+            for size in self._workspaces.first_use(op.func, args, self._phase):
                 self._birth(size, Role.WORKSPACE, op.name)
         while held:
             self._log.death(held.pop())
@@ -251,8 +251,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             steps = (Made.REST, *steps)
         for step in (*steps, Made.REST):
             if step is Made.OUTPUT or step is Made.SECOND:
-                place = 1 if step is Made.SECOND else 0
-                if place < len(coming):
+                place = 1 if step is Made.SECOND and len(coming) > 1 else 0
+                if coming:
                     self._note(coming.pop(place), role, op.name)
             elif step is Made.REST:
                 while coming:

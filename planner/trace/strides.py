@@ -113,7 +113,9 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
     rank = len(shape)
     packed = all(_is_packed(shape, strides, range(rank)) for strides in operands)
     last = rank == 4 and all(_is_packed(shape, strides, LAST[4]) for strides in operands)
-    if packed != last:
+    if packed and last and rank == 4 and len(operands) > 1:
+        found = contiguous(shape)  # tried first (TensorIteratorBase::compute_fast_setup_type)
+    elif packed != last:
         found = contiguous(shape) if packed else channels_last(shape)
     else:  # neither, or both for want of dimensions larger than 1
         found = _in_order(shape, _innermost_first(shape, operands))

@@ -92,8 +92,13 @@ def _gradient_of_adaptive_pool(args: tuple[Any, ...], out: Any, chip: Chip) -> t
 
 
 def _gradient_after_output(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
-    """A packed gradient beside the output (UpSampleNearest2d.cu, UpSampleBilinear2d.cu)."""
+    """A packed gradient beside the output (UpSampleNearest2d.cu)."""
     return (Made.REST, *packed_copies(args[0]))
+
+
+def _gradient_of_bilinear(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """The same; a gradient of the output's size is copied as it is (UpSampleBilinear2d.cu)."""
+    return () if args[0].shape == out.shape else _gradient_after_output(args, out, chip)
 
 
 def _nll_loss2d(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
@@ -111,7 +116,7 @@ RULES: Mapping[Any, Rule] = {
     aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.max_pool3d_with_indices_backward.default: _gradient_like_input,
     aten.upsample_nearest2d_backward.default: _gradient_after_output,
-    aten.upsample_bilinear2d_backward.default: _gradient_after_output,
+    aten.upsample_bilinear2d_backward.default: _gradient_of_bilinear,
     aten.max_pool2d_with_indices_backward.default: _gradient_like_input,
     aten.avg_pool2d_backward.default: _gradient_like_input,
     aten._adaptive_avg_pool2d_backward.default: _gradient_of_adaptive_pool,

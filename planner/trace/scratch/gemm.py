@@ -45,15 +45,20 @@ class Workspaces:
         self._bytes = workspace_bytes(capability, config)
         self._taken: set[bool] = set()
 
-    def first_use(self, func: Any, phase: Phase) -> tuple[int, ...]:
+    def first_use(self, func: Any, args: tuple[Any, ...], phase: Phase) -> tuple[int, ...]:
         """Sizes in bytes that this operator makes cuBLAS take for good: one the first time in each thread."""
-        if func not in OPS:
+        if func not in OPS or _is_outer_product(func, args):
             return ()
         backward = phase is Phase.BACKWARD
         if backward in self._taken:
             return ()
         self._taken.add(backward)
         return (self._bytes,) if self._bytes else ()
+
+
+def _is_outer_product(func: Any, args: tuple[Any, ...]) -> bool:
+    """Columns times rows, which torch multiplies pointwise (torch 2.13, ATen/native/cuda/Blas.cpp)."""
+    return func is aten.bmm.default and args[0].shape[2] == 1
 
 
 # ---- operands that are copied, since cuBLAS wants rows or columns next to each other

@@ -171,7 +171,8 @@ def _batch_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[S
         return ()
     sums = Held(x.shape[1] * _accumulator_bytes(x))
     steps = _partial_moments(x, 2) if _reads_channels_last(grad) else ()
-    scales = (Made.SECOND,) * sum(t is not None for t in out[1:])
+    first = Made.OUTPUT if out[0] is None else Made.SECOND
+    scales = (first,) * sum(t is not None for t in out[1:])
     return (sums, sums, *scales, *steps, *released(steps), Made.REST)
 
 

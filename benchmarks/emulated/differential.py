@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from both_sides import Emulator, Side, cudnn_of, plan_statically
-from jobs import DrawnJob, draw_job
+from jobs import FIXED, DrawnJob, draw_job
 from parting import find_parting
 from rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_row, read_rows
 
@@ -118,6 +118,7 @@ def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--python", required=True, help="a Python with the CUDA build of torch")
+    parser.add_argument("--fixed", action="store_true", help="run the fixed jobs of jobs.py instead")
     parser.add_argument("--jobs", default="0-199", metavar="FIRST-LAST", help="numbers of jobs")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="of the numbers, each N-th from the K-th"
@@ -139,10 +140,11 @@ def main() -> None:
 def _run(options: argparse.Namespace, emulator: Emulator) -> None:
     part, parts = map(int, options.part.split("/"))
     cudnn = cudnn_of(options.python)
-    jobs = sorted((draw_job(SEED, number) for number in _numbers(options.jobs)), key=lambda job: job.gpu)
+    drawn_jobs = FIXED if options.fixed else [draw_job(SEED, number) for number in _numbers(options.jobs)]
+    jobs = sorted(drawn_jobs, key=lambda job: job.gpu)
     for drawn in jobs[part - 1 :: parts]:
         earlier = {row.number: row for row in read_rows(options.to)}.get(drawn.number)
-        if earlier is not None and not (options.again and earlier.cause.startswith(options.again)):
+        if earlier is not None and (options.again is None or not earlier.cause.startswith(options.again)):
             continue
         row = compare_job(drawn, emulator, cudnn)
         add_row(options.to, row)

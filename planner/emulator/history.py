@@ -1,6 +1,8 @@
 """The allocator's history of an emulated process, and the trace that it makes."""
 
 import json
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +30,31 @@ class StepEnd(NamedTuple):
     step: int
 
 
+class CourseMark(NamedTuple):
+    """A phase or a module begins."""
+
+    place: int  # blocks handed out and blocks given back before it, added up
+    phase: Phase
+    module: str  # qualified name; "" outside of modules
+
+
+class Holder(NamedTuple):
+    """A tensor that is told by its memory."""
+
+    address: int
+    role: Role
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the script does while the allocator works."""
+
+    marks: tuple[CourseMark, ...]
+    held: tuple[tuple[int, tuple[Holder, ...]], ...]  # place, what is held there
+    missing: tuple[str, ...] = ()  # what this version of torch does not tell
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """All that torch's allocator did for one process on one GPU."""
@@ -40,21 +67,23 @@ class History:
     events: tuple[HistoryEvent, ...]
     sites: tuple[Site, ...]
     step_ends: tuple[StepEnd, ...]
+    pid: int = 0
+    course: Course | None = None  # where it was asked for
 
 
 def read_histories(folder: Path) -> tuple[History, ...]:
     """Read the histories in a folder, by rank and GPU. Raises DataFileError for one that is broken."""
     found: list[History] = []
     for path in sorted(folder.glob("*.history")):
-        rank = int(path.name.partition("-")[0])
+        rank, pid = map(int, path.stem.split("-"))
         try:
-            found += [_history(rank, row) for row in json.loads(path.read_text(encoding="utf-8"))]
+            found += [_history(rank, pid, row) for row in json.loads(path.read_text(encoding="utf-8"))]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise DataFileError(f"{path}: not a history of an emulated run; run the command again") from error
     return tuple(sorted(found, key=lambda one: (one.rank, one.device)))
 
 
-def _history(rank: int, data: dict[str, Any]) -> History:
+def _history(rank: int, pid: int, data: dict[str, Any]) -> History:
     return History(
         rank,
         data["device"],
@@ -64,6 +93,20 @@ def _history(rank: int, data: dict[str, Any]) -> History:
         tuple(HistoryEvent(*event) for event in data["events"]),
         tuple(Site(*site) for site in data["sites"]),
         tuple(StepEnd(*mark) for mark in data["marks"]),
+        pid,
+        None if data["course"] is None else _course(data["course"]),
+    )
+
+
+def _course(data: dict[str, Any]) -> Course:
+    tables = [
+        tuple(Holder(address, Role(role), module) for address, role, module in table)
+        for table in data["tables"]
+    ]
+    return Course(
+        tuple(CourseMark(place, Phase(phase), module) for place, phase, module in data["marks"]),
+        tuple((place, tables[index]) for place, index in data["held"]),
+        tuple(data["missing"]),
     )
 
 
@@ -78,8 +121,8 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
     """
     if not history.is_whole:
         raise ValueError("the allocator's history does not begin with the process")
-    ends = {(end.allocated, end.freed): end.step for end in history.step_ends}
-    events: list[Event] = [Mark(1, Phase.FORWARD)]
+    first, marks = _phase_marks(history)
+    events: list[Event] = [first]
     live: dict[int, int] = {}
     row: list[int] = []  # blocks that are given back in a row
     deaths: dict[int, int] = {}  # by block: how many blocks are born before it dies
@@ -91,10 +134,9 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
         row.clear()
 
     for event in history.events:
-        step = ends.pop((allocated, freed), None) if event.action in "ar" else None
-        if step is not None:
+        while marks and event.action in "ar" and marks[0][0] <= allocated + freed:
             close_row()
-            events.append(Mark(step + 1, Phase.FORWARD))
+            events.append(marks.popleft()[1])
         if event.action == "a":
             close_row()
             live[event.address] = allocated
@@ -112,6 +154,23 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
         for event in events
     )
     return Trace(tuple(named), history.sites, (batch,))
+
+
+def _phase_marks(history: History) -> tuple[Mark, deque[tuple[int, Mark]]]:
+    """Return the phase in which a history begins, and where others do; without a course each step is one."""
+    ends = [(end.allocated + end.freed, end.step) for end in history.step_ends]
+    if history.course is None:
+        return Mark(1, Phase.FORWARD), deque((place, Mark(step + 1, Phase.FORWARD)) for place, step in ends)
+    places = [place for place, _ in ends]
+    marks: deque[tuple[int, Mark]] = deque()
+    last = Mark(0, Phase.SETUP)
+    for mark in history.course.marks:
+        step = 1 + bisect_right(places, mark.place)
+        now = Mark(0 if mark.phase is Phase.SETUP else step, mark.phase)
+        if now != last:
+            marks.append((mark.place, now))
+        last = now
+    return Mark(0, Phase.SETUP), marks
 
 
 def _scratch(births: int, deaths: Mapping[int, int], most: int) -> set[int]:

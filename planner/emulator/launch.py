@@ -38,6 +38,7 @@ class RunOptions:
         None  # where the allocator's history of the largest process goes, as torch writes it
     )
     keeps_histories: bool = False  # read the allocator's history of each process
+    keeps_course: bool = False  # with it, phases, modules and what blocks hold
     output: Any = None  # where the command's standard output goes; None: to that of the planner
     errors: Any = None  # where its standard error goes; likewise
     progress_seconds: float = 10.0  # between lines of progress
@@ -71,7 +72,7 @@ def run_emulated(
             records,
             perf_counter() - start,
             _assumptions(options),
-            read_histories(folder) if options.keeps_histories else (),
+            read_histories(folder) if options.keeps_histories or options.keeps_course else (),
         )
         if options.snapshot is not None and records:
             largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
@@ -111,8 +112,10 @@ def _history_kinds(options: RunOptions) -> Iterator[str]:
     """Yield which records of the allocator's history the processes write."""
     if options.snapshot is not None:
         yield "snapshot"
-    if options.keeps_histories:
+    if options.keeps_histories or options.keeps_course:
         yield "events"
+    if options.keeps_course:
+        yield "course"
 
 
 def _assumptions(options: RunOptions) -> tuple[str, ...]:

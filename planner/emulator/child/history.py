@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .course import Course
 from .frames import is_own
 
 MAX_EVENTS = 4_000_000  # of the allocator's history; older ones go
@@ -19,8 +20,8 @@ _LETTERS = {"alloc": "a", "free_requested": "r", "free_completed": "c", "oom": "
 class History:
     """The allocator's history of this process."""
 
-    def __init__(self, torch: Any, path: Path) -> None:
-        self._torch, self._path = torch, path
+    def __init__(self, torch: Any, path: Path, course: Course | None) -> None:
+        self._torch, self._path, self._course = torch, path, course
         self._marks: dict[int, list[tuple[int, int, int]]] = {}  # by device
 
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
@@ -65,6 +66,7 @@ class History:
             "events": events,
             "sites": list(sites),
             "marks": self._marks.get(device, []),
+            "course": None if self._course is None else self._course.rows(device),
         }
 
 

@@ -18,6 +18,7 @@ from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
+from .course import Course
 from .frames import line_of, place
 from .history import MAX_EVENTS, History
 
@@ -125,6 +126,9 @@ class Recorder:
         core.emu_peak.restype = core.emu_used.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
         core.emu_context_active.restype = ctypes.c_bool
         self._folder = folder
+        self._peaks: Peaks | None = None  # until torch initializes CUDA
+        wanted = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
+        self._course = Course(torch, self._places) if "course" in wanted else None
         self.restart()
 
     def restart(self) -> None:
@@ -135,8 +139,10 @@ class Recorder:
         wanted = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
         self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in wanted else None
         history = self._path.with_suffix(".history")
-        self._history = History(self._torch, history) if "events" in wanted else None
-        self._peaks: Peaks | None = None  # until torch initializes CUDA
+        if self._course is not None:
+            self._course.restart()
+        self._history = History(self._torch, history, self._course) if "events" in wanted else None
+        self._peaks = None
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False
         self._failure: dict[str, Any] | None = None
@@ -164,6 +170,8 @@ class Recorder:
         if self._history is not None:
             for device in self._devices():
                 self._history.mark(device, self._count, self._peaks.stats(device))
+        if self._course is not None:
+            self._course.end_step(optimizer)
         self._add_step(self._read_peaks())
         self._write(whole=False)
         if self._count == self._stop_after:
@@ -174,6 +182,8 @@ class Recorder:
         """Note where an allocation failed; whether the script survives it shows later."""
         if os.getpid() != self._pid:
             return
+        if self._course is not None:
+            self._course.hold_all()
         self._failure = {
             "device": device,
             "step": self._count + 1,
@@ -210,6 +220,13 @@ class Recorder:
 
     def _devices(self) -> list[int]:
         return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
+
+    def _places(self) -> dict[int, int]:
+        """Return how many blocks each GPU's allocator handed out and was given back, both added up."""
+        if self._peaks is None or os.getpid() != self._pid:
+            return {}
+        counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}
+        return {n: int(one["allocated"]) + int(one["freed"]) for n, one in counts.items()}
 
     def _read_peaks(self) -> list[dict[str, int]]:
         assert self._peaks is not None

@@ -1,0 +1,219 @@
+"""Record what the script does while torch's allocator works: phases, modules, and what blocks hold.
+
+Places are told by how many blocks torch's statistics say were handed out and given back so far, both added
+up, so that they can be found again in the allocator's history. Compiled code runs no hooks: there is no
+module inside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+from weakref import ref
+
+ReadPlaces = Callable[[], "dict[int, int]"]  # of each GPU in use
+_PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optimizer", "inputs"
+
+
+class Course:
+    """The course of the script in this process: phases and modules, and holders of memory, by place."""
+
+    def __init__(self, torch: Any, read_places: ReadPlaces) -> None:
+        self._torch, self._read_places = torch, read_places
+        self.restart()
+        self._missing = self._attach()
+
+    def restart(self) -> None:
+        """Begin the record of this process, which may be a fork of another."""
+        self._modules = ModuleNames(self._torch)
+        self._running: list[Any] = []
+        self._phase, self._in_backward = "setup", False
+        self._marks: dict[int, list[tuple[int, str, str]]] = {}  # by GPU: place, phase, module
+        self._held: dict[int, list[tuple[int, int]]] = {}  # by GPU: place, index into `_tables`
+        self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
+
+    def _attach(self) -> list[str]:
+        """Begin to watch; return what cannot be watched in this version of torch."""
+        missing = []
+        modules = import_module("torch.nn.modules.module")
+        modules.register_module_forward_pre_hook(self._enter)
+        modules.register_module_forward_hook(self._leave, always_call=True)
+        optimizers = import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_pre_hook(self._begin_optimizer)
+        autograd: Any = import_module("torch.autograd")
+        graph: Any = import_module("torch.autograd.graph")
+        engine = getattr(graph, "_engine_run_backward", None)
+        if engine is None:
+            missing.append("backward passes")
+        else:
+            graph._engine_run_backward = autograd._engine_run_backward = self._wrap_engine(engine)
+        return missing
+
+    def _wrap_engine(self, engine: Any) -> Any:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            outer, self._in_backward = self._in_backward, True
+            self._mark("backward")
+            try:
+                return engine(*args, **kwargs)
+            finally:
+                self._in_backward = outer
+
+        return run_backward
+
+    # ---- what torch calls
+
+    def _enter(self, module: Any, args: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        self._running.append(module)
+        if len(self._running) == 1 and not self._in_backward:
+            self._begin_forward(module, (args, sys._getframe(1).f_locals.get("kwargs")))
+        self._mark(self._phase)
+
+    def _begin_forward(self, module: Any, given: Any) -> None:
+        """Note what an outermost module is called with; one without parameters may be of the data loading."""
+        is_new = self._modules.add(module)
+        if self._phase == "forward" or next(module.parameters(), None) is not None:
+            self._phase = "forward"
+            self._hold([*_inputs(self._torch, given), *(self._modules.holders() if is_new else ())])
+
+    def _leave(self, module: Any, args: Any, result: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        while self._running and self._running.pop() is not module:
+            pass  # an exception ended the modules inside
+        self._mark(self._phase)
+
+    def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._mark("optimizer")
+
+    def end_step(self, optimizer: Any) -> None:
+        """Note that an optimizer step ends, and what is held then."""
+        self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
+        self._mark("inputs")
+
+    def hold_all(self) -> None:
+        """Note what is held now, when memory ran out or the process ends."""
+        self._hold(list(self._modules.holders()))
+
+    # ---- the record
+
+    def _mark(self, phase: str) -> None:
+        self._phase = phase
+        module = self._modules.name(self._running[-1]) if self._running else ""
+        for device, place in self._read_places().items():
+            marks = self._marks.setdefault(device, [])
+            if marks and marks[-1][0] == place:
+                marks.pop()  # nothing was asked for since
+            if not marks or marks[-1][1:] != (phase, module):
+                marks.append((place, phase, module))
+
+    def _hold(self, holders: list[tuple[int, str, str]]) -> None:
+        if not holders:
+            return
+        table = self._tables.setdefault(tuple(dict.fromkeys(holders)), len(self._tables))
+        for device, place in self._read_places().items():
+            self._held.setdefault(device, []).append((place, table))
+
+    def rows(self, device: int) -> dict[str, Any]:
+        """Return what JSON takes of one GPU."""
+        return {
+            "marks": self._marks.get(device, []),
+            "held": self._held.get(device, []),
+            "tables": list(self._tables),
+            "missing": self._missing,
+        }
+
+
+class ModuleNames:
+    """Qualified names of modules, as the outermost ones that were called know them.
+
+    The first of these that has parameters is the model, whose own name is ""; others go by their class.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._roots: list[tuple[str, Any]] = []  # prefix, weak reference
+        self._names: dict[int, tuple[Any, str]] = {}  # by id: weak reference, name
+        self._has_model = False
+
+    def add(self, root: Any) -> bool:
+        """Take the names of an outermost module; return whether it is new."""
+        if self._known(root) is not None:
+            return False
+        has_parameters = next(root.parameters(), None) is not None
+        is_model = has_parameters and not self._has_model
+        self._has_model = self._has_model or is_model
+        prefix = "" if is_model else type(root).__name__
+        for name, module in root.named_modules():
+            self._names[id(module)] = ref(module), ".".join(part for part in (prefix, name) if part)
+        if has_parameters:
+            self._roots.append((prefix, ref(root)))
+        return True
+
+    def _known(self, module: Any) -> str | None:
+        found = self._names.get(id(module))
+        return found[1] if found is not None and found[0]() is module else None
+
+    def name(self, module: Any) -> str:
+        """Return the name of a module; one that no outermost module knows goes by its class."""
+        known = self._known(module)
+        return type(module).__name__ if known is None else known
+
+    def holders(self) -> Iterator[tuple[int, str, str]]:
+        """Yield addresses of parameters, buffers and gradients, each with its category and module."""
+        for _, root in self._roots:
+            for module in root().modules() if root() is not None else ():
+                name = self.name(module)
+                for tensor in (*module._parameters.values(), *module._buffers.values()):
+                    yield from _held_by(tensor, _PARAMETERS, name)
+                for tensor in module._parameters.values():
+                    yield from _held_by(getattr(tensor, "grad", None), _GRADIENTS, name)
+
+    def holders_of(self, optimizer: Any) -> Iterator[tuple[int, str, str]]:
+        """Yield the same of what an optimizer updates and keeps."""
+        owners: dict[int, str] = {}
+        for _, root in self._roots:
+            for module in root().modules() if root() is not None else ():
+                owners.update((id(one), self.name(module)) for one in module._parameters.values())
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = owners.get(id(parameter), "")
+                yield from _held_by(parameter, _PARAMETERS, name)
+                yield from _held_by(parameter.grad, _GRADIENTS, name)
+        for parameter, state in list(optimizer.state.items()):
+            for tensor in _tensors(self._torch, state):
+                yield from _held_by(tensor, _OPTIMIZER, owners.get(id(parameter), ""))
+
+
+def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
+    """Yield the tensors that the model is given from outside: those without a graph behind them."""
+    for tensor in _tensors(torch, args):
+        if tensor.grad_fn is None and not tensor.requires_grad:
+            yield from _held_by(tensor, _INPUTS, "")
+
+
+def _tensors(torch: Any, value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(torch, one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(torch, one)
+
+
+def _held_by(tensor: Any, category: str, module: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the address of a tensor's memory on a GPU; a sharded tensor's is that of its own part."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if tensor is None or not tensor.is_cuda:
+        return
+    try:
+        address = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return
+    if address:
+        yield address, category, module

@@ -215,6 +215,7 @@ def test_estimate_as_json() -> None:
                     "expandable_segments": False,
                     "per_process_memory_fraction": 1.0,
                     "throw_on_cudamalloc_oom": False,
+                    "reuse_order": "oldest segment",
                 },
             },
         },

@@ -71,9 +71,10 @@ class ExplainResult:
 
     def draw(self, path: Path) -> None:
         """Draw the timeline; the suffix says which format. Needs matplotlib; raises DataFileError."""
+        from planner.report.summary import summary_of
         from planner.report.timeline_plot import draw_timeline
 
-        draw_timeline(self.explanation, self.estimate.job, path)
+        draw_timeline(self.explanation, summary_of(self.estimate, self.explanation).caption, path)
 
     def save_snapshot(self, path: Path) -> None:
         """Write the run on the card as torch's memory_viz reads it. Raises DataFileError."""
@@ -87,8 +88,10 @@ class ExplainResult:
         Needs plotly; raises DataFileError.
         """
         from planner.report.page import save_page
+        from planner.report.summary import summary_of
 
-        save_page(self.estimate, self.explanation, self.trace, self.shown, curve, path)
+        summary = summary_of(self.estimate, self.explanation)
+        save_page(summary, self.explanation, self.trace, self.shown, curve, path)
 
 
 def explain(

@@ -23,7 +23,6 @@ from planner.explanation import (
     explain,
     fold,
 )
-from planner.job import Job
 from planner.replay import UNLIMITED, Arena, replay
 from planner.report.timeline_plot import draw_timeline
 from planner.timeline import PhasePeak, Timeline, take_timeline, thin
@@ -225,7 +224,7 @@ def test_the_picture_names_phases_categories_and_the_peak(tmp_path: Path) -> Non
 
     path = tmp_path / "x.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw_timeline(explained(), Job("toy"), path)
+        draw_timeline(explained(), "toy, batch 8", path)
     drawn = path.read_text(encoding="utf-8")
     wanted = [
         "parameters",
@@ -245,7 +244,7 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     """A folder that is not there is told in one line."""
     path = tmp_path / "missing" / "x.png"
     with pytest.raises(DataFileError) as caught:
-        draw_timeline(explained(), Job("toy"), path)
+        draw_timeline(explained(), "toy, batch 8", path)
     assert str(caught.value) == f"{path}: cannot write the picture: No such file or directory"
 
 

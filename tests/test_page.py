@@ -28,6 +28,7 @@ from planner.plan import estimate, without_end
 from planner.replay import UNLIMITED, Arena, replay
 from planner.report.job_json import job_to_json
 from planner.report.page import page_data, page_html
+from planner.report.summary import summary_of
 from planner.trace_file import save_trace
 
 NOBODY = make_budget(unlimited_device(), 0.99, AllocatorRules())
@@ -196,7 +197,8 @@ def page_of(
     trace: Trace = TOY, batch: int = 8, arena: Arena = UNLIMITED, curve: BatchCurve | None = None
 ) -> str:
     found = explain(trace, batch, arena)
-    return page_html(estimate(JOB, trace, batch, NOBODY), found, trace, Shown(), curve)
+    summary = summary_of(estimate(JOB, trace, batch, NOBODY), found)
+    return page_html(summary, found, trace, Shown(), curve)
 
 
 @settings(UNTIMED, max_examples=25)
@@ -208,9 +210,8 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     batch = 4 if trace.is_affine else trace.batches[0]
     run = replay(trace, batch)
     found = explain(trace, batch, without_end(NOBODY.arena))
-    data = json.loads(
-        json.dumps(page_data(estimate(JOB, trace, batch, NOBODY), found, trace, None), allow_nan=False)
-    )
+    summary = summary_of(estimate(JOB, trace, batch, NOBODY), found)
+    data = json.loads(json.dumps(page_data(summary, found, trace, None), allow_nan=False))
     lines = {one["name"]: one for one in data["figures"]["timeline"]["data"]}
     stacked = [one for one in lines.values() if "stackgroup" in one]
     levels = [sum(column) for column in zip(*(in_bytes(one["y"]) for one in stacked), strict=True)]

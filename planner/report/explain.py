@@ -9,7 +9,7 @@ from planner.explanation import Explanation, Fragmentation, LiveBlock, ModuleSha
 from planner.plan import Estimate
 from planner.report.assumptions import short_op
 from planner.report.difference import difference_lines
-from planner.report.figures import mib
+from planner.report.figures import breakdown, mib
 from planner.report.layout import (
     DIGITS,
     NAMES,
@@ -40,7 +40,7 @@ def explanation_text(
     lines = [*verdict(estimate), *entry("Job", job_text(estimate.job))]
     lines += entry("Peak allocated", peak_text(estimate, explanation))
     for part in (
-        consists_of(estimate),
+        consists_of(breakdown(estimate)),
         _modules(explanation, shown.depth),
         _tensors(explanation, shown.top),
         _workspaces(estimate, explanation, shown.top),

@@ -45,12 +45,12 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
     return rounded
 
 
-def shares(estimate: Estimate, digits: int) -> Iterator[tuple[str, float, float]]:
-    """What the process consists of, without what takes nothing: name, rounded MiB, share of the whole."""
-    parts = breakdown(estimate)
+def shares(parts: Mapping[str, int], digits: int) -> Iterator[tuple[str, float, float]]:
+    """Yield what a process consists of, without what takes nothing: name, rounded MiB, share of the whole."""
+    total = sum(parts.values())
     for name, rounded in mib_parts(parts, digits).items():
         if parts[name]:
-            yield name, rounded, parts[name] / estimate.process_bytes
+            yield name, rounded, parts[name] / total
 
 
 def is_endless(figure: Measured) -> bool:

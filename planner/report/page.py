@@ -18,19 +18,17 @@ from planner.curve import BatchCurve, CardCurve
 from planner.events import Outcome, Trace
 from planner.explanation import Explanation, LiveBlock, Shown
 from planner.layer_workspaces import LayerWorkspace
-from planner.plan import Estimate
 from planner.replay import room_bytes
 from planner.report.as_json import SCHEMA
-from planner.report.assumptions import assumptions, short_op
+from planner.report.assumptions import short_op
 from planner.report.colours import PART_COLOURS
 from planner.report.explain import moment_text, tensor_text
-from planner.report.figures import breakdown, is_endless, mib, shares
-from planner.report.job_json import job_to_json
-from planner.report.layout import DIGITS, job_text
+from planner.report.figures import is_endless, mib, shares
+from planner.report.layout import DIGITS
 from planner.report.page_figures import breakdown_figure, curve_figure, timeline_figure
 from planner.report.page_modules import modules_figure
-from planner.report.text import verdict
-from planner.report.workspaces import parts_text, sureness, workspaces_title
+from planner.report.summary import Summary
+from planner.report.workspaces import parts_text, workspaces_title
 
 ASSETS = Path(__file__).with_name("page_assets")
 VERDICTS = {
@@ -42,7 +40,7 @@ _GROUPS = {"": "Chosen", "consumer": "Consumer", "workstation": "Workstation", "
 
 
 def save_page(
-    estimate: Estimate,
+    summary: Summary,
     explanation: Explanation,
     trace: Trace,
     shown: Shown,
@@ -50,28 +48,27 @@ def save_page(
     path: Path,
 ) -> None:
     """Write the page; without a curve, one of this batch alone. Raises DataFileError."""
-    save(path, page_html(estimate, explanation, trace, shown, curve).encode(), "the page")
+    save(path, page_html(summary, explanation, trace, shown, curve).encode(), "the page")
 
 
 def page_html(
-    estimate: Estimate, explanation: Explanation, trace: Trace, shown: Shown, curve: BatchCurve | None
+    summary: Summary, explanation: Explanation, trace: Trace, shown: Shown, curve: BatchCurve | None
 ) -> str:
     """The page as HTML."""
     loader = FileSystemLoader(ASSETS)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    answer, *fails = verdict(estimate)
-    said = page_data(estimate, explanation, trace, curve)
+    said = page_data(summary, explanation, trace, curve)
     return environment.get_template("page.html.jinja").render(
-        title=_title(estimate),
-        job=job_text(estimate.job),
-        outcome=estimate.outcome.value if estimate.budget.arena.share_bytes is not None else "",
-        verdict=answer,
-        fails=" ".join(" ".join(fails).split()),
-        tiles=list(_tiles(estimate)),
+        title=summary.title,
+        job=summary.about,
+        outcome=summary.outcome.value if summary.outcome is not None else "",
+        verdict=summary.verdict,
+        fails=summary.failure,
+        tiles=summary.tiles,
         peak=f"The allocated peak is reached in {moment_text(explanation.peak)}.",
-        parts=list(_parts(estimate)),
+        parts=list(_parts(summary)),
         cards=[] if curve is None else _choices(curve),
         chosen=None if curve is None else curve.chosen,
         batch=explanation.run.batch,
@@ -79,10 +76,10 @@ def page_html(
         tensors=[_tensor(block) for block in explanation.blocks[: shown.top]],
         workspaces=[_workspace(one) for one in explanation.workspaces[: shown.top]],
         workspaces_title=workspaces_title(explanation),
-        sureness=sureness(estimate, explanation),
+        sureness=summary.sureness,
         levels=list(_levels(explanation)),
         gaps=list(_gaps(explanation)),
-        assumed=assumptions(estimate),
+        assumed=summary.assumptions,
         css=Markup((ASSETS / "page.css").read_text(encoding="utf-8")),
         js=Markup((ASSETS / "page.js").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
@@ -100,26 +97,24 @@ def _embedded(said: dict[str, Any]) -> Markup:
 
 
 def page_data(
-    estimate: Estimate, explanation: Explanation, trace: Trace, curve: BatchCurve | None
+    summary: Summary, explanation: Explanation, trace: Trace, curve: BatchCurve | None
 ) -> dict[str, Any]:
     """The data in the page."""
     run = explanation.run
     figures = {
-        "breakdown": breakdown_figure(estimate),
+        "breakdown": breakdown_figure(summary.parts),
         "timeline": timeline_figure(explanation, trace),
-        "modules": modules_figure(explanation, estimate.job.model),
+        "modules": modules_figure(explanation, summary.name),
     }
     if curve is not None:
         figures["curve"] = curve_figure(curve)
     return {
         "schema": SCHEMA,
-        "model": estimate.job.model,
-        "batch": run.batch,
-        "job": job_to_json(estimate.job),
+        **summary.data,
         "peak_allocated_bytes": run.peak_allocated_bytes,
         "peak_reserved_bytes": run.peak_reserved_bytes,
-        "process_bytes": estimate.process_bytes,
-        "categories": breakdown(estimate),
+        "process_bytes": summary.process_bytes,
+        "categories": dict(summary.parts),
         "verdicts": {outcome.value: text for outcome, text in VERDICTS.items()},
         "figures": figures,
         "curve": None
@@ -179,25 +174,8 @@ def _mib(size_bytes: int) -> str:
     return f"{mib(size_bytes, DIGITS):,.1f}"
 
 
-def _title(estimate: Estimate) -> str:
-    device = estimate.budget.device
-    on = "" if is_endless(device.usable) else f" on {device.name}"
-    return f"{estimate.job.model}, batch {estimate.run.batch}{on}"
-
-
-def _tiles(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    run, device = estimate.run, estimate.budget.device
-    yield "process, as nvidia-smi shows it", f"{_mib(estimate.process_bytes)} MiB"
-    if estimate.failed is None:
-        yield f"at most ({estimate.budget.confidence:g} sure)", f"{_mib(estimate.process_upper_bytes)} MiB"
-    yield "peak reserved", f"{_mib(run.peak_reserved_bytes)} MiB"
-    yield "peak allocated", f"{_mib(run.peak_allocated_bytes)} MiB"
-    if not is_endless(device.usable):
-        yield "headroom", f"{_mib(device.usable.value - estimate.process_bytes)} MiB"
-
-
-def _parts(estimate: Estimate) -> Iterator[dict[str, str]]:
-    for name, rounded, share in shares(estimate, DIGITS):
+def _parts(summary: Summary) -> Iterator[dict[str, str]]:
+    for name, rounded, share in shares(summary.parts, DIGITS):
         yield {"name": name, "mib": f"{rounded:,.1f}", "share": f"{share:.1%}", "colour": PART_COLOURS[name]}
 
 

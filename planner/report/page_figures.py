@@ -13,10 +13,8 @@ from planner.curve import BatchCurve, CardCurve
 from planner.device import MIB
 from planner.events import Alloc, Event, Free, Mark, Phase, Trace
 from planner.explanation import Explanation
-from planner.plan import Estimate
 from planner.report.assumptions import short_op
 from planner.report.colours import CATEGORY_COLOURS, PART_COLOURS
-from planner.report.figures import breakdown
 from planner.timeline import Timeline, thin
 
 MOST_POINTS = 2000  # that a page of this width can tell apart
@@ -160,8 +158,8 @@ def _name(x: float, text: str, height: float, side: str) -> dict[str, Any]:
 # ---- the breakdown of the process
 
 
-def breakdown_figure(estimate: Estimate) -> Figure:
-    """One bar: the process by category."""
+def breakdown_figure(parts: Mapping[str, int]) -> Figure:
+    """Return one bar: the process by category."""
     bars = [
         go.Bar(
             x=[size_bytes / MIB],
@@ -171,7 +169,7 @@ def breakdown_figure(estimate: Estimate) -> Figure:
             marker={"color": PART_COLOURS[name]},
             hovertemplate=f"{name}: %{{x:,.1f}} MiB<extra></extra>",
         )
-        for name, size_bytes in breakdown(estimate).items()
+        for name, size_bytes in parts.items()
         if size_bytes
     ]
     return make_figure(

@@ -5,7 +5,7 @@ from rich.console import RenderableType
 from planner.plan import Estimate, Plan
 from planner.report.assumptions import of_run
 from planner.report.colours import PART_COLOURS
-from planner.report.figures import shares
+from planner.report.figures import breakdown, shares
 from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
 from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, stacked
 from planner.report.terminal_table import Column, NarrowingTable
@@ -61,7 +61,7 @@ def consists_view(estimate: Estimate) -> RenderableType:
     )
     rows: list[list[RenderableType]] = [
         [name, f"{rounded:,.1f}", f"{share:.1%}", bar(share, PART_COLOURS[name])]
-        for name, rounded, share in shares(estimate, DIGITS)
+        for name, rounded, share in shares(breakdown(estimate), DIGITS)
     ]
     return NarrowingTable(columns, rows)
 

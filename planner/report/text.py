@@ -1,6 +1,6 @@
 """The reports that people read first: plain, aligned text of at most 100 columns that survives a pipe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.budget import is_fitted
 from planner.device import MIB
@@ -8,7 +8,7 @@ from planner.events import Phase
 from planner.plan import Estimate, Plan, Seconds
 from planner.replay import Failure, Replay
 from planner.report.assumptions import of_run, short_op
-from planner.report.figures import chance_text, mib, shares
+from planner.report.figures import breakdown, chance_text, mib, shares
 from planner.report.layout import (
     DIGITS,
     NAMES,
@@ -148,7 +148,7 @@ def _no_risk(estimate: Estimate) -> list[str]:
 
 
 def _memory(estimate: Estimate) -> list[str]:
-    return [*table(*memory_rows(estimate)), *step_lines(estimate.run), "", *consists_of(estimate)]
+    return [*table(*memory_rows(estimate)), *step_lines(estimate.run), "", *consists_of(breakdown(estimate))]
 
 
 def memory_rows(estimate: Estimate) -> tuple[str, list[Row]]:
@@ -165,10 +165,10 @@ def memory_rows(estimate: Estimate) -> tuple[str, list[Row]]:
     return f"Batch {run.batch}{how}", rows
 
 
-def consists_of(estimate: Estimate) -> list[str]:
-    """The breakdown of the process as a table."""
+def consists_of(parts: Mapping[str, int]) -> list[str]:
+    """Return the breakdown of a process as a table."""
     lines = [heading("The process consists of") + "   share"]
-    for name, rounded, share in shares(estimate, DIGITS):
+    for name, rounded, share in shares(parts, DIGITS):
         lines.append(f"  {name:<{NAMES}}{rounded:>12,.1f}  {share:6.1%}")
     return lines
 

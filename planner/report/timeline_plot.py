@@ -9,9 +9,7 @@ from matplotlib.figure import Figure
 from planner.device import MIB
 from planner.events import Phase
 from planner.explanation import Explanation
-from planner.job import Job
 from planner.report.colours import CATEGORY_COLOURS
-from planner.report.layout import doing
 from planner.report.picture import save_picture
 from planner.timeline import Timeline, thin
 
@@ -22,7 +20,7 @@ _MOST_POINTS = 2000  # that a picture of this width can tell apart
 _LETTER = 0.0108  # of the width: a phase with less room than its name needs is left without it
 
 
-def draw_timeline(explanation: Explanation, job: Job, path: Path) -> None:
+def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
     """Categories stacked under the line of what is reserved; the suffix says which format.
 
     Raises DataFileError where the file cannot be written.
@@ -32,7 +30,7 @@ def draw_timeline(explanation: Explanation, job: Job, path: Path) -> None:
     _levels(axes, explanation.timeline)
     _phases(axes, explanation.timeline)
     _peak(axes, explanation)
-    _frame(axes, explanation, job)
+    _frame(axes, caption)
     save_picture(figure, path)
 
 
@@ -110,11 +108,10 @@ def _peak(axes: Axes, explanation: Explanation) -> None:
     )
 
 
-def _frame(axes: Axes, explanation: Explanation, job: Job) -> None:
+def _frame(axes: Axes, caption: str) -> None:
     axes.set_ylabel("GiB", fontsize=11)
     axes.set_xlabel("allocations and frees, in order", fontsize=11)
-    title = f"{job.model}, batch {explanation.run.batch}: {doing(job)}"
-    axes.set_title(title, fontsize=12, loc="left")
+    axes.set_title(caption, fontsize=12, loc="left")
     handles, labels = axes.get_legend_handles_labels()
     order: Sequence[int] = range(len(handles) - 1, -1, -1)  # as they lie in the picture, the highest first
     axes.legend(

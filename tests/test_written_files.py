@@ -32,7 +32,8 @@ WRITERS = {
     ("explain", "--save-trace"): ["explain", *JOB, "--save-trace", "{}.trace"],
 }
 READ = {"--models", "--trace", "--campaign"}  # options that name a file to be read
-ELSEWHERE = {("run", "--snapshot")}  # tests/emulator/test_emulated_training.py: needs the CUDA build of torch
+# tests/emulator: needs the CUDA build of torch
+ELSEWHERE = {("run", "--snapshot"), ("run", "--plot"), ("run", "--html")}
 REFUSED = {  # the option stands among those of the job, and the command says that it means nothing there
     (command, "--save-trace") for command in ("gpus", "advise", "compare", "calibrate", "verify")
 }

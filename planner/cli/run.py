@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from planner.cli.bottom_line import live_progress
+from planner.cli.compare import picture_path
 from planner.cli.declared import AllocConf, GpuMib
+from planner.cli.explain import page_path
 from planner.cli.options import OutputOptions, Text, takes, whole
 from planner.cli.output import answer, answering_first
 from planner.cli.words import Argument, Option
 from planner.device import Device, find_device, generic_device
-from planner.errors import UsageError
+from planner.errors import UsageError, unsaved
+from planner.explanation import Shown
 from planner.job import check_count
 
 if TYPE_CHECKING:
+    from planner.emulator.explained import ExplainedRun
     from planner.emulator.record import EmulatedRun
 
 MAX_STEPS = 2**40
@@ -39,6 +43,13 @@ class EmulationOptions:
             help="Write the allocator's history, for torch's memory_viz and planner explain --against.",
         ),
     ] = None
+    plot: Annotated[
+        Text,
+        Option(metavar="FILE", help="Explain the peak, and draw memory over time: a .png, .svg or .pdf."),
+    ] = None
+    html: Annotated[
+        Text, Option(metavar="FILE", help="Explain the peak, and write a page (.html) with the memory.")
+    ] = None
     alloc_conf: AllocConf = None
     copy_bytes: Annotated[
         Text,
@@ -58,26 +69,46 @@ class RunResult:
     """The records of the command's processes; `str` gives the text report."""
 
     run: "EmulatedRun"
+    explained: "ExplainedRun | None" = None  # where a picture or a page was asked for
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of `planner run`."""
         from planner.report.run import run_to_json
 
-        return run_to_json(self.run)
+        return run_to_json(self.run, self.explained)
 
     def __str__(self) -> str:
         from planner.report.run import run_text
 
-        return run_text(self.run)
+        return run_text(self.run, self.explained)
+
+    def save(self, picture: Path | None, page: Path | None) -> None:
+        """Write the picture and the page that were asked for. Raises DataFileError."""
+        if self.explained is None:
+            return
+        from planner.report.run_summary import summary_of_run
+
+        summary, explanation = summary_of_run(self.explained), self.explained.explanation
+        if picture is not None:
+            from planner.report.timeline_plot import draw_timeline
+
+            draw_timeline(explanation, summary.caption, picture)
+        if page is not None:
+            from planner.report.page import save_page
+
+            save_page(summary, explanation, self.explained.trace, Shown(), None, page)
 
 
 @takes(EmulationOptions, OutputOptions)
 def run_command(options: EmulationOptions, output: OutputOptions) -> int:
     """Run a command, unmodified, with the CUDA build of PyTorch on emulated GPUs."""
     from planner.emulator.compiled import compiled_dir
+    from planner.emulator.explained import explain_run
     from planner.emulator.launch import RunOptions, run_emulated
     from planner.events import Outcome
 
+    picture = None if options.plot is None else picture_path(options.plot)
+    page = None if options.html is None else page_path(options.html)
     chosen = RunOptions(
         emulated_device(options.gpu, options.gpu_mib),
         _count("--gpus", options.gpus, "2", 64) or 1,
@@ -85,16 +116,22 @@ def run_command(options: EmulationOptions, output: OutputOptions) -> int:
         whole("--copy-bytes", options.copy_bytes, "65536"),
         options.alloc_conf,
         None if options.snapshot is None else Path(options.snapshot),
+        keeps_course=picture is not None or page is not None,
         output=sys.stderr if output.json else None,
     )
 
-    def write(run: "EmulatedRun") -> None:
-        answer(RunResult(run), output)
+    def write(found: "RunResult | EmulatedRun") -> None:
+        answer(found if isinstance(found, RunResult) else RunResult(found), output)
 
-    with answering_first(write), live_progress() as (tell, seconds):
-        chosen = replace(chosen, progress_seconds=seconds)
-        run = run_emulated(options.command or [], chosen, compiled_dir(), tell)
-    write(run)
+    with answering_first(write):
+        with live_progress() as (tell, seconds):
+            chosen = replace(chosen, progress_seconds=seconds)
+            run = run_emulated(options.command or [], chosen, compiled_dir(), tell)
+        with unsaved(run):
+            result = RunResult(run, explain_run(run, chosen.device) if chosen.keeps_course else None)
+        with unsaved(result):
+            result.save(picture, page)
+    write(result)
     return 1 if run.outcome is Outcome.DOES_NOT_FIT else 0
 
 

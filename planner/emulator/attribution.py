@@ -93,8 +93,9 @@ class _Walk:
                 count += 1
             self._happen(event, history, bisect_right(ends, place))
             place += event.action in "ar"
-        for _, note in notes[count:]:
-            self._note(note)
+        for at, note in notes[count:]:
+            if at <= place:  # not what came after the end of a history that is cut
+                self._note(note)
         if self.phase is Phase.FORWARD:  # it ends before the backward pass
             self._begin_backward()
         for block in self._first:

@@ -75,7 +75,7 @@ def _fit_pair(
     ranks = []
     for one, other in zip(lower.histories, higher.histories, strict=True):
         try:
-            arena = _arena(other, higher, device)
+            arena = arena_of(other, higher, device)
             first = _until(trace_of(one, low, scratch_depth), steps)
             second = _until(trace_of(other, high, scratch_depth), steps)
         except (ValueError, UsageError) as error:
@@ -106,7 +106,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
     return Trace(tuple(events[:end]), trace.sites, trace.batches)
 
 
-def _arena(history: History, run: EmulatedRun, device: Device) -> Arena:
+def arena_of(history: History, run: EmulatedRun, device: Device) -> Arena:
     """Return what the allocator of a process may take on the GPU."""
     usable = device.usable.value
     record = next(one for one in run.records if (one.rank, one.device) == _key(history))

@@ -52,7 +52,8 @@ class Course:
 
     marks: tuple[CourseMark, ...]
     held: tuple[tuple[int, tuple[Holder, ...]], ...]  # place, what is held there
-    missing: tuple[str, ...] = ()  # what this version of torch does not tell
+    missing: tuple[str, ...] = ()  # what is not told
+    cublas_workspace: str = ""  # CUBLAS_WORKSPACE_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def _course(data: dict[str, Any]) -> Course:
         tuple(CourseMark(place, Phase(phase), module) for place, phase, module in data["marks"]),
         tuple((place, tables[index]) for place, index in data["held"]),
         tuple(data["missing"]),
+        str(data["cublas_workspace"]),
     )
 
 

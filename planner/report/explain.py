@@ -1,6 +1,6 @@
 """The text of `planner explain`: where the memory goes at the peak, what gaps cost, how steps differ."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.differ import Difference
@@ -40,9 +40,7 @@ def explanation_text(
     lines = [*verdict(estimate), *entry("Job", job_text(estimate.job))]
     lines += entry("Peak allocated", peak_text(estimate, explanation))
     for part in (
-        consists_of(breakdown(estimate)),
-        _modules(explanation, shown.depth),
-        _tensors(explanation, shown.top),
+        *breakdown_sections(breakdown(estimate), explanation, shown),
         _workspaces(estimate, explanation, shown.top),
         _fragmentation(explanation.fragmentation),
         _steps(explanation),
@@ -51,6 +49,13 @@ def explanation_text(
     ):
         lines += ["", *part] if part else []
     return "\n".join([*lines, took(estimate.seconds, import_seconds)])
+
+
+def breakdown_sections(
+    parts: Mapping[str, int], explanation: Explanation, shown: Shown
+) -> tuple[list[str], ...]:
+    """Return the process by category, and the peak by module and tensor."""
+    return consists_of(parts), _modules(explanation, shown.depth), _tensors(explanation, shown.top)
 
 
 def moment_text(moment: Moment) -> str:
@@ -78,7 +83,12 @@ def _moment(moment: Moment) -> Iterator[str]:
 def peak_text(estimate: Estimate, explanation: Explanation) -> str:
     """How high the peak is and when it is reached."""
     unlimited = ", on a card without end" if estimate.failed is not None else ""
-    return f"{_mib(explanation.run.peak_allocated_bytes)} MiB in {moment_text(explanation.peak)}{unlimited}"
+    return f"{level_text(explanation)}{unlimited}"
+
+
+def level_text(explanation: Explanation) -> str:
+    """Return how high the peak is and when it is reached, whatever bounds it."""
+    return f"{_mib(explanation.run.peak_allocated_bytes)} MiB in {moment_text(explanation.peak)}"
 
 
 def _mib(size_bytes: int) -> str:

@@ -28,19 +28,29 @@ def explanation_to_json(
     `estimate` is the object of `planner estimate`. `tensors` are the `shown.top` largest, `modules` is cut
     at the depth of the text. `difference` is null without a recording.
     """
-    run, found = explanation.run, explanation.fragmentation
     return {
         "schema": SCHEMA,
         "model": estimate.job.model,
-        "batch": run.batch,
+        "batch": explanation.run.batch,
         "job": job_to_json(estimate.job),
         "estimate": estimate_to_json(estimate, import_seconds),
+        **breakdown_to_json(explanation, shown),
+        "workspaces": workspaces_to_json(estimate, explanation, shown.top),
+        "steps": [asdict(step) for step in explanation.steps],
+        "evaluation": None if explanation.evaluation is None else _run(explanation.evaluation),
+        "difference": None if difference is None else _difference(difference, shown.top),
+    }
+
+
+def breakdown_to_json(explanation: Explanation, shown: Shown) -> dict[str, Any]:
+    """Return the keys that any explained run has; `categories` and the like add up to the allocated peak."""
+    run, found = explanation.run, explanation.fragmentation
+    return {
         "peak": {**_moment(explanation.peak), "allocated_bytes": run.peak_allocated_bytes},
         "categories": _roles(explanation.at_peak),
         "modules": _module(fold(explanation.modules, shown.depth or readable_depth(explanation.modules))),
         "tensors": [_tensor(block) for block in explanation.blocks[: shown.top]],
         "blocks": len(explanation.blocks),
-        "workspaces": workspaces_to_json(estimate, explanation, shown.top),
         "fragmentation": {
             **_moment(found.moment),
             "reserved_bytes": found.reserved_bytes,
@@ -50,10 +60,7 @@ def explanation_to_json(
             "rounding_bytes": found.rounding_bytes,
             "largest_gaps": [asdict(gap) for gap in found.largest_gaps],
         },
-        "steps": [asdict(step) for step in explanation.steps],
         "phases": [_phase(phase) for phase in explanation.phases],
-        "evaluation": None if explanation.evaluation is None else _run(explanation.evaluation),
-        "difference": None if difference is None else _difference(difference, shown.top),
     }
 
 

@@ -74,6 +74,7 @@ def page_html(
         batch=explanation.run.batch,
         blocks=f"{len(explanation.blocks):,}",
         tensors=[_tensor(block) for block in explanation.blocks[: shown.top]],
+        has_tensors=any(block.detail is not None and block.detail.dtype for block in explanation.blocks),
         workspaces=[_workspace(one) for one in explanation.workspaces[: shown.top]],
         workspaces_title=workspaces_title(explanation),
         sureness=summary.sureness,

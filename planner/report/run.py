@@ -4,10 +4,14 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from planner.emulator.explained import ExplainedRun
 from planner.emulator.largest_batch import CommandPlan
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
 from planner.events import Outcome
+from planner.explanation import Shown
 from planner.report.as_json import SCHEMA
+from planner.report.explain import breakdown_sections, level_text
+from planner.report.explain_json import breakdown_to_json
 from planner.report.figures import mib
 from planner.report.layout import DIGITS, entry, wrapped
 from planner.search import LARGEST_BATCH, Search
@@ -20,9 +24,10 @@ _VERDICTS = {
 }
 
 
-def run_to_json(run: EmulatedRun) -> dict[str, Any]:
-    """Return the JSON object of `planner run`."""
+def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict[str, Any]:
+    """Return the JSON object of `planner run`; with where the memory goes, if that is known."""
     largest = run.largest
+    notes = () if explained is None else explained.notes
     return {
         "schema": SCHEMA,
         "emulated": True,
@@ -37,8 +42,9 @@ def run_to_json(run: EmulatedRun) -> dict[str, Any]:
         "failure": _failure_to_json(run.failure),
         "ranks": [_rank_to_json(record) for record in run.records],
         "versions": dict(largest.versions),
-        "assumptions": list(run.assumptions),
+        "assumptions": [*run.assumptions, *notes],
         "seconds": round(run.seconds, 3),
+        **({} if explained is None else breakdown_to_json(explained.explanation, Shown())),
     }
 
 
@@ -81,14 +87,15 @@ def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
     }
 
 
-def run_text(run: EmulatedRun) -> str:
-    """Return the report as plain text, at most 100 columns wide."""
+def run_text(run: EmulatedRun, explained: ExplainedRun | None = None) -> str:
+    """Return the report as plain text; with where the memory goes, if that is known."""
     largest = run.largest
     count = f"{run.gpu_count} x " if run.gpu_count > 1 else ""
     stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
+    notes = () if explained is None else explained.notes
     lines = [
         *entry("Fits", _VERDICTS[run.outcome]),
-        *_failure_lines(run.failure),
+        *failure_lines(run.failure),
         *entry("GPU", f"{count}{run.gpu} (emulated)"),
         *entry("Command", f"{shlex.join(run.command)}; exit code {run.exit_code}{stopped}"),
         "",
@@ -96,15 +103,25 @@ def run_text(run: EmulatedRun) -> str:
         "",
         *_step_lines(largest),
         "",
-        *entry("Versions", ", ".join(f"{name} {version}" for name, version in largest.versions)),
+        *([] if explained is None else _explained_lines(explained)),
+        *entry("Versions", versions_text(largest)),
         "Assumed",
-        *(line for sentence in run.assumptions for line in wrapped("  - ", sentence)),
+        *(line for sentence in (*run.assumptions, *notes) for line in wrapped("  - ", sentence)),
         f"Took {run.seconds:.1f} s",
     ]
     return "\n".join(lines)
 
 
-def _failure_lines(failure: OutOfMemory | None) -> list[str]:
+def _explained_lines(explained: ExplainedRun) -> list[str]:
+    """Return the peak of the process that takes most, by category, module and tensor."""
+    lines = [*entry("Peak allocated", level_text(explained.explanation)), ""]
+    for section in breakdown_sections(explained.parts, explained.explanation, Shown()):
+        lines += [*section, ""] if section else []
+    return lines
+
+
+def failure_lines(failure: OutOfMemory | None) -> list[str]:
+    """Return where memory ran out, if it did."""
     if failure is None:
         return []
     parts = [
@@ -115,6 +132,11 @@ def _failure_lines(failure: OutOfMemory | None) -> list[str]:
         f"no room for {mib(failure.requested_bytes, DIGITS):,} MiB",
     ]
     return entry("Fails", ", ".join(part for part in parts if part))
+
+
+def versions_text(record: GpuRecord) -> str:
+    """Return the versions of torch and its libraries."""
+    return ", ".join(f"{name} {version}" for name, version in record.versions)
 
 
 def _row(name: str, peaks: Peaks) -> str:
@@ -198,10 +220,10 @@ def plan_text(plan: CommandPlan) -> str:
         lines += [
             "",
             f"Batch {found.first_failure} does not fit",
-            *_failure_lines(plan.first_failure.failure),
+            *failure_lines(plan.first_failure.failure),
         ]
     if at is not None:
-        versions = ", ".join(f"{name} {version}" for name, version in at.largest.versions)
+        versions = versions_text(at.largest)
         assumed = (*at.assumptions, f"{at.largest.step_count} optimizer steps stand for all later ones")
         lines += ["", *entry("Versions", versions), "Assumed"]
         lines += [line for sentence in assumed for line in wrapped("  - ", sentence)]

@@ -7,6 +7,7 @@ module inside it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -123,7 +124,8 @@ class Course:
             "marks": self._marks.get(device, []),
             "held": self._held.get(device, []),
             "tables": list(self._tables),
-            "missing": self._missing,
+            "missing": [*self._missing, *_compiled()],
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         }
 
 
@@ -186,6 +188,13 @@ class ModuleNames:
         for parameter, state in list(optimizer.state.items()):
             for tensor in _tensors(self._torch, state):
                 yield from _held_by(tensor, _OPTIMIZER, owners.get(id(parameter), ""))
+
+
+def _compiled() -> Iterator[str]:
+    """Yield that code was compiled, if any was."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None and utils.counters["stats"]["unique_graphs"]:
+        yield "modules inside of compiled code"
 
 
 def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:

@@ -1,0 +1,148 @@
+"""`planner run --html` and `--plot`: the memory of training scripts by phase, category and module."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.device import MIB
+
+pytestmark = pytest.mark.emulated
+
+SETUP = """
+import torch, torchvision
+torch.manual_seed(0)
+def train(model, batch, steps=3, forward=None, size=64):
+    model = model.cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        x, y = torch.empty(batch, 3, size, size).cuda(), torch.empty(batch, 10).cuda()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy((model if forward is None else forward)(x), y)
+        loss.backward()
+        optimizer.step()
+def bytes_of(tensors):
+    return sum(-(-one.untyped_storage().nbytes() // 512) * 512 for one in tensors)
+"""
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Return a function that runs a script and gives the JSON of `planner run`."""
+    python = str(request.config.getoption("--cuda-python"))
+
+    def run_script(code: str, *options: str, exit_code: int = 0) -> dict[str, Any]:
+        script = tmp_path / "train.py"
+        script.write_text(SETUP + code, encoding="utf-8")
+        command = [sys.executable, "-m", "planner", "run", "--json", "--gpu", "RTX 3060", *options, "--"]
+        done = subprocess.run(
+            [*command, python, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == exit_code, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run_script
+
+
+RESNET = "train(torchvision.models.resnet18(num_classes=10), 16)"
+
+
+def test_the_breakdown_is_that_of_the_run(run: Run, tmp_path: Path) -> None:
+    """Categories add up to the allocated peak to the byte, and recording moves no byte."""
+    plain = run(RESNET)
+    found = run(RESNET, "--html", "page.html", "--plot", "plot.svg")
+    same = ("peak_allocated_mib", "peak_reserved_mib", "process_mib")
+    assert [found[key] for key in same] == [plain[key] for key in same]
+    assert found["peak"]["allocated_bytes"] == round(found["peak_allocated_mib"] * MIB / 512) * 512
+    assert sum(found["categories"].values()) == found["peak"]["allocated_bytes"]
+    assert found["modules"]["size_bytes"] == found["peak"]["allocated_bytes"]
+    assert not [text for text in found["assumptions"] if text.startswith(("peak", "not told"))]
+    assert "train.py on RTX 3060" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_parameters_gradients_and_optimizer_state_are_told_by_address(run: Run) -> None:
+    """Blocks that are split off exactly: their sum is what the tensors of the model and of Adam hold."""
+    code = """
+    layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(4)]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(torch.empty(2, 512).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    found = run("\n".join(line[4:] for line in code.splitlines()), "--html", "page.html")
+    weights = 4 * 512 * 512 * 4
+    assert found["categories"]["parameters"] == weights
+    assert found["categories"]["optimizer"] == 2 * weights
+    assert found["categories"]["gradients"] == weights
+    names = [child["name"] for child in found["modules"]["children"]]
+    assert {"0", "1", "2", "3"} <= set(names)
+
+
+def test_phases_of_accumulated_gradients(run: Run) -> None:
+    """Two forward and backward passes make one step; the batch is told by the copies before them."""
+    code = """
+model = torchvision.models.resnet18(num_classes=10).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    for micro in range(2):
+        x = torch.empty(8, 3, 64, 64).cuda()
+        torch.nn.functional.cross_entropy(model(x), torch.zeros(8, dtype=torch.int64).cuda()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = run(code, "--html", "page.html")
+    told = {(row["step"], row["phase"]) for row in found["phases"]}
+    assert {(0, "setup"), (1, "forward"), (1, "backward"), (2, "inputs"), (2, "forward")} <= told
+    assert found["categories"]["inputs"] >= 8 * 3 * 64 * 64 * 4
+    assert not [text for text in found["assumptions"] if text.startswith("peak")]
+
+
+def test_inputs_by_keyword_are_told(run: Run) -> None:
+    """A model of transformers is called with keywords."""
+    code = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1024, 8)
+    def forward(self, *, pixels):
+        return self.layer(pixels)
+net = Net().cuda()
+net(pixels=torch.empty(1024, 1024, device="cuda")).sum().backward()
+"""
+    found = run(code, "--html", "page.html")
+    assert found["categories"]["inputs"] == 4 * MIB
+
+
+def test_a_run_out_of_memory_has_a_page_up_to_there(run: Run, tmp_path: Path) -> None:
+    """Activations of the forward pass that did not end, by module; exit code 1."""
+    code = "train(torchvision.models.vgg16(num_classes=10), 400, size=224)"
+    found = run(code, "--html", "page.html", exit_code=1)
+    assert found["fits"] == "no"
+    assert sum(found["categories"].values()) == found["peak"]["allocated_bytes"]
+    assert found["categories"]["activations"] > found["peak"]["allocated_bytes"] / 2
+    assert found["phases"][-1]["phase"] == "forward"
+    assert "The command runs out of memory" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_compiled_models_run_as_without_a_page(run: Run) -> None:
+    """Hooks stay out of compiled code: no byte moves, and the page says that modules are missing."""
+    code = "model = torchvision.models.resnet18(num_classes=10)\n"
+    code += "train(model, 8, forward=torch.compile(model))"
+    plain, found = run(code), run(code, "--html", "page.html")
+    assert found["peak_allocated_mib"] == plain["peak_allocated_mib"]
+    assert found["peak_reserved_mib"] == plain["peak_reserved_mib"]
+    assert "not told: modules inside of compiled code" in found["assumptions"]
+
+
+def test_a_page_that_cannot_be_written_leaves_the_answer(run: Run) -> None:
+    """Exit code 4, with the breakdown."""
+    assert "categories" in run("torch.empty(1, device='cuda')", "--html", "/proc/none/x.html", exit_code=4)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 from weakref import ref
 
+_COMPILED = "_orig_mod"  # the name of a compiled module in the one that stands for it
 ReadPlaces = Callable[[], "dict[int, int]"]  # of each GPU in use
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optimizer", "inputs"
 
@@ -38,6 +40,8 @@ class Course:
     def _attach(self) -> list[str]:
         """Begin to watch; return what cannot be watched in this version of torch."""
         missing = []
+        # torch.compile warns that hooks run for the module that stands for a compiled one too
+        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
         modules = import_module("torch.nn.modules.module")
         modules.register_module_forward_pre_hook(self._enter)
         modules.register_module_forward_hook(self._leave, always_call=True)
@@ -150,7 +154,8 @@ class ModuleNames:
         self._has_model = self._has_model or is_model
         prefix = "" if is_model else type(root).__name__
         for name, module in root.named_modules():
-            self._names[id(module)] = ref(module), ".".join(part for part in (prefix, name) if part)
+            parts = [prefix, *(part for part in name.split(".") if part != _COMPILED)]
+            self._names[id(module)] = ref(module), ".".join(part for part in parts if part)
         if has_parameters:
             self._roots.append((prefix, ref(root)))
         return True

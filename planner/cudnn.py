@@ -163,7 +163,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
 def _start(folder: Path, cublaslt: Path | None, gpu: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
     """A process with the library, and what it says of itself."""
     child = str(Path(__file__).with_name("cudnn_child.py"))
-    stand_in = [] if cublaslt is None else [str(cublaslt)]
+    stand_in = [] if cublaslt is None else [str(cublaslt), gpu]
     described = json.dumps(describe_for_cudnn((8, 0), 108))
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", child, str(folder), described, *stand_in],
@@ -171,7 +171,6 @@ def _start(folder: Path, cublaslt: Path | None, gpu: str) -> "tuple[subprocess.P
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PLANNER_EMULATED_GPU": gpu},
         start_new_session=True,  # Ctrl-C is for the planner
     )
     assert process.stdout is not None

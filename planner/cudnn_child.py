@@ -1,9 +1,9 @@
 """The process that holds the library for `planner/cudnn.py`: one question a line in, one answer a line out.
 
-    python cudnn_child.py FOLDER DEVICE [CUBLASLT]
+    python cudnn_child.py FOLDER DEVICE [CUBLASLT GPU]
 
 FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt, with a
-driver beside it.
+driver beside it that shows GPU, as `planner/emulator/gpu.py` describes one.
 
 Run as a file, with the standard library alone: cuDNN may end a process, and prints to standard error as it
 likes. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
@@ -11,6 +11,7 @@ likes. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
 
 import ctypes
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -226,7 +227,10 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 def main() -> None:
     """Say which version this is, or why there is none, then answer until nobody asks."""
-    _, folder, device, *cublaslt = sys.argv
+    _, folder, device, *stand_in = sys.argv
+    cublaslt = stand_in[:1]
+    if stand_in:
+        os.environ["PLANNER_EMULATED_GPU"] = stand_in[1]
     try:
         library = Library(Path(folder), *cublaslt)
         told: dict[str, Any] = {"version": library.version}

@@ -14,6 +14,7 @@ SOURCES = sorted([*ROOT.glob("planner/**/*.py"), *ROOT.glob("calibration/**/*.py
 # and what puts the environment back as it was.
 TALKATIVE = (
     *("planner/cli/", "calibration/probe.py", "planner/trace/clean.py", "planner/user_dirs.py"),
+    "planner/cudnn_child.py",
     *("planner/emulator/child/", "planner/emulator/launch.py"),
 )
 

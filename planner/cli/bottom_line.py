@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from planner.cli.output import print_progress
+
 Tell = Callable[[str], None]
 
 _LEAST_ROWS = 4  # a lower terminal is left to the command
@@ -20,17 +22,13 @@ def live_progress() -> Iterator[tuple[Tell, float]]:
     On a terminal the line stands at the bottom and is replaced; elsewhere each is printed.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield _print_line, 10.0
+        yield print_progress, 10.0
         return
     line = BottomLine(sys.stderr)
     try:
         yield line.show, 1.0
     finally:
         line.close()
-
-
-def _print_line(line: str) -> None:
-    print(f"planner: {line}", file=sys.stderr, flush=True)
 
 
 class BottomLine:

@@ -15,7 +15,7 @@ from planner.cli.options import (
     takes,
     whole,
 )
-from planner.cli.output import answer, answering_first, working
+from planner.cli.output import answer, answering_first, working, working_for_minutes
 from planner.cli.words import Argument, Option
 from planner.errors import UsageError
 from planner.keywords import DEFAULT_CONFIDENCE
@@ -108,7 +108,7 @@ def _plan_command(command: list[str], card: CardOptions, chosen: AnswerOptions, 
     )
     confidence = card.keywords()["confidence"] or DEFAULT_CONFIDENCE
     multiple_of = whole("--multiple-of", chosen.multiple_of, "8") or 1
-    with working() as tell:
+    with working_for_minutes() as tell:
         plan = find_largest_batch(command, options, confidence, multiple_of, compiled_dir(), tell)
     answer(CommandResult(plan), output)
     fits = plan.search.comfortable if chosen.no_retries else plan.search.largest

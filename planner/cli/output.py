@@ -65,12 +65,30 @@ def working() -> Iterator[Tell]:
 
     Gives a function that shows a line in place of the one before; none is left in the end.
     """
+    with _telling(lambda line: None) as tell:
+        yield tell
+
+
+@contextmanager
+def working_for_minutes() -> Iterator[Tell]:
+    """Do as `working` does, and print each line where standard error is no terminal."""
+    with _telling(print_progress) as tell:
+        yield tell
+
+
+@contextmanager
+def _telling(elsewhere: Tell) -> Iterator[Tell]:
     with redirect_stdout(sys.stderr):
         if sys.stderr.isatty():
             with _rewriting() as tell:
                 yield tell
         else:
-            yield lambda line: None
+            yield elsewhere
+
+
+def print_progress(line: str) -> None:
+    """Print a line of progress on standard error."""
+    print(f"planner: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager

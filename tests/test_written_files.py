@@ -95,6 +95,7 @@ NO_FILES = {
     "planner/cli/__init__.py": "standard output and standard error",
     "planner/emulator/child/boot.py": "a reason for the planner, in a folder that goes with the run",
     "planner/emulator/child/build.py": "a library, in a folder that is renamed when it is whole; a lock",
+    "planner/emulator/child/history.py": "a history, in a folder that goes with the run",
     "planner/emulator/child/recorder.py": "a record, replaced when whole, in a folder that goes with the run",
     "planner/isolate_child.py": "the pipe to the parent",
     "planner/report/picture.py": "a picture in memory",

@@ -59,8 +59,8 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype)
         if common is None:
             return NotImplemented  # torch's own kernel words the error
         shape = common
-    if 0 in shape:
-        return NotImplemented
+    if 0 in shape or (is_broadcast and len(shape) == 4 and (shape[1] == 1 or shape[2] == shape[3] == 1)):
+        return NotImplemented  # contiguous is channels_last too, and broadcasting decides which comes out
     strides = [t.stride() if t.shape == shape else t.expand(shape).stride() for t in tensors]
     plain = contiguous(shape)
     if strides.count(plain) == len(strides):

@@ -106,6 +106,28 @@ for step in range(2):
     assert not [text for text in found["assumptions"] if text.startswith("peak")]
 
 
+def test_phases_of_a_closure(run: Run) -> None:
+    """Lightning's optimizers call both passes: what the optimizer asks for afterwards is the optimizer's."""
+    code = """
+model = torchvision.models.resnet18(num_classes=10).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.empty(8, 3, 64, 64).cuda()
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).sum()
+    loss.backward()
+    return loss
+for step in range(2):
+    optimizer.step(closure)
+"""
+    phases = run(code, "--html", "page.html")["phases"]
+    told = [row["phase"] for row in phases if row["step"] == 1]
+    assert told == ["forward", "backward", "optimizer"]
+    ends = {row["phase"]: row["end_allocated_bytes"] for row in phases if row["step"] == 1}
+    weights = 4 * 11_181_642
+    assert ends["optimizer"] - ends["backward"] >= 2 * weights
+
+
 def test_inputs_by_keyword_are_told(run: Run) -> None:
     """A model of transformers is called with keywords."""
     code = """

@@ -32,7 +32,7 @@ class Course:
         """Begin the record of this process, which may be a fork of another."""
         self._modules = ModuleNames(self._torch)
         self._running: list[Any] = []
-        self._phase, self._in_backward = "setup", False
+        self._phase, self._in_backward, self._in_step = "setup", False, False
         self._marks: dict[int, list[tuple[int, str, str]]] = {}  # by GPU: place, phase, module
         self._held: dict[int, list[tuple[int, int]]] = {}  # by GPU: place, index into `_tables`
         self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
@@ -64,6 +64,8 @@ class Course:
                 return engine(*args, **kwargs)
             finally:
                 self._in_backward = outer
+                if self._in_step and not outer:  # an optimizer called for this pass and goes on
+                    self._mark("optimizer")
 
         return run_backward
 
@@ -92,10 +94,12 @@ class Course:
         self._mark(self._phase)
 
     def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._in_step = True
         self._mark("optimizer")
 
     def end_step(self, optimizer: Any) -> None:
         """Note that an optimizer step ends, and what is held then."""
+        self._in_step = False
         self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
         self._mark("inputs")
 

@@ -54,6 +54,13 @@ def test_phases() -> None:
     ]
 
 
+def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
+    """No step begins without a request."""
+    ended = history(MOVES[:14], Course(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
+    marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, Mark)]
+    assert marks[-2:] == [Mark(1, Phase.OPTIMIZER), Mark(1, Phase.END)]
+
+
 def test_categories_add_up_to_the_peak() -> None:
     """No byte is without a category."""
     explanation = explain(attributed_trace(TWO_STEPS, 1, KEPT), 1, UNLIMITED)

@@ -155,7 +155,7 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
         replace(event, role=Role.WORKSPACE) if isinstance(event, Alloc) and event.block in scratch else event
         for event in events
     )
-    return Trace(tuple(named), history.sites, (batch,))
+    return Trace(_with_end(tuple(named)), history.sites, (batch,))
 
 
 def _phase_marks(history: History) -> tuple[Mark, deque[tuple[int, Mark]]]:
@@ -173,6 +173,15 @@ def _phase_marks(history: History) -> tuple[Mark, deque[tuple[int, Mark]]]:
             marks.append((mark.place, now))
         last = now
     return Mark(0, Phase.SETUP), marks
+
+
+def _with_end(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Return the events with the end of the loop where a script asks for nothing after its last step."""
+    at, mark = next((i, event) for i, event in reversed(list(enumerate(events))) if isinstance(event, Mark))
+    follows = any(isinstance(event, Alloc) for event in events[at:])
+    if mark.phase is not Phase.INPUTS or follows:
+        return events
+    return (*events[:at], Mark(mark.step - 1, Phase.END), *events[at + 1 :])
 
 
 def _scratch(births: int, deaths: Mapping[int, int], most: int) -> set[int]:

@@ -93,6 +93,7 @@ def build(installation: Installation, cache: Path) -> Path:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(compile_one, _present(installation)))
+        (out / "libcuda.so").symlink_to("libcuda.so.1")  # Triton's launchers are linked with -lcuda
 
     return _compiled(cache, installation.key(), "for this version of torch, once", compile_all)
 

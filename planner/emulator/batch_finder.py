@@ -1,6 +1,6 @@
 """Search the largest batch size of a command by replay of its histories, which runs confirm."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,15 +79,18 @@ class BatchFinder:
 
     def _guess(self, first: int) -> int:
         """Return a batch size near the answer, from what one run takes beside what it keeps."""
-        device = self.runs.device
-        room_bytes = device.usable.value - device.context.value
         guess = first * _MOST_STRETCH
         for kept_bytes, peak_bytes in kept_and_peak(self.recorded[first], first):
             per_sample_bytes = (peak_bytes - kept_bytes) // first
             if per_sample_bytes > 0:
-                guess = min(guess, max(0, room_bytes - kept_bytes) // per_sample_bytes)
+                guess = min(guess, max(0, self._room_bytes() - kept_bytes) // per_sample_bytes)
         guess = max(1, int(_NEAR * guess) // self.unit) * self.unit
         return guess if guess != first else 2 * first
+
+    def _room_bytes(self) -> int:
+        """Return what the allocator may take of the GPU."""
+        device = self.runs.device
+        return device.usable.value - device.context.value
 
     def _with_steps(self, batch: int) -> int:
         """Return the batch size, or the largest below it at which the command takes any optimizer step."""
@@ -133,11 +136,11 @@ class BatchFinder:
         limit = self.most // self.unit
         return self._in_samples(largest(lambda units: self._outcome(units * self.unit), limit))
 
-    def _search_near(self, found: Search) -> Search:
-        """Return the answer nearest to one that was found before."""
+    def _search_near(self, found: Search, outcome: Callable[[int], Outcome]) -> Search:
+        """Return the answer, by this outcome of a batch size, nearest to one that was found before."""
         limit = self.most // self.unit
         guesses = found.comfortable // self.unit, found.largest // self.unit
-        return self._in_samples(largest_near(lambda units: self._outcome(units * self.unit), guesses, limit))
+        return self._in_samples(largest_near(lambda units: outcome(units * self.unit), guesses, limit))
 
     def _in_samples(self, found: Search) -> Search:
         """Return a search among multiples with its batch sizes in samples."""
@@ -162,7 +165,7 @@ class BatchFinder:
                     return self._find_retrying_by_runs(reason, found)
                 if reason:
                     return self._find_by_runs(reason, found)
-            found = self._search_near(found)
+            found = self._search_near(found, self._outcome)
         if found.largest and self.fit is not None and not self.fit.depends_on_batch:
             self.notes.append(
                 f"memory is the same at batches {' and '.join(map(str, self.fit.batches))}: the command's "
@@ -211,7 +214,8 @@ class BatchFinder:
         """Find the largest batch size by runs alone: near an answer that did not hold, or along lines."""
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
-        limit = self.most // self.unit
+        if near is not None:
+            return self._search_near(near, self.runs.outcome)
 
         def outcome(units: int) -> Outcome:
             return self.runs.outcome(units * self.unit)
@@ -219,11 +223,6 @@ class BatchFinder:
         def need_bytes(units: int) -> int:
             return self.runs.unbounded(units * self.unit).largest.peak.reserved_bytes
 
-        if near is None:
-            device = self.runs.device
-            room_bytes = device.usable.value - device.context.value
-            low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
-            ends = low, max(high, low + 1)
-            return self._in_samples(largest_by_line(outcome, need_bytes, room_bytes, ends, limit))
-        guesses = near.comfortable // self.unit, near.largest // self.unit
-        return self._in_samples(largest_near(outcome, guesses, limit))
+        low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
+        ends, limit = (low, max(high, low + 1)), self.most // self.unit
+        return self._in_samples(largest_by_line(outcome, need_bytes, self._room_bytes(), ends, limit))

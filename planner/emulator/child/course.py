@@ -145,7 +145,7 @@ class ModuleNames:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._roots: list[tuple[str, Any]] = []  # prefix, weak reference
+        self._roots: list[Any] = []  # weak references to outermost modules with parameters
         self._names: dict[int, tuple[Any, str]] = {}  # by id: weak reference, name
         self._has_model = False
 
@@ -161,7 +161,7 @@ class ModuleNames:
             parts = [prefix, *(part for part in name.split(".") if part != _COMPILED)]
             self._names[id(module)] = ref(module), ".".join(part for part in parts if part)
         if has_parameters:
-            self._roots.append((prefix, ref(root)))
+            self._roots.append(ref(root))
         return True
 
     def _known(self, module: Any) -> str | None:
@@ -173,22 +173,26 @@ class ModuleNames:
         known = self._known(module)
         return type(module).__name__ if known is None else known
 
+    def _modules(self) -> Iterator[tuple[Any, str]]:
+        """Yield the modules of the outermost ones that have parameters and still live, with their names."""
+        for live in self._roots:
+            root = live()
+            for module in root.modules() if root is not None else ():
+                yield module, self.name(module)
+
     def holders(self) -> Iterator[tuple[int, str, str]]:
         """Yield addresses of parameters, buffers and gradients, each with its category and module."""
-        for _, root in self._roots:
-            for module in root().modules() if root() is not None else ():
-                name = self.name(module)
-                for tensor in (*module._parameters.values(), *module._buffers.values()):
-                    yield from _held_by(tensor, _PARAMETERS, name)
-                for tensor in module._parameters.values():
-                    yield from _held_by(getattr(tensor, "grad", None), _GRADIENTS, name)
+        for module, name in self._modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                yield from _held_by(tensor, _PARAMETERS, name)
+            for tensor in module._parameters.values():
+                yield from _held_by(getattr(tensor, "grad", None), _GRADIENTS, name)
 
     def holders_of(self, optimizer: Any) -> Iterator[tuple[int, str, str]]:
         """Yield the same of what an optimizer updates and keeps."""
         owners: dict[int, str] = {}
-        for _, root in self._roots:
-            for module in root().modules() if root() is not None else ():
-                owners.update((id(one), self.name(module)) for one in module._parameters.values())
+        for module, name in self._modules():
+            owners.update((id(one), name) for one in module._parameters.values())
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = owners.get(id(parameter), "")

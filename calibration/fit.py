@@ -72,7 +72,7 @@ class LeftOut:
 
 
 def includes_context(points: Sequence[Point]) -> bool:
-    """Whether all these runs tell the process's peak with the context, so that the overhead will hold it.
+    """Return whether all these runs tell the process's peak with the context, so that the overhead holds it.
 
     Emulated ones do not: their context is that of the device database.
     """

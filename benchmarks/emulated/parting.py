@@ -17,7 +17,7 @@ _PRODUCT = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "matmul", "dot",
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where both sides part first, why, and all the causes of their differences with their counts."""
+    """The first event at which both sides part, its cause, and all causes with their counts."""
 
     cause: str
     place: str  # step, phase, operator, module

@@ -31,7 +31,7 @@ for _ in range(3):
 
 
 class Seconds(NamedTuple):
-    """What a command took."""
+    """Seconds that a command took."""
 
     wall: float
     processor: float  # of all its processes

@@ -1,4 +1,4 @@
-"""Where a user's own calibrations and kept traces lie."""
+"""The folders of a user's own calibrations and cached traces."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from planner.user_dirs import cache_dir, data_dir
 
 
 def own_folder() -> Path | None:
-    """Where `planner calibrate` writes by default and look-ups read; None where no home is known."""
+    """Return where `planner calibrate` writes by default and look-ups read; None where no home is known."""
     folder = data_dir()
     return None if folder is None else folder / "calibrations"
 
 
 def cache_folder() -> Path | None:
-    """Where traces are kept; None where no home is known."""
+    """Return where traces are cached; None where no home is known."""
     folder = cache_dir()
     return None if folder is None else folder / "traces"
 

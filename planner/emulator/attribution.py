@@ -47,7 +47,7 @@ def _code(source: str) -> str:
 
 @dataclass(slots=True)
 class _Block:
-    """What is known of a block."""
+    """A block with what is known of it."""
 
     requested_bytes: int
     line: str  # FILE:LINE of the script; "" where none was on the stack

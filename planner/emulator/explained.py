@@ -21,7 +21,7 @@ BATCH = 1  # a recorded trace is of one run, whatever its batch size
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRun:
-    """Where the memory of a run goes, in the process that takes most."""
+    """The explained memory of a run, in the process that takes most."""
 
     run: EmulatedRun
     device: Device

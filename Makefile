@@ -15,7 +15,7 @@ test: lint dist
 
 # 1,000 runs of each kind: interrupted, concurrent, fuzzed; half an hour.
 soak: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -s --runs 1000 tests/test_robustness.py tests/test_fuzz.py
+	$(BIN)/python -m pytest -s --runs 1000 tests/robustness/test_hostile_models.py tests/robustness/test_fuzz.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -24,7 +24,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror planner/emulator/csrc/*.[ch]
 
-# The source distribution and, built from it, the wheel; tests/test_dist.py holds what is in them.
+# The source distribution and, built from it, the wheel; tests/end_to_end/test_dist.py holds what is in them.
 dist: $(VENV)/installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
@@ -41,7 +41,7 @@ install-check: dist
 # Real training on emulated GPUs, and the tests of a real GPU on an emulated one: needs gcc and the CUDA build of torch,
 # 5 GB, which has an environment of its own.
 emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
-	$(BIN)/python -m pytest tests/emulator tests/test_cudnn.py tests/test_workspace_terms.py \
+	$(BIN)/python -m pytest tests/emulator tests/hardware/cudnn/test_client.py tests/hardware/cudnn/test_workspace_breakdown.py \
 		--cuda-python "$(CURDIR)/$(CUDA_VENV)/bin/python" \
 		--cudnn "$$($(CUDA_VENV)/bin/python -c 'import nvidia.cudnn as n; print(n.__path__[0])')/lib"
 	PYTHONPATH="$(CURDIR)" $(BIN)/planner run --gpu "RTX 3090" --json -- \
@@ -51,14 +51,14 @@ emulated: $(VENV)/installed-dev $(CUDA_VENV)/installed
 $(CUDA_VENV)/installed: Makefile
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0 torchvision==0.28.0 nvidia-ml-py \
-		pytest pyyaml scipy torchinfo typer
+		lazy-loader msgspec pytest pyyaml scipy torchinfo typer
 	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
 		{ echo "pip found a build of torch without CUDA; see PIP_FIND_LINKS and pip config list" >&2; exit 1; }
 	@touch $@
 
 # The traces that ship with the planner; after a change of the tracer or of models.yaml.
 traces: $(VENV)/installed-dev
-	$(BIN)/python benchmarks/ship_traces.py
+	$(BIN)/python tools/bundle_programs.py
 
 clean:
 	rm -rf $(VENV) $(CUDA_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

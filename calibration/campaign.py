@@ -9,14 +9,14 @@ from pathlib import Path
 
 from calibration.campaign_file import Series
 from calibration.limits import Limit, find_limit, guess_limit
-from calibration.measure import Measure
 from calibration.observation_file import history_path, load_observation, observation_path, save_observation
-from calibration.request import Gpu, ProbeRequest
-from planner.device import MIB
+from calibration.probe.client import Measure
+from calibration.probe.request import Gpu, ProbeRequest
 from planner.errors import ModelError, UsageError
-from planner.job import Job
-from planner.observation import Observation
-from planner.plan import Tell
+from planner.hardware import MIB
+from planner.hardware.calibration import Observation
+from planner.jobs import Job
+from planner.planning import Tell
 
 SHORTEST_PROBE_SECONDS = 15  # with less time left none is begun
 LONGEST_PROBE_SECONDS = 600

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.device import LARGEST_TOTAL_MIB, MIB
-from planner.job import SOURCES, CatalogueEntry, Job
-from planner.job_entries import alloc_conf_of, items_of, sample_of, truth_of
-from planner.named_models import job_named_in
-from planner.strict_yaml import Entry, read_entry
+from planner._support.strict_yaml import Entry, read_entry
+from planner.hardware import LARGEST_TOTAL_MIB, MIB
+from planner.jobs import (
+    SOURCES,
+    CatalogueEntry,
+    Job,
+    alloc_conf_of,
+    items_of,
+    job_named_in,
+    sample_of,
+    truth_of,
+)
 
 STANDARD = Path(__file__).with_name("campaigns") / "standard.yaml"
 LARGEST_BATCH = 2**20

@@ -1,13 +1,13 @@
 """The true largest batch under a cap: gallop and bisect, each probe being real steps in a fresh process.
 
 Probes cost seconds, so the search starts from a guess and asks for no neighbours of the boundary, unlike
-`planner.search`, whose probes are replays.
+`planner.planning.search`, whose probes are replays.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from planner.observation import Observation
+from planner.hardware.calibration import Observation
 
 LARGEST_BATCH = 2**20
 FIRST_STEP_SHARE = 50  # the gallop begins with this part of the guess

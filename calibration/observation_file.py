@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from calibration.observation_json import observation_from_json, observation_name, observation_to_json
-from calibration.request import Gpu, ProbeRequest
-from planner.atomic import write_bytes
+from calibration.probe.request import Gpu, ProbeRequest
+from planner._support.atomic_write import write_bytes
 from planner.errors import DataFileError
-from planner.observation import Observation, Settings
+from planner.hardware.calibration import Observation, Settings
 
 LARGEST_FILE_BYTES = 2**20
 

@@ -13,9 +13,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar
 
 from planner.errors import UsageError
-from planner.job import Job
-from planner.observation import Observation, Settings, Versions
-from planner.report.job_json import job_from_json, job_to_json
+from planner.hardware.calibration import Observation, Settings, Versions
+from planner.jobs import Job, job_from_json, job_to_json
 
 T = TypeVar("T")
 

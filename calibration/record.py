@@ -14,12 +14,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from planner.atomic import write_bytes
-from planner.calibrated import Calibration, Fit, Key, Point, Refusal, is_whole
-from planner.calibration_file import LARGEST_FILE_BYTES, SCHEMA, load_calibration
+from planner._support.atomic_write import write_bytes
 from planner.errors import DataFileError
-from planner.observation import Observation, Origin
-from planner.report.job_json import job_to_json
+from planner.hardware.calibration import (
+    LARGEST_FILE_BYTES,
+    SCHEMA,
+    Calibration,
+    Fit,
+    Key,
+    Observation,
+    Origin,
+    Point,
+    Refusal,
+    is_whole,
+    load_calibration,
+)
+from planner.jobs import job_to_json
 
 LOCK = ".lock"
 _OF_KEY = ("job", "gpu", "versions", "settings", "source")  # said once in a file, not at each point
@@ -95,7 +105,7 @@ def key_of(observation: Observation) -> Key:
 
 
 def _with_context(points: Sequence[Point]) -> bool:
-    from calibration.fit import includes_context
+    from planner.hardware.calibration import includes_context
 
     return includes_context([point for point in points if is_whole(point.observation)])
 

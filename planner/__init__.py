@@ -1,46 +1,36 @@
-"""How large a batch of this model, trained this way, fits this GPU, and how sure are we?"""
+"""How large a batch of this model, trained this way, fits this GPU, and how sure are we?
 
-from typing import TYPE_CHECKING
+Public names are imported when they are first used: `import planner` alone imports neither torch nor typer.
+"""
 
-if TYPE_CHECKING:
-    from planner.advise_api import AdviceResult, advise
-    from planner.api import EstimateResult, MaxBatchResult, estimate, max_batch
-    from planner.device import Device
-    from planner.explain_api import ExplainResult, explain
-    from planner.gpus_api import GpusResult, gpus
-    from planner.job import Job
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-__all__ = [
-    "AdviceResult",
-    "Device",
-    "EstimateResult",
-    "ExplainResult",
-    "GpusResult",
-    "Job",
-    "MaxBatchResult",
-    "advise",
-    "estimate",
-    "explain",
-    "gpus",
-    "max_batch",
-]
+import lazy_loader
 
-_HOMES = {
-    "AdviceResult": "planner.advise_api",
-    "Device": "planner.device",
-    "ExplainResult": "planner.explain_api",
-    "GpusResult": "planner.gpus_api",
-    "Job": "planner.job",
-    "advise": "planner.advise_api",
-    "explain": "planner.explain_api",
-    "gpus": "planner.gpus_api",
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+# The public modules of the hooks, and where they live.
+_ALIASES = {
+    "planner.huggingface": "planner.api.integrations.huggingface",
+    "planner.lightning": "planner.api.integrations.lightning",
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for (PEP 562): `import planner` alone costs nothing."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+class _AliasFinder(MetaPathFinder, Loader):
+    """Find the public modules of the hooks in their room."""
 
-    return getattr(import_module(_HOMES.get(name, "planner.api")), name)
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in _ALIASES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return import_module(_ALIASES[spec.name])
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module has run under its own name."""
+
+
+sys.meta_path.append(_AliasFinder())

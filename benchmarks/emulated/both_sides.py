@@ -10,14 +10,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from calibration.history_file import load_history
-from planner.device import Device
+from planner.allocator.history.file import load_history
+from planner.allocator.replay import Arena, replay_trace
 from planner.errors import PlannerError
-from planner.events import Outcome, Trace
-from planner.job import Job
-from planner.replay import Arena, replay
-from planner.report.job_json import job_to_json
-from planner.workload import take_alone, trace_workload
+from planner.hardware.device import Device
+from planner.jobs.codec import job_to_json
+from planner.jobs.job import Job
+from planner.planning.source import take_alone, trace_workload
+from planner.program.events import Outcome, Trace
 
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 400
@@ -52,7 +52,7 @@ class Emulator:
     _server: "subprocess.Popen[str] | None" = None
 
     def run(self, job: Job, batch: int, gpu: str) -> tuple[Side, Path]:
-        """Run the loop of `planner.trace.step`, or read what an earlier run of the same told.
+        """Run the loop of `planner.capture.loop.training_loop`, or read what an earlier run of the same told.
 
         Returns the peaks and the file with the allocator's history, which is missing where the run failed.
         """
@@ -139,7 +139,7 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
     except PlannerError as error:
         return Side(failure=f"{type(error).__name__}: {error}"), None
     arena = Arena(capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value)
-    run = replay(trace, batch, arena)
+    run = replay_trace(trace, batch, arena)
     side = Side(
         run.peak_allocated_bytes,
         run.peak_reserved_bytes,

@@ -1,8 +1,8 @@
 """Hold emulated GPUs against the published runs of CNNs on an RTX 3060 and an RTX 4060.
 
-    python benchmarks/emulated/cnns.py PYTHON           emulate them with this torch, keep the figures
-    python benchmarks/emulated/cnns.py PYTHON --caps    and the outcomes under the published caps
-    python benchmarks/emulated/cnns.py                  print the tables of docs/emulator.md
+    python -m benchmarks.emulated.cnns PYTHON           emulate them with this torch, keep the figures
+    python -m benchmarks.emulated.cnns PYTHON --caps    and the outcomes under the published caps
+    python -m benchmarks.emulated.cnns                  print the tables of docs/emulator.md
 
 PYTHON has the CUDA build of torch and torchvision; PLANNER_EMULATED_ADDRESSES=rising is passed on. Figures
 go to cnns.csv beside this file. The measured figure is the rise of the process over its first sample, which
@@ -24,7 +24,7 @@ from emulate import Case, emulate
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE.parent / "published" / "runs_torch26.csv"
-STATIC = HERE.parent / "accuracy.csv"
+STATIC = HERE.parent / "accuracy" / "accuracy.csv"
 FIGURES = HERE / "cnns.csv"
 MIB = 2**20
 ZERO_GRAD = {"0": "before_forward", "1": "before_backward", "2": "after_step"}  # README.md of PUBLISHED

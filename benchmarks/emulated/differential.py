@@ -1,6 +1,6 @@
 """Run jobs drawn at random on emulated GPUs and by the static planner, and find where both part.
 
-    python benchmarks/emulated/differential.py --python PYTHON [--jobs 0-199] [--part 1/2] [--to FILE.csv]
+    python -m benchmarks.emulated.differential --python PYTHON [--jobs 0-199] [--part 1/2] [--to FILE.csv]
 
 PYTHON has the CUDA build of torch, the libraries of the models and the planner's dependencies, in the
 versions of this environment, so that both sides run the same Python code. Each finished job is a row of the
@@ -20,13 +20,13 @@ from jobs import FIXED, DrawnJob, draw_job
 from parting import find_parting
 from rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_row, read_rows
 
-from calibration.history import check_history
-from calibration.history_file import load_history
-from calibration.recording import recording_of
-from planner.device import find_device
+from calibration.records.load import recording_of
+from planner.allocator.history.file import load_history
+from planner.allocator.history.history import check_history
+from planner.api.request import job_of
 from planner.errors import PlannerError
-from planner.events import Trace
-from planner.keywords import job_of
+from planner.hardware.device import find_device
+from planner.program.events import Trace
 
 SEED = 14
 HERE = Path(__file__).parent

@@ -12,15 +12,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from planner.device import MIB, Device, find_device
+from planner.hardware.device import MIB, Device, find_device
 
-TABLES = Path(__file__).parents[1]
+TABLES = Path(__file__).parents[1] / "models"
 SOURCES: Mapping[str, tuple[str, ...]] = {
-    "torchvision": ("torchvision_models", "torchvision_others"),
-    "timm": ("timm_models",),
-    "hf": ("hf_models",),
-    "monai": ("monai_models",),
-    "smp": ("smp_models",),
+    "torchvision": ("torchvision", "torchvision_others"),
+    "timm": ("timm",),
+    "hf": ("transformers",),
+    "monai": ("monai",),
+    "smp": ("smp",),
 }
 TABLE_MIB = {"hf": 200_000}  # of the GPU that the table plans for; 24,000 for the others
 GPUS = (

@@ -1,15 +1,16 @@
 """The first event at which a trace and the recorded history of the same job part.
 
-Both sides are rows of births (`planner.births`). They part at the first birth of another size, or before
-which other blocks died. `planner.differ` says what its operator and its cause are.
+Both sides are rows of births (`planner.allocator.history.sequences`). They part at the first birth of another
+size, or before which other blocks died. `planner.allocator.history.diff` says what its operator and its cause
+are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.births import Birth, Recording, births_of_recording, births_of_trace
-from planner.differ import Difference, Extra, Kind, compare_with_recording
-from planner.events import Phase, Trace
+from planner.allocator.history.diff import Difference, Extra, Kind, compare_with_recording
+from planner.allocator.history.sequences import Birth, Recording, births_of_recording, births_of_trace
+from planner.program.events import Phase, Trace
 
 _CONVOLUTION = ("convolution", "cudnn")
 _PRODUCT = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "matmul", "dot", "mv")

@@ -19,7 +19,12 @@ from typing import Any
 # Not MONAI, which sets CUBLAS_WORKSPACE_CONFIG when imported (monai/utils/misc.py), for its own jobs alone.
 SLOW_IMPORTS = (
     *("torch", "torchvision", "timm", "transformers", "segmentation_models_pytorch"),
-    *("torch.optim.swa_utils", "planner.trace.step", "planner.trace.sources", "calibration.real_model"),
+    *(
+        "torch.optim.swa_utils",
+        "planner.capture.loop.training_loop",
+        "planner.capture.models.registry",
+        "calibration.probe.run",
+    ),
 )
 
 
@@ -42,7 +47,7 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], answer: Path) -> None:
     """Run the job in this fork, which ends with it."""
     os.dup2(2, 1)  # what libraries print is not the answer
-    from calibration.probe import _reply
+    from calibration.probe.__main__ import _reply
 
     _write(answer, _reply(request["probe"]))
     os._exit(0)

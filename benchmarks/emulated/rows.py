@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from planner.atomic import write_bytes
+from planner._support.atomic_write import write_bytes
 
 IDENTICAL = "identical"
 ALLOCATOR = "allocator: where blocks are put"

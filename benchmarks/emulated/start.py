@@ -1,6 +1,6 @@
 """Hold `planner run` against plain Python in alternating pairs, as ratios and differences of one run.
 
-    python benchmarks/emulated/start.py PYTHON [--pairs N] [--gpu NAME]
+    python -m benchmarks.emulated.start PYTHON [--pairs N] [--gpu NAME]
 
 PYTHON has the CUDA build of torch, and torchvision. Both limits are of the design: the start of `planner run`
 takes less than a second more than plain Python, and the whole process for ResNet-50 at most three times the

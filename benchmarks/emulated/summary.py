@@ -1,6 +1,6 @@
 """Write what a differential campaign found: how many jobs are identical, and the causes of the others.
 
-    python benchmarks/emulated/summary.py [FILE.csv]
+    python -m benchmarks.emulated.summary [FILE.csv]
 
 Writes the Markdown beside the CSV file that `differential.py` wrote.
 """
@@ -21,10 +21,11 @@ def report(rows: Sequence[Row]) -> str:
     versions = ", ".join(sorted({row.versions for row in ran}))
     parts = [
         "# The static planner beside emulated runs",
-        "Written by `python benchmarks/emulated/summary.py` from the CSV beside it. Each row is a job that "
+        "Written by `python -m benchmarks.emulated.summary` from the CSV beside it. Each row is a job that "
         "`jobs.py` drew: model, recipe, batch size and GPU. It is trained for three steps on an emulated "
         "GPU, with the CUDA build of PyTorch, and traced and replayed by the static planner, which asks the "
-        "same cuDNN for the workspaces of convolutions. Both run the loop of `planner/trace/step.py`. "
+        "same cuDNN for the workspaces of convolutions. Both run the loop of "
+        "`planner/capture/loop/training_loop.py`. "
         f"Emulated is not measured. Versions: {versions}; addresses of new segments fall.",
         "\n".join(_counts(rows, ran)),
         "## Causes of the first difference",

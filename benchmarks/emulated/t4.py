@@ -1,6 +1,6 @@
 """Hold emulated T4s against the eight published runs on a real one, and print a table for docs/emulator.md.
 
-    python benchmarks/emulated/t4.py PYTHON [PYTHON ...]
+    python -m benchmarks.emulated.t4 PYTHON [PYTHON ...]
 
 Each PYTHON has the CUDA build of torch, torchvision and transformers. PLANNER_EMULATED_ADDRESSES=rising is
 passed on.

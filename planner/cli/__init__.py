@@ -31,7 +31,7 @@ _CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null
 def main() -> None:
     """Run the command line of this process and exit."""
     # Imports make a million objects that live to the end. Looking through them for garbage again and again,
-    # and once more at the exit, would take a third of the time (benchmarks/startup.py).
+    # and once more at the exit, would take a third of the time (benchmarks/speed/startup.py).
     gc.set_threshold(100_000, 50, 100)
     _open_what_is_closed()
     signal.signal(signal.SIGTERM, _end)
@@ -114,7 +114,7 @@ def _let_go_of(stream: TextIO) -> None:
 
 def _complete() -> bool:
     """Answer a shell that asks what may stand at the cursor."""
-    from planner.cli.completion import answer_shell
+    from planner.cli.completion.shells import answer_shell
 
     found = answer_shell(os.environ)
     if found is not None:

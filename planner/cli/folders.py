@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from planner._support.user_dirs import cache_dir, data_dir
 from planner.errors import UsageError
-from planner.user_dirs import cache_dir, data_dir
 
 
 def own_folder() -> Path | None:

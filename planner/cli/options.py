@@ -24,7 +24,7 @@ from planner.cli.declared import (
 from planner.cli.folders import cache_folder, folder_to_read
 from planner.cli.words import Option
 from planner.errors import UsageError
-from planner.job import shown
+from planner.jobs import shown
 
 Action = Callable[[], int]  # a parsed command, ready to run; gives the exit code
 Text = str | None

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from planner.cli.options import OutputOptions
 from planner.errors import UnsavedError
-from planner.plan import Tell
+from planner.planning import Tell
 
 SILENT_SECONDS = 2  # after which a line of progress counts
 WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow

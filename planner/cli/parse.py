@@ -28,5 +28,5 @@ def parse(arguments: list[str]) -> Action:
 def find_command(name: str) -> Callable[..., Action]:
     """The command, from the module that is called after it."""
     plain = name.replace("-", "_")
-    found: Any = getattr(import_module(f"planner.cli.{plain}"), f"{plain}_command")
+    found: Any = getattr(import_module(f"planner.cli.commands.{plain}"), f"{plain}_command")
     return found  # type: ignore[no-any-return]

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from planner._support.versions import installed_version
 from planner.cli.options import Action
 from planner.cli.parse import COMMANDS, find_command
 from planner.cli.words import Argument, words_of
 from planner.errors import UsageError
-from planner.versions import installed_version
 
 _TOLD = {"planner": "gpu-batch-planner", "torch": "torch", "torchvision": "torchvision"}  # with --version
 # Base of all complaints about a command line: public in click, private in a typer that has click within.

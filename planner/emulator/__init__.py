@@ -1,1 +1,5 @@
-"""A GPU that is not there: CUDA builds of torch run on stand-in libraries that only count memory."""
+"""A GPU that is not there: real PyTorch on stand-in libraries."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from planner.cudnn import Cudnn, open_cudnn
-from planner.device import generic_device
+from planner._support.user_dirs import cache_dir
 from planner.emulator.child.build import build_cublaslt
 from planner.emulator.child.installation import EmulatorError
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
-from planner.user_dirs import cache_dir
+from planner.hardware import generic_device
+from planner.hardware.cudnn import Cudnn, open_cudnn
 
 SOME_MIB = 24_000  # of the GPU that the driver in cuDNN's process has; each question describes its own
 

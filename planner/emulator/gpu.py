@@ -2,9 +2,9 @@
 
 import json
 
-from planner.cudnn import LIMITS, describe_for_cudnn
-from planner.device import EMULATED, Device
 from planner.errors import UsageError
+from planner.hardware import EMULATED, Device
+from planner.hardware.cudnn import LIMITS, describe_for_cudnn
 
 MAX_COUNT = 64
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.errors import DataFileError
-from planner.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
+from planner.program import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
 
 
 class HistoryEvent(NamedTuple):

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from planner.atomic import write_bytes
-from planner.device import MIB, Device
+from planner._support.atomic_write import write_bytes
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.history import read_histories
 from planner.emulator.record import EmulatedRun, GpuRecord, read_records
 from planner.errors import ModelError, PlannerError, UsageError, unsaved
+from planner.hardware import MIB, Device
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
 _POLL_SECONDS = 0.2

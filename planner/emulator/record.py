@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.cudnn_version import cudnn_text
+from planner._support.cudnn_version import cudnn_text
 from planner.emulator.history import History
 from planner.errors import DataFileError
-from planner.events import Outcome
+from planner.program import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,5 @@
-"""From a plan to what people and scripts read; each report is a pure function to text or plain data."""
+"""Results as documents: plain text, terminal, JSON, page, plots."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

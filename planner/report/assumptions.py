@@ -2,13 +2,11 @@
 
 from dataclasses import fields
 
-from planner.allocator_rules import AllocatorRules
-from planner.budget import Budget
-from planner.device import MIB, Device
-from planner.job import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
-from planner.likeness import Likeness, margins_of
-from planner.plan import Estimate
-from planner.report.growth import growth_text
+from planner.allocator import AllocatorRules
+from planner.hardware import MIB, Budget, Device, Likeness, margins_of
+from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
+from planner.planning import Estimate
+from planner.report.commands.growth import growth_text
 
 _ZERO_GRAD = {
     ZeroGrad.BEFORE_FORWARD: "before each forward pass",

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 
-from planner.budget import Budget
-from planner.job import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
-from planner.report.figures import is_endless, mib
+from planner.hardware import Budget
+from planner.jobs import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
+from planner.report.units import is_endless, mib
 
 WIDTH = 100
 NAMES = 26  # columns of a table's first column

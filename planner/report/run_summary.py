@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from planner.emulator.explained import ExplainedRun
-from planner.emulator.record import EmulatedRun
-from planner.events import Outcome
-from planner.report.run import failure_lines, versions_text
+from planner.emulator import EmulatedRun
+from planner.planning.command import ExplainedRun
+from planner.program import Outcome
+from planner.report.commands.run import failure_lines, versions_text
 from planner.report.summary import Summary, mib_text
 
 _VERDICTS = {

@@ -4,15 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.events import Outcome
-from planner.explanation import Explanation
-from planner.plan import Estimate
+from planner.jobs import job_to_json
+from planner.planning import Estimate, Explanation
+from planner.program import Outcome
 from planner.report.assumptions import assumptions
-from planner.report.figures import breakdown, is_endless, mib
-from planner.report.job_json import job_to_json
+from planner.report.commands.explain_workspaces import sureness
+from planner.report.commands.max_batch import verdict
 from planner.report.layout import DIGITS, doing, job_text
-from planner.report.text import verdict
-from planner.report.workspaces import sureness
+from planner.report.units import breakdown, is_endless, mib
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from planner.events import Outcome
-from planner.report.figures import mib
+from planner.program import Outcome
 from planner.report.layout import DIGITS, NAMES, Row
 from planner.report.terminal_table import Column, NarrowingTable
+from planner.report.units import mib
 
 BAR = 24  # columns
 TONES = {

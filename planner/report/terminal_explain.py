@@ -4,16 +4,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.advice import Advice, Trial
-from planner.differ import Difference
-from planner.explanation import Explanation, Shown
-from planner.plan import Estimate
-from planner.report.advise import MICRO_BATCHES, NO_SET, SETS, failed_texts, is_split, set_text, verdict_lines
-from planner.report.advise import took as tried
+from planner.allocator.history import Difference
+from planner.planning import Advice, Estimate, Explanation, Shown, Trial
 from planner.report.assumptions import of_run
-from planner.report.colours import CATEGORY_COLOURS
-from planner.report.difference import difference_lines
-from planner.report.explain import (
+from planner.report.commands.advise import (
+    MICRO_BATCHES,
+    NO_SET,
+    SETS,
+    failed_texts,
+    is_split,
+    set_text,
+    took as tried,
+    verdict_lines,
+)
+from planner.report.commands.explain import (
     block_text,
     fragmentation_rows,
     level_rows,
@@ -21,8 +25,11 @@ from planner.report.explain import (
     shown_modules,
     tensors_title,
 )
-from planner.report.figures import mib
+from planner.report.commands.explain_diff import difference_lines
+from planner.report.commands.explain_workspaces import parts_text, sureness, workspace_text, workspaces_title
+from planner.report.commands.max_batch import took, verdict
 from planner.report.layout import entry, job_text
+from planner.report.plots.colours import CATEGORY_COLOURS
 from planner.report.terminal import (
     TONES,
     bar,
@@ -35,8 +42,7 @@ from planner.report.terminal import (
     stacked,
 )
 from planner.report.terminal_plan import consists_view, tone_of
-from planner.report.text import took, verdict
-from planner.report.workspaces import parts_text, sureness, workspace_text, workspaces_title
+from planner.report.units import mib
 
 
 def explanation_view(

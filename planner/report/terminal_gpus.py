@@ -6,11 +6,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.card_fits import CardFit, CardTable
-from planner.device import Device
-from planner.events import Outcome
-from planner.report.devices import MOST_IN_FULL, cells_of, devices_text, in_full, kinds_text
-from planner.report.gpus import answer_lines, assumed_texts, cells_of_fit, legend_texts, took
+from planner.hardware import Device
+from planner.planning import CardFit, CardTable
+from planner.program import Outcome
+from planner.report.commands.devices import MOST_IN_FULL, cells_of, devices_text, in_full, kinds_text
+from planner.report.commands.gpus import answer_lines, assumed_texts, cells_of_fit, legend_texts, took
 from planner.report.layout import entry, job_text
 from planner.report.terminal import TONES, bar, bullets, faint, headline, open_table, stacked
 from planner.report.terminal_table import Column, NarrowingTable

@@ -2,14 +2,9 @@
 
 from rich.console import RenderableType
 
-from planner.plan import Estimate, Plan
+from planner.planning import Estimate, Plan
 from planner.report.assumptions import of_run
-from planner.report.colours import PART_COLOURS
-from planner.report.figures import breakdown, shares
-from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
-from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, stacked
-from planner.report.terminal_table import Column, NarrowingTable
-from planner.report.text import (
+from planner.report.commands.max_batch import (
     answer_lines,
     beyond_lines,
     memory_rows,
@@ -19,6 +14,11 @@ from planner.report.text import (
     took,
     verdict,
 )
+from planner.report.layout import DIGITS, NAMES, card_rows, entry, job_text
+from planner.report.plots.colours import PART_COLOURS
+from planner.report.terminal import TONES, bar, bullets, faint, headline, memory_table, stacked
+from planner.report.terminal_table import Column, NarrowingTable
+from planner.report.units import breakdown, shares
 
 
 def max_batch_view(plan: Plan, import_seconds: float) -> RenderableType:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from planner.affine import rounded_line
-from planner.allocator import CachingAllocator
-from planner.allocator_blocks import Block
-from planner.allocator_rules import AllocatorRules
-from planner.device import MIB, Device, Measured, generic_device
-from planner.emulator.batch_finder import BatchFinder
-from planner.emulator.fit import Fit, fit_runs
+from planner.allocator.blocks import Block
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.config import AllocatorRules
 from planner.emulator.history import History, HistoryEvent, StepEnd, trace_of
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
-from planner.events import Alloc, Free, Mark, Outcome, Phase, Role, Site
-from planner.search import LARGEST_BATCH
+from planner.hardware.device import MIB, Device, Measured, generic_device
+from planner.planning.command.batch_finder import BatchFinder
+from planner.planning.command.fit import Fit, fit_runs
+from planner.planning.search import LARGEST_BATCH
+from planner.program.affine import rounded_line
+from planner.program.events import Alloc, Free, Mark, Outcome, Phase, Role, Site
 
 SITES = (Site("train.py:1", "forward"),)
 Move = tuple[str, str, int]  # a (ask), t (try to ask), f (give back) or s (step ends), a name, bytes

@@ -300,7 +300,7 @@ def test_the_history_is_one_that_torch_reads(emulator: Emulator, tmp_path: Path)
     emulator.run(
         "train(torchvision.models.resnet18(num_classes=10), 8)", "--gpu", "L4", "--snapshot", str(path)
     )
-    from calibration.snapshot_file import load_snapshot
+    from planner.allocator.history.snapshot_reader import load_snapshot
 
     actions = [event.action for event in load_snapshot(path).history.events]
     assert actions[0] == "segment_alloc" and actions.count("alloc") > 500
@@ -342,11 +342,11 @@ def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> No
 
 def test_a_replayed_history_is_the_run(emulator: Emulator, tmp_path: Path) -> None:
     """The simulator's peaks are torch's, with a scaler, accumulation and validation."""
-    from planner.device import find_device
+    from planner.allocator.replay import UNLIMITED, replay_trace
     from planner.emulator.compiled import compiled_dir
     from planner.emulator.history import trace_of
     from planner.emulator.launch import RunOptions, run_emulated
-    from planner.replay import UNLIMITED, replay
+    from planner.hardware.device import find_device
 
     script = tmp_path / "train.py"
     script.write_text(
@@ -371,7 +371,7 @@ for step in range(3):
     options = RunOptions(find_device("RTX 3090"), keeps_histories=True)
     run = run_emulated([emulator.python, str(script)], options, compiled_dir(), print)
     (history,) = run.histories
-    found = replay(trace_of(history, 24), 24, UNLIMITED)
+    found = replay_trace(trace_of(history, 24), 24, UNLIMITED)
     peak = run.largest.peak
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (
         peak.allocated_bytes,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from planner.device import MIB, find_device, generic_device
 from planner.emulator.child.build import CORE_SOURCES, SOURCES
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
+from planner.hardware.device import MIB, find_device, generic_device
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.device import MIB
+from planner.hardware.device import MIB
 
 pytestmark = pytest.mark.emulated
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from planner.device import MIB
-from planner.emulator.largest_batch import CommandPlan
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
 from planner.errors import DataFileError
-from planner.events import Outcome
-from planner.report.run import plan_text, plan_to_json, run_text, run_to_json
-from planner.search import Search
+from planner.hardware.device import MIB
+from planner.planning.command.largest_batch import CommandPlan
+from planner.planning.search import Search
+from planner.program.events import Outcome
+from planner.report.commands.run import command_plan_to_json, plan_text, run_text, run_to_json
 
 VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "9.20.0"))
 
@@ -202,7 +202,7 @@ def test_text_of_a_search_by_runs_alone() -> None:
 
 def test_json_of_a_search() -> None:
     """What was replayed and what was run stands apart."""
-    told = plan_to_json(plan())
+    told = command_plan_to_json(plan())
     assert (told["max_batch"], told["comfortable_batch"], told["answer_batch"]) == (44, 40, 40)
     assert (told["replayed"], told["notes"], told["runs"]) == ([32, 40], [], 6)
     assert told["confirmed"] == [[40, "yes"], [41, "with_retries"], [44, "with_retries"], [45, "no"]]

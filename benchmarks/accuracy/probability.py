@@ -1,0 +1,178 @@
+"""Whether the probabilities are honest: of the runs that are said to die with probability p, a share p dies.
+
+Each run is judged by a distribution fitted without its model (of timm's, without its whole family). What
+happened counts once for each job: repetitions of a job under caps that lie close say the same thing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import beta
+
+from benchmarks.accuracy.kinds import (
+    GROUPS,
+    kind_spread,
+    likelihoods_of,
+    means,
+    outcomes_of,
+    peak_count,
+    peak_ratio,
+    peak_ratios,
+    peak_rows,
+    spread_of,
+)
+from benchmarks.accuracy.rows import DIES, Row
+from benchmarks.accuracy.rows_calibrated import CALIBRATED
+from benchmarks.accuracy.rows_published import TIMM
+from benchmarks.accuracy.texts import PROBABILITY, UNPUBLISHED
+from planner.hardware.budget import chance_beyond
+from planner.hardware.residuals import Kind, Spread, quantile
+
+EDGES = (0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0001)
+CONFIDENCES = tuple(np.linspace(0.02, 0.99, 98))
+INTERVAL = 0.95
+JUDGED = tuple(kind for kind, group in GROUPS.items() if group.outcomes)
+# How each kind differs from that of plain CNNs, as planner/hardware/likeness.py counts it.
+DEPARTURES: Mapping[Kind, int] = {
+    Kind.BENCHMARK: 2, Kind.BENCHMARK_LAST: 3, Kind.ATTENTION: 2, Kind.TEXTS: 1
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An outcome, the probability stated for its death, and the job that it counts for."""
+
+    stated: float
+    died: bool
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Jobs of about the same stated probability."""
+
+    stated: float  # mean
+    observed: float  # share that died
+    low: float  # of the interval of that share (Jeffreys)
+    high: float
+    count: int  # jobs
+    outcomes: int
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether the stated probability lies within the interval of what happened."""
+        return self.low <= self.stated <= self.high
+
+
+def chance(row: Row, spread: Spread) -> float:
+    """Return the probability that a run dies."""
+    return chance_beyond(row.limit_mib or 0, row.needed_mib or 0, spread, 0.0)
+
+
+def judged(rows: Sequence[Row], kind: Kind) -> list[Judged]:
+    """Return the outcomes of a kind, each judged without its model or family."""
+    mine = outcomes_of(rows, kind)
+    likelihoods = likelihoods_of(mine)
+    whole = likelihoods.sum(0)
+    unit = [row.family if row.source == TIMM else row.model for row in mine]
+    spreads = {}
+    for name in set(unit):
+        places = [place for place, other in enumerate(unit) if other == name]
+        spreads[name] = spread_of(whole - likelihoods[places].sum(0), len(mine) - len(places))
+    return [
+        Judged(chance(row, spreads[name]), row.truth == DIES, _job_of(row))
+        for row, name in zip(mine, unit, strict=True)
+    ]
+
+
+def judged_as_unpublished(rows: Sequence[Row], kind: Kind) -> list[Judged]:
+    """Return the outcomes of a kind, judged by plain CNNs' spread with departures alone."""
+    plain = kind_spread(rows, Kind.CONVOLUTIONS)
+    between = float(np.std(means(rows, without=kind), ddof=1))
+    wide = replace(plain, scale=float(np.hypot(plain.scale, between * np.sqrt(DEPARTURES[kind]))))
+    return [Judged(chance(row, wide), row.truth == DIES, _job_of(row)) for row in outcomes_of(rows, kind)]
+
+
+def _job_of(row: Row) -> str:
+    """Model, optimizer, batch and GPU of a run under caps; of timm's, the model."""
+    return row.model if row.source == TIMM else row.case.partition(" (")[0] + row.gpu
+
+
+def bins_of(everything: Sequence[Judged]) -> list[Bin]:
+    """Return stated against observed, by the stated probability."""
+    bins = []
+    for low, high in zip(EDGES[:-1], EDGES[1:], strict=True):
+        jobs: dict[str, list[Judged]] = {}
+        for one in everything:
+            if low <= one.stated < high:
+                jobs.setdefault(one.job, []).append(one)
+        if jobs:
+            bins.append(_bin(list(jobs.values())))
+    return bins
+
+
+def _bin(jobs: Sequence[Sequence[Judged]]) -> Bin:
+    count = len(jobs)
+    stated = float(np.mean([np.mean([one.stated for one in job]) for job in jobs]))
+    deaths = float(sum(np.mean([one.died for one in job]) for job in jobs))
+    tail = (1 - INTERVAL) / 2
+    low, high = beta.ppf([tail, 1 - tail], deaths + 0.5, count - deaths + 0.5)
+    share = deaths / count
+    return Bin(stated, share, min(float(low), share), max(float(high), share), count, sum(map(len, jobs)))
+
+
+def reliability(rows: Sequence[Row]) -> dict[Kind, list[Bin]]:
+    """Return stated against observed deaths of every kind that has outcomes."""
+    return {kind: bins_of(judged(rows, kind)) for kind in JUDGED}
+
+
+def coverage_curves(rows: Sequence[Row]) -> dict[str, tuple[list[float], list[float]]]:
+    """Stated confidence of the upper bound of a peak, and the share of peaks within it, models left out."""
+    found = {}
+    for kind in (Kind.CONVOLUTIONS, Kind.TEXTS):
+        mine = peak_rows(rows, kind)
+        if not mine:
+            continue
+        others = {model: peak_ratios(rows, kind, model) for model in {row.model for row in mine}}
+        seen = [
+            float(np.mean([peak_ratio(row) <= quantile(others[row.model], share) for row in mine]))
+            for share in CONFIDENCES
+        ]
+        found[f"{kind} ({len(mine)})"] = (list(CONFIDENCES), seen)
+    reached = [float(text) for row in rows if (text := row.said.get("bound_confidence"))]
+    if reached:
+        held = [float(np.mean(np.array(reached) <= share)) for share in CONFIDENCES]
+        found[f"{CALIBRATED} ({len(reached)})"] = (list(CONFIDENCES), held)
+    return found
+
+
+def calibration_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """The section of the report."""
+    yield "## Is the probability honest?\n"
+    yield PROBABILITY
+    yield "![Stated against observed](accuracy_probability.png)\n"
+    yield "| kind | outcomes | peaks | mean, less 1 | deviation | runs |"
+    yield "|---|--:|--:|--:|--:|---|"
+    for kind, group in GROUPS.items():
+        spread, peaks = kind_spread(rows, kind), peak_count(rows, kind)
+        yield (
+            f"| {kind} | {spread.outcomes} | {peaks} | {spread.location:+.2%} | "
+            f"{spread.scale:.2%} | {group.runs} |"
+        )
+    yield f"\nBetween kinds and GPUs the means deviate by {np.std(means(rows), ddof=1):.2%}.\n"
+    yield from _table_of(reliability(rows))
+    yield UNPUBLISHED
+    yield from _table_of({kind: bins_of(judged_as_unpublished(rows, kind)) for kind in DEPARTURES})
+
+
+def _table_of(found: Mapping[Kind, Sequence[Bin]]) -> Iterator[str]:
+    yield "| kind | stated, mean | died | 95 % interval | jobs | outcomes | |"
+    yield "|---|--:|--:|--:|--:|--:|---|"
+    for kind, bins in found.items():
+        for one in bins:
+            yield (
+                f"| {kind} | {one.stated:.1%} | {one.observed:.1%} | {one.low:.1%} to {one.high:.1%} | "
+                f"{one.count} | {one.outcomes} | {'' if one.is_honest else '**outside**'} |"
+            )
+    yield ""

@@ -1,0 +1,229 @@
+"""docs/accuracy.md from the rows of accuracy.csv; its pictures are drawn by accuracy_plots.py."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.accuracy import texts
+from benchmarks.accuracy.ablations import TERMS
+from benchmarks.accuracy.causes import cause_of_outcome, cause_of_peak, missed_brackets
+from benchmarks.accuracy.kinds import write_residuals
+from benchmarks.accuracy.probability import calibration_lines
+from benchmarks.accuracy.rows import LAYERS, PEERS, PUBLISHED, Row
+from benchmarks.accuracy.rows_calibrated import CALIBRATED
+from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
+from benchmarks.accuracy.rows_published import CAPS, CARD, CNNS, TIMM, TRANSFORMERS
+from benchmarks.accuracy.settings import settings_lines
+from benchmarks.accuracy.stats import (
+    bars,
+    deaths_at_estimate,
+    errors_of,
+    inside,
+    inside_at,
+    percent,
+    right_of,
+)
+from benchmarks.published.timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, TOTAL_MIB
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "accuracy.md"
+WORST = 15
+SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4)
+NAMES = {
+    "planner": "this planner",
+    "formula": "closed formula",
+    "torchinfo": "torchinfo",
+    "memtracker": "MemTracker",
+    "xmem": "xMem",
+    "dnnmem": "DNNMem",
+    "schedtune": "SchedTune",
+    "llmem": "LLMem",
+    "installed": "as today's torch runs it",
+}
+
+
+def write_report(rows: Sequence[Row]) -> str:
+    """Write page, pictures and residuals; gives the bars in a few lines."""
+    from benchmarks.accuracy.plots import draw_all
+
+    write_residuals(rows)
+    draw_all(rows, DOCS)
+    sections = (
+        [texts.HEAD], _bars(rows), settings_lines(rows), _peaks(rows), _beside(rows), _calibrated(rows),
+        _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows), _points(rows),
+        calibration_lines(rows),
+    )  # fmt: skip
+    text = "\n".join(line for section in sections for line in section).rstrip("\n")
+    PAGE.write_text(text + "\n", encoding="utf-8")
+    return "\n".join(
+        f"{'reached' if bar.is_reached else 'MISSED '} {bar.found:>8}  {bar.asked}" for bar in bars(rows)
+    )
+
+
+def _table(head: str, cells: Iterable[str], right_from: int = 1) -> Iterator[str]:
+    columns = head.count("|") + 1
+    yield f"| {head} |"
+    yield "|" + "|".join("---" if column < right_from else "--:" for column in range(columns)) + "|"
+    yield from (f"| {line} |" for line in cells)
+    yield ""
+
+
+def _of(rows: Iterable[Row], *sources: str) -> list[Row]:
+    return [row for row in rows if row.source in sources]
+
+
+def _bars(rows: Sequence[Row]) -> Iterator[str]:
+    yield "\n## The bars\n"
+    verdicts = {True: "reached", False: "**missed**"}
+    lines = (f"{bar.asked} | {bar.found} | {verdicts[bar.is_reached]}" for bar in bars(rows))
+    yield from _table("asked | found |", lines)
+    deaths = deaths_at_estimate(rows)
+    yield (
+        "Whether a run would die at our estimate is told by its outcomes under caps: it dies if it died "
+        "under a cap as large as our peak reserved or larger, and lives if it lived under one as small. "
+        f"{deaths['lives']} live, {deaths['dies']} die, {deaths['either']} did both, of "
+        f"{deaths['not told']} no cap tells.\n"
+    )
+
+
+def _peaks(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## Peaks, by layer and source\n"
+    yield "![Our peaks over the measured ones](accuracy_peaks.png)\n"
+    cells = []
+    for layer, name in LAYERS.items():
+        for source in SOURCES:
+            errors = errors_of((row for row in _of(rows, source) if row.layer == layer), "planner")
+            if errors is not None:
+                cells.append(f"{layer} | {name.partition(',')[0]} | {source} | {errors.cells}")
+    both = errors_of(_of(rows, CNNS, TRANSFORMERS), "planner")
+    if both is not None:
+        cells.append(f"D | process | all of xMem's | {both.cells}")
+    yield from _table(
+        "layer | what | source | n | median | median, absolute | 95th percentile | worst", cells, 3
+    )
+    yield texts.PEAKS
+
+
+def _beside(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## Beside other estimators, on the same rows\n"
+    yield "![Errors of all estimators](accuracy_estimators.png)\n"
+    cells = []
+    for source in (CNNS, TRANSFORMERS, NOTEBOOK):
+        mine = [row for row in _of(rows, source) if row.layer in "BD"]
+        for who in (*PEERS, *PUBLISHED):
+            errors = errors_of(mine, who)
+            if errors is None:
+                continue
+            ours = errors_of((row for row in mine if row.error(who) is not None), "planner")
+            assert ours is not None
+            own = f"{ours.median_absolute:.2%} | {ours.high_absolute:.1%}"
+            cells.append(f"{source} | {NAMES[who]} | {errors.cells} | {own}")
+    head = "source | estimator | n | median | median, absolute | 95th percentile | worst | ours, median absolute | ours, 95th"  # noqa: E501
+    yield from _table(head, cells, 2)
+
+
+def _calibrated(rows: Sequence[Row]) -> Iterator[str]:
+    mine = _of(rows, CALIBRATED)
+    if not mine:
+        return
+    yield "## By level of calibration\n"
+    yield texts.CALIBRATED
+    cells = []
+    for family, what in (("cnn", "CNNs"), ("transformer", "transformers")):
+        some = [row for row in mine if row.family == family]
+        for who, level in (("uncalibrated", "none"), ("planner", "same job and GPU, other batches")):
+            errors = errors_of(some, who)
+            if errors is not None:
+                cells.append(f"{what} | {level} | {errors.cells}")
+    yield from _table(
+        "runs | calibration | n | median | median, absolute | 95th percentile | worst", cells, 2
+    )
+
+
+def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## Outcomes: does it live?\n"
+    cells = []
+    for source, family in ((CAPS, "cnn"), (CAPS, "transformer"), (CARD, "cnn"), (CARD, "transformer")):
+        mine = [row for row in _of(rows, source) if row.family == family]
+        right, all_of_them = right_of(mine, "planner") or (0, 0)
+        died = sum(row.truth == "dies" for row in mine)
+        share = f"{right / all_of_them:.1%}" if mine else ""
+        cells.append(f"{source} | {family} | {all_of_them} | {died} | {right} | {share}")
+    yield from _table("runs | kind | n | of them died | called right | share", cells, 2)
+    yield "Called wrong; `off` is the cap over what our replay needs at the least, less 1:\n"
+    wrong = [row for row in _of(rows, CAPS, CARD) if row.is_right("planner") is False]
+    lines = (
+        f"{row.case} | {row.source} | {row.truth} | "
+        f"{percent((row.limit_mib or 0) / (row.needed_mib or 1) - 1, 1)} | {cause_of_outcome(row, rows)}"
+        for row in wrong
+    )
+    yield from _table("run | | truth | off | cause", lines, 5)
+
+
+def _brackets(rows: Sequence[Row]) -> Iterator[str]:
+    held, count = inside(rows, "planner")
+    if not count:
+        return
+    yield "## timm's brackets: the largest batch that trained\n"
+    others = (
+        f"{inside_at(rows, TOTAL_MIB - outside) / count:.1%} with {outside:,}"
+        for outside in OTHER_OUTSIDE_MIB
+    )
+    yield (
+        f"{held} of {count} inside ({held / count:.1%}) with {OUTSIDE_MIB:,} MiB outside the allocator, "
+        f"{', '.join(others)} (`timm_brackets.py` says who measured them). "
+        "Misses by cause, each with what our replay needs over what there is at the batch called wrong:\n"
+    )
+    for cause, names in missed_brackets(rows).items():
+        yield f"- {len(names)}: {cause}: {', '.join(names)}"
+    yield ""
+
+
+def _worst(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"## The {WORST} worst peaks of published training runs\n"
+    mine = sorted(_of(rows, CNNS, TRANSFORMERS), key=lambda row: -abs(row.error("planner") or 0))[:WORST]
+    lines = (
+        f"{row.case} | {float(row.truth):,.0f} | {float(row.said['planner']):,.0f} | "
+        f"{percent(row.error('planner') or 0, 1)} | {cause_of_peak(row, rows)}"
+        for row in mine
+    )
+    yield from _table("run | measured MiB | ours | error | cause", lines)
+
+
+def _ablation(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## Each term left out\n"
+    yield texts.TERMS
+    yield "![Errors with each term left out](accuracy_terms.png)\n"
+    cells = []
+    for who, what in {"planner": "the whole model", **TERMS}.items():
+        line = [what]
+        for source in (CNNS, TRANSFORMERS):
+            errors = errors_of(_of(rows, source), who)
+            line += (
+                ["", ""]
+                if errors is None
+                else [f"{errors.median_absolute:.2%}", f"{errors.high_absolute:.1%}"]
+            )
+        right = right_of(_of(rows, CAPS), who)
+        line.append("" if right is None else f"{right[0] / right[1]:.1%}")
+        has_brackets = right_of(_of(rows, TIMM), who) is not None
+        held, count = inside(rows, who)
+        line.append(f"{held / count:.1%}" if has_brackets else "")
+        seed = errors_of((row for row in _of(rows, NOTEBOOK) if row.layer == "B"), who)
+        line.append("" if seed is None else f"{seed.median_absolute:.2%}")
+        cells.append(" | ".join(line))
+    head = " | CNNs, median | 95th | transformers, median | 95th | caps right | brackets inside | notebook"
+    yield from _table(head, cells)
+
+
+def _points(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## Single points\n"
+    yield texts.POINTS
+    cells = []
+    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT, T4):
+        error = row.error("planner")
+        today = row.error("installed") if row.source == BERT else None
+        cells.append(
+            f"{row.case} | {row.layer} | {float(row.truth):,.1f} | {float(row.said['planner']):,.1f} | "
+            f"{percent(error or 0)} | {'' if today is None else percent(today)} | {row.note}"
+        )
+    yield from _table("case | layer | measured MiB | ours | error | today's torch | note", cells)

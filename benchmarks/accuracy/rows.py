@@ -1,0 +1,116 @@
+"""The table of the accuracy report: one row for each known truth, with what each estimator says of it."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.accuracy.ablations import TERMS
+
+TABLE = Path(__file__).with_name("accuracy.csv")
+LAYERS = {
+    "A": "allocator: the replay of a recorded history",
+    "B": "peak allocated",
+    "C": "peak reserved",
+    "D": "process, as NVML or nvidia-smi shows it",
+    "E": "outcome: whether a batch lives within so much memory",
+}
+PEERS = ("formula", "torchinfo", "memtracker")  # of this repository; they know no allocator
+PUBLISHED = ("xmem", "dnnmem", "schedtune", "llmem")  # answers that were published for the same run
+LIVES, DIES = "lives", "dies"
+
+_FIXED = (
+    "source",
+    "layer",
+    "model",
+    "case",
+    "family",
+    "gpu",
+    "batch",
+    "limit_mib",
+    "needed_mib",
+    "truth",
+    "kind",
+)
+_SAID = ("planner", *TERMS, "installed", "uncalibrated", "bound_confidence", *PEERS, *PUBLISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One truth: MiB in the layers A to D, `lives` or `dies` in E."""
+
+    source: str
+    layer: str
+    model: str  # for leaving a model out
+    case: str  # names the row within its source and layer
+    family: str  # cnn, transformer, or a module of timm
+    gpu: str
+    batch: int
+    truth: str
+    said: Mapping[str, str] = field(default_factory=dict)  # estimator to MiB, or to `lives` or `dies`
+    limit_mib: float | None = None  # of outcomes: the memory that the allocator had
+    needed_mib: float | None = None  # of outcomes: the least that our replay needs
+    note: str = ""  # of a case that is known to be special
+    kind: str = ""  # of published runs, as planner/hardware/likeness.py has it; "" where it plays no part
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.source, self.layer, self.case
+
+    def error(self, who: str) -> float | None:
+        """The signed error of an estimator's size, as a share of the truth."""
+        text = self.said.get(who, "")
+        return float(text) / float(self.truth) - 1 if text and self.layer != "E" else None
+
+    def is_right(self, who: str) -> bool | None:
+        """Whether an estimator calls an outcome right."""
+        text = self.said.get(who, "")
+        return text == self.truth if text and self.layer == "E" else None
+
+
+def mib_text(size_mib: float) -> str:
+    """Two digits, and none that say nothing."""
+    return f"{size_mib:.2f}".rstrip("0").rstrip(".")
+
+
+def texts(sizes: Mapping[str, float]) -> dict[str, str]:
+    """Sizes in MiB as a row keeps them."""
+    return {name: mib_text(size) for name, size in sizes.items()}
+
+
+def read_rows(path: Path = TABLE) -> list[Row]:
+    """All rows of the table; none where there is no table yet."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_row(line) for line in csv.DictReader(file)]
+
+
+def _row(line: dict[str, str]) -> Row:
+    def number(name: str) -> float | None:
+        return float(line[name]) if line[name] else None
+
+    return Row(
+        *(line[name] for name in ("source", "layer", "model", "case", "family", "gpu")),
+        batch=int(line["batch"]),
+        truth=line["truth"],
+        said={name: line[name] for name in _SAID if line.get(name)},
+        limit_mib=number("limit_mib"),
+        needed_mib=number("needed_mib"),
+        note=line["note"],
+        kind=line.get("kind", ""),
+    )
+
+
+def write_rows(rows: Iterable[Row], path: Path = TABLE) -> None:
+    """The table, for programs."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((*_FIXED, *_SAID, "note"))
+        for row in rows:
+            numbers = {
+                "limit_mib": "" if row.limit_mib is None else mib_text(row.limit_mib),
+                "needed_mib": "" if row.needed_mib is None else mib_text(row.needed_mib),
+            }
+            fixed = [numbers.get(name, getattr(row, name)) for name in _FIXED]
+            writer.writerow((*fixed, *(row.said.get(name, "") for name in _SAID), row.note))

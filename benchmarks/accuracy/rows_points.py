@@ -1,0 +1,245 @@
+"""Rows of the accuracy report from the seeds and from single well-described points.
+
+ViT-L/16 and bert-large: `benchmarks/published/points.csv` (its README names origins and loops). They ran
+with a torch of their time. Column `installed` holds the loop as today's torch runs it, `planner` the same
+with what is known of that version: for bert-large, that torch 1.10's softmax kept its input
+(pytorch_1_10.py).
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.ablations import SCRATCH_TERMS, peaks, variants, without
+from benchmarks.accuracy.rows import PEERS, Row, texts
+from benchmarks.docs import notebook
+from benchmarks.published.allocator import PUBLISHED, replay_published
+from planner.api.compare import compare
+from planner.capture.session import trace
+from planner.hardware.device import MIB
+from planner.hardware.likeness import kind_of
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.job import Job, parse_tensor_spec
+from planner.jobs.resolve import resolve_job
+from planner.planning.estimators.published import Kind, load_measured
+from planner.planning.process.file import find_process_file, read_process
+from planner.program.events import Trace
+
+NOTEBOOK, THREAD, VIT_L, BERT = "the seed's notebook", "the forum thread", "ViT-L/16", "bert-large"
+T4 = "a T4"
+POINTS = Path(__file__).parents[1] / "published" / "points.csv"
+T4_RUNS = POINTS.with_name("t4_torch211.csv")
+Peers = Callable[[Job, int], dict[str, float]]
+
+# An empty context on the same machine, measured beside the runs: the figures hold it.
+BERT_CONTEXT_MIB = 1343
+BERT_ARGS = (
+    ("hidden_size", 1024),
+    ("num_hidden_layers", 24),
+    ("num_attention_heads", 16),
+    ("intermediate_size", 4096),
+    ("attn_implementation", "eager"),  # transformers of that time had no other
+)
+BERT_INPUTS = ("input_ids=512:int64", "attention_mask=512:int64", "labels=scalar:int64")
+VOLTA, VOLTA_SMS = (7, 0), 80
+A100, A100_SMS = (8, 0), 108
+TURING, TURING_SMS = (7, 5), 40
+
+
+def notebook_rows() -> list[Row]:
+    """Peak allocated (B) and reserved (C) of each model, replayed as one process.
+
+    Reserved is that of a process bounded by the card as the notebook shows it; the other estimators' figures
+    are those of the model alone, to which what the earlier models left is added.
+    """
+    process = read_process(find_process_file("notebook"), load_catalogue()).process
+    cap = replace(PUBLISHED, limit_bytes=(notebook.CARD_MIB - round(notebook.outside_mib())) * MIB)
+    tracer = cache(notebook.trace_generic)
+    free, bound = (notebook.readings_of(process, tracer, arena) for arena in (PUBLISHED, cap))
+    less = {
+        term: notebook.readings_of(process, cache(lambda job, batch, term=term: without(tracer(job, batch), term)), PUBLISHED)  # noqa: E501
+        for term in SCRATCH_TERMS
+    }  # fmt: skip
+    peak, reserved = map(notebook.printed, (Kind.PEAK_ALLOCATED, Kind.RESERVED))
+    rows = []
+    for (model, point), truth in peak.items():
+        if point != "end" or model not in notebook.MODELS.values():
+            continue
+        key = (model, point)
+        said = {name: of[key].peak_allocated_bytes / MIB for name, of in {"planner": free, **less}.items()}
+        common = {"model": model, "case": model, "family": "seed", "gpu": "24 GB, not told"}
+        batch = load_catalogue()[model].batch
+        told = texts(said | _seed_peers(model, batch))
+        rows.append(Row(NOTEBOOK, "B", batch=batch, truth=f"{truth}", said=told, **common))
+        shown = {
+            "planner": (bound[key].reserved_bytes or 0) / MIB,
+            "no_retries": (free[key].reserved_bytes or 0) / MIB,
+        }
+        shown["allocated"] = said["planner"]
+        rows.append(Row(NOTEBOOK, "C", batch=batch, truth=f"{reserved[key]}", said=texts(shown), **common))
+    return rows
+
+
+def _seed_peers(model: str, batch: int) -> dict[str, float]:
+    """Other estimators' figures with what earlier models left."""
+    found = compare(model, batch).comparison
+    kept = 0 if found.measured is None else found.measured.kept_bytes
+    sizes = {row.key: row.size_bytes for row in found.rows}
+    return {who: (size + kept) / MIB for who in PEERS if (size := sizes.get(who)) is not None}
+
+
+def thread_rows() -> list[Row]:
+    """What is allocated after a forward pass, and its peak."""
+    catalogue = load_catalogue()
+    rows = []
+    for figure in load_measured().figures:
+        is_mine = "forum" in figure.source.title and figure.point == "end" and figure.model in catalogue
+        if not is_mine or figure.kind not in (Kind.ALLOCATED, Kind.PEAK_ALLOCATED):
+            continue
+        entry = catalogue[figure.model]
+        taken = notebook.trace_generic(entry.job, figure.batch)
+        run = replay_published(taken, figure.batch)
+        is_peak = figure.kind is Kind.PEAK_ALLOCATED
+        size = run.peak_allocated_bytes if is_peak else run.end_allocated_bytes
+        note = (
+            "its torch saved ReLU's input, today's saves the result" if figure.model == "basic_unet" else ""
+        )
+        case = f"{figure.model}, {'peak' if is_peak else 'after the forward pass'}"
+        truth = f"{figure.quantity.size_bytes / MIB}"
+        said = texts({"planner": size / MIB})
+        rows.append(
+            Row(THREAD, "B", figure.model, case, "seed", "not told", figure.batch, truth, said, note=note)
+        )
+    return rows
+
+
+def point_rows() -> list[Row]:
+    """ViT-L/16 (C) and bert-large (D)."""
+    with POINTS.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["task"] == "train"]
+    return [row for line in lines if (row := (_vit_l if "vit" in line["model"] else _bert)(line)) is not None]
+
+
+def t4_rows() -> list[Row]:
+    """Peak allocated (B) and reserved (C) on a T4, to the byte."""
+    with T4_RUNS.open(newline="") as file:
+        return [row for line in csv.DictReader(file) for row in _t4(line)]
+
+
+def _t4(line: Mapping[str, str]) -> Iterator[Row]:
+    """Weights in float32, autocast to bfloat16, which runs the unfused attention there, AdamW; one batch."""
+    from planner.capture.models.registry import complete_by_library
+
+    model, length = line["model"], line["length_or_size"]
+    is_image = model == "resnet50"
+    texts_of = ["input_ids"] if model != "gpt2" else ["input_ids", "labels"]
+    inputs = [f"3x{length}x{length}"] if is_image else [f"{name}={length}:int64" for name in texts_of]
+    classes = {"gpt2": "GPT2LMHeadModel", "bert-base-uncased": "BertModel"}
+    name = "torchvision:resnet50" if is_image else f"hf:{classes.get(model, 'DistilBertModel')}"
+    options: dict[str, Any] = {"optimizer": "adamw", "precision": "amp-bf16", "lengths": "fixed"}
+    options["loss"] = "cross_entropy" if is_image else "output" if model == "gpt2" else "sum"
+    if is_image:
+        options["target"] = parse_tensor_spec("scalar:int64")
+    job = resolve_job(name, {}, inputs=[parse_tensor_spec(text) for text in inputs], **options)
+    job = complete_by_library(job)
+    batch = int(line["batch"])
+    taken = trace(job, batch, TURING, multiprocessors=TURING_SMS)
+    run = replay_published(taken, batch)
+    kind = kind_of(job, taken)
+    steps = run.later_steps or run.first_step  # peaks of one step, after another that warmed up
+    case = f"{model} {batch} x {length}"
+    family = "cnn" if is_image else "transformer"
+    for layer, truth, size_bytes in (
+        ("B", line["peak_allocated_bytes"], steps.allocated_bytes),
+        ("C", line["peak_reserved_bytes"], run.peak_reserved_bytes),
+    ):
+        said = texts({"planner": size_bytes / MIB})
+        measured = f"{int(truth) / MIB:.2f}"
+        yield Row(T4, layer, model, case, family, "T4 16GB", batch, measured, said, kind=kind)
+
+
+def _vit_l(line: Mapping[str, str]) -> Row:
+    """Loop as in the authors' repository: an evaluation pass in each epoch, zero_grad after the forward."""
+    options: dict[str, Any] = {"optimizer": "sgd" if line["optimizer"].startswith("SGD") else "adam"}
+    options["precision"] = {"fp32": "fp32", "amp_fp16": "amp-fp16", "pure_bf16": "bf16"}[line["dtype_amp"]]
+    accumulate = re.search(r"accumulation (\d+)", line["extra"])
+    options["accumulate"] = int(accumulate[1]) if accumulate else 1
+    job = resolve_job(
+        "torchvision:vit_l_16", {}, model_args=[("num_classes", 10)], steps=3,
+        zero_grad="before-backward", evaluate=True, **options,
+    )  # fmt: skip
+    batch = int(line["batch"])
+    taken = trace(job, batch, A100, multiprocessors=A100_SMS)
+    kind = f"{line['extra'].split(',')[0].split(' (')[0]}, {line['dtype_amp']}"
+    case = f"vit_l_16 {options['optimizer']} {batch} ({kind})"
+    note = ""
+    if options["precision"] != "fp32":
+        note = "inferred: unfinished torch 2.1 of June 2023 may have taken more in attention and Adam"
+    return _point(
+        VIT_L,
+        "C",
+        "vit_l_16",
+        case,
+        "A100",
+        batch,
+        line["value_mib"],
+        {"planner": taken, "installed": taken},
+        note,
+        kind=kind_of(job, taken),
+    )  # noqa: E501
+
+
+def _bert(line: Mapping[str, str]) -> Row | None:
+    """Trainer's loop: gradients clipped, filled with zeros and kept; the optimizer a loop over parameters."""
+    from benchmarks.published.shims.pytorch_1_10 import as_torch_1_10
+
+    optimizer = {"adamw_hf": "adamw", "adafactor": "adafactor"}.get(line["optimizer"])
+    if optimizer is None:
+        return None  # bitsandbytes' 8-bit Adam is no optimizer of the planner
+    options: dict[str, Any] = {"optimizer": optimizer, "clip_gradients": "norm", "keep_grads": True}
+    options["precision"] = "amp-fp16" if line["dtype_amp"].startswith("amp") else "fp32"
+    if "grad_accum=4" in line["extra"]:
+        options["accumulate"] = 4
+    if "checkpointing" in line["extra"]:
+        options["checkpoint"] = "blocks"
+    job = resolve_job(
+        "hf:BertForSequenceClassification", {}, model_args=list(BERT_ARGS), loss="output", steps=3,
+        inputs=[parse_tensor_spec(text) for text in BERT_INPUTS],
+        optimizer_impl="for-loop", zero_grad="after-step", lengths="fixed", **options,
+    )  # fmt: skip
+    batch = int(line["batch"])
+    traces: dict[str, Trace] = {}
+    for name, version in (("planner", as_torch_1_10), ("installed", nullcontext)):
+        with version():
+            traces[name] = trace(job, batch, VOLTA, multiprocessors=VOLTA_SMS)
+    recipe = ", ".join(filter(None, (line["dtype_amp"], line["extra"])))
+    case = f"bert-large {line['optimizer']} {batch} ({recipe})"
+    return _point(
+        BERT,
+        "D",
+        "bert-large",
+        case,
+        "V100 16GB",
+        batch,
+        line["value_mib"],
+        traces,
+        "",
+        BERT_CONTEXT_MIB,
+        kind_of(job, traces["planner"]),
+    )  # noqa: E501
+
+
+def _point(
+    source: str, layer: str, model: str, case: str, gpu: str, batch: int, truth: str,
+    traces: Mapping[str, Trace], note: str, context_mib: float = 0, kind: str = "",
+) -> Row:  # fmt: skip
+    sizes = peaks(variants(traces["planner"], batch))
+    del sizes["loaded_later"]
+    sizes["installed"] = replay_published(traces["installed"], batch).peak_reserved_bytes / MIB
+    said = texts({who: size + context_mib for who, size in sizes.items()})
+    return Row(source, layer, model, case, "transformer", gpu, batch, truth, said, note=note, kind=kind)

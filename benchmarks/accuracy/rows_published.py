@@ -1,0 +1,162 @@
+"""Rows of the accuracy report from the published runs: xMem's artifact and timm's mixed-precision brackets.
+
+`benchmarks/published/README.md` names origins and loops.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from benchmarks.accuracy.ablations import SCRATCH_TERMS, peaks, variants, verdicts
+from benchmarks.accuracy.rows import DIES, LIVES, PUBLISHED, Row, texts
+from benchmarks.published import timm_brackets
+from benchmarks.published.outcomes import MIB, RUNS, job_of as cnn_job, set_up_bytes
+from benchmarks.published.transformers import job_of as transformer_job
+from planner.capture.session import trace
+from planner.errors import PlannerError
+from planner.hardware.device import find_device
+from planner.hardware.likeness import kind_of
+from planner.jobs.job import Job
+
+CNNS, TRANSFORMERS, CAPS, CARD, TIMM = (
+    "xMem's CNNs", "xMem's transformers", "under allocator caps", "on the whole card", "timm's brackets"
+)  # fmt: skip
+NEED_STEP_MIB = 4  # of timm's; each step takes a replay
+Peers = Callable[[Job, int], dict[str, float]]  # what other estimators say, in MiB
+Line = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One line of a published table, as a task for a worker."""
+
+    kind: str  # CNNS, TRANSFORMERS or TIMM
+    number: int  # its place in the file: runs of one job need different names
+    line: Line
+
+
+def xmem_tasks(kind: str) -> list[Published]:
+    """The runs of CNNs or of transformers."""
+    library = "torchvision" if kind == CNNS else "transformers"
+    with RUNS.open(newline="") as file:
+        lines = list(enumerate(csv.DictReader(file), start=2))
+    return [Published(kind, number, line) for number, line in lines if line["library"] == library]
+
+
+def timm_tasks() -> list[Published]:
+    """All brackets."""
+    with timm_brackets.BRACKETS.open(newline="") as file:
+        return [Published(TIMM, number, line) for number, line in enumerate(csv.DictReader(file), start=2)]
+
+
+def xmem_rows(task: Published, peers: Peers) -> list[Row]:
+    """The process's peak, the outcomes under caps, and that on the whole card, of one run.
+
+    The peak is the rise over a first sample which, of CNNs, holds model and optimizer (published_outcomes.py
+    says what shows it); of our figures that memory is taken off, of other estimators' too.
+    """
+    run, is_cnn = task.line, task.kind == CNNS
+    job = cnn_job(run) if is_cnn else _completed(transformer_job(run, as_published=True))
+    batch = int(run["batch"])
+    chip = find_device(run["gpu"]).chip
+    with nullcontext() if is_cnn else _transformers_4_51():
+        taken = trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
+    found = variants(taken, batch)
+    needed = found["planner"].needed_mib(batch)
+    name = run["model"].split("(")[0]
+    campaign = run["campaign"][:1] or "-"
+    case = f"{name} {run['optimizer']} {batch} ({run['gpu'][:8]}, {campaign}, line {task.number})"
+    family = "cnn" if is_cnn else "transformer"
+    kind = kind_of(job, taken).value
+
+    def row(source: str, layer: str, truth: str, said: dict[str, str], at: str = "", **more: float) -> Row:
+        return Row(source, layer, name, case + at, family, run["gpu"], batch, truth, said, kind=kind, **more)  # type: ignore[arg-type]
+
+    died = run["oom_on_full_gpu"] == "True"
+    rows = []
+    if run["peak_nvml_delta_mib"] and not died:
+        before = set_up_bytes(taken, batch) / MIB if is_cnn else 0.0
+        sizes = peaks(found) | peers(job, batch)
+        said = {who: size - before for who, size in sizes.items()}
+        if is_cnn:
+            said["no_set_up"] = sizes["planner"]
+        told = {who: run[f"{who}_estimate_mib"] for who in PUBLISHED if run[f"{who}_estimate_mib"]}
+        rows.append(row(task.kind, "D", run["peak_nvml_delta_mib"], texts(said) | told))
+    for cap, what in re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"]):
+        limit = float(cap)
+        truth = DIES if what == "OOM" else LIVES
+        at = (
+            f" under {cap}"
+            if not any(r.case.endswith(f" under {cap}") for r in rows)
+            else f" under {cap}, again"
+        )
+        judged = verdicts(found, batch, limit)
+        rows.append(row(CAPS, "E", truth, judged, at, limit_mib=limit, needed_mib=needed))
+    if died or run["peak_nvml_delta_mib"]:
+        device = find_device(run["gpu"])
+        left = float(run["gpu_torch_total_mib"]) - device.context.value / MIB
+        judged = verdicts(found, batch, left)
+        rows.append(row(CARD, "E", DIES if died else LIVES, judged, "", limit_mib=left, needed_mib=needed))
+    return rows
+
+
+def timm_rows(task: Published, peers: Peers) -> list[Row]:
+    """The batch that trained and the next candidate, which did not, within what timm_brackets.py says that
+    the allocator had.
+    """
+    bracket = task.line
+    job = timm_brackets.job_of(bracket)
+    limit = float(timm_brackets.TOTAL_MIB - timm_brackets.OUTSIDE_MIB)
+    rows = []
+    for column, truth in (("fitted_batch", LIVES), ("next_larger_candidate_that_oomed", DIES)):
+        batch = int(bracket[column])
+        case = f"{bracket['model']} {bracket['memory_format']} {batch}"
+        kind = ""
+        try:
+            taken = trace(job, batch, timm_brackets.AMPERE)
+            found = variants(taken, batch)
+            kind = kind_of(job, taken).value
+        except PlannerError as error:
+            said: dict[str, str] = dict.fromkeys(("planner", *SCRATCH_TERMS), "no trace")
+            needed, note = None, str(error)
+        else:
+            said, note = verdicts(found, batch, limit), ""
+            needed = found["planner"].needed_mib(batch, NEED_STEP_MIB)
+        rows.append(
+            Row(
+                TIMM,
+                "E",
+                bracket["model"],
+                case,
+                bracket["module_now"],
+                "RTX 3090 24GB",
+                batch,
+                truth,
+                said,
+                limit,
+                needed,
+                note,
+                kind,
+            )  # fmt: skip
+        )
+    return rows
+
+
+def _completed(job: Job) -> Job:
+    from planner.capture.models.registry import complete_by_library
+
+    return complete_by_library(job)
+
+
+def _transformers_4_51() -> AbstractContextManager[None]:
+    from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
+
+    return as_transformers_4_51()
+
+
+def pairs(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
+    """The two rows of each of timm's brackets."""
+    mine = [row for row in rows if row.source == TIMM]
+    yield from zip(mine[::2], mine[1::2], strict=True)

@@ -1,0 +1,103 @@
+"""The sentences of docs/accuracy.md that hold no figures."""
+
+HEAD = """\
+# How accurate the answers are
+
+Written by `python -m benchmarks.accuracy`; every number below comes from
+[benchmarks/accuracy/accuracy.csv](../benchmarks/accuracy/accuracy.csv), one row for each known truth. All
+truths were measured by others, on GPUs that this project never had. Origins and loops:
+[benchmarks/published/README.md](../benchmarks/published/README.md) and
+`planner/planning/estimators/measurements`.
+
+What is fitted to measurements:
+
+- One term of the replay: cuDNN's workspace for weight gradients of pointwise convolutions over at most 3 x 3
+  positions, on compute capability 8.6 only. Its three constants come from peaks of the RTX 3060 below
+  (`planner/capture/workspaces/nn/convolution.py`, `benchmarks/fits/convolution_workspaces.py`). Everything
+  else in a replay follows from PyTorch's sources.
+- What lies around it: the CUDA context (`benchmarks/fits/cuda_context.py`), what the driver keeps of a card
+  (`benchmarks/fits/generic_device.py`), margins and probabilities (below).
+
+[The headlines twice](#the-headlines-twice) gives the figures without the first, and with the product's own
+settings.
+
+An error is (ours - measured) / measured: below zero too little memory is promised, which is what kills
+runs.
+"""
+PEAKS = """\
+xMem's truth is the process's peak by NVML over its first sample: reserved memory and what CUDA loads
+lazily, without the context. Of CNNs the first sample holds model and optimizer (`published_outcomes.py`
+says what shows it), so their memory is taken off our figure, and off those of the closed formula, torchinfo
+and MemTracker. Nothing is added for lazy loading. xMem's and DNNMem's own answers include memory that was
+measured in the very run.
+
+Layer A, the allocator's replay of a recorded history, has no row: no allocator history of a GPU is at hand.
+What stands in for it are the layers above it, and a second, dumb allocator that the tests hold the
+simulator against. The notebook's reserved memory (C) is that of a process bounded by the card as the
+notebook shows it; its UNETR is far off because the segments of the models before it are released or not by
+what else is on the GPU.
+"""
+TERMS = """\
+Median and 95th percentile of the absolute error of xMem's peaks, outcomes under caps called right, timm's
+brackets inside, and the notebook's peak allocated (median absolute error). An empty cell: the term has no
+part in it. Context and driver have no part in xMem's truths; timm's brackets above show what the context is
+worth.
+"""
+POINTS = """\
+The notebook as one process: what earlier models leave behind counts on both sides. bert-large: nvidia-smi,
+with the 1,343 MiB that an empty context took on that machine; Trainer's loop with gradients clipped, filled
+with zeros and kept, unfused attention, the optimizer a loop over parameters. Torch 1.10's softmax kept its
+input beside its result (pytorch/pytorch#49600, #65242): `ours` knows it, the next column is the loop as
+today's torch runs it. 8-bit Adam is no optimizer of the planner, so its two points are left out. ViT-L/16:
+`max_memory_reserved`, zero_grad between forward and backward pass, an evaluation pass in the loop, all as
+today's torch runs it. T4: torch 2.11, weights in float32, autocast to bfloat16 (which a T4 only emulates, so
+that attention is unfused), AdamW, the peaks of one step after another; the published bytes are exact.
+"""
+TWICE = """\
+One workspace of cuDNN is fitted to peaks of the RTX 3060, 26 of which have such convolutions. What it is
+worth on runs that it was not fitted to: its constants fitted to the runs of the other models, and none at
+all.
+"""
+KEPT_ASIDE = """\
+timm ran torch 1.12, which loads all kernels at once; the product plans for today's torch, whose context
+is smaller, so that at even odds its answers for those runs are too high. Its margins at confidence 0.99
+are those of these very rows.
+
+Runs that the maintainers kept aside, and that nobody looked at while the planner was written: 1.9 %
+median and 7.8 % at the 95th percentile for 66 other CNN peaks, 0.2 % and 4.5 % for 26 transformers on RTX
+cards, 4.4 % and 8.9 % for 26 runs of billions of parameters on an A100, and 89 % of 120 brackets inside
+at this benchmark's settings.
+"""
+PROBABILITY = """\
+`P(out of memory)` and `--confidence` rest on the residuals of these runs, which stand in
+`planner/hardware/residuals.json`: (memory that a run needs) / (memory that its replay needs) is taken as
+normal, fitted to outcomes (the mean over all distributions, by likelihood) for each kind of runs apart, and
+joined with what is uncertain about context and driver. `planner/hardware/likeness.py` decides the kind by the
+job's options and the operators of its trace:
+
+- A job of a kind that trains as its runs did has the kind's distribution.
+- Each setting that no run of the kind had (precision, cudnn.benchmark, memory format, compute capability, no
+  backward pass, varying lengths, operators whose scratch memory is not known) adds the deviation between
+  kinds and GPUs, in quadrature. The answer names them.
+- Where no published run has what the job has (three-dimensional convolutions, convolutions over sequences,
+  recurrent layers, sizes that depend on values as in detectors, attention beside many convolutions outside
+  timm's settings, generation, DistributedDataParallel), there is no probability, and the margins are the
+  widest of all kinds, wider by that deviation.
+
+Each model below is judged by a distribution fitted to the other models alone; timm's by the other families.
+timm's outcomes are taken with 1,690 MiB outside the allocator, so that the doubt about that figure is part of
+their distributions; tresnet is left out, since timm 0.6 ran another model. Repetitions of one job count once.
+Of billions of parameters only the two quantiles that the maintainers published are known. The upper bound of
+a peak is a quantile of measured over replayed peaks, and of kinds with fewer than 30 peaks no less than that
+of their normal distribution; with a calibration, it is the prediction bound of the line through the other
+batch sizes.
+"""
+UNPUBLISHED = """\
+How honest it is for a job that no published run is like can be seen by taking each kind as unknown: its
+outcomes judged by the distribution of plain CNNs, with the rule for departures alone.
+"""
+CALIBRATED = """\
+Jobs that were measured at four batch sizes or more on one card: each batch size as the line through the
+others tells it, and as the replay tells it alone, both against the peak with the memory of model and
+optimizer in it.
+"""

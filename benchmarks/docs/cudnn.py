@@ -1,0 +1,404 @@
+"""What cuDNN says that convolutions take, beside published figures, and what it is worth; docs/cudnn.md.
+
+    python -m benchmarks.docs.cudnn --cudnn FOLDER [--cudnn FOLDER ...]
+
+Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed. Writes four tables between
+the marks of docs/cudnn.md:
+
+1. published workspaces of GPUs of compute capability 8.0 and newer (published/cudnn_workspaces.csv) that a
+   heuristic chose, beside what the versions at hand answer;
+2. what the answers consist of: over the convolutions of `MODELS`, by direction, type and layout, the
+   coefficients of x, y, w and batch x w that tell the workspaces best without being negative (SciPy's `nnls`,
+   rows weighted by what they take), and the share of bytes they leave unexplained;
+3. how often versions agree, and by how many bytes they differ where they do not;
+4. what the oldest version at hand makes of the published peaks of CNNs, which ran with an older one;
+5. what the newest makes of plans: peak and largest batch without and with it, over models, cards, types.
+"""
+
+import argparse
+import csv
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from scipy.optimize import nnls
+
+import planner
+from benchmarks.published.allocator import replay_published
+from benchmarks.published.outcomes import RUNS, set_up_bytes, trace_run
+from planner.capture.session import trace
+from planner.capture.symbolic.kernel_calls import Calls
+from planner.capture.workspaces.nn import convolution as rules
+from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.hardware.cudnn.client import Cudnn
+from planner.jobs.resolve import resolve_job
+from planner.program.convolution import Convolution, Direction, Workspaces
+from planner.program.target import Chip
+
+PUBLISHED = Path(__file__).parents[1] / "published" / "cudnn_workspaces.csv"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cudnn.md"
+MIB = 2**20
+MODELS = (
+    *(
+        "resnet50",
+        "vgg16_bn",
+        "densenet121",
+        "mobilenet_v2",
+        "mnasnet1_0",
+        "efficientnet_b0",
+        "convnext_tiny",
+    ),
+    *("regnet_y_1_6gf", "inception_v3", "googlenet"),
+)
+BATCHES = (2, 24, 96, 333)
+CAPABILITIES = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132}  # and multiprocessors
+KINDS = (("float32", False), ("float32", True), ("float16", False), ("float16", True))  # type, channels last
+PLANS = ("resnet50", "vgg16_bn", "mobilenet_v2", "convnext_tiny", "densenet121")
+CARDS = ("rtx-3060", "rtx-4090", "a100-40gb", "h100-80gb")
+OPERATIONS = {"fwd": Direction.FORWARD, "dgrad": Direction.DATA, "wgrad": Direction.WEIGHT}
+TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one version says of one convolution on one kind of GPU."""
+
+    asked: Convolution
+    capability: tuple[int, int]
+    engine: int | None
+    workspace_bytes: int
+
+
+def main() -> None:
+    """Ask, compare, write."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--cudnn", action="append", required=True, metavar="FOLDER")
+    folders = parser.parse_args().cudnn
+    libraries = sorted(
+        ((folder, open_cudnn_with_cublaslt(folder)) for folder in folders),
+        key=lambda pair: number_of(pair[1].version),
+    )
+    asked = tuple(convolutions())
+    said = {library.version: answers(library, asked) for _, library in libraries}
+    newest = libraries[-1][1].version
+    tables = {
+        "published": published([library for _, library in libraries]),
+        "terms": terms(said[newest]),
+        "versions": versions(said),
+        "peaks": peaks(libraries[0][1]),
+        "plans": plans(libraries[-1][0]),
+        "asked": f"{len(asked):,} convolutions of {len(MODELS)} models of torchvision at batches "
+        f"{', '.join(map(str, BATCHES))}, with cuDNN {', '.join(said)}. Tables of\n"
+        f"one version show {newest}.",
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        page, count = re.subn(pattern, lambda found: f"{found[1]}{table}\n{found[2]}", page, flags=re.S)  # noqa: B023
+        if count != 1:
+            sys.exit(f"{PAGE.name}: expected the marks of {name} once, found them {count} times")
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def number_of(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+# ---- published figures
+
+
+def published(libraries: Sequence[Cudnn]) -> str:
+    """Rows that a heuristic chose on a GPU of 8.0 or newer."""
+    rows = []
+    with PUBLISHED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if re.match(r"[89]\.", row["capability"]) and row["n"] and was_chosen(row):
+                rows.append([*told(row), *(said_of(row, library) for library in libraries)])
+    head = (
+        "source",
+        "GPU",
+        "cuDNN",
+        "convolution",
+        "published",
+        *(one.version for one in libraries),
+    )
+    return markdown(head, rows, "llllr" + "r" * len(libraries))
+
+
+def was_chosen(row: dict[str, str]) -> bool:
+    """By a heuristic: without timing, or in the first place of an ordered list of a version from 9 on."""
+    return row["benchmark"] == "false" or (row["cudnn"][:2] == "9." and "place 1 in the order" in row["note"])
+
+
+def told(row: dict[str, str]) -> list[str]:
+    x, w, y = sizes_of(row)
+    shape = f"{row['dtype']} {row['operation']}, x {times(x)}, w {times(w)}, y {times(y)}"
+    return [
+        row["source"].split(" in ")[0],
+        row["gpu"],
+        row["cudnn"] or "?",
+        shape,
+        f"{int(row['workspace_bytes']):,}",
+    ]
+
+
+def said_of(row: dict[str, str], library: Cudnn) -> str:
+    major, minor = map(int, row["capability"].split("."))
+    x, w, y = sizes_of(row)
+    space = len(x) - 2
+    padding, stride, dilation = ((int(row[name]),) * space for name in ("pad", "stride", "dilation"))
+    last = row["layout"].endswith("C")
+    direction = OPERATIONS[row["operation"]]
+    asked = Convolution(direction, TYPES[row["dtype"]], x, w, y, last, padding, stride, dilation)
+    engine = library.first((major, minor), CAPABILITIES[major, minor], asked)
+    return "-" if engine is None else f"{engine.workspace_bytes:,}"
+
+
+def sizes_of(row: dict[str, str]) -> tuple[tuple[int, ...], ...]:
+    extents = [int(row[name]) for name in "dhw" if row[name]]
+    kernel = [int(row[name]) for name in "trs" if row[name]]
+    pad, stride = int(row["pad"]), int(row["stride"])
+    out = [(size + 2 * pad - reach) // stride + 1 for size, reach in zip(extents, kernel, strict=True)]
+    n, c, k = int(row["n"]), int(row["c"]), int(row["k"])
+    return (n, c, *extents), (k, c // int(row["groups"]), *kernel), (n, k, *out)
+
+
+# ---- convolutions of models
+
+
+def convolutions() -> Iterator[Convolution]:
+    """Distinct calls of the models' training, in both layouts and types, as the rules would ask for them."""
+    seen: dict[Convolution, None] = {}
+
+    def note(capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        seen[asked] = None
+        return Workspaces(0)
+
+    for model in MODELS:
+        job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
+        for batch in BATCHES:
+            calls = Calls()
+            trace(job, batch, (8, 6), calls=calls)
+            for call in calls.found:
+                if call.func in rules.RULES:
+                    for kind, last in KINDS:
+                        args, out = as_tensors(call.args, kind, last), as_tensors(call.out, kind, last)
+                        rules.RULES[call.func](args, out, Chip((8, 6), 82, note))
+    return iter(seen)
+
+
+def as_tensors(value: Any, kind: str, last: bool) -> Any:
+    import torch
+
+    from planner.capture.symbolic.kernel_calls import Shape
+
+    if isinstance(value, Shape):
+        made = torch.empty(value.sizes, dtype=getattr(torch, kind), device="meta")
+        return made.to(memory_format=torch.channels_last) if last and len(value.sizes) == 4 else made
+    if isinstance(value, tuple):
+        return tuple(as_tensors(item, kind, last) for item in value)
+    return value
+
+
+def answers(library: Cudnn, asked: Iterable[Convolution]) -> list[Answer]:
+    """Of all convolutions on all kinds of GPUs."""
+    found = []
+    for one in asked:
+        for capability, multiprocessors in CAPABILITIES.items():
+            engine = library.first(capability, multiprocessors, one)
+            taken = 0 if engine is None else engine.workspace_bytes
+            found.append(Answer(one, capability, None if engine is None else engine.number, taken))
+    return found
+
+
+def terms(said: Sequence[Answer]) -> str:
+    """Coefficients of the workspace's parts."""
+    groups: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
+    for one in said:
+        layout = "channels last" if one.asked.channels_last else "contiguous"
+        major, minor = one.capability
+        groups[f"{major}.{minor}", one.asked.dtype, layout, str(one.asked.direction)].append(one)
+    rows = []
+    for key, members in sorted(groups.items()):
+        parts = np.array([parts_of(one.asked) for one in members], dtype=float) / MIB
+        taken = np.array([one.workspace_bytes for one in members], dtype=float) / MIB
+        if taken.sum() < 1:
+            rows.append([*key, str(len(members)), "0", *[""] * 5])
+            continue
+        found, _ = nnls(parts, taken)
+        off = np.abs(parts @ found - taken).sum() / taken.sum()
+        whole = parts[:, :2].sum()
+        shares = [f"{value:.2f}" if value >= 0.005 else "" for value in found]
+        rows.append([*key, str(len(members)), f"{taken.sum() / whole:.2f}", *shares, f"{off:.0%}"])
+    head = (
+        "capability",
+        "type",
+        "layout",
+        "direction",
+        "n",
+        "of x and y",
+        "x",
+        "y",
+        "w",
+        "batch x w",
+        "residual",
+    )
+    return markdown(head, rows, "llll" + "r" * 7)
+
+
+def parts_of(asked: Convolution) -> tuple[int, ...]:
+    """Bytes of x, y, w in float32, and of one w for each image."""
+    size = 4 if asked.dtype == "float32" else 2
+    weights = 4 * prod(asked.w)
+    return prod(asked.x) * size, prod(asked.y) * size, weights, weights * asked.x[0]
+
+
+def versions(said: dict[str, list[Answer]]) -> str:
+    """How neighbouring versions agree."""
+    rows = []
+    for (old, first), (new, second) in pairwise(said.items()):
+        for capability in CAPABILITIES:
+            pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.capability == capability]
+            engines = np.mean([a.engine == b.engine for a, b in pairs])
+            same = np.mean([close(a.workspace_bytes, b.workspace_bytes) for a, b in pairs])
+            before, after = (sum(pair[place].workspace_bytes for pair in pairs) for place in (0, 1))
+            moved = sum(abs(a.workspace_bytes - b.workspace_bytes) for a, b in pairs)
+            name = ".".join(map(str, capability))
+            change = f"{after / before - 1:+.1%}" if before else ""
+            share = f"{moved / max(before, after):.1%}" if before or after else ""
+            rows.append([f"{old} to {new}", name, f"{engines:.0%}", f"{same:.0%}", change, share])
+    head = ("versions", "capability", "same engine", "same workspace", "all bytes", "bytes that moved")
+    return markdown(head, rows, "llrrrr")
+
+
+def close(a: int, b: int) -> bool:
+    """Within 1 MiB or 1 %."""
+    return abs(a - b) <= max(MIB, 0.01 * max(a, b))
+
+
+# ---- published peaks
+
+Answering = Callable[[tuple[int, int], int, Convolution], Workspaces]
+
+
+def peaks(library: Cudnn) -> str:
+    """Errors of the peaks of xMem's CNNs, with more and more of the library's answers."""
+    with RUNS.open(newline="") as file:
+        runs = [
+            run
+            for run in csv.DictReader(file)
+            if run["library"] == "torchvision"
+            and run["peak_nvml_delta_mib"]
+            and run["oom_on_full_gpu"] != "True"
+        ]
+    asked_of: dict[str, tuple[Direction, ...]] = {
+        "the fitted term alone": (),
+        "and forward passes": (Direction.FORWARD,),
+        "and forward passes and data gradients": (Direction.FORWARD, Direction.DATA),
+        "and all other convolutions": tuple(Direction),
+    }
+    variants: dict[str, Answering] = {name: fitted_or(library, of) for name, of in asked_of.items()}
+    variants["the library alone"] = library.workspaces
+    rows = []
+    for name, answer in variants.items():
+        errors = np.array([error_of(run, answer) for run in runs])
+        off = np.abs(errors)
+        figures = (np.median(errors), np.median(off), np.quantile(off, 0.95), errors[off.argmax()])
+        rows.append([name, str(len(runs)), *(f"{figure:.2%}" for figure in figures)])
+    head = (f"workspaces, from {library.version}", "n", "median", "absolute", "95th", "worst")
+    return markdown(head, rows, "lrrrrr")
+
+
+def fitted_or(library: Cudnn, directions: Collection[Direction]) -> Answering:
+    """The term of published runs where it applies, else the library's answer for these directions."""
+
+    def answer(capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        fitted = fitted_bytes(capability, asked)
+        if fitted or asked.direction not in directions:
+            return Workspaces(fitted)
+        return library.workspaces(capability, multiprocessors, asked)
+
+    return answer
+
+
+def fitted_bytes(capability: tuple[int, int], asked: Convolution) -> int:
+    term = rules.IMAGE_WISE.get(capability)
+    pointwise = asked.direction is Direction.WEIGHT and prod(asked.w[2:]) == 1 and asked.x[1] == asked.w[1]
+    if term is None or not pointwise or asked.dtype != "float32" or asked.channels_last:
+        return 0
+    return term.workspace_bytes(asked.x[0], 4 * prod(asked.w), prod(asked.y[2:]))
+
+
+def error_of(run: dict[str, str], answer: Answering) -> float:
+    """(replayed - measured) / measured, with the memory of model and optimizer in both."""
+    with patch("planner.capture.session.equip", lambda chip, job: replace(chip, cudnn=answer)):
+        taken = trace_run(run)
+    batch = int(run["batch"])
+    measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(taken, batch)
+    return replay_published(taken, batch).peak_reserved_bytes / measured_bytes - 1
+
+
+# ---- plans
+
+
+def plans(folder: str) -> str:
+    """Peaks at the largest batch that fits without a library, and largest batches."""
+    rows = []
+    for model in PLANS:
+        for precision, memory_format in (("fp32", ""), ("amp-fp16", ""), ("amp-fp16", "channels_last")):
+            name = ", ".join(filter(None, (precision, memory_format)))
+            rows += [
+                [model, name, card, *planned(model, precision, memory_format, card, folder)] for card in CARDS
+            ]
+    head = (
+        *("model", "type", "GPU", "batch", "reserved, MiB", "with --cudnn", ""),
+        *("largest", "with --cudnn", "without retries"),
+    )
+    return markdown(head, rows, "lll" + "r" * 7)
+
+
+def planned(model: str, precision: str, memory_format: str, card: str, folder: str) -> list[str]:
+    """Half the largest batch with its peak and that with a library's answers; both largest batches, and that
+    without retries.
+    """
+    options: Any = {"gpu": card, "precision": precision, "no_calibration": True}
+    options["memory_format"] = memory_format or None
+    name = f"torchvision:{model}"
+    plain = planner.max_batch(name, **options).to_dict()
+    asked = planner.max_batch(name, cudnn=folder, **options).to_dict()
+    half = max(1, plain["max_batch"] // 2)
+    one, other = (
+        planner.estimate(name, batch=half, cudnn=where, **options).to_dict()["peak_reserved_mib"]
+        for where in ("published", folder)
+    )
+    largest = (plain["max_batch"], asked["max_batch"], asked["comfortable_batch"])
+    return [
+        f"{half:,}",
+        f"{one:,.0f}",
+        f"{other:,.0f}",
+        f"{other / one - 1:+.1%}",
+        *(f"{b:,}" for b in largest),
+    ]
+
+
+def times(sizes: Iterable[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
+    """A table; `alignment` has l or r for each column."""
+    rule = ["---" if side == "l" else "--:" for side in alignment]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+
+
+if __name__ == "__main__":
+    main()

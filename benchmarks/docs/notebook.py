@@ -1,0 +1,200 @@
+"""Replay the first seed's notebook and hold every line against the one it printed; fills in docs/notebook.md.
+
+    python -m benchmarks.docs.notebook [--check]
+
+Rewrites the tables between the marks `<!-- NAME -->` and `<!-- /NAME -->` of docs/notebook.md. With --check
+nothing is written, and the exit code is 1 where the page is out of date.
+"""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from benchmarks.published.allocator import PUBLISHED
+from planner.allocator.replay import Arena
+from planner.capture.session import trace
+from planner.hardware.device import unlimited_device
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.job import Job
+from planner.planning.estimators.published import Kind, load_measured
+from planner.planning.process.file import find_process_file, read_process
+from planner.planning.process.model import Leave, Place, Print, Process, Reading
+from planner.planning.process.run import JobTracer, run
+from planner.program.events import Trace
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "notebook.md"
+MIB = 2**20
+NOTEBOOK = "(a notebook in Japanese)"  # ends the title of its source
+MODELS = {
+    "Tensor variable": "tensor_1gib",
+    "Convolutional Neural Network": "cnn",
+    "VGG16": "vgg16_bn",
+    "ResNet50": "resnet50",
+    "Vision Transformer": "vit_b_16",
+    "UNETR": "unetr",
+}
+CARD_MIB = 24_564  # an RTX 4090 as nvidia-smi shows it; an RTX 3090 has 24,576
+LEFT = "Left"  # label of a reading after each function that trained
+
+Key = tuple[str, str]  # model and point, as planner/planning/estimators/measurements names them
+
+
+def main() -> None:
+    """Replay, compare, write."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
+    check = parser.parse_args().check
+    before = PAGE.read_text(encoding="utf-8")
+    after = before
+    for name, table in tables().items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        after, count = re.subn(pattern, lambda found: found[1] + table + found[2], after, flags=re.S)  # noqa: B023
+        if count != 1:
+            sys.exit(f"{PAGE.name}: the marks of {name} stand there {count} times, once is wanted")
+    if check:
+        sys.exit(
+            0 if after == before else f"{PAGE.name} is out of date; run python -m benchmarks.docs.notebook"
+        )
+    PAGE.write_text(after, encoding="utf-8")
+
+
+def tables() -> dict[str, str]:
+    """The page's tables by the names of their marks."""
+    process = read_process(find_process_file("notebook"), load_catalogue()).process
+    cap_mib = CARD_MIB - round(outside_mib())
+    tracer = cache(trace_generic)
+    endless = readings_of(process, tracer, PUBLISHED)
+    capped = readings_of(process, tracer, replace(PUBLISHED, limit_bytes=cap_mib * MIB))
+    return {
+        "lines": lines_table(endless),
+        "reserved": reserved_table(endless, capped, cap_mib),
+        "residue": residue_table(process, tracer),
+    }
+
+
+def trace_generic(job: Job, batch: int) -> Trace:
+    """A trace for the card of which nothing is known."""
+    return trace(job, batch, unlimited_device().capability)
+
+
+def readings_of(process: Process, tracer: JobTracer, arena: Arena) -> dict[Key, Reading]:
+    """The lines of the process by model and point."""
+    account = run(process, tracer, arena)
+    if account.failure is not None:
+        sys.exit(f"the process does not fit: {account.failure}")
+    return dict(zip(keys(account.readings), account.readings, strict=True))
+
+
+def keys(readings: tuple[Reading, ...]) -> Iterator[Key]:
+    """Where a line stands: `train 2` is the second "Train" of its section, `end` its "Final"."""
+    epochs: Counter[str] = Counter()
+    for reading in readings:
+        model, point = MODELS[reading.section], reading.label.lower()
+        if point == "train":
+            epochs[model] += 1
+            point += f" {epochs[model]}"
+        yield model, "end" if point == "final" else point
+
+
+def printed(kind: Kind) -> dict[Key, float]:
+    """What the notebook printed, in MiB."""
+    return {
+        (figure.model, figure.point): float(figure.quantity.printed)
+        for figure in load_measured().figures
+        if figure.source.title.endswith(NOTEBOOK)
+        and figure.source.framework == "torch"
+        and figure.kind is kind
+    }
+
+
+def outside_mib() -> float:
+    """The most that was in use on the GPU outside torch's allocator while models were trained.
+
+    Contexts of CUDA, TensorFlow in the same process, and other processes.
+    """
+    used, reserved = printed(Kind.USED), printed(Kind.RESERVED)
+    return max(used[key] - reserved[key] for key in used if key[1].startswith("train"))
+
+
+def lines_table(ours: Mapping[Key, Reading]) -> str:
+    """Every line of the process: measured, ours and the error of each figure."""
+    allocated, reserved, peak = map(printed, (Kind.ALLOCATED, Kind.RESERVED, Kind.PEAK_ALLOCATED))
+    head = "".join(f" {name} | ours | error |" for name in ("allocated", "reserved", "max allocated"))
+    rows = [f"| line |{head}", "|---|" + "--:|" * 9]
+    for key, reading in ours.items():
+        cells = [
+            *compared(reading.allocated_bytes, allocated.get(key)),
+            *compared(reading.reserved_bytes or 0, reserved.get(key)),
+            *compared(reading.peak_allocated_bytes, peak.get(key)),
+        ]
+        rows.append(f"| {' '.join(key)} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def compared(ours_bytes: int, real_mib: float | None) -> tuple[str, str, str]:
+    """Three cells: measured, ours, error."""
+    real = "lost" if real_mib is None else f"{real_mib:,.1f}"
+    return real, f"{ours_bytes / MIB:,.1f}", error(ours_bytes / MIB, real_mib)
+
+
+def reserved_table(endless: Mapping[Key, Reading], capped: Mapping[Key, Reading], cap_mib: int) -> str:
+    """What is reserved after training, on a GPU without end and within what the notebook's may have had."""
+    real = printed(Kind.RESERVED)
+    rows = [
+        f"| after training | measured | ours, no end | error | ours, at most {cap_mib:,} MiB | error |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for key, reading in endless.items():
+        if key[1] == "end":
+            free, bound = ((of.reserved_bytes or 0) / MIB for of in (reading, capped[key]))
+            errors = [error(mib, real[key]) for mib in (free, bound)]
+            rows.append(
+                f"| {key[0]} | {real[key]:,.1f} | {free:,.1f} | {errors[0]} | {bound:,.1f} | {errors[1]} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def residue_table(process: Process, tracer: JobTracer) -> str:
+    """What stays on the GPU when the function that trained a model has returned."""
+    steps = tuple(more for step in process for more in ((step, Print(LEFT)) if step == Leave() else (step,)))
+    left = {
+        model: reading.allocated_bytes / MIB
+        for (model, point), reading in readings_of(steps, tracer, PUBLISHED).items()
+        if point == LEFT.lower()
+    }
+    weights = weights_mib(process, tracer)
+    rows = ["| after | allocated | new | weights and gradients |", "|---|--:|--:|--:|"]
+    before = 0.0
+    for model, now in left.items():
+        rows.append(f"| {model} | {now:,.1f} | {now - before:,.1f} | {2 * weights[model]:,.1f} |")
+        before = now
+    return "\n".join(rows) + "\n"
+
+
+def weights_mib(process: Process, tracer: JobTracer) -> dict[str, float]:
+    """What each model takes when it is placed alone."""
+    found = {}
+    for step in process:
+        if isinstance(step, Place):
+            account = run((step, Print("")), tracer)
+            found[step.model.job.model] = account.readings[0].allocated_bytes / MIB
+    return found
+
+
+def error(ours_mib: float, real_mib: float | None) -> str:
+    """Signed, in percent of the measured figure."""
+    if real_mib is None:
+        return ""
+    if f"{ours_mib:.1f}" == f"{real_mib:.1f}":
+        return "0"
+    return f"{100 * (ours_mib / real_mib - 1):+.2f} %"
+
+
+if __name__ == "__main__":
+    main()

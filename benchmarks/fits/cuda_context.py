@@ -1,0 +1,185 @@
+"""Where the constants of `planner/hardware/context.py` come from; prints them, and published contexts beside
+it.
+
+    python -m benchmarks.fits.cuda_context
+
+benchmarks/published/contexts.csv holds what torch's out-of-memory messages say of processes of torch 2.1 and
+later: memory in use by the process, allocated, reserved but unallocated; what is left is the context (each
+figure in GiB is rounded to 10 MiB). Rows are fitted, GPU by GPU, unless the column says why not. The GPU is
+the one that the text names, or the only one with that total memory. Contexts of kernels that are loaded at
+once are those of older versions of torch, below. Two that were read while a monitor (DCGM) was attached, and
+one that torch 2.0.1 left in a notebook, are printed but not fitted.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import linear_regression, mean, median, stdev
+
+from planner.hardware.context import (
+    BASE_MIB,
+    STACKS_SHARE,
+    STEPS_MIB,
+    Libraries,
+    Loading,
+    context_size,
+    stacks_mib,
+    typical_context,
+)
+from planner.hardware.device import Line, load_devices
+
+MESSAGES = Path(__file__).parents[1] / "published" / "contexts.csv"
+# What cuDNN and cuBLAS load in the first steps: by so much the process peaks of Stone-ResearchLife/xMem
+# (torch 2.6.0+cu124) exceed peak reserved memory; taken as evenly spread.
+STEPS_RANGE_MIB = (20, 120)
+FITTED = "yes"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What an out-of-memory message says of a process."""
+
+    gpu: str
+    capability: tuple[int, int]
+    sm_count: int
+    context_mib: float
+    fitted: str  # "yes", or why not
+    source: str
+
+    @property
+    def stacks(self) -> float:
+        return stacks_mib(self.capability, self.sm_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A published context that no such message tells."""
+
+    source: str
+    mib: float
+    chip: tuple[tuple[int, int], int] | None  # capability and multiprocessors, where the GPU is told
+    loading: Loading
+    uses_cudnn: bool = False
+    is_fitted: bool = True  # False: see above
+
+
+SAMPLES = (
+    Sample("pytorch/pytorch#86509, torch 1.13, eager: 636 less 20", 616, None, Loading.EAGER),
+    Sample(
+        "V100, torch 1.10, an empty context (transformers' documentation)", 1343, ((7, 0), 80), Loading.EAGER
+    ),
+    Sample("RTX 3090, torch 1.12, transformers (soodoshll/perfpred)", 1024, ((8, 6), 82), Loading.EAGER),
+    Sample("TITAN RTX, torch 1.4, BERT's inference less its tensors", 840, ((7, 5), 72), Loading.EAGER),
+    Sample("RTX 3090, torch 1.12, CNNs (soodoshll/perfpred)", 1690, ((8, 6), 82), Loading.EAGER, True),
+    Sample(
+        "T4, torch 2.11.0+cu128, total less free less reserved (highwaterlabs/torch-preflight)",
+        135,
+        ((7, 5), 40),
+        Loading.LAZY,
+        True,
+        False,
+    ),  # fmt: skip
+    Sample(
+        "pytorch/pytorch#86509, torch 1.13: 287,047,680 B, less its tensor's 20 MiB",
+        254,
+        None,
+        Loading.LAZY,
+        False,
+        False,
+    ),
+    Sample("pytorch/pytorch#107667, August 2023: about 300", 300, None, Loading.LAZY, False, False),
+    Sample("pytorch/pytorch#109888, September 2023: around 400", 400, None, Loading.LAZY, False, False),
+    Sample("seed notebook, torch 2.0.1, CUDA 11.8: 24 GB card", 800, None, Loading.LAZY, False, False),
+    Sample("A100, one neuron, with DCGM (GPUMemNet)", 1237, ((8, 0), 108), Loading.LAZY, False, False),
+    Sample("A100, small ViT, with DCGM (GPUMemNet)", 1690, ((8, 0), 108), Loading.LAZY, True, False),
+)
+
+
+def read_messages(path: Path = MESSAGES) -> list[Message]:
+    """Return the messages, each with the context that follows from it."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_message(line) for line in csv.DictReader(file)]
+
+
+def _message(line: dict[str, str]) -> Message:
+    major, minor = line["compute_capability"].split(".")
+    left = (float(line["in_use_gib"]) - float(line["allocated_gib"])) * 1024 - float(line["reserved_mib"])
+    return Message(
+        line["gpu"], (int(major), int(minor)), int(line["sm_count"]), left, line["fitted"], line["source"]
+    )
+
+
+def card_stacks() -> list[float]:
+    """Return those of the known cards from Turing on."""
+    return [
+        stacks_mib(card.capability, round(card.about.multiprocessors.value))
+        for card in load_devices()
+        if card.about is not None
+        and card.about.multiprocessors is not None
+        and card.about.line is not Line.SLICE
+        and card.capability >= (7, 5)
+    ]
+
+
+def fit_stacks() -> tuple[float, float]:
+    """Return the median of the cards' stacks, and their deviation."""
+    return median(card_stacks()), stdev(card_stacks())
+
+
+def fit_lazy(messages: Sequence[Message]) -> tuple[float, float, float]:
+    """Return base, share of the stacks and deviation, from the means of the GPUs."""
+    used = [one for one in messages if one.fitted == FITTED]
+    chips = sorted({(one.gpu, one.stacks) for one in used})
+    means = [mean(one.context_mib for one in used if one.gpu == gpu) for gpu, _ in chips]
+    line = linear_regression([stacks for _, stacks in chips], means)
+    squares = sum((one.context_mib - line.intercept - line.slope * one.stacks) ** 2 for one in used)
+    return line.intercept, line.slope, sqrt(squares / (len(used) - 2))
+
+
+def fit_steps() -> tuple[float, float]:
+    """Return mean and deviation of what the first steps load."""
+    low, high = STEPS_RANGE_MIB
+    return (low + high) / 2, (high - low) / sqrt(12)
+
+
+def fit_eager() -> tuple[float, float, float]:
+    """Return what loading at once adds: mean and deviation without cuDNN, and what cuDNN adds."""
+    eager = [one for one in SAMPLES if one.loading is Loading.EAGER]
+    alone = [one for one in eager if not one.uses_cudnn]
+    added = [one.mib - BASE_MIB + STEPS_MIB - STACKS_SHARE * _stacks_of(one) for one in alone]
+    by_cudnn = [one.mib for one in eager if one.uses_cudnn]
+    same_card = [one.mib for one in alone if one.chip == ((8, 6), 82)]
+    return mean(added), stdev(added), by_cudnn[0] - same_card[0]
+
+
+def _stacks_of(sample: Sample) -> float:
+    return fit_stacks()[0] if sample.chip is None else stacks_mib(*sample.chip)
+
+
+def print_all() -> None:
+    """Print the constants, and every published figure beside the model."""
+    messages = read_messages()
+    print("lazy: {:.0f} MiB + {:.3f} x stacks, deviation {:.0f}".format(*fit_lazy(messages)))
+    print("stacks of a typical GPU: {:.0f} MiB, deviation {:.0f}".format(*fit_stacks()))
+    print("first steps: {:.0f} MiB, deviation {:.0f}".format(*fit_steps()))
+    print("eager: {:.0f} MiB more, deviation {:.0f}; cuDNN {:.0f} on top".format(*fit_eager()))
+    for one in messages:
+        size = context_size(one.capability, one.sm_count)
+        why = "" if one.fitted == FITTED else f" (not fitted: {one.fitted})"
+        print(
+            f"{one.context_mib:6.0f}  model {size.mib:5} +- {size.spread_mib:3}  {one.gpu}: {one.source}{why}"
+        )
+    for sample in SAMPLES:
+        loaded = Libraries.TRAINING if sample.uses_cudnn else Libraries.NONE
+        if sample.chip is None:
+            size = typical_context(sample.loading, loaded)
+        else:
+            size = context_size(*sample.chip, sample.loading, loaded)
+        used = "" if sample.is_fitted else " (not fitted)"
+        print(f"{sample.mib:6.0f}  model {size.mib:5} +- {size.spread_mib:3}  {sample.source}{used}")
+
+
+if __name__ == "__main__":
+    print_all()

@@ -1,0 +1,15 @@
+"""The allocator of the published runs: torch 1.12 to 2.11, which reuse the block at the lowest address."""
+
+from typing import Final
+
+from planner.allocator.config import AllocatorRules, rules_of_torch
+from planner.allocator.replay import Arena, Replay, replay_trace
+from planner.program.events import Trace
+
+PUBLISHED_RULES: Final[AllocatorRules] = rules_of_torch("2.11")
+PUBLISHED: Final = Arena(rules=PUBLISHED_RULES)
+
+
+def replay_published(trace: Trace, batch: int, capacity_bytes: int | None = None) -> Replay:
+    """Replay a trace as a published run, by default on a GPU without end."""
+    return replay_trace(trace, batch, Arena(capacity_bytes, rules=PUBLISHED_RULES))

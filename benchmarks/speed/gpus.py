@@ -1,0 +1,92 @@
+"""How long every card of the database takes beside one: `planner gpus` against `planner max-batch`.
+
+    python -m benchmarks.speed.gpus [--check] [MODEL ...]
+
+Runs both commands in turn, each in a fresh process, and prints the best of three of each and their ratio:
+traced anew, where for vit_b_16 it may be 1.5, and from kept traces, where one card needs hardly any time.
+Then what the table took, and with `--check` the cards whose largest batch is not that of `max-batch`, with
+what a trace of its own says of both answers.
+"""
+
+import subprocess
+import sys
+from time import perf_counter
+
+from planner import gpus, max_batch
+from planner.allocator.replay import replay_trace
+from planner.api.request import job_of
+from planner.capture.models.registry import construct_model, find_constructor
+from planner.capture.session import trace
+from planner.planning.fleet import CardFit
+
+REPEATS = 3
+
+
+def seconds(*arguments: str) -> float:
+    """Wall time of one command line."""
+    start = perf_counter()
+    command = [sys.executable, "-m", "planner", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return perf_counter() - start
+
+
+def report(model: str) -> None:
+    """Both commands, in turn, so that a busy machine slows both."""
+    for how, options in (("traced anew", ["--no-cache"]), ("from kept traces", [])):
+        one, all_cards = [], []
+        for _ in range(REPEATS):
+            one.append(seconds("max-batch", "--model", model, "--gpu", "4090", *options))
+            all_cards.append(seconds("gpus", "--model", model, *options))
+        ratio = min(all_cards) / min(one)
+        print(f"{model}, {how}: one card {min(one):.2f} s, all {min(all_cards):.2f} s, ratio {ratio:.2f}")
+    found = gpus(model)
+    spent = found.table.seconds
+    print(f"  {len(found.fits)} cards; {spent.trace:.2f} s of that tracing, {spent.replay:.2f} s replaying")
+
+
+def check(model: str) -> None:
+    """Hold each card against `max_batch`, and both against traces of their own where they differ."""
+    seen = {}
+    different = 0
+    for fit in gpus(model).fits:
+        key = (fit.budget.device.chip, fit.budget.arena)
+        if key in seen:
+            continue
+        alone = seen[key] = max_batch(model, gpu=fit.budget.device).max_batch
+        if alone != fit.max_batch:
+            different += 1
+            said = verdicts(model, fit, alone)
+            print(f"  {fit.budget.device.name}: max-batch {alone}, gpus {fit.max_batch}; {said}")
+    print(f"  {len(seen)} cards, {different} different")
+
+
+def verdicts(model: str, fit: CardFit, alone: int) -> str:
+    """What traces of their own say of both answers and of their successors."""
+    job, _, _ = job_of(model, {})
+    constructor = find_constructor(job)
+    sizes = sorted({alone, alone + 1, fit.max_batch, fit.max_batch + 1})
+    chip = fit.budget.device.chip
+    said = []
+    for size in sizes:
+        taken = trace(
+            job,
+            size,
+            chip.capability,
+            lambda job: construct_model(job, constructor),
+            multiprocessors=chip.multiprocessors,
+        )
+        said.append(f"{size} {replay_trace(taken, size, fit.budget.arena).outcome}")
+    return ", ".join(said)
+
+
+def main() -> None:
+    """Print the report of each model."""
+    models = [argument for argument in sys.argv[1:] if not argument.startswith("--")] or ["vit_b_16"]
+    for model in models:
+        report(model)
+        if "--check" in sys.argv:
+            check(model)
+
+
+if __name__ == "__main__":
+    main()

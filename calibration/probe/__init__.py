@@ -1,0 +1,1 @@
+"""A measurement on a GPU, in a process of its own."""

@@ -1,0 +1,302 @@
+"""The probe: one job at one batch size for a few steps in a fresh process, and what memory it took.
+
+`python -m calibration.probe` takes a JSON request on standard input and answers with one line of JSON on
+standard output; `calibration.probe.client` asks it. Nothing is timed. Running out of memory is a value.
+
+The process's memory is sampled by NVML from inside. Where NVML does not show the process (in virtual machines
+and in containers with process numbers of their own) it is the device's used memory less its level before;
+nothing else may then use the GPU.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from calibration.observation_json import observation_to_json, read_job
+from calibration.probe.request import ProbeRequest
+from planner._support.cudnn_version import cudnn_text
+from planner.allocator.history import MOST_EVENTS, History
+from planner.errors import ModelError, NoGpuError, PlannerError
+from planner.hardware.calibration import Observation, Settings, Versions, origin_of
+from planner.planning.process import Reading
+from planner.program import Phase
+
+NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then plan from its calibrations"
+# How memory ends other than by OutOfMemoryError: kernels that find no room to be loaded, cuBLAS handles, and
+# cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+_OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine", re.IGNORECASE)
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is not the answer
+    reply = _reply(json.loads(sys.stdin.read()))
+    with os.fdopen(answer_to, "w") as out:
+        out.write(json.dumps(reply) + "\n")
+    sys.stderr.flush()
+    os._exit(0)  # CUDA's tear-down takes long and has nothing to say
+
+
+def _reply(said: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        if said["ask"] == "gpu":
+            _prepare("", "", "cuda")
+            gpu, versions, settings = _describe("cuda", None)
+            return {"name": gpu, "versions": asdict(versions), "settings": asdict(settings)}
+        if said["ask"] == "tensors":
+            return {"readings": [asdict(reading) for reading in observe_tensors(Path(said["process"]))]}
+        request = ProbeRequest(
+            job=read_job(said["job"]),
+            batch=said["batch"],
+            allocator_cap_bytes=said["allocator_cap_bytes"],
+            alloc_conf=said["alloc_conf"],
+            history=None if said["history"] is None else Path(said["history"]),
+            device=said["device"],
+        )
+        return observation_to_json(observe(request))
+    except PlannerError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        return {"error": "ModelError", "message": f"the probe fails: {type(error).__name__}: {text}"}
+
+
+def observe_tensors(path: Path) -> tuple[Reading, ...]:
+    """What TensorFlow, the second framework, says of a process file of plain tensors; in a fresh process too.
+
+    Raises DataFileError, UsageError for steps that are no plain tensors', ModelError without TensorFlow,
+    NoGpuError without a GPU.
+    """
+    from calibration.probe.tensorflow import load_tensorflow, measure as measure_tensors
+    from planner.planning.process import read_process
+
+    return measure_tensors(read_process(path, {}).process, load_tensorflow())
+
+
+def observe(request: ProbeRequest) -> Observation:
+    """Run the request in this process, which must be fresh. Raises as `measure` does."""
+    _prepare(request.alloc_conf, request.job.cublas_workspace_config, request.device)
+    if request.device == "cpu":
+        return _observe_on_cpu(request)
+    import torch
+
+    from calibration.probe.memory_sampler import CudaRun, keep_history
+
+    gauge = _open_gauge()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()  # makes the context
+    torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
+    gpu, versions, settings = _describe(request.device, gauge)
+    settings = replace(
+        settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=request.allocator_cap_bytes
+    )
+    limit_bytes = _set_cap(request.allocator_cap_bytes, versions.torch_total_bytes or 0)
+    run = CudaRun(gauge.level if gauge else lambda: None)
+    run.sample()
+    context_before_bytes = run.highest_bytes
+    if request.history is not None:
+        torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
+    with run.sampling():
+        oom = _run_until_oom(request, run.on_phase)
+    stats = torch.cuda.memory_stats()
+    remarks = [gauge.remark] if gauge and gauge.remark else []
+    if request.history is not None:
+        history = History(
+            gpu, versions.torch, request.alloc_conf, versions.torch_total_bytes, limit_bytes, ()
+        )
+        remarks += keep_history(request.history, replace(history, marks=tuple(run.marks)))
+    return Observation(
+        job=request.job,
+        batch=request.batch,
+        gpu=gpu,
+        versions=versions,
+        settings=settings,
+        peak_allocated_bytes=stats["allocated_bytes.all.peak"],
+        peak_reserved_bytes=stats["reserved_bytes.all.peak"],
+        end_allocated_bytes=run.end_allocated_bytes,
+        process_peak_bytes=run.highest_bytes,
+        context_before_bytes=context_before_bytes,
+        context_after_bytes=run.context_after_bytes,
+        retries=stats["num_alloc_retries"],
+        oom=oom,
+        source=origin_of(gpu),
+        about="; ".join(remarks),
+        when=_today(),
+    )
+
+
+def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
+    """Before torch is imported: its options; after: is there a GPU at all."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML counts the cards alike
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name, text in (
+        ("PYTORCH_CUDA_ALLOC_CONF", alloc_conf),  # until torch 2.9
+        ("PYTORCH_ALLOC_CONF", alloc_conf),
+        ("CUBLAS_WORKSPACE_CONFIG", cublas_config),
+    ):
+        os.environ.pop(name, None)
+        if text:
+            os.environ[name] = text
+    if device == "cpu":
+        return
+    import torch
+
+    if torch.version.cuda is None:
+        raise NoGpuError(NO_GPU.format(f"torch {torch.__version__} is built without CUDA"))
+    if not torch.cuda.is_available():
+        raise NoGpuError(NO_GPU.format("torch finds none"))
+
+
+def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
+    """Bound the allocator; the bound as torch computes it from the fraction."""
+    import torch
+
+    if cap_bytes is None or cap_bytes >= total_bytes:
+        return None
+    fraction = cap_bytes / total_bytes
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    return int(fraction * total_bytes)
+
+
+def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]) -> bool:
+    """Whether memory ran out. Raises ModelError where something else ends the steps."""
+    import torch
+
+    from calibration.probe.run import run_real
+
+    try:
+        run_real(request.job, request.batch, request.device, on_phase)
+        if request.device != "cpu":
+            torch.cuda.synchronize()
+    except PlannerError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        if isinstance(error, MemoryError) or request.device == "cpu":
+            raise ModelError(
+                f"{request.job.model}: the host's memory runs out at batch {request.batch}"
+            ) from error
+        return True
+    except RuntimeError as error:
+        if request.device != "cpu" and _OUT_OF_MEMORY.search(str(error)):
+            return True
+        text = " ".join(str(error).split())[:200]
+        raise ModelError(f"{request.job.model}: fails at batch {request.batch}: {text}") from error
+    return False
+
+
+# ---- what the device says
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    """The process's memory on the device as NVML sees it."""
+
+    level: Callable[[], int]
+    total_bytes: int
+    driver: str
+    remark: str  # where the level is not the process's own
+
+
+def _open_gauge() -> _Gauge | None:
+    """Called before the context exists; None where there is no NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = _nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        before = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:  # no library, no driver, no permission: whatever it is, there is nothing to read
+        return None
+
+    def own() -> int | None:
+        return _own_bytes(pynvml, handle)
+
+    def rise() -> int:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - before
+
+    import torch
+
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()  # a process without a context is never shown
+    shown = own() is not None
+    remark = "" if shown else "process memory: the device's used memory less its level before"
+    driver = driver.decode() if isinstance(driver, bytes) else str(driver)
+    return _Gauge((lambda: own() or 0) if shown else rise, total, driver, remark)
+
+
+def _nvml_handle(pynvml: Any, visible: str) -> Any:
+    """Of the card that torch calls 0, CUDA_VISIBLE_DEVICES being `visible`."""
+    first = visible.split(",")[0].strip()
+    if not first or first.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(first or 0))
+    return pynvml.nvmlDeviceGetHandleByUUID(first)
+
+
+def _own_bytes(pynvml: Any, handle: Any) -> int | None:
+    """What the driver counts for this process; None where it does not show it."""
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        if process.pid == os.getpid() and process.usedGpuMemory:
+            return int(process.usedGpuMemory)
+    return None
+
+
+def _describe(device: str, gauge: _Gauge | None) -> tuple[str, Versions, Settings]:
+    import torch
+
+    if device == "cpu":
+        versions = Versions(torch.__version__, None, None, None, (0, 0), None, None)
+        return "cpu", versions, Settings()
+    gauge = gauge or _open_gauge()
+    properties = torch.cuda.get_device_properties(0)
+    versions = Versions(
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        cudnn=cudnn_text(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        driver=gauge.driver if gauge else None,
+        capability=(properties.major, properties.minor),
+        torch_total_bytes=properties.total_memory,
+        nvml_total_bytes=gauge.total_bytes if gauge else None,
+    )
+    settings = Settings(
+        matmul_tf32=torch.backends.cuda.matmul.allow_tf32,
+        cudnn_tf32=torch.backends.cudnn.allow_tf32,
+    )
+    return torch.cuda.get_device_name(0), versions, settings
+
+
+def _observe_on_cpu(request: ProbeRequest) -> Observation:
+    gpu, versions, settings = _describe("cpu", None)
+    _run_until_oom(request, lambda step, phase: None)
+    nothing = dict.fromkeys(
+        ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes", "process_peak_bytes")
+        + ("context_before_bytes", "context_after_bytes", "retries")
+    )
+    return Observation(
+        request.job,
+        request.batch,
+        gpu,
+        versions,
+        settings,
+        **nothing,
+        oom=False,
+        source="measured",
+        about="on the CPU: nothing was measured",
+        when=_today(),
+    )
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+if __name__ == "__main__":
+    main()

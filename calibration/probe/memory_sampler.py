@@ -1,0 +1,79 @@
+"""What is read of torch's allocator and of the device while a job's steps run on it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from planner.allocator.history import ACTIONS, MOST_EVENTS, History, HistoryEvent, HistoryMark, save_history
+from planner.program import Phase
+
+SAMPLE_SECONDS = 0.002
+STEPS_UNTIL_LOADED = 3  # after these, kernels and libraries are loaded
+
+
+@dataclass(slots=True)
+class CudaRun:
+    """What is read while the steps run."""
+
+    level: Callable[[], int | None]  # of the process's memory on the device, in bytes
+    highest_bytes: int | None = None
+    end_allocated_bytes: int | None = None
+    context_after_bytes: int | None = None
+    marks: list[HistoryMark] = field(default_factory=list)
+
+    def sample(self) -> None:
+        """Read the level once."""
+        now = self.level()
+        if now is not None:
+            self.highest_bytes = max(now, self.highest_bytes or 0)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Read the level all the while from a thread of its own."""
+        stop = threading.Event()
+
+        def sample_until_stopped() -> None:
+            while not stop.wait(SAMPLE_SECONDS):
+                self.sample()
+
+        thread = threading.Thread(target=sample_until_stopped, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            self.sample()
+
+    def on_phase(self, step: int, phase: Phase) -> None:
+        """Read what belongs to this place of the loop; asks the device for nothing but at the end."""
+        stats = torch.cuda.memory_stats()
+        self.marks.append(HistoryMark(stats.get("allocation.all.allocated", 0), step, phase))
+        self.sample()
+        if phase is not Phase.END:
+            return
+        torch.cuda.synchronize()
+        self.end_allocated_bytes = torch.cuda.memory_allocated()
+        now = self.level()
+        if now is not None and step >= STEPS_UNTIL_LOADED:
+            self.context_after_bytes = now - torch.cuda.memory_reserved()
+
+
+def keep_history(path: Path, history: History) -> list[str]:
+    """Write what torch recorded; a remark where there is more of it than is kept."""
+    entries = torch.cuda.memory._snapshot()["device_traces"][0]
+    if len(entries) >= MOST_EVENTS:  # torch keeps the last ones only
+        return [f"allocator history of more than {MOST_EVENTS} events not kept"]
+    if len({entry["stream"] for entry in entries}) > 1:
+        return ["allocator history on several streams not kept"]
+    events = tuple(
+        HistoryEvent(entry["action"], entry.get("addr", 0), entry.get("size", 0))
+        for entry in entries
+        if entry["action"] in ACTIONS
+    )
+    save_history(replace(history, events=events), path)
+    return []

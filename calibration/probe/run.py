@@ -1,0 +1,102 @@
+"""A job with real tensors: its model, its batches, and the loop that `planner.capture` traces, on a device.
+
+The order is that of a training script: the model is built on the CPU with its initial values (tables of
+indices must hold what they are meant to) and moved, the optimizer is made over what was moved, each batch
+is copied from the CPU. Options of the loop are those of `run_loop`; DistributedDataParallel stands there as
+its buckets alone, without a process group, on a GPU too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from planner.capture.loop import (
+    OnPhase,
+    build_optimizer,
+    choose_trained,
+    convert_model,
+    cuda_machine,
+    format_of,
+    run_loop,
+    with_own_types,
+)
+from planner.capture.models import complete_by_library, find_constructor
+from planner.errors import ModelError, PlannerError
+from planner.jobs import Job, Mode, TensorSpec, batch_of_specs, job_to_json
+from planner.program import Phase
+
+Batch = tuple[tuple[Any, ...], dict[str, Any], Any]
+Build = Callable[[Job], nn.Module]
+
+
+def build_real_model(job: Job) -> nn.Module:
+    """The job's model on the CPU with the values that its constructor gives it.
+
+    Raises UsageError for a name that its source does not know, ModelError where building it fails.
+    """
+    constructor = find_constructor(job)
+    try:
+        model = constructor(**job_to_json(job)["model_args"])
+    except PlannerError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())[:200]
+        raise ModelError(f"{job.model}: its constructor fails: {type(error).__name__}: {text}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{job.model}: gives a {type(model).__name__}, not an nn.Module; name another callable"
+        )
+    return model
+
+
+def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build = build_real_model) -> None:
+    """Run the job's steps on the device; `on_phase` also hears `SETUP` before the model is moved.
+
+    All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
+    """
+    torch.manual_seed(0)
+    job = complete_by_library(job)
+    model = convert_model(build(job), job)
+    choose_trained(model, job)
+    host = host_batch(with_own_types(job), batch)
+    on_phase(0, Phase.SETUP)
+    model.to(device)
+    optimizer = None
+    if job.mode is Mode.TRAIN:
+        optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
+    seen = host_batch(with_own_types(job), job.eval_batch) if job.eval_batch else host
+    run_loop(
+        model,
+        job,
+        lambda: _copy(host, device),
+        optimizer,
+        on_phase,
+        cuda_machine(job),
+        lambda: _copy(seen, device),
+    )
+
+
+def host_batch(job: Job, batch: int) -> Batch:
+    """Inputs and target on the CPU with values that every model takes.
+
+    Whole numbers are 0, which is a valid token, class and position everywhere, save masks, which let all
+    through. Targets lie between 0 and 1, as probabilities do.
+    """
+
+    def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:
+        dtype = getattr(torch, spec.dtype)
+        shape = (batch, *spec.shape)
+        if dtype.is_floating_point or dtype.is_complex:
+            return draw(shape, dtype=dtype).contiguous(memory_format=format_of(job, shape, dtype))
+        return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
+
+    return batch_of_specs(job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn))
+
+
+def _copy(host: Batch, device: str) -> Batch:
+    # `copy=True` makes a new tensor on the CPU too, where tests run this; on a GPU it changes nothing.
+    copied: Batch = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), host)
+    return copied

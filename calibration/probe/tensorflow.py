@@ -1,0 +1,68 @@
+"""The plain tensors of a process, measured by TensorFlow on a real GPU; nothing here is simulated.
+
+It stands in this folder because it imports a framework, and is the only module that imports this one. As the
+notebook does, it lets TensorFlow's memory grow with what is asked for and reads `get_memory_info`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner.errors import ModelError, NoGpuError, UsageError
+from planner.planning.process import Define, Delete, Heading, Print, Process, Reading, ResetPeak
+
+GPU = "GPU:0"
+KNOWN = (Heading, Print, Define, Delete, ResetPeak)
+
+
+def load_tensorflow() -> Any:
+    """The library. Raises ModelError where it is not there."""
+    try:
+        import tensorflow
+    except ImportError as error:
+        reason = "is not installed" if error.name == "tensorflow" else f"does not import: {error}"
+        raise ModelError(f"tensorflow {reason}; pip install 'gpu-batch-planner[tensorflow]'") from error
+    return tensorflow
+
+
+def measure(process: Process, tf: Any) -> tuple[Reading, ...]:
+    """The readings of a process on the first GPU that TensorFlow sees; `tf` is the library.
+
+    `allocated_bytes` is what TensorFlow calls current, the peak what it calls peak; it does not tell what it
+    has reserved. Raises UsageError for steps that are no plain tensors', NoGpuError where there is no GPU.
+    """
+    for index, step in enumerate(process):
+        if not isinstance(step, KNOWN):
+            raise UsageError(
+                f"steps[{index}]: TensorFlow is measured with plain tensors only; "
+                f"leave {type(step).__name__} away, or use --framework torch"
+            )
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        raise NoGpuError(
+            "TensorFlow sees no GPU, and this measures on one; run it where there is an NVIDIA GPU"
+        )
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    return tuple(_readings(process, tf))
+
+
+def _readings(process: Process, tf: Any) -> Iterator[Reading]:
+    import numpy
+
+    tensors: dict[str, object] = {}
+    section = ""
+    for step in process:
+        match step:
+            case Heading(text):
+                section = text
+            case ResetPeak():
+                tf.config.experimental.reset_memory_stats(GPU)
+            case Define(name, tensor):
+                zeros = numpy.zeros(tensor.shape, dtype=tf.as_dtype(tensor.dtype).as_numpy_dtype)
+                with tf.device(GPU):
+                    tensors[name] = tf.constant(zeros)
+            case Delete(names):
+                for name in names:
+                    del tensors[name]
+            case Print(label):
+                info = tf.config.experimental.get_memory_info(GPU)
+                yield Reading(section, label, info["current"], None, info["peak"])

@@ -1,0 +1,1 @@
+"""Readers of runs that were measured elsewhere."""

@@ -1,0 +1,65 @@
+"""Write files whole or not at all: the content gets another name first, and its own by a rename.
+
+Every file that the planner writes goes through here, which tests/robustness/test_written_files.py holds.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from planner.errors import DataFileError
+
+PARTIAL = ".partial"  # how names end while a file is being written
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Put `content` in place by a rename, so that nobody ever reads half of it. Raises OSError."""
+    with _replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+def save(path: Path, content: bytes, what: str) -> None:
+    """Write the file that an option names. Raises DataFileError, which says `what` cannot be written."""
+    try:
+        replace_bytes(path, content)
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot write {what}: {error.strerror or error}") from error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for what has to last: makes the folder, and waits until the disk has the content.
+
+    Raises DataFileError where the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(path) as partial, partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            if partial != path:  # a device or a pipe keeps nothing
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise DataFileError(
+            f"{path}: cannot be written: {error.strerror or error}; check the folder"
+        ) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write under; what stands there at the end takes its place.
+
+    A link stays one: what it points to is replaced. A device or a pipe is written to itself.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path
+        return
+    path = path.resolve() if path.is_symlink() else path
+    partial = path.parent / f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        with suppress(OSError):  # gone by the replacement, or could not even be made
+            partial.unlink()

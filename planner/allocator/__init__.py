@@ -1,0 +1,5 @@
+"""PyTorch's caching allocator, simulated: integers in, integers out."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

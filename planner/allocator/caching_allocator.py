@@ -1,0 +1,279 @@
+"""PyTorch's CUDA caching allocator (native backend) on integers: which address, how much is reserved.
+
+A request is rounded up, the smallest cached block of its pool that holds it is taken and split when enough
+remains; of equal blocks the one of the oldest segment is taken, or before torch 2.12 the one at the lowest
+address. Without such a block a segment is asked of CUDA; when that
+fails, cached segments that are wholly free are given back and CUDA is asked once more. Freed blocks merge
+with free neighbours and stay cached.
+
+Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
+One stream: no `record_stream`, no private pools of graph captures or `MemPool`s.
+"""
+
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Callable
+
+from planner.allocator.blocks import Block, BlockPool, SegmentEvent, SegmentState
+from planner.allocator.config import (
+    BLOCK_ROUNDING_BYTES,
+    LARGEST_SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    AllocatorRules,
+)
+from planner.allocator.segments import Segments
+from planner.errors import UsageError
+
+
+class CachingAllocator:
+    """The allocator of one device in one process; it counts and hands out addresses, but holds no memory.
+
+    To read, in bytes: `allocated_bytes` (blocks in use, each whole), `reserved_bytes` (segments), and their
+    peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's `segment.all.current`,
+    which leaves out expandable ones), `retries` (`num_alloc_retries`), `ooms` (`num_ooms`).
+    """
+
+    def __init__(
+        self,
+        rules: AllocatorRules,
+        capacity_bytes: int | None = None,
+        *,
+        fraction_limit_bytes: int | None = None,
+        device_total_bytes: int | None = None,
+        address_of: Callable[[int], int] | None = None,
+        segment_events: list[SegmentEvent] | None = None,
+    ) -> None:
+        """Start empty.
+
+        capacity_bytes: what CUDA can hand out to this allocator in all; None: any amount.
+        fraction_limit_bytes: what `set_per_process_memory_fraction` allows; None: what the rules allow.
+        device_total_bytes: the device's memory as torch sees it. Needed where the rules name a fraction of
+            it; also sizes the address space of expandable segments, which otherwise follows the capacity.
+        address_of: called with the size of each new segment or virtual range, returns its address. By default
+            addresses fall and never come back, as published peaks say, which come out where of equal blocks
+            the newest segment's is taken (benchmarks/fits/address_order.py). For a recorded history, return
+            the recorded ones. From torch 2.12 on addresses decide nothing.
+        segment_events: a list to which every change of the reserved memory is appended.
+
+        Raises UsageError where the rules name a fraction of a total that is not given.
+        """
+        self.allocated_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.retries = 0
+        self.ooms = 0
+        self._rules = rules
+        self._limit_bytes = fraction_limit_bytes
+        if fraction_limit_bytes is None and rules.per_process_memory_fraction < 1.0:
+            if device_total_bytes is None:
+                raise UsageError("per_process_memory_fraction needs the total memory of the GPU")
+            self._limit_bytes = rules.memory_limit_bytes(device_total_bytes)
+        # The option knows only the fraction of the rules, not one set by a call (`throw_on_cudamalloc_oom`).
+        self._fails_at_limit = rules.throw_on_cudamalloc_oom and fraction_limit_bytes is None
+        self._segments = Segments(
+            rules, capacity_bytes, self._limit_bytes, device_total_bytes, address_of, segment_events
+        )
+        self._small, self._large = _make_pools(rules)
+        self._oversize_bytes = sys.maxsize if rules.max_split_bytes is None else rules.max_split_bytes
+        self._collects_garbage = rules.garbage_collection_threshold > 0 and self._limit_bytes is not None
+        self._rounds_to_512 = max(rules.roundup_power2_divisions) <= 1
+        self._searches_plainly = not (
+            rules.expandable_segments or rules.max_split_bytes is not None or self._collects_garbage
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What CUDA has handed out and not got back."""
+        return self._segments.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that it was since the start, or since the peaks were reset."""
+        return self._segments.peak_reserved_bytes
+
+    @property
+    def segments(self) -> int:
+        """How many segments are held that are not expandable."""
+        return self._segments.count
+
+    def malloc(self, requested_bytes: int) -> Block | None:
+        """Hand out a block of at least `requested_bytes`; None: out of memory, which is a result.
+
+        As in torch, zero bytes take no memory and change nothing: they get an empty block at address 0, which
+        `free` accepts any number of times. Raises ValueError for a negative size.
+        """
+        if requested_bytes <= 0:
+            return self._malloc_nothing(requested_bytes)
+        if self._rounds_to_512:
+            size_bytes = (requested_bytes + BLOCK_ROUNDING_BYTES - 1) & -BLOCK_ROUNDING_BYTES
+        else:
+            size_bytes = self._rules.block_bytes(requested_bytes)
+        pool = self._small if size_bytes <= LARGEST_SMALL_BYTES else self._large
+        cached = pool.cached
+        if self._searches_plainly:
+            place = bisect_left(cached, (size_bytes,))
+        else:
+            place = self._search(pool, size_bytes)
+        if place < len(cached):
+            block = cached.pop(place)[2]
+            block.cached = False
+        else:
+            reserved = self._reserve(pool, size_bytes)
+            if reserved is None:
+                return None
+            block = reserved
+        rest_bytes = block.size_bytes - size_bytes
+        if rest_bytes >= pool.split_from_bytes and size_bytes < pool.split_below_bytes:  # `should_split`
+            rest = block.split_off(size_bytes)
+            rest.cached = True
+            insort(cached, (rest_bytes, rest.rank, rest))
+        block.in_use = True
+        allocated_bytes = self.allocated_bytes = self.allocated_bytes + block.size_bytes
+        if allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated_bytes
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back: it merges with its free neighbours and stays cached (`free_block`).
+
+        The block must not be touched afterwards. Raises ValueError for one that is not in use.
+        """
+        if not block.in_use:
+            self._free_nothing(block)
+            return
+        self.allocated_bytes -= block.size_bytes
+        block.in_use = False
+        pool = block.pool
+        cached = pool.cached
+        # BlockPool.remove and BlockPool.insert stand here inlined: this is half of the hot loop.
+        upper = block.next
+        if upper is not None and upper.cached:
+            del cached[bisect_left(cached, (upper.size_bytes, upper.rank))]
+            block.absorb(upper)
+        lower = block.prev
+        if lower is not None and lower.cached:
+            del cached[bisect_left(cached, (lower.size_bytes, lower.rank))]
+            lower.absorb(block)
+            block = lower
+        block.cached = True
+        block.freed_at_search = pool.searches
+        insort(cached, (block.size_bytes, block.rank, block))
+
+    def empty_cache(self) -> None:
+        """Give back to CUDA every segment that is wholly free; every free page where segments expand."""
+        self._segments.release_pool(self._large)
+        self._segments.release_pool(self._small)
+
+    def reset_peaks(self) -> None:
+        """Let both peaks start anew from what is held now."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self._segments.peak_reserved_bytes = self._segments.reserved_bytes
+
+    def snapshot(self) -> tuple[SegmentState, ...]:
+        """Picture all reserved memory by rising address, one state per contiguous piece."""
+        return self._segments.picture()
+
+    def _malloc_nothing(self, requested_bytes: int) -> Block:
+        if requested_bytes < 0:
+            raise ValueError(f"cannot allocate {requested_bytes} bytes")
+        return Block(self._small, address=0, rank=0, size_bytes=0)
+
+    def _free_nothing(self, block: Block) -> None:
+        if block.size_bytes > 0:
+            raise ValueError(f"the block at {block.address:#x} is not in use: freed twice?")
+
+    def _search(self, pool: BlockPool, size_bytes: int) -> int:
+        """Place of the best fit in the pool's index under options that few use (`get_free_block`).
+
+        The length of the index: none fits.
+        """
+        cached = pool.cached
+        if self._collects_garbage:
+            pool.searches += 1
+        place = bisect_left(cached, (size_bytes,))
+        if place == len(cached):
+            return place
+        if self._rules.expandable_segments:
+            # A block counts with the unmapped space behind it: the growing end of a segment is used last.
+            room_bytes = _room_bytes(cached[place][2])
+            while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < room_bytes:
+                place += 1
+                room_bytes = _room_bytes(cached[place][2])
+        found_bytes = cached[place][0]
+        if size_bytes < self._oversize_bytes:
+            fits = found_bytes < self._oversize_bytes
+        else:
+            fits = found_bytes < size_bytes + self._rules.max_non_split_rounding_bytes
+        return place if fits else len(cached)
+
+    def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
+        """Get a block of new memory, releasing cached memory where CUDA refuses (second half of `malloc`)."""
+        if self._collects_garbage:
+            self._collect_garbage()
+        segment_bytes = self._rules.segment_bytes(size_bytes)
+        block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
+        if block is not None:
+            return block
+        if self._fails_at_limit and self._segments.exceeds_limit(segment_bytes):
+            self.ooms += 1
+            return None
+        if self._release_oversize(pool, size_bytes):
+            block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
+        if block is None:
+            self.empty_cache()
+            self.retries += 1
+            block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
+        if block is None:
+            self.ooms += 1
+        return block
+
+    def _release_oversize(self, pool: BlockPool, size_bytes: int) -> bool:
+        """Release unsplittable blocks so that the request may fit (`release_available_cached_blocks`).
+
+        The smallest one that is large enough, else several from the largest down. True: enough was released.
+        """
+        if self._rules.max_split_bytes is None or self._rules.expandable_segments:
+            return False
+        wanted_bytes = max(size_bytes, self._oversize_bytes)
+        cached = pool.cached
+        place = bisect_left(cached, (wanted_bytes,))
+        if place < len(cached):
+            self._segments.release(cached[place][2])
+            return True
+        released_bytes = 0
+        while cached and released_bytes < wanted_bytes and cached[-1][0] >= self._oversize_bytes:
+            released_bytes += cached[-1][0]
+            self._segments.release(cached[-1][2])
+        return released_bytes >= wanted_bytes
+
+    def _collect_garbage(self) -> None:
+        """Above the threshold, release large segments long unused (`garbage_collect_cached_blocks`)."""
+        assert self._limit_bytes is not None
+        threshold_bytes = int(self._rules.garbage_collection_threshold * self._limit_bytes)
+        excess_bytes = self.reserved_bytes - threshold_bytes
+        pool = self._large
+        idle = [block for _, _, block in pool.cached if not block.is_split and block.virtual_range is None]
+        released_bytes = 0
+        while idle and released_bytes < excess_bytes:
+            mean_age = sum(pool.searches - block.freed_at_search for block in idle) / len(idle)
+            for block in idle:
+                if pool.searches - block.freed_at_search >= mean_age:
+                    released_bytes += block.size_bytes
+                    self._segments.release(block)
+            idle = [block for block in idle if block.cached]
+
+
+def _make_pools(rules: AllocatorRules) -> tuple[BlockPool, BlockPool]:
+    never = sys.maxsize
+    small = BlockPool("small", SMALL_SEGMENT_BYTES, BLOCK_ROUNDING_BYTES, never)
+    if rules.expandable_segments:
+        return small, BlockPool("large", rules.large_segment_bytes, BLOCK_ROUNDING_BYTES, never)
+    below_bytes = never if rules.max_split_bytes is None else rules.max_split_bytes
+    return small, BlockPool("large", rules.large_segment_bytes, LARGEST_SMALL_BYTES + 1, below_bytes)
+
+
+def _room_bytes(block: Block) -> int:
+    """Size of a cached block and of the unmapped block behind it."""
+    upper = block.next
+    if upper is None or upper.in_use:  # cached it cannot be, the two would have merged
+        return block.size_bytes
+    return block.size_bytes + upper.size_bytes

@@ -1,0 +1,114 @@
+"""Expandable segments: virtual ranges whose pages are mapped as needed and unmapped when wholly free.
+
+Facts: c10/cuda/CUDACachingAllocator.cpp (`ExpandableSegment`, `find_expandable_block`, `map_block`,
+`try_allocate_expandable_block`, `unmap_block`). A page is 2 MiB in the small pool and one large segment
+(20 MiB by default) in the large pool. Unmapped blocks start and end on pages, counted from the range's start.
+"""
+
+from collections.abc import Callable
+
+from planner.allocator.blocks import Block, BlockPool
+
+
+def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
+    """Address space of one expandable segment: 9/8 of the device's memory in whole pages, one at least."""
+    return max(page_bytes, _round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
+
+
+def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
+    """The first block, by address, from which cached and unmapped blocks of `size_bytes` follow unbroken.
+
+    Only places with an unmapped block first, or second behind a cached one, count; None: there is none.
+    """
+    for gap in pool.unmapped:
+        start = gap.prev if gap.prev is not None and gap.prev.cached else gap
+        room_bytes = 0
+        block: Block | None = start
+        while room_bytes < size_bytes and block is not None and not block.in_use:
+            room_bytes += block.size_bytes
+            block = block.next
+        if room_bytes >= size_bytes:
+            return start
+    return None
+
+
+def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
+    """Map pages from `start` on until it holds `size_bytes`; return it, cached, or None when refused.
+
+    `map_pages(address, size_bytes)` takes the memory or refuses. What was mapped before stays cached.
+    """
+    block: Block | None = start
+    if not start.cached:
+        block = _map(start, min(start.size_bytes, size_bytes), map_pages)
+    while block is not None and block.size_bytes < size_bytes:
+        gap = block.next
+        if gap is None:  # the end of a range that no device can fill
+            return None
+        block = _map(gap, min(gap.size_bytes, size_bytes - block.size_bytes), map_pages)
+    return block
+
+
+def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
+    """Unmap the pages that lie wholly inside the cached `block`; `unmap_pages(address, size_bytes)` is told.
+
+    Returns the unmapped block that is the whole range, when nothing of the range is mapped any more.
+    """
+    assert block.virtual_range is not None
+    pool = block.pool
+    base = block.virtual_range.address
+    first = base + _round_up(block.address - base, pool.page_bytes)
+    end = base + (block.address + block.size_bytes - base) // pool.page_bytes * pool.page_bytes
+    if first >= end:
+        return None
+    pool.remove(block)
+    gap = block
+    if block.address < first:
+        gap = block.split_off(first - block.address)
+        pool.insert(block)
+    if end < gap.address + gap.size_bytes:
+        pool.insert(gap.split_off(end - first))
+    unmap_pages(first, end - first)
+    return _insert_gap(gap)
+
+
+def _insert_gap(gap: Block) -> Block | None:
+    """Merge an unmapped block with unmapped neighbours; return it when it then is the whole range."""
+    pool = gap.pool
+    if gap.next is not None and _is_unmapped(gap.next):
+        pool.unmapped.remove(gap.next)
+        gap.absorb(gap.next)
+    if gap.prev is not None and _is_unmapped(gap.prev):
+        gap.prev.absorb(gap)
+        gap = gap.prev
+    else:
+        pool.insert_unmapped(gap)
+    return None if gap.is_split else gap
+
+
+def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
+    """Map the first pages of an unmapped block, merge it with cached neighbours, return the cached block."""
+    pool = gap.pool
+    mapped_bytes = _round_up(size_bytes, pool.page_bytes)
+    if not map_pages(gap.address, mapped_bytes):
+        return None
+    pool.unmapped.remove(gap)
+    if mapped_bytes < gap.size_bytes:
+        pool.insert_unmapped(gap.split_off(mapped_bytes))
+    block = gap
+    if gap.prev is not None and gap.prev.cached:
+        block = gap.prev
+        pool.remove(block)
+        block.absorb(gap)
+    if block.next is not None and block.next.cached:
+        pool.remove(block.next)
+        block.absorb(block.next)
+    pool.insert(block)
+    return block
+
+
+def _is_unmapped(block: Block) -> bool:
+    return not block.cached and not block.in_use
+
+
+def _round_up(size_bytes: int, step_bytes: int) -> int:
+    return -(-size_bytes // step_bytes) * step_bytes

@@ -1,0 +1,5 @@
+"""Recorded histories of an allocator: readers, writers and the difference of two."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,168 @@
+"""Both sides of a comparison as rows of births: a trace, and what the allocator of a GPU recorded.
+
+A birth knows its size and how many births came before its death, which is all that an alignment needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.allocator.blocks import Block
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.config import AllocatorRules
+from planner.allocator.history.lcs import Pair
+from planner.program import Alloc, Free, Mark, Phase, Role, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBlock:
+    """A block that the GPU's allocator handed out."""
+
+    requested_bytes: int
+    died: int | None  # how many blocks of the recording were born before it died; None: it did not
+    where: str = ""  # what the record says of the code that asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMark:
+    """Where a phase of the loop begins in a recording."""
+
+    births: int  # before it
+    step: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the allocator of a GPU did, as far as the differ needs it."""
+
+    about: str  # which GPU and torch, and where the record is from
+    rules: AllocatorRules
+    blocks: tuple[RecordedBlock, ...]  # by rising birth
+    marks: tuple[RecordedMark, ...]
+    peak_reserved_bytes: int | None  # None where the record tells nothing of segments
+    notes: tuple[str, ...] = ()  # what is odd about the record
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """A birth of either side; the recorded ones take place and names from the traced ones."""
+
+    requested_bytes: int
+    size_bytes: int  # rounded
+    died: int | None
+    step: int = 0
+    phase: Phase = Phase.SETUP
+    module: str = ""
+    op: str = ""
+    role: Role | None = None
+    where: str = ""
+
+
+def births_of_recording(recording: Recording) -> list[Birth]:
+    """The births of a recording, of which nothing else is known yet."""
+    rules = recording.rules
+    return [
+        Birth(block.requested_bytes, rules.block_bytes(block.requested_bytes), block.died, where=block.where)
+        for block in recording.blocks
+    ]
+
+
+def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Birth]:
+    """The births of a trace at a batch size, rounded by the rules of the recording."""
+    deaths: dict[int, int] = {}
+    births = 0
+    for event in trace.events:
+        births += isinstance(event, Alloc)
+        if isinstance(event, Free):
+            deaths[event.block] = births
+    found = []
+    mark = Mark(0, Phase.SETUP)
+    for event in trace.events:
+        if isinstance(event, Mark):
+            mark = event
+        elif isinstance(event, Alloc):
+            size = event.bytes_at(batch)
+            site = trace.sites[event.site]
+            found.append(
+                Birth(
+                    size,
+                    rules.block_bytes(size),
+                    deaths.get(event.block),
+                    mark.step,
+                    mark.phase,
+                    site.module,
+                    site.op,
+                    event.role,
+                )
+            )
+    return found
+
+
+def marks_of_trace(trace: Trace) -> list[RecordedMark]:
+    """Where the phases of a trace begin, as a recording says it."""
+    marks, births = [], 0
+    for event in trace.events:
+        births += isinstance(event, Alloc)
+        if isinstance(event, Mark):
+            marks.append(RecordedMark(births, event.step, event.phase))
+    return marks
+
+
+def common_cuts(traced: Sequence[RecordedMark], recorded: Sequence[RecordedMark], ends: Pair) -> list[Pair]:
+    """Where both sides know that the same phase begins, as births before it on each side, with both ends.
+
+    A phase that begins several times in a step, as with accumulated gradients, is known by its turn.
+    """
+    places = _by_turn(recorded)
+    cuts: list[Pair] = [(0, 0)]
+    for key, births in _by_turn(traced).items():
+        other = places.get(key)
+        if other is not None and births >= cuts[-1][0] and other >= cuts[-1][1]:
+            cuts.append((births, min(other, ends[1])))
+    cuts.append(ends)
+    return [cut for number, cut in enumerate(cuts) if number == 0 or cut != cuts[number - 1]]
+
+
+def _by_turn(marks: Sequence[RecordedMark]) -> dict[tuple[int, Phase, int], int]:
+    found: dict[tuple[int, Phase, int], int] = {}
+    turns: dict[tuple[int, Phase], int] = {}
+    for mark in marks:
+        turn = turns[mark.step, mark.phase] = turns.get((mark.step, mark.phase), 0) + 1
+        found[mark.step, mark.phase, turn] = mark.births
+    return found
+
+
+def lives_of(births: Sequence[Birth], matched: set[int]) -> list[int]:
+    """For each birth, how many matched blocks were born before its death; those that stay outlive all."""
+    before, count = [0], 0
+    for index in range(len(births)):
+        count += index in matched
+        before.append(count)
+    return [count if birth.died is None else before[birth.died] for birth in births]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    allocated_bytes: int
+    reserved_bytes: int
+    at: int  # the birth that reaches the allocated peak
+
+
+def peak_of(births: Sequence[Birth], rules: AllocatorRules) -> Peak:
+    """The peaks of a row of births and deaths in an allocator without end; both sides by the same measure."""
+    allocator = CachingAllocator(replace(rules, per_process_memory_fraction=1.0))
+    dying: dict[int, list[int]] = {}
+    for index, birth in enumerate(births):
+        if birth.died is not None:
+            dying.setdefault(birth.died, []).append(index)
+    blocks: dict[int, Block] = {}
+    highest = at = 0
+    for index, birth in enumerate(births):
+        for dead in dying.get(index, ()):
+            allocator.free(blocks.pop(dead))
+        block = allocator.malloc(birth.requested_bytes)
+        assert block is not None  # it has no end
+        blocks[index] = block
+        if allocator.allocated_bytes > highest:
+            highest, at = allocator.allocated_bytes, index
+    return Peak(highest, allocator.peak_reserved_bytes, at)

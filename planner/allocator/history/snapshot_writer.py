@@ -1,0 +1,183 @@
+"""A simulated run as `torch.cuda.memory._snapshot()` would tell it: a pickle for torch's own memory_viz.
+
+Layout: the docstring of `torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. What reads it:
+torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol
+2 to 4 and colours by `category`. Frames tell modules in place of functions, the innermost first, as there.
+"""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner._support.atomic_write import save
+from planner.allocator.blocks import SegmentEvent, SegmentState
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.replay import Arena, open_allocator
+from planner.allocator.timeline import play
+from planner.program import Alloc, Free, Mark, Phase, Role, Trace
+
+PROTOCOL = 4  # the latest that MemoryViz.js reads
+LOOP = "training loop"
+# MemoryViz.js fails on categories among which `unknown` is not.
+_UNKNOWN = "unknown"
+
+Frames = list[dict[str, Any]]
+
+
+def save_snapshot(trace: Trace, batch: int, arena: Arena, path: Path) -> None:
+    """Write the snapshot, whole or not at all. Raises DataFileError where the file cannot be written."""
+    save(path, pickle.dumps(make_snapshot(trace, batch, arena), protocol=PROTOCOL), "the snapshot")
+
+
+def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
+    """The run of a trace in an arena, up to the request that fails if one does."""
+    changes: list[SegmentEvent] = []
+    allocator = open_allocator(arena, changes)
+    frames = _FrameMaker(trace)
+    live: dict[int, _Live] = {}
+    entries: list[dict[str, Any]] = []
+    for _, event, block in play(trace, batch, allocator):
+        if isinstance(event, Mark):
+            frames.mark = event
+            continue
+        if isinstance(event, Alloc):
+            size = event.bytes_at(batch)
+            stack = frames.of(event)
+            entries += _segment_entries(changes, stack, len(entries))
+            changes.clear()
+            if block is None:
+                entries.append(_oom(size, arena, allocator, stack, len(entries)))
+                break
+            if not block.size_bytes:  # the process does without
+                entries.append(_oom(size, arena, allocator, stack, len(entries)))
+                continue
+            live[event.block] = _Live(block.address, size, event.role, stack)
+            entries.append(_entry("alloc", block.address, size, stack, event.role, len(entries)))
+        elif isinstance(event, Free) and event.block in live:
+            dead = live.pop(event.block)
+            for action in ("free_requested", "free_completed"):
+                entries.append(
+                    _entry(action, dead.address, dead.requested_bytes, [], dead.role, len(entries))
+                )
+    entries.append(_entry("snapshot", 0, 0, [], _UNKNOWN, len(entries)))
+    at = {one.address: one for one in live.values()}
+    return {
+        "segments": [_segment(segment, at, arena) for segment in allocator.snapshot()],
+        "device_traces": [entries],
+        "allocator_settings": _settings(arena),
+        "external_annotations": [],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A block in use."""
+
+    address: int
+    requested_bytes: int
+    role: Role
+    frames: Frames
+
+
+class _FrameMaker:
+    """Stacks of modules; equal ones are one object, which keeps the pickle small."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.mark = Mark(0, Phase.SETUP)
+        self._trace = trace
+        self._details = {detail.block: detail for detail in trace.details}
+        self._made: dict[tuple[int, str, str, Mark], Frames] = {}
+
+    def of(self, event: Alloc) -> Frames:
+        """The stack of an allocation, innermost first: the operator, its line, its modules, the loop."""
+        detail = self._details.get(event.block)
+        source, code = ("", "") if detail is None else (detail.source, detail.code)
+        key = (event.site, source, code, self.mark)
+        if key not in self._made:
+            self._made[key] = list(self._frames(event.site, source, code))
+        return self._made[key]
+
+    def _frames(self, site: int, source: str, code: str) -> Iterator[dict[str, Any]]:
+        asked = self._trace.sites[site]
+        file, _, line = source.rpartition(":")
+        number = int(line) if line.isdigit() else 0
+        yield _frame(asked.module or LOOP, number, asked.op)
+        if file:
+            yield _frame(file, number, code)
+        parts = asked.module.split(".")[:-1] if asked.module else []
+        for length in range(len(parts), 0, -1):
+            yield _frame(".".join(parts[:length]), 0, "forward")
+        yield _frame(LOOP, 0, f"step {self.mark.step} {self.mark.phase}")
+
+
+def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
+    return {"filename": filename, "line": line, "name": name}
+
+
+def _entry(
+    action: str, address: int, size_bytes: int, frames: Frames, category: str, time: int
+) -> dict[str, Any]:
+    """An event; the time counts events, as there are no others to tell."""
+    return {
+        "action": action,
+        "addr": address,
+        "size": size_bytes,
+        "stream": 0,
+        "time_us": time,
+        "frames": frames,
+        "category": str(category),
+        "pool_id": (0, 0),
+    }
+
+
+def _segment_entries(changes: list[SegmentEvent], frames: Frames, time: int) -> Iterator[dict[str, Any]]:
+    for number, change in enumerate(changes):
+        yield _entry(change.action, change.address, change.size_bytes, frames, _UNKNOWN, time + number)
+
+
+def _oom(
+    size_bytes: int, arena: Arena, allocator: CachingAllocator, frames: Frames, time: int
+) -> dict[str, Any]:
+    free = None if arena.capacity_bytes is None else arena.capacity_bytes - allocator.reserved_bytes
+    entry = _entry("oom", 0, size_bytes, frames, _UNKNOWN, time)
+    del entry["addr"]
+    return {**entry, "device_free": free or 0}
+
+
+def _segment(segment: SegmentState, live: dict[int, _Live], arena: Arena) -> dict[str, Any]:
+    used = [block for block in segment.blocks if block.in_use]
+    return {
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.size_bytes,
+        "allocated_size": sum(block.size_bytes for block in used),
+        "active_size": sum(block.size_bytes for block in used),
+        "requested_size": sum(live[block.address].requested_bytes for block in used),
+        "stream": 0,
+        "segment_type": segment.pool,
+        "segment_pool_id": (0, 0),
+        "is_expandable": arena.rules.expandable_segments,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size_bytes,
+                "requested_size": live[block.address].requested_bytes if block.in_use else 0,
+                "state": "active_allocated" if block.in_use else "inactive",
+                "frames": live[block.address].frames if block.in_use else [],
+            }
+            for block in segment.blocks
+        ],
+    }
+
+
+def _settings(arena: Arena) -> dict[str, Any]:
+    rules = arena.rules
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if rules.expandable_segments else "",
+        "max_split_size": -1 if rules.max_split_bytes is None else rules.max_split_bytes,
+        "garbage_collection_threshold": rules.garbage_collection_threshold,
+        "expandable_segments": rules.expandable_segments,
+    }

@@ -1,0 +1,209 @@
+"""A trace run through the allocator simulator at one batch size: does it fit, and where does memory go?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.allocator.blocks import Block, SegmentEvent
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.config import AllocatorRules
+from planner.program import Alloc, Free, Mark, Outcome, Phase, Role, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What the allocator may take, and by which rules."""
+
+    capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
+    limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
+    # The device's memory as torch sees it; a fraction of the rules refers to it.
+    total_bytes: int | None = None
+    rules: AllocatorRules = AllocatorRules()
+
+    @property
+    def share_bytes(self) -> int | None:
+        """What is left to the allocator: the least of the bounds; None: there is no end."""
+        return _least(self.capacity_bytes, self.limit_bytes)
+
+
+UNLIMITED = Arena()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The request that could not be served."""
+
+    step: int
+    phase: Phase
+    module: str
+    op: str
+    requested_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The most that was taken at once in some stretch of the loop, counting what was there before it."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What happened. After a failure the figures stand as they were when it struck."""
+
+    batch: int
+    outcome: Outcome
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_allocated_bytes: int  # after the last step, the loop's names still alive
+    retries: int  # times that cached segments were released to serve a request
+    failure: Failure | None
+    peak_event: int  # index of the event with which the allocated peak was reached first
+    step_peaks: tuple[Peaks, ...]  # of each step that began, the first with the set-up before it
+
+    @property
+    def first_step(self) -> Peaks:
+        """The peaks until the second step begins."""
+        return self.step_peaks[0]
+
+    @property
+    def later_steps(self) -> Peaks | None:
+        """The peaks of all steps after the first; None where none began."""
+        later = self.step_peaks[1:]
+        if not later:
+            return None
+        return Peaks(max(p.allocated_bytes for p in later), max(p.reserved_bytes for p in later))
+
+
+def replay_trace(trace: Trace, batch: int, arena: Arena = UNLIMITED) -> Replay:
+    """Run all events of the trace at this batch size.
+
+    Raises ValueError where the trace was taken at another batch size and is not affine, UsageError where the
+    rules name a fraction of a total that the arena does not give.
+    """
+    return _run(trace, batch, arena, len(trace.events))[0]
+
+
+def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Role, int]:
+    """Bytes of the blocks in use right after the event with this index, by role; unused roles are 0.
+
+    Blocks count whole, as torch's `memory_allocated` counts them.
+    """
+    return _live(trace, _run(trace, batch, arena, event + 1)[1], event)
+
+
+def replay_with_live(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Role, int]]:
+    """The replay, and what lives at its allocated peak, as `live_at` tells it."""
+    run, sizes = _run(trace, batch, arena, len(trace.events))
+    return run, _live(trace, sizes, run.peak_event)
+
+
+def room_bytes(arena: Arena) -> int | None:
+    """The most that the allocator can come to hold; None: there is no end.
+
+    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
+    """
+    limit_bytes = arena.limit_bytes
+    if limit_bytes is not None and arena.rules.expandable_segments:
+        limit_bytes += arena.rules.large_segment_bytes
+    return _least(arena.capacity_bytes, limit_bytes)
+
+
+def open_allocator(arena: Arena, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
+    """The allocator of an arena; changes of the reserved memory are appended to `segment_events`.
+
+    Raises UsageError where the rules name a fraction of a total that the arena does not give.
+    """
+    return CachingAllocator(
+        arena.rules,
+        arena.capacity_bytes,
+        fraction_limit_bytes=arena.limit_bytes,
+        device_total_bytes=arena.total_bytes,
+        segment_events=segment_events,
+    )
+
+
+def check_batch(trace: Trace, batch: int) -> None:
+    """Raise ValueError where the trace was taken at another batch size and is not affine."""
+    if not trace.is_affine and trace.batches != (batch,):
+        raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
+
+
+def after_refusal(allocator: CachingAllocator, is_optional: bool) -> Block | None:
+    """What a refused request comes to: no block, which ends the run, or where it was optional one of no
+    bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
+    """
+    return allocator.malloc(0) if is_optional else None
+
+
+def _least(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Role, int]:
+    """`sizes` are those of the blocks that were served, by birth."""
+    alive: dict[int, tuple[Role, int]] = {}
+    served = iter(sizes)
+    for entry in trace.events[: event + 1]:
+        if isinstance(entry, Alloc):
+            size_bytes = next(served, None)
+            if size_bytes is None:  # here the run failed
+                break
+            alive[entry.block] = entry.role, size_bytes
+        elif isinstance(entry, Free):
+            del alive[entry.block]
+    totals = dict.fromkeys(Role, 0)
+    for role, size_bytes in alive.values():
+        totals[role] += size_bytes
+    return totals
+
+
+def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, list[int]]:
+    """The replay up to an event, and the sizes of the blocks that were served, by birth."""
+    check_batch(trace, batch)
+    allocator = open_allocator(arena)
+    malloc, free = allocator.malloc, allocator.free
+    blocks: dict[int, Block] = {}
+    sizes: list[int] = []
+    mark = Mark(0, Phase.SETUP)
+    failure = None
+    peak_bytes = peak_event = 0
+    steps: list[Peaks] = []
+    for index, event in enumerate(trace.events[:stop]):
+        if isinstance(event, Alloc):
+            size = event.fixed_bytes + event.per_sample_bytes * batch
+            block = malloc(size)
+            if block is None:
+                block = after_refusal(allocator, event.optional)
+            if block is None:
+                site = trace.sites[event.site]
+                failure = Failure(mark.step, mark.phase, site.module, site.op, size)
+                break
+            blocks[event.block] = block
+            sizes.append(block.size_bytes)
+            if allocator.allocated_bytes > peak_bytes:
+                peak_bytes, peak_event = allocator.allocated_bytes, index
+        elif isinstance(event, Free):
+            free(blocks.pop(event.block))
+        else:
+            if event.step > mark.step > 0:
+                steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+                allocator.reset_peaks()
+            mark = event
+    steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+    if failure:
+        outcome = Outcome.DOES_NOT_FIT
+    else:
+        outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
+    done = Replay(
+        batch=batch,
+        outcome=outcome,
+        peak_allocated_bytes=peak_bytes,
+        peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
+        end_allocated_bytes=allocator.allocated_bytes,
+        retries=allocator.retries,
+        failure=failure,
+        peak_event=peak_event,
+        step_peaks=tuple(steps),
+    )
+    return done, sizes

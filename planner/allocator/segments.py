@@ -1,0 +1,151 @@
+"""What the allocator has reserved: segments and virtual ranges, asked of CUDA and given back to it.
+
+CUDA refuses what would pass the capacity, and before it is asked the limit is looked at. Which cached
+segments are given back, and when, is the allocator's to say.
+
+Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
+"""
+
+from collections.abc import Callable
+
+from planner.allocator.blocks import (
+    Block,
+    BlockPool,
+    SegmentAction,
+    SegmentEvent,
+    SegmentState,
+    VirtualRange,
+    picture_segment,
+)
+from planner.allocator.config import AllocatorRules, ReuseOrder
+from planner.allocator.expandable_segments import find_room, grow, range_bytes, shrink
+
+TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
+UNLIMITED_RANGE_BYTES = 2**47  # address space of an expandable segment where the capacity is unlimited
+SEGMENT_RANK = 2**64  # above all addresses
+
+
+class Segments:
+    """All segments of one allocator.
+
+    Plain attributes to read: `reserved_bytes` and its peak `peak_reserved_bytes`; `count`, of those that are
+    not expandable; `heads`, the lowest block of each segment and virtual range by address.
+    """
+
+    def __init__(
+        self,
+        rules: AllocatorRules,
+        capacity_bytes: int | None,
+        limit_bytes: int | None,
+        device_total_bytes: int | None,
+        address_of: Callable[[int], int] | None,
+        events: list[SegmentEvent] | None,
+    ) -> None:
+        """Start empty; the parameters are those of `CachingAllocator`."""
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.count = 0
+        self.heads: dict[int, Block] = {}
+        self.lowest_address = TOP_ADDRESS
+        self._expandable = rules.expandable_segments
+        # How far apart the ranks of one segment's blocks and the next one's are; 0: addresses alone rank.
+        self._rank_step = SEGMENT_RANK if rules.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
+        self._first_rank = 0
+        self._capacity_bytes = capacity_bytes
+        self._limit_bytes = limit_bytes
+        self._device_total_bytes = device_total_bytes or capacity_bytes or 0
+        self._address_of = address_of
+        self._events = events
+
+    def exceeds_limit(self, segment_bytes: int) -> bool:
+        """Whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""
+        return self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes
+
+    def ask_cuda(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
+        """Try once to get new memory, a free block that is in no index; None: refused (`alloc_block`).
+
+        The limit is compared with a segment's size even where segments expand by more, or less, than that.
+        """
+        if self.exceeds_limit(segment_bytes):
+            return None
+        if self._expandable:
+            start = find_room(pool, size_bytes) or self._new_range(pool)
+            grown = grow(start, size_bytes, self._map_pages)
+            if grown is not None:
+                pool.remove(grown)
+            return grown
+        if self._exceeds_capacity(segment_bytes):
+            return None
+        address = self._new_address(segment_bytes)
+        block = Block(pool, address, self._new_rank(address), segment_bytes)
+        self.heads[block.address] = block
+        self.count += 1
+        self._change_reserved("segment_alloc", block.address, segment_bytes)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Give a segment that is one cached block back to CUDA (`release_block`)."""
+        block.pool.remove(block)
+        del self.heads[block.address]
+        self.count -= 1
+        self._change_reserved("segment_free", block.address, block.size_bytes)
+
+    def release_pool(self, pool: BlockPool) -> None:
+        """Release what is wholly free, by rising size, then rank (`release_blocks`)."""
+        for _, _, block in tuple(pool.cached):
+            if block.virtual_range is not None:
+                emptied = shrink(block, self._unmap_pages)
+                if emptied is not None:
+                    pool.unmapped.remove(emptied)
+                    del self.heads[emptied.address]
+            elif not block.is_split:
+                self.release(block)
+
+    def picture(self) -> tuple[SegmentState, ...]:
+        """All reserved memory by rising address, one state per contiguous piece."""
+        heads = [self.heads[address] for address in sorted(self.heads)]
+        return tuple(state for head in heads for state in picture_segment(head))
+
+    def _exceeds_capacity(self, size_bytes: int) -> bool:
+        return self._capacity_bytes is not None and self.reserved_bytes + size_bytes > self._capacity_bytes
+
+    def _new_range(self, pool: BlockPool) -> Block:
+        if self._capacity_bytes is None:
+            size_bytes = UNLIMITED_RANGE_BYTES // pool.page_bytes * pool.page_bytes
+        else:
+            size_bytes = range_bytes(self._device_total_bytes, pool.page_bytes)
+        address = self._new_address(size_bytes)
+        rank = self._new_rank(address)
+        block = Block(pool, address, rank, size_bytes, virtual_range=VirtualRange(address, size_bytes))
+        self.heads[address] = block
+        pool.insert_unmapped(block)
+        return block
+
+    def _new_address(self, size_bytes: int) -> int:
+        if self._address_of is not None:
+            return self._address_of(size_bytes)
+        self.lowest_address -= size_bytes
+        return self.lowest_address
+
+    def _new_rank(self, address: int) -> int:
+        """Count the segments, of either kind (`Block::registration_counter`)."""
+        self._first_rank += self._rank_step
+        return self._first_rank + address
+
+    def _map_pages(self, address: int, size_bytes: int) -> bool:
+        if self._exceeds_capacity(size_bytes):
+            return False
+        self._change_reserved("segment_map", address, size_bytes)
+        return True
+
+    def _unmap_pages(self, address: int, size_bytes: int) -> None:
+        self._change_reserved("segment_unmap", address, size_bytes)
+
+    def _change_reserved(self, action: SegmentAction, address: int, size_bytes: int) -> None:
+        if action in ("segment_alloc", "segment_map"):
+            self.reserved_bytes += size_bytes
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        else:
+            self.reserved_bytes -= size_bytes
+        if self._events is not None:
+            self._events.append(SegmentEvent(action, address, size_bytes))

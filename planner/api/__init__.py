@@ -1,0 +1,5 @@
+"""What Python users call: a function and a result class a command."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

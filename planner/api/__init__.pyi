@@ -1,0 +1,22 @@
+from .advise import (
+    advise as advise,
+)
+from .batch_curve import (
+    batch_curve as batch_curve,
+)
+from .compare import (
+    compare as compare,
+)
+from .gpus import (
+    SORTS as SORTS,
+    GpusResult as GpusResult,
+    gpus as gpus,
+)
+from .max_batch import (
+    max_batch as max_batch,
+)
+from .request import (
+    DEFAULT_CONFIDENCE as DEFAULT_CONFIDENCE,
+    Options as Options,
+    job_of as job_of,
+)

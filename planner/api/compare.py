@@ -1,0 +1,210 @@
+"""For Python: estimates by other methods than the trace, and all of them side by side."""
+
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Unpack
+
+from planner.allocator import parse_alloc_conf, rules_of_torch
+from planner.api.request import (
+    Model,
+    Options,
+    batch_of,
+    budget_of,
+    calibrate_budget,
+    job_of,
+    refuse_no_card,
+    silent,
+    stored_calibrations,
+    wanted_of,
+)
+from planner.capture.subprocess import refuse_isolation
+from planner.errors import UsageError
+from planner.hardware import GENERIC_CAPABILITY, Budget
+from planner.hardware.calibration import find_run
+from planner.jobs import CatalogueEntry, Job, check_count, load_catalogue
+from planner.planning import LARGEST_BATCH, Tell, check_batch, estimate, over_epoch, trace_workload
+from planner.planning.estimators import (
+    Comparison,
+    Kept,
+    Measured,
+    Method,
+    QuickEstimate,
+    QuickPlan,
+    ask_peers,
+    compare as put_side_by_side,
+    find_measured,
+    kept_after,
+    load_measured,
+    measured_by_run,
+    measured_from,
+    open_builder,
+    quick_estimate,
+    quick_plan,
+    refuse_unknown_options,
+)
+from planner.program import chip_of
+
+
+@dataclass(frozen=True, slots=True)
+class QuickEstimateResult:
+    """The memory of one batch size by another method than the trace; `str` gives the text report."""
+
+    estimate: QuickEstimate
+    import_seconds: float
+
+    @property
+    def fits(self) -> str:
+        """`yes` or `no`."""
+        return "yes" if self.estimate.fits else "no"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner estimate`."""
+        from planner.report.commands import quick_estimate_to_json
+
+        return quick_estimate_to_json(self.estimate, self.import_seconds)
+
+    def __str__(self) -> str:
+        from planner.report.commands import quick_estimate_text
+
+        return quick_estimate_text(self.estimate, self.import_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class QuickBatchResult:
+    """The largest batch size by the closed formula; `str` gives the text report."""
+
+    plan: QuickPlan
+    import_seconds: float
+
+    @property
+    def max_batch(self) -> int:
+        """0 where not even 1 fits."""
+        return self.plan.max_batch
+
+    @property
+    def answer_batch(self) -> int:
+        """The same: the formula knows no retries."""
+        return self.plan.max_batch
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner max-batch`."""
+        from planner.report.commands import quick_plan_to_json
+
+        return quick_plan_to_json(self.plan, self.import_seconds)
+
+    def __str__(self) -> str:
+        from planner.report.commands import quick_plan_text
+
+        return quick_plan_text(self.plan, self.import_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """All estimators side by side; `str` gives the text report."""
+
+    comparison: Comparison
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner compare`."""
+        from planner.report.commands import comparison_to_json
+
+        return comparison_to_json(self.comparison)
+
+    def __str__(self) -> str:
+        from planner.report.commands import comparison_text
+
+        return comparison_text(self.comparison)
+
+
+def estimate_quickly(
+    method: Method, model: Model | None, batch: int | None, options: Options
+) -> QuickEstimateResult:
+    """`planner.estimate` for every method but the trace."""
+    refuse_unknown_options(method, options)
+    refuse_isolation(options, "another method than the trace")
+    budget = budget_of(options)
+    job, known, factory = job_of(model, options)
+    size = batch_of(batch, known, job)
+    tell = options.get("tell") or silent
+    start = perf_counter()
+    build = open_builder(job, factory, tell)
+    import_seconds = perf_counter() - start
+    return QuickEstimateResult(quick_estimate(method, job, size, budget, build, tell), import_seconds)
+
+
+def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchResult:
+    """`planner.max_batch` by the closed formula."""
+    refuse_unknown_options(Method.FORMULA, options)
+    refuse_isolation(options, "the formula")
+    refuse_no_card(options)
+    budget = budget_of(options)
+    job, _, factory = job_of(model, options)
+    tell = options.get("tell") or silent
+    start = perf_counter()
+    build = open_builder(job, factory, tell)
+    import_seconds = perf_counter() - start
+    return QuickBatchResult(quick_plan(job, budget, build, tell), import_seconds)
+
+
+def compare(
+    model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
+) -> CompareResult:
+    """One batch size by every estimator, beside the measured value where one is stored: the run of a
+    calibration on this card, else what the seeds published.
+
+    Options are those of `planner.estimate` without `trace` and `save_trace`. An estimator that fails has
+    its reason in its row; raises the errors of `planner.errors` where the planner's own trace fails.
+    """
+    if batch is not None:
+        check_count("--batch", batch, LARGEST_BATCH)
+    for name in ("trace", "save_trace"):
+        if options.get(name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: compare runs the model itself; leave it away, or use estimate"
+            )
+    refuse_isolation(options, "compare")
+    budget = budget_of(options)
+    job, known, factory = job_of(model, options)
+    stored = stored_calibrations(budget, options)
+    budget = calibrate_budget(budget, job, options)
+    size = batch_of(batch, known, job)
+    check_batch(job, size)
+    tell = options.get("tell") or silent
+    start = perf_counter()
+    run = find_run(stored, wanted_of(budget, job, options), size)
+    measured = (run and measured_by_run(run)) or _measured(job, size, tell)
+    budget = _as_measured(budget, measured, options)
+    tracer = trace_workload(job, known, factory, budget.device.chip).open(tell)
+    build = open_builder(job, factory, tell)
+    tell(f"tracing batch {size}")
+    own = estimate(job, over_epoch(job, size, tracer), size, budget)
+    said = ask_peers(job, size, budget, build, tell)
+    return CompareResult(put_side_by_side(own, said, measured, perf_counter() - start))
+
+
+def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
+    """Return the budget with the allocator of the version of torch that the measured value names."""
+    if isinstance(measured, str):
+        return budget
+    defaults = rules_of_torch(dict(measured.source.versions).get("torch", ""))
+    rules = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
+    return replace(budget, arena=replace(budget.arena, rules=rules))
+
+
+def _measured(job: Job, batch: int, tell: Tell) -> Measured | str:
+    """The stored peak of a job of the catalogue, or why there is none."""
+    catalogue = load_catalogue()
+    entry = catalogue.get(job.model)
+    if entry is None or entry.job != job:
+        return "measured values are stored for the models of models.yaml as they stand there only"
+    found = find_measured(load_measured(), job.model, batch)
+    if found is None:
+        return f"no measured value is stored for {job.model} at batch {batch}"
+    peak, reserved = found
+    return measured_from(peak, reserved, [_kept(name, catalogue[name], tell) for name in peak.kept])
+
+
+def _kept(name: str, entry: CatalogueEntry, tell: Tell) -> Kept:
+    tell(f"tracing {name}, which stayed on the GPU")
+    tracer = trace_workload(entry.job, entry.batch, None, chip_of(GENERIC_CAPABILITY)).open(silent)
+    return Kept(name, kept_after(tracer(entry.batch), entry.batch))

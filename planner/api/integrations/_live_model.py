@@ -1,0 +1,127 @@
+"""Plans for modules that exist already: what the adapters to training frameworks share."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from planner.api.max_batch import MaxBatchResult, max_batch
+from planner.api.request import Options
+from planner.errors import ModelError, PlannerError
+from planner.jobs import PlainOptions
+from planner.planning import Estimate
+
+if TYPE_CHECKING:
+    from planner.capture.models import LiveOptimizer, Prepare, StandIn, Step
+
+
+_HINT = "check --input and --target"  # of the tracer, whose jobs come from a command line otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLoop:
+    """A module in use with all that its framework decides of the loop around it."""
+
+    module: Any
+    sample: Any  # a batch as the data loader gives it
+    step: "Step"
+    fields: Mapping[str, Any]  # of `planner.Job`
+    unplanned: tuple[str, ...] = ()  # settings that change memory and are not planned; the answer names them
+    notes: tuple[str, ...] = ()  # what else the answer says
+    stand_ins: Iterable["StandIn"] = ()
+    optimizer: "LiveOptimizer | None" = None  # in place of the job's
+    prepare: "Prepare | None" = None  # changes each copy of the module
+    held_bytes: int = 0  # of inputs that wait on the GPU beside the batch, for each sample
+
+
+def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
+    """Return the largest batch for a module with a batch of its data.
+
+    `options` are those of `planner.max_batch` that the user gives, which go before what the framework says.
+    Raises the errors of `planner.errors` and no other: what goes wrong unexpectedly is a ModelError.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a step logs to a trainer which is not there
+            return _planned(loop, options)
+    except ModelError as error:
+        told = str(error)
+        if _HINT not in told:
+            raise
+        raise ModelError(told.replace(_HINT, "check that the step runs on the sample batch")) from error
+    except PlannerError:
+        raise
+    except Exception as error:
+        kind = type(loop.module).__name__
+        text = " ".join(str(error).split())[:200] or "no message"
+        raise ModelError(f"{kind}: cannot be planned: {type(error).__name__}: {text}") from error
+
+
+def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
+    from planner.capture.models import fields_of_process, live_job, read_live_model
+
+    chosen = any(options.get(name) is not None for name in ("optimizer", "optimizer_impl"))
+    optimizer = None if chosen else loop.optimizer
+    model = read_live_model(
+        loop.module, loop.sample, loop.step, loop.stand_ins, optimizer, loop.prepare, loop.held_bytes
+    )
+    job = replace(live_job(type(loop.module).__name__, model), **{**fields_of_process(), **loop.fields})
+    result = max_batch(_Build(job.model, model.build), **_options_of(job, options))
+    assert isinstance(result, MaxBatchResult)
+    given = model.inputs[:-1] if loop.held_bytes else model.inputs
+    shapes = f"every batch has the shapes of the sample: {', '.join(map(str, given))}"
+    return with_notes(result, (shapes, *loop.unplanned, *loop.notes))
+
+
+def largest_at_ease(loop: LiveLoop, options: Options) -> tuple[MaxBatchResult, int]:
+    """Return the plan, and the largest batch that trains without retries; 0 where none does.
+
+    An evaluation may take retries, one each time it starts: they cost little.
+    """
+    result = plan_live_model(loop, options)
+    if not loop.fields.get("evaluate") or result.comfortable_batch == result.max_batch:
+        return result, result.comfortable_batch
+    training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
+    return result, min(plan_live_model(training, options).comfortable_batch, result.max_batch)
+
+
+def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:
+    """Return the result with more assumptions, in its text and its JSON."""
+
+    estimates = {field.name: getattr(result.plan, field.name) for field in fields(result.plan)}
+    changed: dict[str, Any] = {
+        name: replace(one, notes=(*notes, *one.notes))
+        for name, one in estimates.items()
+        if isinstance(one, Estimate)
+    }
+    return replace(result, plan=replace(result.plan, **changed))
+
+
+class _Build:
+    """A factory with a name for the reports."""
+
+    def __init__(self, name: str, build: Callable[[], object]) -> None:
+        self.__name__ = name
+        self._build = build
+
+    def __call__(self) -> object:
+        return self._build()
+
+
+def _options_of(job: Any, options: Options) -> Options:
+    """Return the job's fields as options, the user's own over them."""
+    chosen: dict[str, Any] = {
+        "input": list(job.inputs),
+        **{name: getattr(job, name) or None for name in PlainOptions.__annotations__},
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**chosen, **given}  # type: ignore[typeddict-item]
+
+
+def on_some_card(options: Options) -> Options:
+    """Return the options with the local card, where they name none and no bound of the allocator."""
+    named = any(options.get(name) is not None for name in ("gpu", "gpu_mib", "allocator_cap_mib"))
+    chosen = options.copy()
+    if not named:
+        chosen["gpu"] = "auto"
+    return chosen

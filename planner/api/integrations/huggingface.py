@@ -1,0 +1,301 @@
+"""The batch size for Hugging Face's `Trainer` and for accelerate, planned before training.
+
+    arguments = plan_training_arguments(model, arguments, sample, gpu="A100 80GB")
+    trainer = Trainer(model, arguments, ...)
+
+    batch = plan_batch_size(model, sample, optimizer, accelerator, gpu="auto")
+
+`sample` is a batch as the data collator gives it: a mapping of tensors with labels. Nothing is run on a GPU.
+Settings of the trainer or accelerator that change memory and are not planned are refused, or named: in the
+results of `max_batch_of_arguments` and `max_batch_of_loop`, and as warnings of the other two functions.
+Needs `pip install 'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any, ParamSpec, Unpack
+
+from planner.api.integrations import accelerate_settings, transformers_settings
+from planner.api.integrations._live_model import LiveLoop, largest_at_ease, on_some_card, plan_live_model
+from planner.api.integrations.batch_choice import Choice, Split, check_multiple, choose_batch, split, split_up
+from planner.api.integrations.settings import notes_of
+from planner.api.max_batch import MaxBatchResult
+from planner.api.request import Options
+from planner.capture.models import prepare_torchvision
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
+
+prepare_torchvision()  # transformers imports torchvision where it is installed
+
+# transformers.training_args.OptimizerNames, as far as they are planned.
+_OPTIMIZERS = {
+    "adamw_torch": (Optimizer.ADAMW, OptimizerImpl.FOREACH),
+    "adamw_torch_fused": (Optimizer.ADAMW, OptimizerImpl.FUSED),
+    "sgd": (Optimizer.SGD, OptimizerImpl.FOREACH),
+    "adagrad": (Optimizer.ADAGRAD, OptimizerImpl.FOREACH),
+    "rmsprop": (Optimizer.RMSPROP, OptimizerImpl.FOREACH),
+}
+_NEGLIGIBLE_BYTES = 2**20
+_ACCELERATE_PRECISIONS = {
+    "no": Precision.FP32,
+    "fp16": Precision.AMP_FP16,
+    "bf16": Precision.AMP_BF16,
+}
+
+
+P = ParamSpec("P")
+
+
+def _reading(read: Callable[P, LiveLoop]) -> Callable[P, LiveLoop]:
+    """Turn whatever goes wrong while a model and its settings are read into the planner's errors."""
+
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> LiveLoop:
+        try:
+            return read(*args, **kwargs)
+        except PlannerError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())[:200] or "no message"
+            raise ModelError(f"the job cannot be read: {type(error).__name__}: {text}") from error
+
+    return reading
+
+
+def plan_training_arguments(
+    model: Any,
+    arguments: Any,
+    sample: Mapping[str, Any],
+    *,
+    multiple_of: int = 1,
+    grow: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Return a copy of the `TrainingArguments` whose micro-batches fit, with the same effective batch.
+
+    The samples in each step of the optimizer on one device, `per_device_train_batch_size *
+    gradient_accumulation_steps`, stay as they are where all of them fit, or where a divisor of theirs makes
+    good use of the memory; else they become as few less as possible, with a warning, never more. Of all
+    splits with up to twice as many micro-batches as needed the one with the most samples is taken, then the
+    one with the fewest micro-batches. With `grow` the batch is the largest that fits, and accumulation goes
+    down to 1 at the least. Batches run without retries where any can. Raises the errors of
+    `planner.errors`, UsageError for arguments that are not planned.
+    """
+    check_multiple(multiple_of)
+    samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    loop = _loop_of_arguments(model, arguments, sample)
+    choice = _choice(_accumulating(loop, 1), multiple_of, options)
+    if samples <= choice.batch:
+        chosen = Split(choice.batch, 1) if grow else split(samples, choice.batch, multiple_of)
+    else:
+        divide = split_up if grow else split
+        choice, chosen = _split(
+            loop, options, multiple_of, lambda most: divide(samples, most, multiple_of, 2)
+        )
+    _warn(*loop.unplanned, choice.warning, _shortfall(samples, chosen))
+    changed = copy.copy(arguments)
+    changed.per_device_train_batch_size = chosen.batch
+    changed.gradient_accumulation_steps = chosen.steps
+    return changed
+
+
+def max_batch_of_arguments(
+    model: Any, arguments: Any, sample: Mapping[str, Any], **options: Unpack[Options]
+) -> MaxBatchResult:
+    """Return the largest batch per device for `TrainingArguments`, with the report behind it.
+
+    Its assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
+    """
+    loop = _loop_of_arguments(model, arguments, sample)
+    return plan_live_model(_accumulating(loop, arguments.gradient_accumulation_steps), on_some_card(options))
+
+
+def plan_batch_size(
+    model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any, /, **options: Unpack[Options]
+) -> int:
+    """Return the largest batch per process that runs without retries, for a loop with accelerate.
+
+    Precision, accumulation and the number of processes are those of the accelerator. The model is as it was
+    before `accelerator.prepare`, which wraps it. Raises the errors of `planner.errors`, UsageError where
+    nothing fits.
+    """
+    loop = _loop_of_accelerator(model, sample, optimizer, accelerator)
+    choice = _choice(loop, 1, options)
+    _warn(*loop.unplanned, choice.warning)
+    return choice.batch
+
+
+def max_batch_of_loop(
+    model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any, /, **options: Unpack[Options]
+) -> MaxBatchResult:
+    """Return the largest batch per process for a loop with accelerate, with the report behind it.
+
+    Takes what `plan_batch_size` takes; its assumptions name the settings that are not planned.
+    """
+    return plan_live_model(_loop_of_accelerator(model, sample, optimizer, accelerator), on_some_card(options))
+
+
+def fields_of_arguments(arguments: Any) -> dict[str, Any]:
+    """Return what `TrainingArguments` decide of a job. Raises UsageError for an optimizer not planned."""
+    name = str(getattr(arguments.optim, "value", arguments.optim))
+    if name not in _OPTIMIZERS:
+        raise UsageError(f"optim {name} is not planned; use one of {', '.join(_OPTIMIZERS)}")
+    kind, implementation = _OPTIMIZERS[name]
+    precision = Precision.FP32
+    if arguments.fp16 or arguments.bf16:
+        precision = Precision.AMP_FP16 if arguments.fp16 else Precision.AMP_BF16
+    evaluates = transformers_settings.evaluates(arguments)
+    return {
+        "optimizer": kind,
+        "optimizer_impl": implementation,
+        "precision": precision,
+        "grad_scaler": bool(arguments.fp16),
+        "zero_grad": ZeroGrad.AFTER_STEP,  # transformers/trainer.py
+        "accumulate": arguments.gradient_accumulation_steps,
+        "clip_gradients": ClipGradients.NORM if arguments.max_grad_norm else ClipGradients.NONE,
+        "evaluate": evaluates,
+        "eval_batch": arguments.per_device_eval_batch_size if evaluates else 0,
+        "ddp": arguments.world_size > 1,
+    }
+
+
+def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
+    """Return what an `Accelerator` decides of a job. Raises UsageError for a precision not planned."""
+    name = str(accelerator.mixed_precision)
+    if name not in _ACCELERATE_PRECISIONS:
+        known = ", ".join(_ACCELERATE_PRECISIONS)
+        raise UsageError(f"mixed precision {name} is not planned; use one of {known}")
+    scaler, ddp = accelerator.scaler_handler, accelerator.ddp_handler
+    return {
+        "precision": _ACCELERATE_PRECISIONS[name],
+        "grad_scaler": name == "fp16" and (scaler is None or scaler.enabled),
+        "accumulate": accelerator.gradient_accumulation_steps,
+        "ddp": accelerator.num_processes > 1,
+        "ddp_bucket_view": accelerator.num_processes > 1 and ddp is not None and ddp.gradient_as_bucket_view,
+    }
+
+
+def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
+    """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
+    tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
+    return notes_of(tables, arguments, "TrainingArguments")
+
+
+def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
+    """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
+    notes = notes_of(accelerate_settings.SETTINGS, accelerator, "Accelerator")
+    for name, (attribute, table) in accelerate_settings.HANDLERS.items():
+        handler = getattr(accelerator, attribute, None)
+        if handler is not None:
+            notes += notes_of(table, handler, name)
+    return notes
+
+
+@_reading
+def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) -> LiveLoop:
+    from planner.capture.models import loss_step, notes_of_optimizer, optimizer_of, prepare_for_training
+
+    fields, notes = fields_of_arguments(arguments), notes_of_arguments(arguments)
+    optimizer = optimizer_of(arguments, model)
+    return LiveLoop(
+        model,
+        dict(sample),
+        loss_step(arguments),
+        fields,
+        notes,
+        notes_of_optimizer(optimizer),
+        optimizer=optimizer,
+        prepare=partial(prepare_for_training, arguments),
+    )
+
+
+@_reading
+def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any) -> LiveLoop:
+    from planner.capture.models import fields_of_optimizer, in_float32, notes_of_optimizer, read_optimizer
+
+    # accelerate/accelerator.py, prepare_model: mixed precision gives the model another forward, several
+    # processes put it into DistributedDataParallel.
+    if "_original_forward" in vars(model) or type(model).__name__ == "DistributedDataParallel":
+        raise UsageError("the model is prepared already; plan before accelerator.prepare(model)")
+    notes = notes_of_accelerator(accelerator)
+    fields = fields_of_accelerator(accelerator)
+    plain = _unwrapped(optimizer)
+    fields |= fields_of_optimizer(plain)
+    live = read_optimizer(plain, model)
+
+    def step(module: Any, batch: Mapping[str, Any]) -> Any:
+        outputs = module(**batch)
+        return outputs if fields["precision"] is Precision.FP32 else in_float32(outputs)
+
+    return LiveLoop(model, dict(sample), step, fields, notes, notes_of_optimizer(live), optimizer=live)
+
+
+def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
+    tensors = [value for value in sample.values() if hasattr(value, "element_size")]
+    return sum(value[:1].numel() * value.element_size() for value in tensors)
+
+
+def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
+    """Return the loop with so many micro-batches in each step of the optimizer.
+
+    The Trainer has the inputs of all of them on the GPU at once (transformers/trainer.py,
+    `get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
+    """
+    held = (steps - 1) * _bytes_a_sample(loop.sample)
+    note = (
+        f"the Trainer holds the inputs of all {steps} micro-batches of a step on the GPU, as one more input"
+    )
+    return replace(
+        loop,
+        fields={**loop.fields, "accumulate": steps},
+        notes=(*loop.notes, f"{note} of {held:,} bytes a sample") if held else loop.notes,
+        held_bytes=held,
+    )
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer in an `AcceleratedOptimizer`, or itself."""
+    return optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
+
+
+def _choice(loop: LiveLoop, multiple: int, options: Options) -> Choice:
+    result, at_ease = largest_at_ease(loop, on_some_card(options))
+    return choose_batch(result.max_batch, at_ease, multiple)
+
+
+def _split(
+    loop: LiveLoop, options: Options, multiple: int, divide: Callable[[int], Split]
+) -> tuple[Choice, Split]:
+    """Return a split whose micro-batches fit beside the inputs of all others of their step.
+
+    Their number follows from the batch that fits, and less fits the more there are: so it is planned again
+    until no more of them come out.
+    """
+    steps = 2
+    while True:
+        few = _accumulating(loop, steps)
+        few = replace(few, fields={**few.fields, "accumulate": 2})  # to the allocator, more are the same
+        choice = _choice(few, multiple, options)
+        chosen = divide(choice.batch)
+        more = max(0, chosen.steps - steps) * chosen.batch * _bytes_a_sample(loop.sample)
+        if more < _NEGLIGIBLE_BYTES:
+            return choice, chosen
+        steps = chosen.steps
+
+
+def _shortfall(samples: int, chosen: Split) -> str:
+    if chosen.samples >= samples:
+        return ""
+    return (
+        f"{samples:,} samples in each step of the optimizer become {chosen.batch} x {chosen.steps} = "
+        f"{chosen.samples:,}: no divisor of {samples:,} makes good use of the memory"
+    )
+
+
+def _warn(*lines: str) -> None:
+    """Warn of each line that is not empty, at the caller of a public function."""
+    for line in filter(None, lines):
+        warnings.warn(line, stacklevel=3)

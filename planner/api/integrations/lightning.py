@@ -1,0 +1,106 @@
+"""A Lightning callback that sets the batch size before training, without a trial run.
+
+Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
+
+    trainer = Trainer(callbacks=[BatchSizePlanner()])
+    trainer.fit(model, datamodule=data)  # data.batch_size is what fits
+"""
+
+from typing import Any, Unpack
+
+from planner.capture.models import prepare_torchvision
+
+prepare_torchvision()  # lightning imports torchmetrics, which imports torchvision
+
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr  # noqa: E402
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn  # noqa: E402
+
+from planner.api.integrations._live_model import largest_at_ease, on_some_card  # noqa: E402
+from planner.api.integrations.batch_choice import check_multiple, choose_batch  # noqa: E402
+from planner.api.integrations.lightning_loop import loop_of_trainer  # noqa: E402
+from planner.api.max_batch import MaxBatchResult  # noqa: E402
+from planner.api.request import Options  # noqa: E402
+from planner.errors import PlannerError, UsageError  # noqa: E402
+
+
+class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are not followed
+    """Plans the largest batch from the module's `training_step` and the first batch of its data.
+
+    Precision, accumulation, clipping, averages, processes and optimizer are those of the trainer. Afterwards
+    `batch_size` is what was set and `result` the plan behind it, whose assumptions name what is not planned.
+    The batch runs without retries where any can. Where no plan can be made, a warning says why and training
+    goes on with the batch size that it has; `result` and `batch_size` are None then.
+    """
+
+    def __init__(
+        self,
+        batch_arg_name: str = "batch_size",
+        *,
+        multiple_of: int = 1,
+        sample: Any = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """`batch_arg_name` is the attribute of the module or the data module that holds the batch size.
+
+        The batch size is rounded down to `multiple_of`. `sample` is a batch to learn shapes from, by default
+        the first of the training data. `options` are those of `planner.max_batch`, such as `confidence`;
+        without `gpu` or `gpu_mib` it is planned for the local card. Raises UsageError for `multiple_of`.
+        """
+        check_multiple(multiple_of)
+        self.result: MaxBatchResult | None = None
+        self.batch_size: int | None = None
+        self._name, self._multiple, self._sample = batch_arg_name, multiple_of, sample
+        self._options = on_some_card(options)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Plan and set the batch size; the data is loaded afterwards."""
+        batch = trainer.strategy.broadcast(self._planned(trainer, pl_module))  # the same for all processes
+        if batch is None:
+            self.result = None
+            return
+        lightning_setattr(pl_module, self._name, batch)
+        _load_data_anew(trainer)
+        self.batch_size = batch
+        rank_zero_info(f"BatchSizePlanner: {self._name} = {batch}")
+
+    def _planned(self, trainer: Trainer, module: LightningModule) -> int | None:
+        """Return the batch size; None, and a warning, where there is no plan."""
+        try:
+            return self._plan(trainer, module)
+        except Exception as error:  # a plan is a help: whatever goes wrong with it, training goes on
+            text = " ".join(str(error).split()) or "no message"
+            kind = "" if isinstance(error, PlannerError) else f"{type(error).__name__}: "
+            rank_zero_warn(f"BatchSizePlanner: no plan, {self._name} stays as it is: {kind}{text}")
+            return None
+
+    def _plan(self, trainer: Trainer, module: LightningModule) -> int:
+        if not lightning_hasattr(module, self._name):
+            raise UsageError(
+                f"neither the module nor the data module has {self._name!r}; add it, and let the data loader "
+                "use it"
+            )
+        if not trainer.fit_loop._data_source.is_module():
+            raise UsageError(
+                "the batch size of a loader that is passed to fit() cannot be changed; give the module or a "
+                "data module a train_dataloader()"
+            )
+        loop = loop_of_trainer(trainer, module, self._sample)
+        self.result, at_ease = largest_at_ease(loop, self._options)
+        choice = choose_batch(self.result.max_batch, at_ease, self._multiple)
+        for line in filter(None, (*loop.unplanned, choice.warning)):
+            rank_zero_warn(f"BatchSizePlanner: {line}")
+        return choice.batch
+
+
+def _load_data_anew(trainer: Trainer) -> None:
+    """Forget data loaders of the old batch size, and schedules that were made for their length.
+
+    `configure_optimizers` may ask for `trainer.estimated_stepping_batches`, which loads the data.
+    """
+    loop = trainer.fit_loop
+    if loop._combined_loader is None:
+        return
+    loop._combined_loader = None
+    loop.epoch_loop.val_loop._combined_loader = None
+    trainer.strategy.setup_optimizers(trainer)

@@ -1,0 +1,191 @@
+"""What a Lightning trainer, its module and its data decide of a job."""
+
+import warnings
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from planner.api.integrations import accelerate_settings, lightning_settings
+from planner.api.integrations._live_model import LiveLoop
+from planner.api.integrations.settings import COMPILED, Effect, is_used, notes_of
+from planner.api.integrations.trainer_view import TrainerView
+from planner.capture.models import fields_of_optimizer, notes_of_optimizer, read_optimizer
+from planner.errors import UsageError
+from planner.jobs import ClipGradients, Precision, ZeroGrad
+
+_PRECISIONS = {
+    "32-true": Precision.FP32,
+    "16-mixed": Precision.AMP_FP16,
+    "bf16-mixed": Precision.AMP_BF16,
+    "16-true": Precision.FP16,
+    "bf16-true": Precision.BF16,
+}
+
+# lightning/pytorch/utilities/compile.py sets them on a module that was given to torch.compile.
+_COMPILED_METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+
+
+def loop_of_trainer(trainer: Trainer, module: LightningModule, sample: Any) -> LiveLoop:
+    """Return the loop that a trainer runs. Raises UsageError for a setting that is refused."""
+    if not module.automatic_optimization:
+        raise UsageError("manual optimization does as it likes; plan its model with planner.max_batch")
+    unplanned = (*notes_of_trainer(trainer), *notes_of_module(module))
+    optimizer = _one_of(trainer.optimizers)
+    live = read_optimizer(optimizer, module)
+    view = TrainerView(trainer)
+
+    def prepare(copied: Any) -> None:
+        copied.trainer = view
+        if module._compiler_ctx is not None:  # its compiled methods are bound to the original
+            for name in _COMPILED_METHODS:
+                copied.__dict__.pop(name, None)
+
+    evaluation = ("validation is planned as training steps without gradients, on batches as large",)
+    fields = {**fields_of_trainer(trainer), **fields_of_optimizer(optimizer)}
+    fields["evaluate"] = validates(trainer, module)
+    return LiveLoop(
+        module,
+        _batch(trainer, module) if sample is None else sample,
+        _step_of(trainer, module),
+        fields,
+        unplanned,
+        (*notes_of_optimizer(live), *(evaluation if fields["evaluate"] else ())),
+        [(trainer, view), (module._fabric, None)],
+        live,
+        prepare,
+    )
+
+
+def _batch(trainer: Trainer, module: LightningModule) -> Any:
+    """Return the first batch of the training data, as it is moved to the GPU."""
+    with isolate_rng(include_cuda=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = next(iter(trainer.fit_loop._data_source.dataloader()))
+        return _data_hooks(trainer, module, "on_before_batch_transfer")(batch, 0)
+
+
+def _data_hooks(trainer: Trainer, module: LightningModule, name: str) -> Any:
+    """Return a hook of the data module where that has one, else of the module."""
+    selector = trainer._data_connector._datahook_selector
+    return getattr(module if selector is None else selector.get_instance(name), name)
+
+
+def _step_of(trainer: Trainer, module: LightningModule) -> Any:
+    name = "on_after_batch_transfer"
+    transfer = _data_hooks(trainer, module, name)
+    is_own = getattr(transfer, "__self__", None) is module
+    takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+
+    def step(copied: Any, batch: Any) -> Any:
+        batch = (getattr(copied, name) if is_own else transfer)(batch, 0)
+        return copied.training_step(batch, 0) if takes_index else copied.training_step(batch)
+
+    return step
+
+
+def validates(trainer: Trainer, module: LightningModule) -> bool:
+    """Return whether there is a validation loop between the training steps."""
+    if trainer.limit_val_batches == 0 or not is_overridden("validation_step", module):
+        return False
+    source = trainer.fit_loop.epoch_loop.val_loop._data_source
+    return bool(source.is_defined())
+
+
+def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
+    """Return what a trainer decides of a job. Raises UsageError for a precision that is not planned."""
+    name = str(trainer.precision)
+    if name not in _PRECISIONS:
+        raise UsageError(f"precision {name} is not planned; use one of {', '.join(_PRECISIONS)}")
+    clip = ClipGradients.NONE
+    if trainer.gradient_clip_val:
+        by_value = str(trainer.gradient_clip_algorithm or "norm") == "value"
+        clip = ClipGradients.VALUE if by_value else ClipGradients.NORM
+    ddp = lightning_settings.strategy_name(trainer) == "DDPStrategy"
+    views = ddp and bool(trainer.strategy._ddp_kwargs.get("gradient_as_bucket_view"))
+    return {
+        "precision": _PRECISIONS[name],
+        "grad_scaler": name == "16-mixed",
+        "zero_grad": ZeroGrad.BEFORE_BACKWARD,  # lightning/pytorch/loops/optimization/automatic.py
+        "accumulate": _accumulation(trainer),
+        "clip_gradients": clip,
+        "ema": any(lightning_settings.average_on_gpu(one) for one in _averages(trainer)),
+        "ddp": ddp,
+        "ddp_bucket_view": views,
+    }
+
+
+def _accumulation(trainer: Trainer) -> int:
+    """Return the most micro-batches in a step over all epochs."""
+    schedules = [getattr(callback, "scheduling", {}) for callback in _of_class(trainer, _SCHEDULER)]
+    steps = [int(most) for one in schedules for most in one.values()]
+    return max([int(trainer.accumulate_grad_batches), *steps])
+
+
+_SCHEDULER = "GradientAccumulationScheduler"
+
+
+def _averages(trainer: Trainer) -> list[Any]:
+    return _of_class(trainer, "WeightAveraging")
+
+
+def _of_class(trainer: Trainer, name: str) -> list[Any]:
+    return [one for one in trainer.callbacks if name in [kind.__name__ for kind in type(one).__mro__]]
+
+
+def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
+    """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
+    notes = list(notes_of(lightning_settings.TRAINER, trainer, "Trainer"))
+    for callback in trainer.callbacks:
+        notes += _note_of_class(lightning_settings.CALLBACKS, callback)
+    kind = type(trainer.precision_plugin).__name__
+    if kind not in lightning_settings.PRECISION_PLUGINS and str(trainer.precision) in _PRECISIONS:
+        raise UsageError(f"Trainer: plugins: {kind} is not planned; leave it away, or plan by hand")
+    if lightning_settings.strategy_name(trainer) == "DDPStrategy":
+        strategy = trainer.strategy
+        given = {**strategy._ddp_kwargs, "comm_hook": strategy._ddp_comm_hook or "no"}
+        notes += notes_of(accelerate_settings.DDP, _Fields(given), "DDPStrategy")
+    for scheduler in _of_class(trainer, _SCHEDULER):
+        notes.append(
+            f"GradientAccumulationScheduler: planned for the most micro-batches of its schedule, "
+            f"{max(scheduler.scheduling.values())}"
+        )
+    if len(_averages(trainer)) > 1:
+        notes.append(f"{len(_averages(trainer))} weight averages are in use; one is counted")
+    return tuple(dict.fromkeys(notes))
+
+
+class _Fields:
+    """Keywords as attributes; those that are not given are None."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.comm_wrapper = "no"
+        self.__dict__.update(given)
+
+
+def _note_of_class(table: Any, thing: Any) -> list[str]:
+    setting = lightning_settings.setting_of(table, thing)
+    kind = type(thing).__name__
+    if setting is None or setting.effect not in (Effect.STATED, Effect.REFUSED):
+        return []
+    if setting.when is not None and not is_used(setting, thing):
+        return []
+    if setting.effect is Effect.REFUSED:
+        raise UsageError(f"Trainer: {kind} is not planned: {setting.says}")
+    return [f"Trainer: {kind}: {setting.says}"]
+
+
+def notes_of_module(module: LightningModule) -> tuple[str, ...]:
+    """Return sentences on what the plan runs otherwise than the module would."""
+    changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
+    notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []
+    return (*notes, *([COMPILED] if module._compiler_ctx is not None else []))
+
+
+def _one_of(optimizers: list[Any]) -> Any:
+    """Return the only optimizer. Raises UsageError for several."""
+    if len(optimizers) != 1:
+        raise UsageError(f"{len(optimizers)} optimizers are configured; plans are made for one")
+    return optimizers[0]

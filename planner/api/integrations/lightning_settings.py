@@ -1,0 +1,177 @@
+"""All that Lightning's `Trainer` takes: parameters, callbacks, strategies and plugins, each with its effect.
+
+Parameters are read from the trainer that they made; callbacks, strategies and plugins go by their classes.
+"""
+
+from typing import Any
+
+from planner.api.integrations.settings import Setting, planned, refused, stated, without_effect
+
+
+def _is_sharded(trainer: Any) -> bool:
+    return strategy_name(trainer) not in STRATEGIES
+
+
+def strategy_name(trainer: Any) -> str:
+    """Return the class among `STRATEGIES` that the trainer's strategy is of, or the strategy's own."""
+    names = [one.__name__ for one in type(trainer.strategy).__mro__]
+    return next((name for name in names if name in STRATEGIES), names[0])
+
+
+def _syncs(trainer: Any) -> bool:
+    return getattr(trainer.strategy, "_layer_sync", None) is not None
+
+
+def _is_foreign(trainer: Any) -> bool:
+    return type(trainer.accelerator).__name__ not in ("CPUAccelerator", "CUDAAccelerator")
+
+
+def _is_deterministic(trainer: Any) -> bool:
+    from planner.capture.models import is_deterministic
+
+    return is_deterministic()
+
+
+# Strategies that are planned; any other is refused.
+STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
+
+TRAINER: tuple[Setting, ...] = (
+    *planned(
+        "precision",
+        "accumulate_grad_batches",
+        "gradient_clip_val",
+        "gradient_clip_algorithm",
+        "benchmark",
+        "devices",
+        "num_nodes",  # by the strategy and the number of processes
+        "callbacks",  # by `CALLBACKS`
+        "plugins",  # by `PLUGINS`
+        "limit_val_batches",
+        "num_sanity_val_steps",  # whether there is an evaluation
+    ),  # fmt: skip
+    # When and how long it trains, what it prints and saves
+    *without_effect(
+        "logger",
+        "fast_dev_run",
+        "max_epochs",
+        "min_epochs",
+        "max_steps",
+        "min_steps",
+        "max_time",
+        "limit_train_batches",
+        "limit_test_batches",
+        "limit_predict_batches",
+        "overfit_batches",
+        "val_check_interval",
+        "check_val_every_n_epoch",
+        "log_every_n_steps",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "use_distributed_sampler",
+        "profiler",
+        "barebones",
+        "reload_dataloaders_every_n_epochs",
+        "default_root_dir",
+        "enable_autolog_hparams",
+        "model_registry",
+        "inference_mode",
+    ),  # fmt: skip
+    refused(
+        "strategy", "it shards or splits the model; train with strategy='ddp', or plan by hand", _is_sharded
+    ),
+    refused("accelerator", "plans are for NVIDIA GPUs; use accelerator='gpu'", _is_foreign),
+    refused("sync_batchnorm", "synchronized statistics take other memory; plan by hand", _syncs),
+    stated(
+        "deterministic",
+        "deterministic kernels may take more scratch memory than is planned",
+        _is_deterministic,
+    ),
+    stated(
+        "detect_anomaly",
+        "the comparison of each gradient with itself takes memory that is not counted",
+        lambda trainer: bool(trainer._detect_anomaly),
+    ),
+)
+
+# Classes of callbacks; a subclass counts as its nearest ancestor here, `Callback` as one of the user's own.
+CALLBACKS: tuple[Setting, ...] = (
+    *planned("EMAWeightAveraging", "WeightAveraging", "GradientAccumulationScheduler"),
+    *without_effect(
+        "BasePredictionWriter",
+        "Checkpoint",
+        "DeviceStatsMonitor",
+        "EarlyStopping",
+        "LearningRateFinder",
+        "LearningRateMonitor",
+        "ModelCheckpoint",
+        "ModelSummary",
+        "OnExceptionCheckpoint",
+        "ProgressBar",
+        "RichModelSummary",
+        "RichProgressBar",
+        "SpikeDetection",
+        "ThroughputMonitor",
+        "Timer",
+        "TQDMProgressBar",
+        "BatchSizePlanner",
+    ),  # fmt: skip
+    refused("BatchSizeFinder", "it sets the batch size as well; use one of the two"),
+    refused(
+        "BaseFinetuning",
+        "it trains more layers in later epochs, which takes more than the first; plan by hand with all that "
+        "will be trained",
+    ),
+    refused("BackboneFinetuning", "it trains more layers in later epochs; plan by hand with all of them"),
+    stated("ModelPruning", "masks as large as the pruned weights are not counted"),
+    stated(
+        "StochasticWeightAveraging",
+        "an averaged model on the GPU is not counted: as much as the weights",
+        lambda callback: _is_on_gpu(callback._device),
+    ),
+    stated("LambdaCallback", "what its functions keep on the GPU is not counted"),
+    stated("Callback", "what a callback of your own keeps on the GPU is not counted"),
+)
+
+# Classes of precision and other plugins; any precision that is not among the planned ones is refused.
+PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision")
+PLUGINS: tuple[Setting, ...] = (
+    *planned(*PRECISION_PLUGINS, "TorchSyncBatchNorm", "LayerSync"),
+    *without_effect("AsyncCheckpointIO", "CheckpointIO", "TorchCheckpointIO", "XLACheckpointIO"),
+    *(
+        refused(name, "its tensors take other memory; use precision='bf16-mixed', or plan by hand")
+        for name in (
+            "BitsandbytesPrecision", "DeepSpeedPrecision", "DoublePrecision", "TransformerEnginePrecision",
+            "FSDPPrecision", "XLAPrecision",
+        )
+    ),
+)  # fmt: skip
+
+# Hooks of a module that change what a step does; overridden, they are named.
+MODULE_HOOKS = (
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+)
+
+
+def setting_of(table: tuple[Setting, ...], thing: object) -> Setting | None:
+    """Return the setting of the nearest class of a thing that the table has."""
+    settings = {one.name: one for one in table}
+    return next((settings[one.__name__] for one in type(thing).__mro__ if one.__name__ in settings), None)
+
+
+def _is_on_gpu(device: object) -> bool:
+    return device is None or not str(device).startswith("cpu")
+
+
+def average_on_gpu(callback: Any) -> bool:
+    """Return whether a `WeightAveraging` keeps its model where the weights are."""
+    return _is_on_gpu(callback._device)

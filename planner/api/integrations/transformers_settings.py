@@ -1,0 +1,209 @@
+"""All fields of `transformers.TrainingArguments`: planned, without effect, stated or refused."""
+
+from typing import Any
+
+from planner.api.integrations.settings import COMPILED, Setting, planned, refused, stated, without_effect
+
+
+def evaluates(arguments: Any) -> bool:
+    """Return whether the trainer evaluates while it trains."""
+    strategy = getattr(arguments.eval_strategy, "value", arguments.eval_strategy)
+    return str(strategy) != "no" or bool(arguments.eval_on_start)
+
+
+def _gathers_predictions(arguments: Any) -> bool:
+    gathers = not arguments.prediction_loss_only and not arguments.batch_eval_metrics
+    return evaluates(arguments) and gathers
+
+
+def _offloads(arguments: Any) -> bool:
+    return any(dict(given or {}).get("offload") for given in _checkpointing_kwargs(arguments))
+
+
+def _checkpointing_kwargs(arguments: Any) -> list[Any]:
+    names = ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
+    return [getattr(arguments, name, None) for name in names]
+
+
+def _splits_batches(arguments: Any) -> bool:
+    config = arguments.accelerator_config
+    return arguments.world_size > 1 and bool(getattr(config, "split_batches", False))
+
+
+SETTINGS: tuple[Setting, ...] = (
+    *planned(
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "optim",  # an optimizer that is not planned is refused by name
+        "optim_args",
+        "weight_decay",
+        "max_grad_norm",
+        "bf16",
+        "fp16",
+        "label_smoothing_factor",
+        "use_cache",
+        "neftune_noise_alpha",
+        "activation_checkpointing",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "eval_strategy",
+        "eval_on_start",
+        "per_device_eval_batch_size",
+    ),
+    # How long, how fast and in which order it trains
+    *without_effect(
+        "num_train_epochs",
+        "max_steps",
+        "learning_rate",
+        "lr_scheduler_type",
+        "lr_scheduler_kwargs",
+        "warmup_steps",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "seed",
+        "data_seed",
+        "ignore_data_skip",
+        "restore_callback_states_from_checkpoint",
+        "resume_from_checkpoint",
+        "output_dir",
+        "do_train",
+        "do_eval",
+        "do_predict",
+        "average_tokens_across_devices",
+        "tf32",
+    ),  # fmt: skip
+    # Read by optimizers alone that `optim` refuses
+    *without_effect("optim_target_modules"),
+    # Logs, checkpoints and uploads are made of copies on the CPU
+    *without_effect(
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+        "log_on_each_node",
+        "logging_nan_inf_filter",
+        "include_num_input_tokens_seen",
+        "log_level",
+        "log_level_replica",
+        "disable_tqdm",
+        "report_to",
+        "run_name",
+        "project",
+        "trackio_space_id",
+        "trackio_bucket_id",
+        "trackio_static_space_id",
+        "save_only_model",
+        "save_strategy",
+        "save_steps",
+        "save_on_each_node",
+        "save_total_limit",
+        "enable_jit_checkpoint",
+        "push_to_hub",
+        "hub_token",
+        "hub_private_repo",
+        "hub_model_id",
+        "hub_strategy",
+        "hub_always_push",
+        "hub_revision",
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+        "skip_memory_metrics",
+    ),  # fmt: skip
+    # Data is loaded on the CPU; the shapes of a batch are those of the sample
+    *without_effect(
+        "dataloader_drop_last",
+        "dataloader_num_workers",
+        "dataloader_pin_memory",
+        "dataloader_persistent_workers",
+        "dataloader_prefetch_factor",
+        "dataloader_multiprocessing_context",
+        "dataloader_in_order",
+        "remove_unused_columns",
+        "label_names",
+        "length_column_name",
+    ),  # fmt: skip
+    # When evaluations come, and evaluations outside training
+    *without_effect(
+        "eval_steps",
+        "eval_delay",
+        "eval_use_gather_object",
+        "bf16_full_eval",
+        "fp16_full_eval",
+    ),  # fmt: skip
+    # How processes find and wait for each other; the plan is for a GPU whatever trains here
+    *without_effect(
+        "ddp_find_unused_parameters",
+        "ddp_broadcast_buffers",
+        "ddp_static_graph",
+        "ddp_backend",
+        "ddp_timeout",
+        "local_rank",
+        "use_cpu",
+    ),  # fmt: skip
+    # Said together with the setting that they belong to
+    *without_effect(
+        "torch_compile_backend",
+        "torch_compile_mode",
+        "liger_kernel_config",
+        "fsdp_config",
+        "prediction_loss_only",
+        "batch_eval_metrics",
+        "eval_do_concat_batches",
+    ),  # fmt: skip
+    stated("torch_compile", COMPILED),
+    stated(
+        "use_liger_kernel",
+        "planned without; its fused kernels usually keep less, so that a larger batch may fit",
+    ),
+    stated(
+        "auto_find_batch_size",
+        "the planned batch is where the trainer starts; it takes a smaller one should memory run out",
+    ),
+    stated("torch_empty_cache_steps", "planned without; emptying the cache releases memory, and takes time"),
+    stated(
+        "eval_accumulation_steps",
+        "predictions of the whole evaluation gather on the GPU when compute_metrics is given; they are not "
+        "counted; eval_accumulation_steps=1 moves them to the CPU",
+        lambda arguments: _gathers_predictions(arguments) and arguments.eval_accumulation_steps is None,
+    ),
+    stated(
+        "include_for_metrics",
+        "inputs or losses of the whole evaluation gather on the GPU; they are not counted",
+        lambda arguments: bool(arguments.include_for_metrics) and evaluates(arguments),
+    ),
+    stated(
+        "train_sampling_strategy",
+        "batches of long samples are planned as long as those of the sample batch; give the longest",
+        lambda arguments: "length" in str(arguments.train_sampling_strategy),
+    ),
+    stated("full_determinism", "deterministic kernels may take more scratch memory than is planned"),
+    stated("debug", "the debugger's own tensors are not counted"),
+    stated(
+        "ddp_bucket_cap_mb",
+        "gradient buckets are planned with 25 MiB",
+        lambda arguments: arguments.world_size > 1 and arguments.ddp_bucket_cap_mb not in (None, 25),
+    ),
+    refused("fsdp", "sharded parameters take another share of each GPU; train with DDP, or plan by hand"),
+    refused("deepspeed", "ZeRO shards or offloads; train with DDP, or plan by hand with planner.max_batch"),
+    refused("parallelism_config", "the model is split over GPUs; train with DDP, or plan by hand"),
+    refused(
+        "accelerator_config",
+        "split_batches divides each batch among the processes; leave it away",
+        _splits_batches,
+    ),
+)
+
+# Checked beside the fields of the same names, which are planned but for these values.
+VALUES: tuple[Setting, ...] = (
+    refused(
+        "gradient_checkpointing_kwargs", "offload=True moves activations to the CPU; leave it away", _offloads
+    ),
+    refused(
+        "n_gpu",
+        "DataParallel gathers on the first GPU; start one process per GPU with torchrun, or set "
+        "CUDA_VISIBLE_DEVICES",
+        lambda arguments: arguments.n_gpu > 1,
+    ),
+)

@@ -1,0 +1,215 @@
+"""Processes for Python, with the options of `planner replay` as keywords.
+
+Nothing here imports torch before the first trace, nor ever the terminal's libraries.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypedDict, Unpack
+
+from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
+from planner.api.request import budget_of
+from planner.hardware import MIB, Budget, Device
+from planner.jobs import Job, allowed_sources, load_catalogue
+from planner.planning import Tell, trace_workload
+from planner.planning.process import (
+    TRACED_STEPS,
+    Account,
+    Process,
+    ProcessFile,
+    find_process_file,
+    read_process,
+    run,
+)
+from planner.program import Trace
+from planner.report import is_endless, short_op
+from planner.report.commands import (
+    LineForm,
+    account_text,
+    account_to_json,
+    device_to_json,
+    tensorflow_line,
+    torch_line,
+)
+
+SCHEMA = 1
+NOTEBOOK, VARIABLE = "notebook", "variable"  # shipped processes, the defaults of the two functions
+LIKELIEST = 0.5  # the confidence without a margin: the figures are those that are to be expected
+
+Source = str | PathLike[str]  # the name of a shipped process, or a file
+
+
+class ReplayOptions(TypedDict, total=False):
+    """The options of the command line; None counts as not given."""
+
+    models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    allow_code: bool | None  # the files may name code: FILE.py:NAME
+    gpu: str | Device | None
+    gpu_mib: int | None
+    allocator_cap_mib: int | None  # what is left to torch's allocator
+    alloc_conf: str | None
+    tell: Tell | None  # hears one short line for each thing that takes time
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """What a process printed; `str` gives its lines."""
+
+    process: Process
+    account: Account
+    framework: str
+    assumptions: tuple[str, ...]
+    unknown_ops: tuple[str, ...]
+    seconds: Mapping[str, float]
+    line: LineForm
+    device: Mapping[str, Any] | None  # as in the JSON of `estimate`; None where nothing is simulated
+
+    @property
+    def ran_to_its_end(self) -> bool:
+        """Whether all requests could be served."""
+        return self.account.failure is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `planner replay`."""
+        return {
+            "schema": SCHEMA,
+            "framework": self.framework,
+            "device": self.device,
+            **account_to_json(self.process, self.account, self.assumptions),
+            "unknown_ops": list(self.unknown_ops),
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+    def __str__(self) -> str:
+        return account_text(self.process, self.account, self.line, self.assumptions)
+
+
+def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
+    """What a process prints on a GPU, told without one; where no GPU is named, on one without end.
+
+    Raises the errors of `planner.errors`; that memory runs out is a result.
+    """
+    budget = budget_of(
+        {
+            "gpu": options.get("gpu"),
+            "gpu_mib": options.get("gpu_mib"),
+            "allocator_cap_mib": options.get("allocator_cap_mib"),
+            "alloc_conf": options.get("alloc_conf"),
+            "confidence": LIKELIEST,
+        }
+    )
+    file = _read(source, options)
+    alloc_conf = options.get("alloc_conf")
+    rules = parse_alloc_conf(alloc_conf or "", rules_of_torch(file.torch))
+    tracing = _Tracing(budget.device, options.get("tell") or (lambda line: None))
+    start = perf_counter()
+    account = run(file.process, tracing.trace, replace(budget.arena, rules=rules))
+    spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
+    return ProcessResult(
+        process=file.process,
+        account=account,
+        framework="torch",
+        assumptions=(
+            *_of_card(budget, alloc_conf, account.retries),
+            *_of_torch(file.torch, rules),
+            *tracing.assumptions(),
+        ),
+        unknown_ops=tracing.unknown_ops(),
+        seconds=spent | {"replay": perf_counter() - start - sum(spent.values())},
+        line=torch_line,
+        device=device_to_json(budget),
+    )
+
+
+def measure_process(source: Source = VARIABLE) -> ProcessResult:
+    """What TensorFlow measures for a process of plain tensors on the GPU of this machine.
+
+    Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
+    TensorFlow, NoGpuError without a GPU.
+    """
+    process = _read(source, {}).process
+    start = perf_counter()
+    from calibration.probe.tensorflow import load_tensorflow, measure
+
+    tf = load_tensorflow()
+    loaded = perf_counter()
+    account = Account(measure(process, tf), retries=0, failure=None)
+    return ProcessResult(
+        process=process,
+        account=account,
+        framework="tensorflow",
+        assumptions=(
+            f"measured with TensorFlow {tf.__version__}, memory growth enabled; nothing is simulated",
+        ),
+        unknown_ops=(),
+        seconds={"import": loaded - start, "measure": perf_counter() - loaded},
+        line=tensorflow_line,
+        device=None,
+    )
+
+
+def _read(source: Source, options: ReplayOptions) -> ProcessFile:
+    path = find_process_file(source) if isinstance(source, str) else Path(source)
+    models, sources = options.get("models"), allowed_sources(options)
+    catalogue = load_catalogue(None if models is None else Path(models), sources)
+    return read_process(path, catalogue, sources)
+
+
+def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[str]:
+    if budget.arena.share_bytes is not None:
+        endless = is_endless(budget.device.total)
+        left = "" if endless else f", {budget.device.name} less the CUDA context and no margin"
+        times = "once" if retries == 1 else f"{retries} times"
+        released = f"; {times} it releases cached memory to stay within that" if retries else ""
+        yield f"torch's allocator may take {budget.arena.share_bytes / MIB:,.0f} MiB{left}{released}"
+    else:
+        yield "the GPU's memory has no end"
+    if alloc_conf:
+        yield f"the allocator runs with {alloc_conf}"
+
+
+def _of_torch(version: str, rules: AllocatorRules) -> Iterator[str]:
+    if rules.reuse_order is ReuseOrder.LOWEST_ADDRESS:
+        yield f"of equal free blocks the one at the lowest address is reused, as by torch {version}"
+
+
+class _Tracing:
+    """Takes each trace once, and remembers what the answer must repeat."""
+
+    def __init__(self, device: Device, tell: Tell) -> None:
+        self.import_seconds = self.trace_seconds = 0.0
+        self._device = device
+        self._tell = tell
+        self._taken: dict[tuple[Job, int], Trace] = {}
+
+    def trace(self, job: Job, batch: int) -> Trace:
+        """The job's trace at this batch size."""
+        if (job, batch) not in self._taken:
+            start = perf_counter()
+            tracer = trace_workload(job, batch, None, self._device.chip).open(self._tell)
+            opened = perf_counter()
+            self._tell(f"tracing {job.model} at batch {batch}")
+            self._taken[job, batch] = tracer(batch)
+            self.import_seconds += opened - start
+            self.trace_seconds += perf_counter() - opened
+        return self._taken[job, batch]
+
+    def unknown_ops(self) -> tuple[str, ...]:
+        """Operators whose scratch memory is not known, in any of the traces."""
+        return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
+
+    def assumptions(self) -> Iterator[str]:
+        """What the traces take for granted."""
+        if not self._taken:
+            return
+        major, minor = self._device.capability
+        yield f"kernels as for compute capability {major}.{minor} ({self._device.capability_source})"
+        yield f"the first {TRACED_STEPS} steps of a training loop are traced; the others repeat the last"
+        yield from dict.fromkeys(note for trace in self._taken.values() for note in trace.notes)
+        if self.unknown_ops():
+            ops = ", ".join(map(short_op, self.unknown_ops()))
+            largest = "; cuDNN's for convolutions is the largest" if "convolution" in ops else ""
+            yield f"scratch memory is not counted for {ops}{largest}"

@@ -1,0 +1,1 @@
+"""Operators that take other paths on CUDA than on meta."""

@@ -1,0 +1,1 @@
+"""Autocast as CUDA does it, on meta tensors."""

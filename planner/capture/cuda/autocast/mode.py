@@ -1,0 +1,187 @@
+"""CUDA's autocast on meta.
+
+torch keeps the kernels of CUDA's autocast at the dispatch key `AutocastCUDA`, above autograd. They are in
+builds without CUDA too, but tensors on meta do not carry the key, and the kernels pass over tensors that
+are not on CUDA. So the key is included for every tensor of this thread, and the kernels are replaced by
+ones that take meta for CUDA. Everything else is torch's own: `torch.autocast("cuda")` opens a region by
+taking the key out of the excluded ones, an operator's kernel excludes it for what runs inside, and autograd
+hands the state on to the backward pass (ATen/ThreadLocalState.h).
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.cuda.autocast.op_lists import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_BY_DTYPE,
+    FLOAT32_BY_OVERLOAD,
+    LOWER_PRECISION,
+    WIDEST,
+)
+
+Kernel = Callable[..., Any]
+
+_KEY = torch._C.DispatchKey.AutocastCUDA
+KEYS = torch._C.DispatchKeySet(_KEY)
+
+
+class CastCache:
+    """Casts of weights to the lower precision, one of each until the outermost region ends."""
+
+    def __init__(self) -> None:
+        self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """`cached_cast` of ATen/autocast_mode.cpp: the tensor in this dtype, itself where it is not eligible.
+
+        The source is held weakly, as torch does. The cast is held, and has its autograd history even where it
+        is made without gradients: so torch 2.13 does on the CPU, where it can be watched; what older versions
+        keep from a region's first use under `no_grad` has none.
+        """
+        if tensor.dtype is dtype or not is_eligible(tensor):
+            return tensor
+        if not _is_weight(tensor) or dtype is not _lower() or not torch.is_autocast_cache_enabled():
+            return tensor.to(dtype)
+        source, cast = self._casts.get(id(tensor), (None, None))
+        if source is None or cast is None or source() is not tensor:
+            with torch.enable_grad():
+                cast = tensor.to(dtype)
+            self._casts[id(tensor)] = (weakref.ref(tensor), cast)
+        return cast
+
+    def clear(self) -> None:
+        """Let go of all casts."""
+        self._casts.clear()
+
+
+def is_eligible(value: object) -> bool:
+    """Whether autocast would cast it on CUDA: floating point on the device, but no double."""
+    return (
+        isinstance(value, Tensor)
+        and value.is_meta
+        and value.dtype.is_floating_point
+        and value.dtype is not torch.float64
+    )
+
+
+def kernels(cache: CastCache) -> dict[str, Kernel]:
+    """Operator name -> kernel at the key of CUDA's autocast."""
+    found: dict[str, Kernel] = {}
+    for name in LOWER_PRECISION:
+        found[name] = _casting(name, lambda args: _lower(), cache)
+    for name in FLOAT32:
+        found[name] = _casting(name, lambda args: torch.float32, cache)
+    for name in WIDEST:
+        found[name] = _casting(name, _widest, cache)
+    for name in FLOAT32_BY_DTYPE:
+        found[name] = _with_dtype(name)
+    for name, other in FLOAT32_BY_OVERLOAD.items():
+        found[name] = _with_other_overload(other)
+    for name in BANNED:
+        found[name] = _banned(name)
+    return found
+
+
+@contextmanager
+def included() -> Iterator[None]:
+    """While open, tensors of this thread carry the key of CUDA's autocast."""
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+
+
+def _lower() -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+
+
+def _overload(name: str) -> Kernel:
+    packet, _, overload = name.partition(".")
+    found: Kernel = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return found
+
+
+def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
+    """All tensors among the arguments, in lists too, in one dtype."""
+    run = _overload(name)
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, Tensor):
+            return cache.cast(value, dtype)
+        if isinstance(value, (list, tuple)):
+            return [cast(item, dtype) for item in value]
+        return value
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            dtype = dtype_of((*args, *kwargs.values()))
+            # The compiler evaluates the arguments of a C++ call from the last to the first (GCC on x86).
+            named = {key: cast(value, dtype) for key, value in reversed(kwargs.items())}
+            cast_args = [cast(value, dtype) for value in reversed(args)]
+            return run(*reversed(cast_args), **named)
+
+    return kernel
+
+
+def _widest(args: tuple[Any, ...]) -> torch.dtype:
+    """float32 if any eligible tensor has it, else the lower precision. Others of 16 bits are errors."""
+    lower = _lower()
+    values = [item for arg in args for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    kinds = {value.dtype for value in values if is_eligible(value)}
+    if torch.float32 in kinds:
+        return torch.float32
+    if kinds - {lower}:
+        raise RuntimeError(f"autocast to {lower} meets tensors of another type: {kinds - {lower}}")
+    return lower
+
+
+def _with_dtype(name: str) -> Kernel:
+    run: Any = _overload(name)
+    position = [argument.name for argument in run._schema.arguments].index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            given = args[position] if position < len(args) else kwargs.get("dtype")
+            if given is not None or not is_eligible(args[0]):
+                return run(*args, **kwargs)
+            return run(*args[:position], **{**kwargs, "dtype": torch.float32})
+
+    return kernel
+
+
+def _with_other_overload(other: str) -> Kernel:
+    run: Any = _overload(other)
+    defaults: dict[str, Any] = {
+        "p": 2,
+        "keepdim": False,
+    }  # of the overload that was called; the other one has none
+    names = [argument.name for argument in run._schema.arguments if not argument.kwarg_only]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            named = dict(zip(names, args, strict=False)) | kwargs
+            values = [named[name] if name in named else defaults[name] for name in names]
+            dtype = torch.float32 if is_eligible(values[0]) else values[0].dtype
+            return run(*values, dtype=dtype)
+
+    return kernel
+
+
+def _banned(name: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{name} is refused under autocast; use {name}_with_logits on what comes before sigmoid"
+        )
+
+    return kernel

@@ -1,0 +1,58 @@
+"""CUDA's autocast of recurrent layers: cudnn/AutocastRNN.cpp.
+
+The weights are copied into a new flat buffer at each call, past the cache of casts, and so that autograd
+sees it; what the copies become is float16 whatever type the region names.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.cuda.autocast.mode import KEYS, CastCache, is_eligible
+from planner.capture.workspaces.nn.rnn import MODES, weight_elements
+
+aten = torch.ops.aten
+
+
+def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
+    """Operator name -> kernel at the key of CUDA's autocast."""
+
+    def run(
+        x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor | None, hx: Tensor,
+        cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
+        train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            given = weight[0] if buffer is None else buffer
+            if is_eligible(given) and given.dtype is not torch.float16:
+                kind = next(kind for kind in MODES.values() if kind.number == mode)
+                count = weight_elements(kind, x.shape[-1], hidden, projected, layers, bidirectional)
+                buffer, weight = _flattened(weight, count)
+            cx = None if cx is None else cache.cast(cx, torch.float16)  # from the last argument to the first
+            hx = cache.cast(hx, torch.float16)
+            x = cache.cast(x, torch.float16)
+            return aten._cudnn_rnn(
+                x, weight, weight_stride0, buffer, hx, cx, mode, hidden, projected, layers, batch_first, p,
+                train, bidirectional, batch_sizes, dropout,
+            )  # fmt: skip
+
+    return {"_cudnn_rnn": run}
+
+
+def _flattened(weights: Sequence[Tensor], elements: int) -> tuple[Tensor, list[Tensor]]:
+    """A buffer of float16 and the weights copied into it.
+
+    Each copy shares the buffer's storage but is no view of it to autograd (`get_parameters` of
+    cudnn/RNN.cpp makes them by `set_`), so that each weight's gradient takes its own way.
+    """
+    buffer = torch.zeros(elements, dtype=torch.float16, device=weights[0].device)
+    copies, offset = [], 0
+    for weight in weights:
+        copy = torch.empty(0, dtype=torch.float16, device=weight.device)
+        with torch.no_grad():
+            copy.set_(buffer.untyped_storage(), offset, weight.shape, weight.stride())
+        copies.append(copy.copy_(weight))
+        offset += weight.numel()
+    return buffer, copies

@@ -1,0 +1,199 @@
+"""torch.cuda and torch.accelerator as they would answer on the planned GPU, for all code but torch's own.
+
+Whether there is a GPU at all is what libraries remember: they get the true answer, since the process goes on
+after the trace.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from planner.capture.cuda.callers import is_of_torch, remembers_answers
+from planner.capture.cuda.names import Replacement
+
+Remark = Callable[[str], None]
+
+_WITHOUT_EFFECT = (
+    *(
+        "empty_cache",
+        "init",
+        "ipc_collect",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "set_device",
+    ),
+    *("set_rng_state", "set_rng_state_all", "set_stream", "set_sync_debug_mode", "synchronize"),
+    *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+    *("reset_peak_memory_stats", "set_device_index", "set_device_idx"),
+)
+_PLAIN: dict[str, Any] = {
+    "is_available": True,
+    "is_initialized": True,
+    "is_tf32_supported": True,
+    "is_current_stream_capturing": False,
+    "can_device_access_peer": False,
+    "device_count": 1,
+    "current_device": 0,
+    "current_device_index": 0,
+    "current_device_idx": 0,
+    "get_device_name": "NVIDIA GPU",
+    "initial_seed": 0,
+    "memory_summary": "",
+    "get_sync_debug_mode": 0,
+}
+_MEMORY = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
+    *("max_memory_cached", "memory_usage", "device_memory_used", "utilization"),
+)
+_REMEMBERED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
+_PLAIN_GENERATOR = torch.Generator
+_TOTAL_BYTES = 80 * 2**30
+
+
+class Stream(AbstractContextManager[Any]):
+    """A stream, an event or a device of torch.cuda in which everything happens at once."""
+
+    device_index = cuda_stream = stream_id = idx = 0
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def query(self) -> bool:
+        """Everything that was asked for is done."""
+        return True
+
+    def elapsed_time(self, _: object) -> float:
+        """No time goes by."""
+        return 0.0
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has happened."""
+        return Stream() if event is None else event
+
+    def record(self, *_: Any) -> None:
+        """Nothing has to be waited for."""
+
+    wait_stream = wait_event = synchronize = wait = record
+
+
+def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> Iterator[Replacement]:
+    """What stands for the functions of torch.cuda and torch.accelerator; `remark` hears of doubtful ones."""
+    for holder in (torch.cuda, torch.accelerator):
+        answers = _answers(holder.__name__, capability, remark)
+        for name, answer in answers.items():
+            if hasattr(holder, name):
+                truth = remembers_answers if name in _REMEMBERED else is_of_torch
+                yield holder, name, _for_users(getattr(holder, name), answer, truth)
+        for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
+            if hasattr(holder, name) and holder is torch.cuda:
+                yield holder, name, _type_for_users(getattr(holder, name))
+    yield (
+        torch.accelerator,
+        "current_accelerator",
+        _for_users(torch.accelerator.current_accelerator, lambda *_, **__: torch.device("cuda")),
+    )
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        yield torch.cuda.nvtx, name, lambda *_, **__: 0
+    yield torch.cuda.nvtx, "range", lambda *_, **__: nullcontext()
+    yield torch.backends.cuda, "is_built", _for_users(torch.backends.cuda.is_built, lambda: True)
+    yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
+    yield torch.cuda, "is_bf16_supported", lambda including_emulation=True: True
+    yield torch, "Generator", _Generator
+
+
+def _answers(
+    module: str, capability: Callable[[], tuple[int, int]], remark: Remark
+) -> dict[str, Callable[..., Any]]:
+    def of_memory(name: str, value: Any) -> Callable[..., Any]:
+        def answer(*_: Any, **__: Any) -> Any:
+            remark(f"asks {module}.{name}, which depends on the run: the trace answers {value}")
+            return value
+
+        return answer
+
+    def properties(*_: Any, **__: Any) -> Any:
+        major, minor = capability()
+        remark(f"asks {module}.get_device_properties: the trace answers 80 GiB and 100 multiprocessors")
+        return SimpleNamespace(
+            name=_PLAIN["get_device_name"],
+            major=major,
+            minor=minor,
+            total_memory=_TOTAL_BYTES,
+            multi_processor_count=100,
+            warp_size=32,
+        )
+
+    def fraction(value: float, *_: Any, **__: Any) -> None:
+        remark(f"sets {module}.set_per_process_memory_fraction({value}): say it with --allocator-cap-mib")
+
+    answers: dict[str, Callable[..., Any]] = {name: _always(value) for name, value in _PLAIN.items()}
+    answers |= dict.fromkeys(_WITHOUT_EFFECT, _always(None))
+    answers |= {name: of_memory(name, 0) for name in _MEMORY}
+    answers |= {
+        name: of_memory(name, (_TOTAL_BYTES, _TOTAL_BYTES)) for name in ("mem_get_info", "get_memory_info")
+    }
+    answers |= {name: of_memory(name, {}) for name in ("memory_stats", "memory_snapshot")}
+    return {
+        **answers,
+        "get_device_capability": lambda *_, **__: capability(),
+        "get_device_properties": properties,
+        "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda *_, **__: [torch.zeros(16, dtype=torch.uint8)],
+        "set_per_process_memory_fraction": fraction,
+        "current_stream": lambda *_, **__: Stream(),
+        "default_stream": lambda *_, **__: Stream(),
+    }
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _for_users(
+    plain: Callable[..., Any],
+    answer: Callable[..., Any],
+    is_told_the_truth: Callable[[FrameType], bool] = remembers_answers,
+) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return (plain if is_told_the_truth(sys._getframe(1)) else answer)(*args, **kwargs)
+
+    return ask
+
+
+def _type_for_users(plain: type) -> type:
+    """A class that makes a `Stream` for users, and of which all instances of `plain` are."""
+
+    class _Type(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (plain, Stream))
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (plain if remembers_answers(sys._getframe(1)) else Stream)(*args, **kwargs)
+
+    return _Type(plain.__name__, (), {})
+
+
+class _AnyGenerator(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _PLAIN_GENERATOR)
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        """On the CPU: what is drawn on the planned GPU has no values."""
+        is_gpu = torch.device(device).type in ("cuda", "meta")
+        return _PLAIN_GENERATOR("cpu" if is_gpu else device)
+
+
+class _Generator(metaclass=_AnyGenerator):
+    """`torch.Generator` with a GPU's on the CPU."""

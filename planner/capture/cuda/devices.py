@@ -1,0 +1,246 @@
+"""Translate the device `cuda` in user code into the one that is traced on, while a trace is made.
+
+Most files name the GPU: `device="cuda"`, `.cuda()`, `x.device.type == "cuda"`. A `TorchFunctionMode` would
+see such calls, but a mode also takes torch's fast paths away (`has_torch_function`), which changes memory.
+So Python names are replaced: those that make tensors, those that move them, and what says where they are.
+torch's own code and the planner's see the tensors as they are, on `meta`.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils import _device
+
+from planner.capture.cuda import device_queries
+from planner.capture.cuda.callers import is_of_torch, line_of_caller
+from planner.capture.cuda.names import Names, Replacement
+
+META = "meta"
+_LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
+_NEW = ("new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+_GPU = torch.device("cuda", 0)
+_is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where `cuda` is while a model is built or run, and what became known of the code that names it."""
+
+    target: str = META  # of tensors that are not on meta yet
+    capability: tuple[int, int] = (8, 0)
+    placed: list["weakref.ref[Tensor]"] = field(default_factory=list)  # put there while a model is built
+    is_running: bool = False  # the loop runs, which makes such tensors without end
+    on_cpu: list["weakref.ref[Tensor]"] = field(default_factory=list)  # on meta, but on the CPU in truth
+    remarks: dict[str, str] = field(default_factory=dict)  # what code does, and the first line that does it
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for whatever is concluded from the trace."""
+        return tuple(f"{line} {text}" for text, line in self.remarks.items())
+
+    def put(self, tensor: Any) -> Any:
+        """Note a tensor that user code puts on the GPU; returns it."""
+        if isinstance(tensor, Tensor) and not self.is_running:
+            self.placed.append(weakref.ref(tensor))
+        return tensor
+
+    def has_put(self, tensor: Tensor) -> bool:
+        """Whether user code put the tensor on the GPU."""
+        return any(known() is tensor for known in self.placed)
+
+    def is_on_cpu(self, tensor: Tensor) -> bool:
+        """Whether the tensor would be on the CPU although it is on meta."""
+        return any(known() is tensor for known in self.on_cpu)
+
+
+_opened: list[Placement] = []  # the innermost last; several while a model is built within a trace
+
+
+@contextmanager
+def planned_device(target: str = META, capability: tuple[int, int] | None = None) -> Iterator[Placement]:
+    """While open, `cuda` in user code is `target`, and torch.cuda answers as the planned GPU would.
+
+    Within another one, both know what is put on the GPU.
+    """
+    outer = _opened[-1] if _opened else None
+    known = Placement() if outer is None else outer
+    placement = replace(known, target=target, capability=capability or known.capability)
+    names = Names(_replacements()) if outer is None else None
+    _opened.append(placement)
+    try:
+        if names is not None:
+            names.replace()
+        yield placement
+    finally:
+        if names is not None:
+            names.restore()
+        _opened.pop()
+
+
+@contextmanager
+def devices_shown() -> Iterator[None]:
+    """While open, user code sees that tensors on meta are on the GPU."""
+    index = Tensor.get_device
+    shown: dict[str, Any] = {
+        "device": _shown(torch._C.TensorBase.device, _GPU),
+        "is_cuda": _shown(torch._C.TensorBase.is_cuda, True),
+        "get_device": lambda tensor: 0 if _is_meta(tensor) else index(tensor),
+    }
+    _opened.append(replace(_opened[-1], is_running=True))
+    try:
+        with mock.patch.multiple(Tensor, **shown):
+            yield
+    finally:
+        _opened.pop()
+
+
+def is_put_on_gpu(tensor: Tensor) -> bool:
+    """Whether user code put the tensor on the GPU while the model was built."""
+    return bool(_opened) and _opened[-1].has_put(tensor)
+
+
+def _shown(plain: Any, value: object) -> property:
+    read = plain.__get__
+
+    def shown(tensor: Tensor) -> Any:
+        return value if _is_meta(tensor) and not is_of_torch(sys._getframe(1)) else read(tensor)
+
+    return property(shown)
+
+
+def names_gpu(device: object) -> bool:
+    """Whether a device argument means a GPU: a name, a device or an index."""
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _target(device: object) -> str:
+    """Where a tensor that is asked for on this GPU is made; another GPU than the first is remarked."""
+    index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
+    if index:
+        _remark(f"names cuda:{index}: all GPUs are taken for the one that is planned for")
+    return _opened[-1].target
+
+
+# ---- what is replaced
+
+
+def _replacements() -> Iterator[Replacement]:
+    constructors = _device._device_constructors()  # it remembers the functions that it finds first
+    for holder in (torch, torch.fft):
+        for name, value in list(vars(holder).items()):
+            if callable(value) and value in constructors:
+                yield holder, name, _making(value)
+    for name in (*(f"{one}_like" for one in _LIKE), "normal"):
+        yield torch, name, _making(getattr(torch, name))
+    for name in _NEW:
+        yield Tensor, name, _making(getattr(Tensor, name))
+    yield Tensor, "to", _moving(Tensor.to)
+    yield Tensor, "cuda", _to_gpu
+    yield Tensor, "pin_memory", lambda tensor, device=None: tensor
+    yield Tensor, "record_stream", lambda tensor, stream: None
+    yield torch, "load", _loading(torch.load)
+    yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
+    yield from device_queries.replacements(lambda: _opened[-1].capability, _remark)
+
+
+def _remark(text: str) -> None:
+    _opened[-1].remarks.setdefault(text, line_of_caller())
+
+
+def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
+    """`with torch.device(...)` and `torch.set_default_device`."""
+
+    def start(self: Any, device: object) -> None:
+        is_gpu = names_gpu(device)
+        plain(self, _target(device) if is_gpu else device)
+        self.planner_is_gpu = is_gpu
+
+    return start
+
+
+def keep_default_device() -> None:
+    """Make the GPU the default device again, where a constructor did so inside another region.
+
+    The end of a `with torch.device(...)` around it takes away whichever device is the default by then.
+    """
+    chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    if getattr(chosen, "planner_is_gpu", False):
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
+        torch.set_default_device(META)
+
+
+def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The factory with its device translated; memory that is pinned is the CPU's."""
+
+    @functools.wraps(plain)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if not _opened:  # bound by an import while a trace ran
+            return plain(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        device = kwargs.get("device")
+        if device is not None:
+            if not names_gpu(device):
+                return plain(*args, **kwargs)
+            kwargs["device"] = _target(device)
+            return _opened[-1].put(plain(*args, **kwargs))
+        if any(isinstance(one, torch.device) and one.type == "cuda" for one in args):
+            args = tuple(_target(one) if isinstance(one, torch.device) else one for one in args)
+            return _opened[-1].put(plain(*args, **kwargs))
+        return plain(*args, **kwargs)
+
+    return make
+
+
+def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`Tensor.to`: what is on meta is on the GPU, unless it is known to be on the CPU in truth."""
+
+    @functools.wraps(plain)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        place = kwargs.get("device", args[0] if args else None)
+        if not _opened or place is None:
+            return plain(self, *args, **kwargs)
+        placement = _opened[-1]
+        is_gpu = names_gpu(place)
+        if isinstance(place, Tensor):
+            is_gpu = _is_meta(place) and not placement.is_on_cpu(place)
+        elif is_gpu:
+            target = _target(place)
+            place = META if _is_meta(self) else target
+            if "device" in kwargs:
+                kwargs["device"] = place
+            else:
+                args = (place, *args[1:])
+        if is_gpu and placement.is_on_cpu(self):
+            kwargs["copy"] = True
+        moved = plain(self, *args, **kwargs)
+        return placement.put(moved) if is_gpu else moved
+
+    return to
+
+
+def _to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
+    return self.to("cuda" if device is None else device, non_blocking=non_blocking, **options)
+
+
+def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.load` with what was on a GPU on the CPU, where files are read."""
+
+    @functools.wraps(plain)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        on_gpu = map_location is None or names_gpu(map_location)
+        return plain(f, "cpu" if on_gpu and _opened else map_location, *args, **kwargs)
+
+    return load

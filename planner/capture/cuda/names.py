@@ -1,0 +1,55 @@
+"""Replace names of torch for a while: in torch itself and where users' modules imported them."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from planner.capture.cuda.callers import modules_of_users
+
+Replacement = tuple[Any, str, Any]  # a module or class, a name of it, and what shall stand there
+_INHERITED = object()  # the name stood in a class above
+
+
+class Names:
+    """Replacements that are put in place and taken away together."""
+
+    def __init__(self, replacements: Iterable[Replacement]) -> None:
+        self._replacements = [*replacements]
+        made = {id(getattr(holder, name)): new for holder, name, new in self._replacements if callable(new)}
+        for module in modules_of_users():
+            for name, value in list(vars(module).items()):
+                if id(value) in made:
+                    self._replacements.append((module, name, made[id(value)]))
+        self._replacements.append((torch.jit, "script", self._scripting(torch.jit.script)))
+        self._before: list[Any] = []
+
+    def replace(self) -> None:
+        """Put the new values there."""
+        self._before = [vars(holder).get(name, _INHERITED) for holder, name, _ in self._replacements]
+        for holder, name, new in self._replacements:
+            setattr(holder, name, new)
+
+    def restore(self) -> None:
+        """Put there what stood there before."""
+        for (holder, name, new), before in reversed([*zip(self._replacements, self._before, strict=True)]):
+            if before is not _INHERITED:
+                setattr(holder, name, before)
+            elif vars(holder).get(name) is new:
+                delattr(holder, name)
+
+    def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
+        """TorchScript knows torch's functions by identity, so it sees them as they are."""
+
+        @functools.wraps(script)
+        def compile_with_own_names(*args: Any, **kwargs: Any) -> Any:
+            if not self._before:
+                return script(*args, **kwargs)
+            self.restore()
+            try:
+                return script(*args, **kwargs)
+            finally:
+                self.replace()
+
+        return compile_with_own_names

@@ -1,0 +1,205 @@
+"""Recurrent layers as on CUDA: one operator of cuDNN for all layers, directions and steps.
+
+On meta, `lstm` and its relatives unroll into cells. ATen/native/RNN.cpp hands CUDA tensors to cuDNN;
+cudnn/RNN.cpp, read here, is what cuDNN is asked for. `nn.LSTM` keeps its weights as views of one buffer once
+it is on the GPU (`flatten_parameters`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.workspaces.nn.rnn import MODES, reserve_bytes, weight_elements
+
+aten = torch.ops.aten
+
+# cudnnDropoutGetStatesSize: "slightly over 2 MB" (cudnn/RNN.cpp); it grows with the multiprocessors.
+DROPOUT_STATE_BYTES = 24 * 2048 * 56  # 24 bytes for each thread of a P100, from memory
+
+
+def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
+    """Move the weights of a recurrent layer into one buffer, as `flatten_parameters` does on a GPU.
+
+    Yields the buffer once it is made; the weights' own storages are let go of when the caller goes on.
+    Nothing happens to modules of other kinds.
+    """
+    if not isinstance(layer, nn.RNNBase) or layer.mode not in MODES or not _is_whole(layer):
+        return
+    count = weight_elements(
+        MODES[layer.mode], layer.input_size, layer.hidden_size, layer.proj_size, layer.num_layers,
+        layer.bidirectional,
+    )  # fmt: skip
+    weights: list[Any] = list(layer._flat_weights)
+    buffer = torch.empty(count, dtype=weights[0].dtype, device="meta")
+    yield buffer
+    offset = 0
+    with torch.no_grad():
+        for weight in weights:
+            weight.set_(buffer.untyped_storage(), offset, weight.shape, weight.stride())
+            offset += weight.numel()
+
+
+def _is_whole(layer: nn.RNNBase) -> bool:
+    """Distinct weights of one floating-point type on meta (`RNNBase.flatten_parameters`)."""
+    weights = layer._flat_weights
+    if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
+        return False
+    kinds = {w.dtype for w in weights}  # type: ignore[union-attr]
+    apart = len({w.untyped_storage()._cdata for w in weights}) == len(weights)  # type: ignore[union-attr]
+    return apart and len(kinds) == 1 and next(iter(kinds)).is_floating_point
+
+
+class _Dropout:
+    """The state of cuDNN's dropout: made when it is first needed, kept for ever, shared by all layers."""
+
+    def __init__(self) -> None:
+        self._state: Tensor | None = None
+
+    def state(self, p: float, train: bool) -> Tensor | None:
+        if train and p > 0 and self._state is None:
+            self._state = torch.empty(DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta")
+        return self._state
+
+
+def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
+    """Operator name -> kernel."""
+    dropout = _Dropout()
+    found: dict[str, Callable[..., Any]] = {}
+    for mode in MODES.values():
+        name = mode.operator
+        found[f"{name}.input"] = _padded(mode.number, name, dropout, capability)
+        found[f"{name}.data"] = _packed(mode.number, name, dropout, capability)
+    return found
+
+
+def _padded(mode: int, name: str, dropout: _Dropout, capability: tuple[int, int]) -> Callable[..., Any]:
+    decompose = getattr(aten, name).input.decompose
+
+    def run(
+        x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int, p: float, train: bool,
+        bidirectional: bool, batch_first: bool,
+    ) -> Any:  # fmt: skip
+        if not _is_cudnn(x, capability):
+            return decompose(x, hidden, weights, biases, layers, p, train, bidirectional, batch_first)
+        return _run(
+            mode, x, hidden, weights, biases, layers, p, train, bidirectional, batch_first, [], dropout
+        )
+
+    return run
+
+
+def _packed(mode: int, name: str, dropout: _Dropout, capability: tuple[int, int]) -> Callable[..., Any]:
+    decompose = getattr(aten, name).data.decompose
+
+    def run(
+        data: Tensor, batch_sizes: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int,
+        p: float, train: bool, bidirectional: bool,
+    ) -> Any:  # fmt: skip
+        if not _is_cudnn(data, capability):
+            return decompose(data, batch_sizes, hidden, weights, biases, layers, p, train, bidirectional)
+        sizes = batch_sizes.tolist()  # on the CPU, and real
+        return _run(
+            mode, data, hidden, weights, biases, layers, p, train, bidirectional, False, sizes, dropout
+        )
+
+    return run
+
+
+def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
+    """`use_cudnn` of RNN.cpp; bfloat16 needs cuDNN 9.13 and compute capability 8.0 (detail/CUDAHooks.cpp)."""
+    if x.numel() == 0:
+        return False
+    return x.dtype is not torch.bfloat16 or capability >= (8, 0)
+
+
+def _run(
+    mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int, p: float,
+    train: bool, bidirectional: bool, batch_first: bool, batch_sizes: list[int], dropout: _Dropout,
+) -> Any:  # fmt: skip
+    """`_cudnn_impl`: the weight buffer where the weights still lie in one, then the operator.
+
+    What autocast makes of the operator's arguments stands in autocast_rnn.py.
+    """
+    hx, cx = hidden if isinstance(hidden, (tuple, list)) else (hidden, None)
+    buffer = _shared_buffer(weights)
+    width, projected = hx.shape[2], 0
+    if cx is not None and cx.shape[2] != hx.shape[2]:
+        width, projected = cx.shape[2], hx.shape[2]
+    per_layer = (4 if biases else 2) + (1 if projected else 0)
+    output, hy, cy, *_ = aten._cudnn_rnn(
+        x, weights, per_layer, buffer, hx, cx, mode, width, projected, layers, batch_first, p, train,
+        bidirectional, batch_sizes, dropout.state(p, train),
+    )  # fmt: skip
+    return (output, hy) if cx is None else (output, hy, cy)
+
+
+def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
+    """The buffer of `flatten_weights`; None where weights lie apart, which are copied at every call."""
+    storages = {w.untyped_storage()._cdata for w in weights}
+    if len(storages) > 1 or len(weights) == 1:
+        return None
+    storage = weights[0].untyped_storage()
+    with torch.no_grad():
+        empty = torch.empty(0, dtype=weights[0].dtype, device="meta")
+        return empty.set_(storage, 0, (storage.nbytes() // weights[0].element_size(),), (1,))
+
+
+# ---- what cuDNN returns
+
+
+def cudnn_rnn(
+    x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor | None, hx: Tensor,
+    cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
+    train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
+) -> Any:  # fmt: skip
+    """Output, last states, reserve space and the weight buffer: a new one where none was given."""
+    directions = 2 if bidirectional else 1
+    width = (projected or hidden) * directions
+    if batch_sizes:
+        rows, samples = x.shape[0], batch_sizes[0]
+        output = x.new_empty((rows, width))
+    else:
+        steps, samples = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+        rows = steps * samples
+        output = x.new_empty((steps, samples, width))
+        output = output.transpose(0, 1) if batch_first else output
+    hy = hx.new_empty((layers * directions, samples, projected or hidden))
+    cy = hx.new_empty((0,)) if cx is None else cx.new_empty((layers * directions, samples, hidden))
+    size = reserve_bytes(mode, rows, hidden, projected, layers, directions, x.element_size()) if train else 0
+    reserve = torch.empty(size, dtype=torch.uint8, device=x.device)
+    if buffer is None:
+        buffer = x.new_empty(sum(w.numel() for w in weight))
+    return output, hy, cy, reserve, buffer
+
+
+def cudnn_rnn_backward(
+    x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor, hx: Tensor, cx: Tensor | None,
+    output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int,
+    hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
+    batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    """Gradients of the input and of the states, and of the weights as views of one buffer."""
+    if grad_output is None and grad_hy is None and grad_cy is None:
+        return None, None, None, [None] * len(weight)
+    if batch_first and not batch_sizes:
+        dx = x.new_empty((x.shape[1], x.shape[0], x.shape[2])).transpose(0, 1)
+    else:
+        dx = x.new_empty(x.shape)
+    dhx = hx.new_empty(hx.shape)
+    dcx = None if cx is None else cx.new_empty(cx.shape)
+    if not mask[3]:
+        return dx, dhx, dcx, []
+    flat = buffer.new_empty(buffer.shape)
+    views, offset = [], 0
+    for w in weight:
+        views.append(flat.as_strided(w.shape, w.stride(), offset))
+        offset += w.numel()
+    return dx, dhx, dcx, views
+
+
+KERNELS: dict[Any, Callable[..., Any]] = {
+    aten._cudnn_rnn.default: cudnn_rnn,
+    aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
+}

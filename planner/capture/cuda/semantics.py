@@ -1,0 +1,73 @@
+"""CUDA's semantics on the `meta` device.
+
+Composite operators ask for the device of their inputs and take another path on CUDA than on meta. Kernels
+registered from Python at the `AutogradMeta` key answer as CUDA would; they are global to the process, so
+they stand only while `cuda_semantics` is open. So do the kernels of CUDA's autocast, at a key of its own.
+"""
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+
+from planner.capture.cuda import (
+    attention,  # fmt: skip
+    binary_losses,
+    dropout,
+    encoder,
+    linear,
+    losses,
+    norms,
+    optimizers,
+    rnn,
+    softmax,
+)
+from planner.capture.cuda.autocast import mode as autocast, queries as autocast_queries, rnn as autocast_rnn
+
+_OPEN = threading.Lock()
+_RULES = (attention, binary_losses, dropout, encoder, linear, losses, norms, optimizers, rnn, softmax)
+
+
+@contextmanager
+def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
+    """While open, operators on `meta` take the paths that they take on a CUDA GPU of this compute capability.
+
+    Raises RuntimeError where it is open already, in this thread or another.
+    """
+    if not _OPEN.acquire(blocking=False):
+        raise RuntimeError("another trace is running in this process; traces run one at a time")
+    try:
+        with ExitStack() as stack:
+            library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+            casts = autocast.CastCache()
+            stack.callback(library._destroy)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
+                for rules in _RULES:
+                    for name, kernel in rules.kernels(capability).items():
+                        library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
+                for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
+                    library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
+            for target, replacement in (*_device_lists(), *autocast_queries.patches(casts.clear)):
+                stack.enter_context(mock.patch(target, replacement))
+            stack.enter_context(autocast.included())
+            yield
+    finally:
+        _OPEN.release()
+
+
+def _device_lists() -> Iterator[tuple[str, object]]:
+    """Python code that looks at the device or at compiled extensions, and what it shall answer for `meta`."""
+    # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
+    yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
+    # nn.TransformerEncoderLayer names the devices inline, with that of an out-of-tree backend as a variable
+    yield "torch.utils.backend_registration._privateuse1_backend_name", "meta"
+    yield from optimizers.device_lists()
+    # torchvision's operators ask for the extension before they are called; on a GPU it is there
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchvision.ops.") and hasattr(module, "_assert_has_ops"):
+            yield f"{name}._assert_has_ops", lambda: None

@@ -1,0 +1,42 @@
+"""The chip as the rules of one job see it."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.jobs import Job
+from planner.program import Chip
+
+if TYPE_CHECKING:
+    from planner.hardware.cudnn import Cudnn
+
+
+def equip(chip: Chip, job: Job) -> Chip:
+    """With the library that the job asks for the workspaces of convolutions. Raises UsageError."""
+    if not job.cudnn or chip.cudnn is not None:
+        return chip
+    library = _library_of(job)
+    return replace(chip, cudnn=library.benchmarked if job.cudnn_benchmark else library.workspaces)
+
+
+def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
+    """What is to be said of whatever is concluded from a run of the job on such a GPU."""
+    if not job.cudnn:
+        return ()
+    library = _library_of(job)
+    if capability in library.silent:
+        known = "compute capability {}.{}".format(*capability)
+        return (
+            f"cuDNN {library.version} does not answer for {known}: no workspaces of convolutions are counted",
+        )
+    told = f"convolutions take the workspaces that cuDNN {library.version} asks for"
+    if job.cudnn_benchmark:
+        told += ": the largest while it times its engines, then that of its first choice"
+    if library.lacks:
+        return (told, f"cuDNN's engines that are built on cuBLASLt are left out: {library.lacks}")
+    return (told,)
+
+
+def _library_of(job: Job) -> "Cudnn":
+    from planner.emulator import open_cudnn_with_cublaslt
+
+    return open_cudnn_with_cublaslt(job.cudnn)

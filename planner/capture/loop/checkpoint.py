@@ -1,0 +1,131 @@
+"""`--checkpoint blocks`: the repeated blocks of a model run again in the backward pass.
+
+A model's own switch is used where it has one; else its blocks are found, and `torch.utils.checkpoint` is put
+around each. What models checkpoint themselves needs nothing from here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from planner.errors import ModelError
+from planner.jobs import Job
+
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@contextmanager
+def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
+    """While open, the model's blocks are checkpointed; gives the sentence that says which.
+
+    Raises ModelError where the model has neither a switch nor repeated blocks.
+    """
+    switch = _use_own_switch(model)
+    if switch is not None:
+        yield (f"activations are checkpointed as the model's own {switch} does it",)
+        return
+    blocks = find_blocks(model)
+    if not blocks:
+        raise ModelError(
+            f"{job.model}: no blocks to checkpoint: no list of it holds several modules of one class; use "
+            "--checkpoint none, or checkpoint inside the model"
+        )
+    for block in blocks:
+        block.forward = _run_again(block.forward)
+    try:
+        counted = {kind: sum(type(block) is kind for block in blocks) for kind in map(type, blocks)}
+        shown = ", ".join(f"{count} {kind.__name__}" for kind, count in counted.items())
+        yield (f"activations are checkpointed block by block: {shown}",)
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _use_own_switch(model: nn.Module) -> str | None:
+    """Turn on what timm and transformers call gradient checkpointing; gives the switch's name.
+
+    A model that has the switch and refuses it (timm asserts, transformers raises ValueError) has none.
+    """
+    without_reentrance = {"use_reentrant": False}  # the default since transformers 5
+    for name, argument in (
+        ("set_grad_checkpointing", True),
+        ("activation_checkpointing_enable", without_reentrance),
+        ("gradient_checkpointing_enable", without_reentrance),  # its older name
+    ):
+        switch = getattr(model, name, None)
+        if callable(switch):
+            try:
+                switch(argument)
+            except (AssertionError, ValueError):
+                continue
+            return name
+    return None
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost repeated blocks of a model, in its order.
+
+    In each list of modules, the class that holds most of the parameters makes the blocks, if the list has
+    several of it and it is made of modules itself. Plain lists, and classes that are lists of blocks, are
+    looked into instead, such as the stages of a ResNet. A class that makes blocks somewhere makes them
+    everywhere, and one that occurs inside the blocks of another makes none.
+    """
+    kinds = {kind for module in model.modules() if isinstance(module, _LISTS) for kind in _repeated(module)}
+    for inner in [kind for kind in kinds if _occurs_inside(kind, kinds - {kind}, model)]:
+        kinds.discard(inner)
+    return list(dict.fromkeys(_outermost(model, kinds)))  # a shared one once
+
+
+def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
+    """The class of a list's blocks, if it has any."""
+    elements: dict[type[nn.Module], int] = {}
+    for child in modules.children():
+        elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())
+    if not elements or not max(elements.values()):
+        return set()
+    kind = max(elements, key=lambda kind: elements[kind])
+    children = [child for child in modules.children() if type(child) is kind]
+    is_leaf = not any(True for child in children for _ in child.children())
+    if kind in _LISTS or is_leaf or len(children) < 2 or any(_holds_blocks(child) for child in children):
+        return set()
+    return {kind}
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    return isinstance(module, _LISTS) and bool(_repeated(module))
+
+
+def _occurs_inside(kind: type[nn.Module], others: set[type[nn.Module]], model: nn.Module) -> bool:
+    return any(
+        type(inner) is kind for outer in model.modules() if type(outer) in others for inner in outer.modules()
+    )
+
+
+def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Module]:
+    """Modules of these classes that lie in no other such module."""
+    if type(module) in kinds:
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child, kinds)
+
+
+def _run_again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward method under a checkpoint; as it is where no gradients are recorded.
+
+    Lists among the arguments are copied: DenseNet hands its layers one list and appends to it afterwards,
+    which the second run must not see.
+    """
+
+    def forward_again(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        args, kwargs = tree_map(lambda value: value, (args, kwargs))
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return forward_again

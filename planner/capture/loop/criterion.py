@@ -1,0 +1,100 @@
+"""The loss of a user's own: FILE.py:NAME, a callable of an output and, where it wants one, a target."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from planner.capture.models.meta_init import build_weightless
+from planner.capture.models.registry import open_file
+from planner.capture.process_state import text_of
+from planner.errors import ModelError, PlannerError, UsageError
+from planner.jobs import Job, Mode, is_code
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """A loss that is ready to be called."""
+
+    call: Callable[..., Any]
+    name: str  # FILE.py:NAME
+    takes_target: bool
+    is_without_target: bool  # the job has one, which the loss does not take
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        """Return the loss. Raises ModelError where the callable gives something else."""
+        loss = self.call(output, target) if self.takes_target else self.call(output)
+        if not isinstance(loss, Tensor):
+            raise ModelError(f"loss {self.name}: gives a {type(loss).__name__}; return the loss as a tensor")
+        return loss
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The criterion where it is a module, whose buffers and parameters take memory."""
+        return self.call if isinstance(self.call, nn.Module) else None
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what an answer has to say of the loss."""
+        found = []
+        if self.is_without_target:
+            found.append(f"the loss {self.name} takes the output alone: no target is copied to the GPU")
+        if self.module is not None and any(one.requires_grad for one in self.module.parameters()):
+            found.append(f"the parameters of the loss {self.name} are trained with those of the model")
+        return tuple(found)
+
+
+def build_criterion(job: Job) -> Criterion | None:
+    """Return the job's own loss, its tensors on meta; None where the job names one that the planner knows.
+
+    A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError where
+    the file or a target is missing, ModelError where the code fails.
+    """
+    if not is_code(job.loss) or job.mode is not Mode.TRAIN:
+        return None
+    name = str(job.loss)
+    found, call_in_file = open_file(name, "loss")
+    try:
+        needs, most = _positional(found)
+        if isinstance(found, type) or (needs == 0 and not isinstance(found, nn.Module) and most < _ANY):
+            made = build_weightless(lambda: call_in_file(found))
+        else:
+            made = build_weightless(lambda: found) if isinstance(found, nn.Module) else found
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's code may raise anything
+        raise ModelError(
+            f"loss {name}: making it fails: {type(error).__name__}: {text_of(error)[:200]}; "
+            "name a callable that needs no arguments to be made"
+        ) from error
+    if not callable(made):
+        raise ModelError(f"loss {name}: is a {type(made).__name__}, which nobody can call; name a function")
+    return _checked(made, name, job)
+
+
+def _checked(made: Callable[..., Any], name: str, job: Job) -> Criterion:
+    needs, most = _positional(made)
+    has_target = job.target is not None or bool(job.targets)
+    if needs > 2 or most < 1:
+        raise UsageError(f"loss {name}: takes {needs} arguments; write it as (output, target) or (output)")
+    if needs == 2 and not has_target:
+        raise UsageError(
+            f"loss {name}: takes an output and a target; give one sample, such as --target scalar:int64"
+        )
+    return Criterion(made, name, has_target and most > 1, has_target and most < 2)
+
+
+_ANY = 2**31  # arguments of *args
+
+
+def _positional(made: Any) -> tuple[int, int]:
+    """Return how many arguments without a name a callable needs, and how many it takes."""
+    is_module = isinstance(made, nn.Module)
+    try:
+        parameters = inspect.signature(made.forward if is_module else made).parameters.values()
+    except (TypeError, ValueError):  # of a builtin
+        return 1, 2
+    plain = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    return sum(one.default is one.empty for one in plain), _ANY if has_any else len(plain)

@@ -1,0 +1,151 @@
+"""DistributedDataParallel's memory in one process: buckets of gradients, and what broadcasts take.
+
+There is no process group: buckets are real tensors on the device, filled by hooks as gradients arrive, and
+nothing is sent. What is modelled is the default: `find_unused_parameters=False`, no communication hook, every
+backward pass synchronises. Facts from torch/nn/parallel/distributed.py (2.13) and reducer.cpp and comm.cpp of
+torch/csrc/distributed/c10d (read in 1.10 and a version of 2.x); a test holds them against the real ones. Left
+out are some tensors of a few hundred bytes, in which ranks agree on shapes and on the order of gradients.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.loop.runtime import Label
+from planner.jobs import Job
+from planner.program import Role
+
+FIRST_BUCKET_BYTES = 2**20  # reducer.hpp: kDefaultFirstBucketBytes
+BUCKET_BYTES = 25 * 2**20  # reducer.hpp: kDefaultBucketBytesCap
+BROADCAST_BYTES = 250 * 2**20  # distributed.py: broadcast_bucket_size
+BROADCASTS_IN_FLIGHT = 2  # comm.cpp: broadcast_coalesced
+
+
+class Buckets:
+    """The gradient buckets of a model's trained parameters.
+
+    The first assignment puts all gradients of one dtype into one bucket. Before the second forward pass with
+    gradients the buckets are made anew, in the order in which the first backward pass brought the gradients.
+    """
+
+    def __init__(self, model: nn.Module, job: Job, label: Label) -> None:
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._model = model
+        self._are_views = job.ddp_bucket_view
+        self._label = label
+        self._arrived: list[int] | None = []  # until the buckets are made anew: indices of parameters
+        self._views: dict[int, Tensor] = {}  # index of a parameter -> its place in a bucket
+        # distributed.py: _sync_module_states
+        broadcast([*model.parameters(), *model.buffers()])
+        self._fill(list(reversed(_by_first_tensor(assign_buckets(self._parameters, (sys.maxsize,))))))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    def before_forward(self) -> None:
+        """What `DistributedDataParallel.forward` does before the model's own, in training."""
+        if self._arrived:
+            arrived, self._arrived = self._arrived, None
+            # With parameters that got no gradient DDP raises here; they are put last.
+            arrived += sorted(set(range(len(self._parameters))) - set(arrived))
+            ordered = [self._parameters[index] for index in arrived]
+            buckets = assign_buckets(ordered, (FIRST_BUCKET_BYTES, BUCKET_BYTES))
+            self._fill([[arrived[place] for place in bucket] for bucket in buckets])
+        broadcast(list(self._model.buffers()))
+
+    def close(self) -> None:
+        """Let go of the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._views.clear()
+
+    def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Allocate buckets; the old ones are let go of first (Reducer::initialize_buckets)."""
+        self._views.clear()
+        for bucket in buckets:
+            first = self._parameters[bucket[0]]
+            elements = sum(self._parameters[index].numel() for index in bucket)
+            flat = torch.empty(elements, dtype=first.dtype, device=first.device)
+            self._label(flat, Role.GRADIENT)
+            offset = 0
+            for index in bucket:
+                parameter = self._parameters[index]
+                # Reducer::initialize_bucket_views: with the parameter's strides
+                view = flat.as_strided(parameter.shape, parameter.stride(), offset)
+                offset += parameter.numel()
+                self._views[index] = view
+                if self._are_views and parameter.grad is not None:
+                    view.copy_(parameter.grad)
+                    parameter.grad = view
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        """Reducer::mark_variable_ready_dense: the gradient goes into its bucket, and becomes a view of it.
+
+        Without views it is copied back after the reduction, which takes no memory and is left out.
+        """
+        if self._arrived is not None and index not in self._arrived:
+            self._arrived.append(index)
+        gradient, view = parameter.grad, self._views[index]
+        if gradient is None or gradient.untyped_storage()._cdata == view.untyped_storage()._cdata:
+            return
+        view.copy_(gradient)
+        if self._are_views:
+            parameter.grad = view
+
+
+@contextmanager
+def data_parallel(model: nn.Module, job: Job, label: Label) -> Iterator[Buckets]:
+    """The buckets of the model while it is trained; `label` hears what they are for."""
+    buckets = Buckets(model, job, label)
+    try:
+        yield buckets
+    finally:
+        buckets.close()
+
+
+def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:
+    """Which tensors share a bucket, by their index; each bucket is of one dtype.
+
+    A bucket is full as soon as it reaches its limit; the last limit holds for all further ones. They come as
+    they get full, then those that do not. Source: reducer.cpp, compute_bucket_assignment_by_size, which
+    leaves the order of the latter open.
+    """
+    full: list[list[int]] = []
+    filling: dict[torch.dtype, list[int]] = {}
+    filled_bytes: dict[torch.dtype, int] = {}
+    closed: dict[torch.dtype, int] = {}  # buckets of this dtype that are full
+    for index, tensor in enumerate(tensors):
+        kind = tensor.dtype
+        filling.setdefault(kind, []).append(index)
+        filled_bytes[kind] = filled_bytes.get(kind, 0) + tensor.numel() * tensor.element_size()
+        count = closed.get(kind, 0)
+        if filled_bytes[kind] >= limits_bytes[min(count, len(limits_bytes) - 1)]:
+            full.append(filling.pop(kind))
+            del filled_bytes[kind]
+            closed[kind] = count + 1
+    return [*full, *filling.values()]
+
+
+def _by_first_tensor(buckets: Iterable[list[int]]) -> list[list[int]]:
+    return sorted(buckets, key=min)
+
+
+def broadcast(tensors: Sequence[Tensor]) -> None:
+    """Take and give back the flat copies through which tensors are broadcast (comm.cpp)."""
+    in_flight: deque[Tensor] = deque()
+    with torch.no_grad():
+        for bucket in _by_first_tensor(assign_buckets(tensors, (BROADCAST_BYTES,))):
+            if len(in_flight) == BROADCASTS_IN_FLIGHT:
+                in_flight.popleft()
+            flat = [tensors[index].contiguous().view(-1) for index in bucket]
+            in_flight.append(torch.cat(flat) if len(flat) > 1 else flat[0])
+            del flat
+        while in_flight:
+            in_flight.popleft()

@@ -1,0 +1,158 @@
+"""`--mode generate`: a causal language model of transformers extends a prompt token by token.
+
+The loop is that of `GenerationMixin._sample` (transformers/generation/utils.py, 5.23) with greedy search, no
+a `DynamicCache`; its names live as they do there. No value is asked for: every sequence runs to its last
+token.
+"""
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.loop.runtime import Fetch, Machine, OnPhase
+from planner.capture.models.transformers.build import is_padded
+from planner.errors import ModelError
+from planner.jobs import Job
+from planner.program import Phase
+
+WHOLE_TOKENS = 4  # at either end: run through the model; of those between, only the cache grows
+MOST_GROWTHS = 256  # where more tokens lie between, the cache grows by several at a time
+
+
+def run_generation(
+    model: nn.Module, job: Job, fetch: Fetch, on_phase: OnPhase, machine: Machine
+) -> tuple[str, ...]:
+    """Generate `job.new_tokens` tokens after the prompt, `job.steps` times; gives what is left out, as
+    sentences.
+
+    The prompt is the job's `input_ids`, or its first input. Raises ModelError for a model that does not
+    generate as transformers' decoders do.
+    """
+    _refuse_others(model, job)
+    model.eval()
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Tensor]
+    tokens: Tensor | None = None
+    with torch.no_grad():
+        for step in range(1, job.steps + 1):
+            on_phase(step, Phase.INPUTS)
+            args, kwargs = (), {}  # the last prompt goes before the next is copied
+            args, kwargs, _ = fetch()
+            on_phase(step, Phase.FORWARD)
+            with machine.autocast():
+                tokens = _generate(model, _prepare(model, args, kwargs, job), job)
+        on_phase(job.steps, Phase.END)
+    del tokens
+    return _left_out(job.new_tokens)
+
+
+def _left_out(new_tokens: int) -> tuple[str, ...]:
+    strides = _growths(new_tokens)
+    if not strides:
+        return ()
+    by = f", by up to {strides[0]} tokens at once" if strides[0] > 1 else ""
+    return (
+        f"of the tokens between the first {WHOLE_TOKENS} and the last {WHOLE_TOKENS}, only the growth of the "
+        f"key-value cache is traced{by}",
+    )
+
+
+def _growths(new_tokens: int) -> list[int]:
+    """By how many tokens the cache grows at a time, between the tokens that are run through the model."""
+    between = max(new_tokens - 2 * WHOLE_TOKENS, 0)
+    stride = -(-between // MOST_GROWTHS)
+    return [min(stride, between - start) for start in range(0, between, stride)] if between else []
+
+
+def _refuse_others(model: nn.Module, job: Job) -> None:
+    config, can_generate = getattr(model, "config", None), getattr(model, "can_generate", None)
+    if config is None or can_generate is None or not can_generate():
+        problem = "is no causal language model of transformers"
+    elif getattr(config, "is_encoder_decoder", False):
+        problem = "has an encoder and a decoder, whose generation is not modelled"
+    elif getattr(model, "_is_stateful", False):
+        problem = "keeps a state in place of a key-value cache, which is not modelled"
+    else:
+        return
+    raise ModelError(f"{job.model}: {problem}; use --mode infer, or a model such as hf:LlamaForCausalLM")
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of the text: three tensors of batch x length, or None where the model takes none."""
+
+    tokens: Tensor
+    positions: Tensor | None
+    mask: Tensor | None
+
+    def inputs(self, last: int) -> dict[str, Any]:
+        """The model's inputs for the last tokens; the mask is always that of the whole text."""
+        inputs = {"input_ids": self.tokens[:, -last:].clone(), "attention_mask": self.mask}
+        if self.positions is not None:
+            inputs["position_ids"] = self.positions[:, -last:].clone()
+        return {name: tensor for name, tensor in inputs.items() if tensor is not None}
+
+    def make_room(self, more: int) -> None:
+        """Lengthen positions and mask by this many tokens."""
+        if self.positions is not None:
+            following = torch.arange(more, device=self.positions.device) + self.positions[:, -1:] + 1
+            self.positions = torch.cat([self.positions, following], dim=-1)
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(self.mask.shape[0], more)], dim=-1)
+
+
+def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], job: Job) -> _Text:
+    """The prompt with its positions, and with its mask if that masks anything."""
+    taken = inspect.signature(model.forward).parameters
+    prompt = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+    mask = kwargs["attention_mask"] if "attention_mask" in kwargs else torch.ones_like(prompt)
+    positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0) if "position_ids" in taken else None
+    return _Text(prompt, positions, mask if is_padded(job) and "attention_mask" in taken else None)
+
+
+def _generate(model: Any, text: _Text, job: Job) -> Tensor:
+    """Prompt and new tokens, batch x length."""
+    from transformers import DynamicCache  # slow to import, and only needed here
+
+    cache = DynamicCache(config=model.config)
+    keywords: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        keywords["logits_to_keep"] = 1  # of the prompt too
+    first, growths = min(job.new_tokens, WHOLE_TOKENS), _growths(job.new_tokens)
+    for number, growth in enumerate([0] * first + growths + [0] * (job.new_tokens - first - sum(growths))):
+        if growth:
+            _grow(cache, growth)
+            text.make_room(growth)
+        else:
+            with _decoding(model) if number else nullcontext():
+                output = model(**text.inputs(1 if number else text.tokens.shape[1]), **keywords)
+            text.make_room(1)
+            scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)  # lives until the next token's
+            chosen = scores.argmax(-1)[:, None]
+            del output
+        text.tokens = torch.cat([text.tokens, chosen.expand(-1, growth or 1)], dim=-1)
+    return text.tokens
+
+
+def _decoding(model: Any) -> AbstractContextManager[object]:
+    """Where transformers runs mixtures of experts in another way while it decodes, so does this."""
+    optimized = getattr(model, "_optimize_model_for_decode", None)
+    return nullcontext() if optimized is None else optimized()
+
+
+def _grow(cache: Any, tokens: int) -> None:
+    """Add tokens to each layer's keys and values, as a forward pass does."""
+    for number, layer in enumerate(cache.layers):
+        if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
+            # No name may hold the old keys and values, which go as soon as the longer ones are made.
+            cache.update(_new_states(layer.keys, tokens), _new_states(layer.values, tokens), number)
+
+
+def _new_states(cached: Tensor, tokens: int) -> Tensor:
+    """Keys or values of further tokens; batch x heads x tokens x width."""
+    batch, heads, _, width = cached.shape
+    return cached.new_empty(batch, heads, tokens, width)

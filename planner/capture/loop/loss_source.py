@@ -1,0 +1,50 @@
+"""Name what of a model's output the loss is made of, where it returns more than one tensor."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from planner.jobs import Loss, is_code
+
+MOST_NAMED = 6  # entries of an output
+
+
+def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
+    """Return one sentence on the entries that `loss_of` took; none where the output is one tensor."""
+    if isinstance(output, Tensor) or is_code(kind):  # which takes what it likes
+        return ()
+    if kind is Loss.OUTPUT:
+        taken = "'loss'" if _has_loss(output) else "the first of the values"
+        return (f"the loss is {taken} that the model returns; its other outputs have no part in it",)
+    names = [name for name, value in _entries(output) if _floating(value)]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    shown = ", ".join(names[:MOST_NAMED]) + more
+    several = len(_floating(output)) > 1
+    if kind is Loss.SUM:
+        return (f"the loss is the sum of all elements of what the model returns as {shown}",)
+    if several:
+        return (f"the loss is the sum of the {kind} losses of what the model returns as {shown}",)
+    return (f"the loss is the {kind} of what the model returns as {shown}",)
+
+
+def _has_loss(output: Any) -> bool:
+    return getattr(output, "loss", None) is not None or isinstance(output, Mapping)
+
+
+def _entries(output: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of an output on its first level, with the names that a user has for them."""
+    if isinstance(output, Mapping):
+        yield from ((repr(name), value) for name, value in output.items())
+    elif hasattr(output, "_fields"):  # a named tuple
+        yield from ((repr(name), getattr(output, name)) for name in output._fields)
+    elif isinstance(output, list | tuple):
+        yield from ((f"output[{place}]", value) for place, value in enumerate(output))
+    else:
+        yield f"a {type(output).__name__}", output
+
+
+def _floating(value: Any) -> list[Tensor]:
+    """The tensors that `loss_of` takes."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -1,0 +1,76 @@
+"""Optimizers with the defaults that they have on CUDA, gradient clipping, and averages of the weights."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from torch import nn, optim
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from planner.errors import UsageError
+from planner.jobs import ClipGradients, Optimizer, OptimizerImpl
+
+_CONSTRUCTORS: dict[Optimizer, Callable[..., optim.Optimizer]] = {
+    Optimizer.SGD: partial(optim.SGD, lr=1e-3),
+    Optimizer.MOMENTUM: partial(optim.SGD, lr=1e-3, momentum=0.9),
+    Optimizer.NESTEROV: partial(optim.SGD, lr=1e-3, momentum=0.9, nesterov=True),
+    Optimizer.ADAM: partial(optim.Adam, lr=1e-3),
+    Optimizer.ADAMW: partial(optim.AdamW, lr=1e-3),
+    Optimizer.RMSPROP: partial(optim.RMSprop, lr=1e-3),
+    Optimizer.ADAGRAD: partial(optim.Adagrad, lr=1e-3),
+    Optimizer.ADAFACTOR: partial(optim.Adafactor, lr=1e-3),
+}
+_FUSED = {
+    Optimizer.SGD,
+    Optimizer.MOMENTUM,
+    Optimizer.NESTEROV,
+    Optimizer.ADAM,
+    Optimizer.ADAMW,
+    Optimizer.ADAGRAD,
+}
+
+
+def build_optimizer(
+    kind: Optimizer, impl: OptimizerImpl, parameters: Iterable[nn.Parameter]
+) -> optim.Optimizer:
+    """The optimizer over these parameters, in this implementation.
+
+    On CUDA torch chooses `foreach` unless told otherwise (torch/optim/optimizer.py,
+    `_default_to_fused_or_foreach`), for Adafactor the loop; on a CPU always the loop. So it is always told.
+    All parameters form one group. Raises UsageError where torch has no fused implementation of the optimizer.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH}
+    if impl is OptimizerImpl.FUSED:
+        if kind not in _FUSED:
+            names = ", ".join(sorted(_FUSED))
+            raise UsageError(
+                f"--optimizer-impl fused: torch has no fused {kind}; choose foreach, or one of {names}"
+            )
+        options = {"fused": True}
+    return _CONSTRUCTORS[kind](trained, **options)
+
+
+def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
+    """Clip the gradients in place, as scripts do between the backward pass and the optimizer's step.
+
+    On CUDA both ways run over all gradients at once (torch/nn/utils/clip_grad.py); the norm's result is kept
+    by nobody.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if kind is ClipGradients.NORM:
+        clip_grad_norm_(trained, max_norm=1.0)
+    elif kind is ClipGradients.VALUE:
+        clip_grad_value_(trained, clip_value=1.0)
+
+
+def make_average(model: nn.Module) -> AveragedModel:
+    """A moving average of the model on its device: a copy of all parameters and buffers.
+
+    `update_parameters(model)` after each step of the optimizer brings it up to date: the first time it
+    copies, later it averages the parameters over one list, and it copies the buffers each time
+    (torch/optim/swa_utils.py). Its counter stays on the CPU.
+    """
+    average = get_ema_multi_avg_fn(0.999)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=average)

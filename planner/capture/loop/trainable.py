@@ -1,0 +1,51 @@
+"""Which parameters are trained: the patterns of `--freeze` and `--train-only`."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from planner.errors import UsageError
+from planner.jobs import Job, Mode, nearest, shown
+
+
+def choose_trained(model: nn.Module, job: Job) -> None:
+    """Set `requires_grad` of the model's parameters as the job's patterns say.
+
+    With `train_only` exactly the parameters that it names are trained, as a script's loop over
+    `named_parameters` does it; `freeze` takes away from those, or from what the model trains by itself. A
+    parameter that the model uses under several names is known by each of them.
+
+    Raises UsageError for a pattern that matches no parameter, and where nothing is left to train.
+    """
+    if not job.freeze and not job.train_only:
+        return
+    named = list(model.named_parameters(remove_duplicate=False))
+    names = [name for name, _ in named]
+    _refuse_idle("--train-only", job.train_only, names, job.model)
+    _refuse_idle("--freeze", job.freeze, names, job.model)
+    if job.train_only:
+        for _, parameter in named:
+            parameter.requires_grad_(False)
+        for name, parameter in named:
+            if _matches(name, job.train_only) and parameter.is_floating_point():
+                parameter.requires_grad_(True)
+    for name, parameter in named:
+        if _matches(name, job.freeze):
+            parameter.requires_grad_(False)
+    if job.mode is Mode.TRAIN and not any(parameter.requires_grad for _, parameter in named):
+        option = "--freeze" if job.freeze else "--train-only"
+        raise UsageError(f"{option}: no parameter of {job.model} is left to train; use fewer patterns")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _refuse_idle(option: str, patterns: Iterable[str], names: list[str], model: str) -> None:
+    for pattern in patterns:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        near = nearest(pattern, names) or ", ".join(names[:3])
+        told = f"some are {near}" if near else "it has none"
+        raise UsageError(f"{option} {shown(pattern)}: no parameter of {model} has such a name; {told}")

@@ -1,0 +1,64 @@
+"""Lazy modules, which get their shapes from the first batch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.capture.cuda.devices import devices_shown
+from planner.capture.failure_reasons import source_line, wants_values
+from planner.capture.loop.training_loop import empty_batch
+from planner.capture.process_state import text_of
+from planner.capture.recorder.recorder import Run
+from planner.capture.values.interpreter import ValuesNeededError
+from planner.errors import ModelError, PlannerError
+from planner.jobs import Job
+from planner.program import Phase
+
+
+class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operators as a trace does, and records nothing."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(one, Tensor) and is_lazy(one) for one in args):  # it is being given its shape
+            return func(*args, **(kwargs or {}))
+        return self._run(func, args, kwargs or {}, Phase.FORWARD)
+
+
+def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) -> None:
+    """Call a model with lazy modules once, as a script does before it makes the optimizer.
+
+    Raises ModelError where that fails.
+    """
+    if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        return
+    args, kwargs, _ = empty_batch(job, batch, "meta")
+    try:
+        with devices_shown(), _evaluating(model), torch.no_grad(), _Running(run):
+            model(*args, **kwargs)
+    except (PlannerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a model may raise anything
+        said = " ".join(text_of(error).split())[:200] or type(error).__name__
+        if wants_values(said):
+            place = f"the call that gives lazy modules their shapes{source_line(error)}"
+            raise ValuesNeededError(job.model, place) from error
+        raise ModelError(f"{job.model}: its lazy modules get no shapes: {said}; check --input") from error
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,149 @@
+"""A job from a module that exists already and a batch of its data, as training frameworks have them.
+
+The module is copied without its weights, which costs no memory; the loop calls it through a step that the
+framework names, such as a LightningModule's `training_step`, and takes what that returns for the loss.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from planner.capture.models.live_optimizer import LiveOptimizer
+from planner.errors import UsageError
+from planner.jobs import Job, Loss, Mode, TensorSpec
+
+Step = Callable[[nn.Module, Any], Any]  # the module and a batch -> the loss, or what has it under "loss"
+StandIn = tuple[object, object]  # a thing that is not copied, and what the copy has in its place
+Prepare = Callable[[nn.Module], object]  # changes a copy as the framework changes the model before training
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """What a plan needs to know about a module in use."""
+
+    inputs: tuple[TensorSpec, ...]  # the tensors of the batch, one sample each
+    batch: int  # the batch size that they were seen with
+    build: Callable[[], nn.Module]  # a copy without weights, whose forward pass is the step
+
+
+class _StepModule(nn.Module):
+    """A module whose forward pass is one step on the tensors of a batch."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        step: Step,
+        rebuild: Callable[[Iterable[Tensor]], Any],
+        optimizer: LiveOptimizer | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._step, self._rebuild, self._optimizer = step, rebuild, optimizer
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """Run the step; tensors after those of the batch are only there to take memory."""
+        return self._step(self.module, self._rebuild(tensors))
+
+    def make_own_optimizer(self) -> optim.Optimizer | None:
+        """Return the module's own optimizer over this copy, where it is known."""
+        return None if self._optimizer is None else self._optimizer.over(self.module)
+
+
+def read_live_model(
+    module: nn.Module,
+    sample: object,
+    step: Step,
+    stand_ins: Iterable[StandIn] = (),
+    optimizer: LiveOptimizer | None = None,
+    prepare: Prepare | None = None,
+    held_bytes: int = 0,
+) -> LiveModel:
+    """Return the module with a batch of its data, ready to be built without weights.
+
+    `sample` is a batch as the data loader gives it: tensors in tuples, lists and mappings, the batch size
+    being the first dimension of each. What has one of the `stand_ins`, such as a trainer, is not copied.
+    `optimizer` is used in place of the job's, `prepare` changes each copy. `held_bytes` a sample are on
+    the device beside the batch, as one more input. Raises UsageError for a batch without tensors or with
+    several batch sizes.
+    """
+    leaves, structure = tree_flatten(sample)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if not tensors:
+        raise UsageError("the sample batch has no tensors; give one as the data loader does")
+    if len(sizes) > 1 or None in sizes:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise UsageError(f"the tensors of the sample batch have several batch sizes: {shapes}; give others")
+    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def rebuild(given: Iterable[Tensor]) -> Any:
+        filled = list(leaves)
+        for position, tensor in zip(positions, given, strict=False):
+            filled[position] = tensor
+        return tree_unflatten(filled, structure)
+
+    specs = tuple(
+        TensorSpec(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors
+    )
+    if held_bytes:
+        specs += (TensorSpec((held_bytes,), "uint8"),)
+    replaced = tuple(stand_ins)
+    (batch,) = sizes
+    assert batch is not None
+
+    def build() -> nn.Module:
+        copied = copy_weightless(module, replaced)
+        if prepare is not None:
+            prepare(copied)
+        return _StepModule(copied, step, rebuild, optimizer)
+
+    return LiveModel(specs, batch, build)
+
+
+def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:
+    """Return a deep copy with all parameters and buffers on meta, and the stand-ins in place of things."""
+    memo: dict[int, Any] = {id(thing): other for thing, other in stand_ins}
+    gpu = torch.device("cuda", 0)
+    for device in {id(known): known for known in map(_own_device, module.modules()) if known}.values():
+        memo[id(device)] = gpu  # where a LightningModule says that it is
+    for tensor in (*module.parameters(), *module.buffers()):
+        like = torch.empty_like(tensor, device="meta", requires_grad=False)
+        if isinstance(tensor, nn.Parameter):
+            like = nn.Parameter(like, tensor.requires_grad)
+        memo[id(tensor)] = like
+    gradients = [parameter.grad for parameter in module.parameters()]
+    for gradient in gradients:
+        if gradient is not None:
+            memo[id(gradient)] = None
+    copied = copy.deepcopy(module, memo)
+    compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
+    for name, one in copied.named_modules():
+        if name in compiled:  # a copy forgets it (torch/nn/modules/module.py, `__getstate__`)
+            one.compile()
+    return copied
+
+
+def _own_device(module: nn.Module) -> torch.device | None:
+    """The device that a module of Lightning remembers: the CPU until a training starts."""
+    device = vars(module).get("_device")
+    return device if isinstance(device, torch.device) else None
+
+
+def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
+    """The job of a live model; what it returns is the loss."""
+    return Job(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
+
+
+def fields_of_process() -> dict[str, Any]:
+    """Return the fields of a job that are settings of this process."""
+    return {"cudnn_benchmark": torch.backends.cudnn.benchmark}
+
+
+def is_deterministic() -> bool:
+    """Return whether torch takes deterministic algorithms alone in this process."""
+    return torch.are_deterministic_algorithms_enabled()

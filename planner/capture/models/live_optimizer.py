@@ -1,0 +1,114 @@
+"""The optimizer of a module in use, made again over the parameters of a copy without weights.
+
+Its groups, weight decay and options such as `amsgrad` decide how many states and temporaries there are, so
+that it is built with all of them, not as the default of its class.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from planner.capture.loop.optimizers import build_optimizer
+from planner.errors import UsageError
+from planner.jobs import Job
+
+_DECIDE_MEMORY = ("amsgrad", "maximize", "centered", "weight_decay")  # and are no name of an optimizer here
+_CHOSEN_BY_TORCH = ("foreach", "fused")  # None stands for what torch takes on the device
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptimizer:
+    """A torch optimizer without its state; parameters go by their names in the module."""
+
+    kind: type[optim.Optimizer]
+    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # names of parameters -> options
+
+    def over(self, module: nn.Module) -> optim.Optimizer:
+        """Build the optimizer over a copy of the module, in the implementation that CUDA would have."""
+        parameters = dict(module.named_parameters())
+        groups = [
+            {**_on_cuda(self.kind, options), "params": [parameters[name] for name in names]}
+            for names, options in self.groups
+        ]
+        return self.kind(groups, **{name: groups[0][name] for name in _CHOSEN_BY_TORCH if name in groups[0]})
+
+
+def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> LiveOptimizer:
+    """Return the optimizer's class and groups. Raises UsageError for parameters that are not the module's."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        foreign = [parameter for parameter in group["params"] if id(parameter) not in names]
+        if foreign:
+            raise UsageError(
+                f"the optimizer has {len(foreign)} parameters that the model has not; make it from "
+                "model.parameters(), after the last change to the model"
+            )
+        options = {name: _plain(group[name]) for name in optimizer.defaults if name in group}
+        groups.append((tuple(names[id(parameter)] for parameter in group["params"]), options))
+    return LiveOptimizer(type(optimizer), tuple(groups))
+
+
+def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
+    """Return an optimizer with the same learning rates and other numbers, and no parameters."""
+    bare = optim.Optimizer.__new__(optim.Optimizer)
+    groups = [{**group, "params": []} for group in optimizer.param_groups]
+    bare.__dict__.update(param_groups=groups, defaults=dict(optimizer.defaults), state={})
+    return bare
+
+
+def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
+    """Return sentences on what is planned otherwise than the class's default."""
+    defaults = _defaults_of(optimizer.kind)
+    changed: dict[str, Any] = {}
+    for _, options in optimizer.groups:
+        for name in _DECIDE_MEMORY:
+            if options.get(name) and options[name] != defaults.get(name):
+                changed.setdefault(name, options[name])
+    notes = []
+    if changed:
+        told = ", ".join(f"{name}={value}" for name, value in changed.items())
+        notes.append(f"the optimizer is planned with its own settings: {told}")
+    if any(options.get("capturable") for _, options in optimizer.groups):
+        notes.append(
+            "the optimizer's capturable=True is not planned: each parameter's step count is on the GPU then, "
+            "512 bytes each"
+        )
+    return tuple(notes)
+
+
+def make_optimizer(model: nn.Module, job: Job, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+    """Return the optimizer that the model brings with it, or else the job's over these parameters."""
+    own = getattr(model, "make_own_optimizer", None)
+    found = own() if callable(own) else None
+    if isinstance(found, optim.Optimizer):
+        return found
+    return build_optimizer(job.optimizer, job.optimizer_impl, parameters)
+
+
+def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as torch would settle them on CUDA (torch/optim/optimizer.py)."""
+    settled = dict(options)
+    if "capturable" in settled:
+        settled["capturable"] = False
+    if not settled.get("fused") and settled.get("foreach") is None and "foreach" in settled:
+        settled["foreach"] = kind is not optim.Adafactor
+    return settled
+
+
+def _plain(value: Any) -> Any:
+    """A learning rate, or anything else that may be a tensor, as a number."""
+    if isinstance(value, Tensor):
+        return 1e-3
+    if isinstance(value, tuple):
+        return tuple(0.9 if isinstance(one, Tensor) else one for one in value)
+    return value
+
+
+def _defaults_of(kind: type[optim.Optimizer]) -> Mapping[str, Any]:
+    import inspect
+
+    parameters: Iterable[inspect.Parameter] = inspect.signature(kind).parameters.values()
+    return {one.name: one.default for one in parameters}

@@ -1,0 +1,1 @@
+"""torchvision without its compiled operators and weights."""

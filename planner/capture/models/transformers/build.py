@@ -1,0 +1,270 @@
+"""Models of transformers, from the configurations and classes that it ships or from a folder; never a hub.
+
+`hf:bert` is a model type with its default configuration and the head of its task, `hf:LlamaForCausalLM` a
+class with its default configuration, `hf:FOLDER` a folder with a config.json. Arguments of the job go to the
+configuration (`a__b` to `b` of the sub-configuration `a`), save three of our own: `task` chooses the head
+of a model type or a folder, `padded` says whether the attention mask masks anything, and
+`attn_implementation` is that of transformers.
+"""
+
+import copy
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+from planner.capture.models.transformers.masks import quiet
+from planner.errors import ModelError, UsageError
+from planner.jobs import Job, Mode, nearest, shown, split_model
+
+SOURCE = "hf"
+
+# Task -> transformers' table of the classes for it (models/auto/modeling_auto.py). Without a task a model
+# type gets the first of these that has it.
+TASKS: Mapping[str, str] = {
+    "zero-shot-image-classification": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "seq2seq-lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "speech-seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "audio-classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "video-classification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
+    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+    "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
+    "semantic-segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "ctc": "MODEL_FOR_CTC_MAPPING_NAMES",
+    "pretraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "features": "MODEL_MAPPING_NAMES",
+}
+_CHANCE = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+_OF_THE_SOURCE = ("task", "padded", "attn_implementation")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A class of transformers with its configuration."""
+
+    model_class: Any  # a subclass of transformers.PreTrainedModel
+    config: Any  # a transformers.PreTrainedConfig
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The arguments of its forward method."""
+        return inspect.signature(self.model_class.forward).parameters
+
+
+def is_of_transformers(job: Job) -> bool:
+    """Whether the job's model comes from this source."""
+    return split_model(job.source or job.model).source == SOURCE
+
+
+def is_padded(job: Job) -> bool:
+    """Whether the attention mask of the job's batches masks something; it does unless the job denies it."""
+    return not (is_of_transformers(job) and dict(job.model_args).get("padded", True) is False)
+
+
+def notes_of(job: Job, model: object) -> tuple[str, ...]:
+    """What the answer must say about the inputs of a model of transformers."""
+    if not is_of_transformers(job):
+        return ()
+    keywords = {spec.keyword for spec in job.inputs}
+    notes = []
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    tokens = max((spec.shape[-1] for spec in job.inputs if spec.keyword == "input_ids"), default=0)
+    tokens += job.new_tokens if job.mode is Mode.GENERATE else 0
+    if isinstance(positions, int) and tokens > positions > 0:
+        notes.append(
+            f"{tokens:,} tokens are more than the {positions:,} positions of the configuration: a model that "
+            f"looks its positions up in a table fails; --model-arg max_position_embeddings={tokens}"
+        )
+    if "attention_mask" in keywords and is_padded(job):
+        notes.append(
+            "batches are taken as padded, so attention runs under a mask; "
+            "--model-arg padded=false plans for batches without padding"
+        )
+    elif "attention_mask" in keywords:
+        notes.append("batches are taken as not padded (padded=false): transformers makes no attention mask")
+    if "input_values" in keywords and "apply_spec_augment" not in dict(job.model_args):
+        notes.append("SpecAugment and LayerDrop, which go by chance, are left out")
+    return tuple(notes)
+
+
+def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> Choice:
+    """What `hf:NAME` with these arguments is. Raises UsageError for names and arguments that are unknown."""
+    task = arguments.get("task")
+    if task is not None and task not in TASKS:
+        raise UsageError(f"--model-arg task={task}: unknown task; use one of {', '.join(TASKS)}")
+    if not isinstance(arguments.get("padded", True), bool):
+        raise UsageError("--model-arg padded: say true or false")
+    given = {key: value for key, value in arguments.items() if key not in _OF_THE_SOURCE}
+    with quiet():
+        choice = _choose(transformers, name, task, given)
+    if arguments.get("attn_implementation") is not None:
+        choice.config._attn_implementation = arguments["attn_implementation"]
+    _settle(choice.config, choice.model_class, given)
+    return choice
+
+
+def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, Any]) -> Choice:
+    folder, types = Path(name), transformers.CONFIG_MAPPING
+    named: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    if folder.is_dir():
+        said = _read_config(folder)
+        config = _configure(_config_class(transformers, said, folder), said, given)
+        model_class = _class_of_folder(transformers, config, said, task)
+    elif name in types:
+        config = _configure(types[name], {}, given)
+        model_class = _class_of_type(transformers, name, task)
+    elif getattr(named, "config_class", None) is not None and hasattr(named, "forward"):
+        config, model_class = _configure(named.config_class, {}, given), named
+    else:
+        raise _unknown(transformers, name)
+    return Choice(model_class, config)
+
+
+def _settle(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
+    """Give what training needs and default configurations leave open; none of it decides memory.
+
+    Chance is left out unless asked for: SpecAugment masks as many frames as it says, and LayerDrop skips
+    layers, where a plan is for the steps that skip none.
+    """
+    if "ForSequenceClassification" in model_class.__name__ and getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 0  # decoders refuse batches above 1 without one
+    start = getattr(config, "decoder_start_token_id", None)
+    if getattr(config, "is_encoder_decoder", False) and start is None:
+        config.decoder_start_token_id = 0  # labels are shifted behind it
+    for name in _CHANCE:
+        if getattr(config, name, 0) and name not in given:
+            setattr(config, name, type(getattr(config, name))())
+
+
+def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
+    """The model in fp32, whatever dtype its configuration names; the job's precision converts it."""
+    choice = choose_class(transformers, name, arguments)
+    with offline(), quiet():
+        model: nn.Module = choice.model_class(choice.config)
+    if "return_loss" in choice.parameters:
+        _return_loss(model)
+    return model
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """While open, huggingface_hub refuses to reach for the network, as under HF_HUB_OFFLINE."""
+    with mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):
+        yield
+
+
+def _return_loss(model: nn.Module) -> None:
+    """Models of image and text compare the two only on demand, and then in training as a loss."""
+    forward = model.forward
+
+    def forward_with_loss(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs, return_loss=True) if model.training else forward(*args, **kwargs)
+
+    model.forward = forward_with_loss
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        said = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no such file; name a folder with a config.json") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
+    if not isinstance(said, dict):
+        raise ModelError(f"{path}: is no JSON object; mend the file")
+    return said
+
+
+def _config_class(transformers: Any, said: Mapping[str, Any], folder: Path) -> Any:
+    kind = said.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type {kind!r} is none that transformers "
+            f"{transformers.__version__} ships; code from elsewhere is not run"
+        )
+    return transformers.CONFIG_MAPPING[kind]
+
+
+def _class_of_folder(transformers: Any, config: Any, said: Mapping[str, Any], task: str | None) -> Any:
+    """The task's class; without a task the first of `architectures`, or the default head of the type."""
+    architectures = said.get("architectures") or []
+    if task is None and architectures:
+        found = getattr(transformers, str(architectures[0]), None)
+        if found is None:
+            raise ModelError(
+                f"transformers {transformers.__version__} has no class {architectures[0]!r}, "
+                "which config.json names"
+            )
+        return found
+    return _class_of_type(transformers, config.model_type, task)
+
+
+def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
+    tables = importlib.import_module("transformers.models.auto.modeling_auto")
+    of_type = {
+        name: getattr(tables, table)[kind]
+        for name, table in TASKS.items()
+        if kind in getattr(tables, table, {})
+    }
+    if not of_type or (task is not None and task not in of_type):
+        known = ", ".join(of_type) or "no class of its own"
+        raise UsageError(f"hf:{kind}: transformers has no class for {task or 'this type'}; it has {known}")
+    names = of_type[task or next(iter(of_type))]
+    return getattr(transformers, names if isinstance(names, str) else names[0])
+
+
+def _configure(config_class: Any, said: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """The configuration of a file, or the default one where nothing is said, under the given values.
+
+    Raises UsageError for a key that it does not have: transformers would take it without a word.
+    """
+    whole = copy.deepcopy(dict(said))
+    if "num_labels" in given:  # a file spells out the names of its labels, and their number wins
+        whole.pop("id2label", None)
+        whole.pop("label2id", None)
+    known = config_class.from_dict(copy.deepcopy(whole))
+    for key, value in given.items():
+        inside, target = known, whole
+        *parents, last = key.split("__")
+        for parent in parents:
+            inside, target = getattr(inside, parent, None), target.setdefault(parent, {})
+        if not hasattr(inside, "attribute_map"):
+            raise _no_argument(known, key)
+        if not hasattr(inside, last):
+            raise _no_argument(inside, last)
+        target[inside.attribute_map.get(last, last)] = value
+    return config_class.from_dict(whole)
+
+
+def _no_argument(config: Any, key: str) -> UsageError:
+    near = nearest(key, (name for name in config.to_dict() if not name.startswith("_")))
+    told = f"; the nearest: {near}" if near else ""
+    return UsageError(f"--model-arg {key}: {type(config).__name__} has no such value{told}")
+
+
+def _unknown(transformers: Any, name: str) -> UsageError:
+    if "/" in name:
+        return UsageError(
+            f"model {shown('hf:' + name)}: there is no such folder, and nothing is fetched from a hub; "
+            "save its config.json into a folder and name that as hf:FOLDER"
+        )
+    known = [*transformers.CONFIG_MAPPING.keys(), *(key for key in dir(transformers) if "For" in key)]
+    near = nearest(name, known)
+    told = f"the nearest: {near}" if near else "name a model type, a class or a folder with config.json"
+    if "-" in name:  # as names on a hub have it
+        told += "; nothing is fetched from a hub: for a model of one, save its config.json and name hf:FOLDER"
+    return UsageError(f"transformers has no model type or class {shown(name)}; {told}")

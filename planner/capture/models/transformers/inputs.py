@@ -1,0 +1,181 @@
+"""The inputs that a model of transformers is called with, as the names of its forward method tell them.
+
+What the job gives counts; everything that it leaves open follows: the mask and the labels follow the length
+of the text, the labels' shape follows the class.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner.capture.models.transformers.build import Choice
+from planner.errors import UsageError
+from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
+
+TEXT_TOKENS = 128
+AUDIO_SAMPLES = 160_000  # 10 s at 16 kHz
+_TEXT, _IMAGE, _SOUND, _SPECTROGRAM = "input_ids", "pixel_values", "input_values", "input_features"
+_MAIN = (_TEXT, _IMAGE, _SPECTROGRAM, _SOUND)
+_PARTS = ("vision_config", "text_config", "audio_config", "encoder")  # of configurations made of several
+_LABELS = (
+    *("labels", "start_positions", "end_positions", "next_sentence_label", "mask_labels", "class_labels"),
+    "sentence_order_label",
+)
+
+# End of the class's name -> labels of one sample; `text` is the shape of the text.
+_PER_TOKEN = (
+    *("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
+    *("ForPreTraining", "ForCTC", "WithLMHeadModel", "ForSpeechSeq2Seq"),
+)
+_PER_SAMPLE = (
+    *("ForSequenceClassification", "ForImageClassification", "ForVideoClassification"),
+    *("ForAudioClassification", "ForMultipleChoice", "ForNextSentencePrediction"),
+)
+
+
+def complete_inputs(job: Job, choice: Choice) -> Job:
+    """The job with all inputs by keyword, and with the loss `sum` where the model knows none.
+
+    Raises UsageError for inputs that the model does not take.
+    """
+    given = _by_keyword(job, choice)
+    kept = {name: spec for name, spec in given.items() if job.mode is Mode.TRAIN or name not in _LABELS}
+    inputs = _main_inputs(choice, kept) | kept
+    inputs |= _mask(choice, inputs)
+    if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
+        labels = _labels(choice, inputs)
+        inputs |= {name: spec for name, spec in labels.items() if name not in inputs}
+        if not labels and "return_loss" not in choice.parameters and not set(inputs) & set(_LABELS):
+            job = replace(job, loss=Loss.SUM)
+    inputs |= _decoder_inputs(choice, inputs)
+    return replace(job, inputs=tuple(replace(spec, keyword=name) for name, spec in inputs.items()))
+
+
+def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
+    """The given inputs; the one that may come without a keyword is the main one."""
+    names = [name for name in choice.parameters if name not in ("self", "kwargs", "args")]
+    given: dict[str, TensorSpec] = {}
+    for spec in job.inputs:
+        name = spec.keyword or _main_of(choice, spec)
+        if name not in names:
+            near = nearest(name, names)
+            told = f"the nearest: {near}" if near else f"it takes {', '.join(names[:8])}"
+            raise UsageError(f"--input {spec}: {choice.model_class.__name__} takes no {shown(name)}; {told}")
+        if name in given:
+            raise UsageError(f"--input {spec}: {name} is given twice; name the others, as labels=128:int64")
+        given[name] = spec
+    return given
+
+
+def _mains(choice: Choice) -> list[str]:
+    """The inputs that the model cannot do without."""
+    mains = [name for name in _MAIN if name in choice.parameters]
+    if {_TEXT, _IMAGE} <= set(mains) and "return_loss" in choice.parameters:
+        return [_TEXT, _IMAGE]
+    own = getattr(choice.model_class, "main_input_name", _TEXT)
+    return [own] if own in mains else mains[:1]
+
+
+def _main_of(choice: Choice, spec: TensorSpec) -> str:
+    """The main input that a sample without a keyword is meant for: texts are whole numbers."""
+    mains = _mains(choice)
+    is_text = "int" in spec.dtype
+    fitting = [name for name in mains if (name == _TEXT) == is_text]
+    if not fitting:
+        example = "128:int64" if _TEXT in mains else str(_main_inputs(choice, {})[mains[0]])
+        raise UsageError(
+            f"--input {spec}: {choice.model_class.__name__} wants {', '.join(mains)}; write {example}"
+        )
+    return fitting[0]
+
+
+def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    if {"inputs_embeds", "encoder_outputs"} & set(given):
+        return {}
+    made = {_TEXT: _text, _IMAGE: _image, _SOUND: _sound, _SPECTROGRAM: _spectrogram}
+    mains = _mains(choice)
+    if not mains:
+        raise UsageError(
+            f"{choice.model_class.__name__}: its inputs are unknown; give them by keyword, such as "
+            "--input input_ids=128:int64"
+        )
+    return {name: made[name](choice) for name in mains}
+
+
+def _value(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of these values that the configuration, or one of its parts, has."""
+    parts = [getattr(config, part, None) for part in _PARTS]
+    for owner in (config, *parts):
+        for name in names:
+            value = getattr(owner, name, None)
+            if value is not None:
+                return value
+    return default
+
+
+def _text(choice: Choice) -> TensorSpec:
+    most = _value(choice.config, "max_position_embeddings", "n_positions", default=TEXT_TOKENS)
+    length = min(TEXT_TOKENS, most) if isinstance(most, int) and most > 0 else TEXT_TOKENS
+    if choice.model_class.__name__.endswith("ForMultipleChoice"):
+        return TensorSpec((4, length), "int64")
+    return TensorSpec((length,), "int64")
+
+
+def _image(choice: Choice) -> TensorSpec:
+    size = _value(choice.config, "image_size", default=224)
+    height, width = (size[-2], size[-1]) if isinstance(size, list | tuple) else (size, size)
+    if isinstance(size, dict):
+        height, width = size.get("height", 224), size.get("width", 224)
+    channels = _value(choice.config, "num_channels", "in_channels", default=3)
+    frames = _value(choice.config, "num_frames")
+    shape = (channels, height, width)
+    return TensorSpec((frames, *shape) if isinstance(frames, int) else shape)
+
+
+def _sound(choice: Choice) -> TensorSpec:
+    bins, length = (_value(choice.config, name) for name in ("num_mel_bins", "max_length"))
+    spectrogram = isinstance(bins, int) and isinstance(length, int) and not hasattr(choice.config, "conv_dim")
+    return TensorSpec((length, bins) if spectrogram else (AUDIO_SAMPLES,))
+
+
+def _spectrogram(choice: Choice) -> TensorSpec:
+    """Whisper's 30 seconds: two frames for each position of the encoder."""
+    bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
+    positions = _value(choice.config, "max_source_positions", default=1500)
+    return TensorSpec((bins, 2 * positions))
+
+
+def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """As a tokenizer gives it: 64-bit whole numbers, shaped as the text."""
+    text = inputs.get(_TEXT)
+    if text is None or "attention_mask" not in choice.parameters or "attention_mask" in inputs:
+        return {}
+    return {"attention_mask": TensorSpec(text.shape, "int64")}
+
+
+def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The labels with which the class returns a loss; none where it returns none."""
+    name, text = choice.model_class.__name__, inputs.get(_TEXT)
+    one = TensorSpec((), "int64")
+    if name.endswith("ForQuestionAnswering"):
+        return {"start_positions": one, "end_positions": one}
+    if "labels" not in choice.parameters:
+        return {}
+    more = {key: one for key in ("next_sentence_label", "sentence_order_label") if key in choice.parameters}
+    if name.endswith("ForSemanticSegmentation") and _IMAGE in inputs:
+        return {"labels": TensorSpec(inputs[_IMAGE].shape[-2:], "int64")}
+    if name.endswith(_PER_SAMPLE):
+        return {"labels": one}
+    if name.endswith(_PER_TOKEN):
+        length = text.shape if text is not None else (TEXT_TOKENS,)
+        return {"labels": TensorSpec(length, "int64")} | more
+    return {}
+
+
+def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """A decoder's tokens, where they are not shifted out of the labels."""
+    own = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
+    if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
+        return {}
+    text = inputs.get(_TEXT)
+    return {"decoder_input_ids": TensorSpec(text.shape if text is not None else (TEXT_TOKENS,), "int64")}

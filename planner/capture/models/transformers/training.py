@@ -1,0 +1,99 @@
+"""What transformers' Trainer does to a model, a loss and an optimizer, by its own functions.
+
+Everything is read from `TrainingArguments`; the version that is installed decides what they mean.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from planner.capture.models.live_optimizer import LiveOptimizer
+from planner.capture.models.optimizer_fields import kind_of
+
+Step = Callable[[nn.Module, Mapping[str, Any]], Any]
+
+
+def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
+    """Return the optimizer that the Trainer would make. Raises UsageError for one that is not planned.
+
+    As in `Trainer.create_optimizer`: biases and norms form a group of their own without weight decay.
+    """
+    from transformers import Trainer
+
+    kind, given = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    kind_of(kind, given)
+    defaults = dict(kind([nn.Parameter(torch.zeros(1))], **given).defaults)
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    first = tuple(name for name in names if name in decayed)
+    rest = tuple(name for name in names if name not in decayed)
+    groups = (
+        (first, {**defaults, "weight_decay": arguments.weight_decay}),
+        (rest, {**defaults, "weight_decay": 0.0}),
+    )
+    assert issubclass(kind, optim.Optimizer)
+    return LiveOptimizer(kind, tuple(group for group in groups if group[0]))
+
+
+def prepare_for_training(arguments: Any, model: nn.Module) -> None:
+    """Change a model as `Trainer.train` does: caches, checkpointing, noise on embeddings."""
+    if getattr(model, "config", None) is not None and hasattr(model.config, "use_cache"):
+        model.config.use_cache = getattr(arguments, "use_cache", False)
+    checkpoints = getattr(arguments, "activation_checkpointing", None) or arguments.gradient_checkpointing
+    if checkpoints:
+        _checkpoint(arguments, model)
+    if arguments.neftune_noise_alpha is not None:
+        from transformers.integrations.neftune import activate_neftune
+
+        activate_neftune(model, arguments.neftune_noise_alpha)
+
+
+def _checkpoint(arguments: Any, model: Any) -> None:
+    given = dict(
+        getattr(arguments, "activation_checkpointing_kwargs", None)
+        or arguments.gradient_checkpointing_kwargs
+        or {}
+    )
+    given.pop("offload", None)
+    some = {"every_n_layers": given.pop("every_n_layers")} if "every_n_layers" in given else {}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=given or None, **some)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=given or None, **some)
+
+
+def loss_step(arguments: Any) -> Step:
+    """Return a step that computes the loss as `Trainer.compute_loss`; the model's output ends with it."""
+    autocasts = bool(arguments.fp16 or arguments.bf16)
+    if arguments.label_smoothing_factor:
+        from transformers.trainer_pt_utils import LabelSmoother
+
+        smoother = LabelSmoother(epsilon=arguments.label_smoothing_factor)
+    else:
+        smoother = None
+
+    def step(model: nn.Module, batch: Mapping[str, Any]) -> Any:
+        inputs = dict(batch)
+        labels = inputs.pop("labels", None) if smoother is not None else None
+        outputs = model(**inputs)
+        outputs = in_float32(outputs) if autocasts else outputs
+        if smoother is not None and labels is not None:
+            return smoother(outputs, labels, shift_labels=_is_causal(model))
+        return outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+
+    return step
+
+
+def in_float32(outputs: Any) -> Any:
+    """Return a model's outputs as accelerate converts them where it autocasts the forward pass."""
+    from accelerate.utils import convert_to_fp32
+
+    return convert_to_fp32(outputs)
+
+
+def _is_causal(model: nn.Module) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()

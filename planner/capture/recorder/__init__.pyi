@@ -1,0 +1,3 @@
+from .provenance import (
+    Details as Details,
+)

@@ -1,0 +1,28 @@
+"""Name the code behind memory that grows from step to step, and tell whether only reference cycles hold it.
+
+The trace runs without Python's garbage collector, so that cycles look like anything else that is kept. Once
+the loop is over, collecting shows the difference: what goes then, nothing but cycles held.
+"""
+
+import gc
+
+from planner.capture.recorder.recorder import Recorder
+from planner.program import GrowthSource, Trace, find_growth, growing_blocks
+
+
+def growth_sources(trace: Trace, batch: int, recorder: Recorder) -> tuple[GrowthSource, ...]:
+    """Return the sites whose blocks become more in a trace that just ended, with their lines, if any."""
+    growth = find_growth(trace, batch)
+    if growth is None:
+        return ()
+    before = recorder.living_blocks()
+    gc.collect()
+    after = recorder.living_blocks()
+    lines = {detail.block: detail for detail in trace.details if detail.source}
+    found = []
+    for site, blocks in growing_blocks(trace, growth).items():
+        line = next((lines[block] for block in reversed(blocks) if block in lines), None)
+        is_garbage = not before.isdisjoint(blocks) and after.isdisjoint(blocks)
+        source, code = ("", "") if line is None else (line.source, line.code)
+        found.append(GrowthSource(site.module, site.op, source, code, is_garbage))
+    return tuple(found)

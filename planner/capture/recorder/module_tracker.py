@@ -1,0 +1,71 @@
+"""Which module runs: for the sites of blocks, and to say in words where a model failed."""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.utils.checkpoint import _StopRecomputationError
+
+from planner.program import Phase
+
+
+class ModuleScopes:
+    """Follows the modules of one model while it runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._stack: list[tuple[int, str]] = [(0, "")]  # running modules, by identity and name
+        # From this autograd sequence number on, nodes were made by this module.
+        self._graph: tuple[list[int], list[str]] = ([0], [""])
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow which module runs."""
+        before = hooks.register_module_forward_pre_hook(self._enter)
+        after = hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def name_in(self, phase: Phase) -> str:
+        """The module that runs; in the backward pass, the one whose forward made the node that runs."""
+        if phase is not Phase.BACKWARD or len(self._stack) > 1:
+            return self._stack[-1][1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        numbers, names = self._graph
+        return names[bisect_right(numbers, node._sequence_nr()) - 1]
+
+    def place_in(self, phase: Phase) -> str:
+        """Where the loop is, in words: the innermost module that runs, or the phase outside of modules."""
+        if len(self._stack) > 1:
+            name = self._stack[-1][1]
+            return f"module '{name}'" if name else "the model's own forward"
+        return {Phase.FORWARD: "the loss", Phase.BACKWARD: "the backward pass"}.get(
+            phase, f"the loop's {phase}"
+        )
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self._stack.append((id(module), self._names.get(id(module), type(module).__name__)))
+        self._mark_graph()
+
+    def _leave(self, module: nn.Module, _args: Any, out: Any) -> None:
+        error = sys.exception() if out is None else None
+        if error is not None and not isinstance(error, _StopRecomputationError):
+            return  # the module raised, and an error message names the place; a checkpoint only stops early
+        while self._stack.pop()[0] != id(module):
+            pass  # a module inside this one raised, and this one went on
+        self._mark_graph()
+
+    def _mark_graph(self) -> None:
+        numbers, names = self._graph
+        numbers.append(torch._C._autograd._get_sequence_nr())
+        names.append(self._stack[-1][1])

@@ -1,0 +1,131 @@
+"""What an explanation wants to know of a block beyond its size: shape, dtype, the line of the model's code,
+the convolution for which it is scratch memory.
+
+Taken only where it is asked for, since it looks at Python's stack for each block. In the backward pass there
+is no line of the model on the stack; the node of autograd that runs was made by one, and nodes are numbered
+in the order in which they are made.
+"""
+
+import linecache
+import os
+import sys
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+
+import torch
+from torch import Tensor
+
+from planner.program import Asked, Detail
+
+_LONGEST_CODE = 100  # characters of a source line that are kept
+_OWN = str(Path(__file__).resolve().parents[2]) + os.sep  # the planner
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep  # torchvision lies beside it
+_STOP = str(Path(__file__).resolve().parents[1] / "session.py")  # the tracer's entry: below it is its caller
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    source: str
+    code: str
+
+
+_NO_LINE = _Line("", "")
+
+
+@dataclass(slots=True)
+class Details:
+    """Collects the details of one trace; a recorder tells it of operators, births and tensors."""
+
+    _lines: dict[int, _Line] = field(default_factory=dict)  # by block
+    _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    _asked: dict[int, Asked] = field(default_factory=dict)  # likewise
+    _skipped: dict[CodeType, str] = field(default_factory=dict)  # code object -> "skip", "stop" or ""
+    _known: dict[tuple[str, int], _Line] = field(default_factory=dict)
+    # At each operator of a forward pass: the number of the next autograd node, and the line that runs.
+    _numbers: list[int] = field(default_factory=list)
+    _made_by: list[_Line] = field(default_factory=list)
+    _running: _Line = _NO_LINE
+
+    def on_operator(self) -> None:
+        """An operator is about to run."""
+        line = self._line_on_stack()
+        number = torch._C._autograd._get_sequence_nr()
+        if line is not _NO_LINE:
+            if not self._numbers or number > self._numbers[-1]:
+                self._numbers.append(number)
+                self._made_by.append(line)
+        else:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                line = self._line_behind(node._sequence_nr())
+        self._running = line
+
+    def on_birth(self, block: int) -> None:
+        """A block is asked for by the operator that runs."""
+        self._lines[block] = self._running
+
+    def on_tensor(self, block: int, tensor: Tensor) -> None:
+        """The block holds this tensor."""
+        self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+    def on_workspace(self, asked: Asked) -> None:
+        """The block that it names is scratch memory of a convolution."""
+        self._asked[asked.block] = asked
+
+    def asked_of(self, blocks: list[int]) -> tuple[Asked, ...]:
+        """The convolutions for which some of these blocks are scratch memory."""
+        return tuple(self._asked[block] for block in blocks if block in self._asked)
+
+    def of(self, blocks: list[int]) -> tuple[Detail, ...]:
+        """The details of these blocks, as far as there are any."""
+        found = []
+        for block in blocks:
+            line = self._lines.get(block, _NO_LINE)
+            shape, dtype = self._tensors.get(block, ((), ""))
+            if dtype or line.source:
+                found.append(Detail(block, shape, dtype, line.source, line.code))
+        return tuple(found)
+
+    def _line_behind(self, sequence_number: int) -> _Line:
+        """The line that made the autograd node of this number: that of the first operator after it."""
+        place = bisect_left(self._numbers, sequence_number + 1)
+        return self._made_by[place] if place < len(self._numbers) else _NO_LINE
+
+    def _line_on_stack(self) -> _Line:
+        """The innermost line of code that is neither torch's nor the planner's, of those that are traced."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            kind = self._skipped.get(code)
+            if kind is None:
+                kind = self._skipped[code] = _kind_of(code.co_filename)
+            if kind == "stop":
+                break
+            if not kind:
+                return self._line_at(code.co_filename, frame.f_lineno)
+            frame = frame.f_back  # type: ignore[assignment]
+        return _NO_LINE
+
+    def _line_at(self, filename: str, number: int) -> _Line:
+        line = self._known.get((filename, number))
+        if line is None:
+            code = linecache.getline(filename, number).strip()[:_LONGEST_CODE]
+            line = self._known[filename, number] = _Line(f"{short_path(filename)}:{number}", code)
+        return line
+
+
+def _kind_of(filename: str) -> str:
+    path = str(Path(filename).resolve()) if not filename.startswith("<") else filename
+    if path == _STOP:
+        return "stop"
+    return "skip" if path.startswith((_OWN, _TORCH, "<")) else ""
+
+
+def short_path(filename: str) -> str:
+    """A path as a reader knows it: from the folder on that Python imports it from, or from where one is."""
+    path = Path(filename).resolve()
+    roots = [Path(entry).resolve() for entry in sys.path if entry] + [Path.cwd()]
+    inside = [root for root in roots if path.is_relative_to(root)]
+    return path.relative_to(max(inside, key=lambda root: len(root.parts))).as_posix() if inside else path.name

@@ -1,0 +1,193 @@
+"""Traces of a model that runs in a process of its own, so that nothing it does reaches this one.
+
+The child (`isolate_child`) gets the job as JSON on its standard input and leaves each trace as a file, which
+is read as strictly as any other: no object crosses the line, and no pickle. What the model prints goes to
+standard error. A model that ends its process, or takes longer than the limit, is an error like any other.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Timer
+from typing import IO, Any
+
+from planner.errors import BatchTooLargeError, DataFileError, ModelError, PlannerError, UsageError
+from planner.jobs import Job, job_to_json
+from planner.planning import (
+    Factory,
+    Take,
+    Tell,
+    Tracer,
+    Workload,
+    take_detailed_trace,
+    take_trace,
+    trace_workload,
+)
+from planner.program import Chip, Trace
+from planner.store import load_trace
+
+DEFAULT_LIMIT_SECONDS = 600.0
+LONGEST_LIMIT_SECONDS = 10**6
+MOST_ANSWER_BYTES = 2**16
+_KINDS: dict[str, type[PlannerError]] = {
+    kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
+}
+
+Opener = Callable[[Job, int | None, Factory | None, Chip, Take], Workload]  # as `trace_workload`
+
+
+def limit_of(options: Mapping[str, object]) -> float | None:
+    """The seconds that a trace in a process of its own may take, None where `--isolate` is not given.
+
+    Raises UsageError.
+    """
+    limit_seconds = options.get("time_limit")
+    if not options.get("isolate"):
+        if limit_seconds is not None:
+            raise UsageError("--time-limit: only a model in a process of its own is stopped; add --isolate")
+        return None
+    if limit_seconds is None:
+        return DEFAULT_LIMIT_SECONDS
+    if not isinstance(limit_seconds, int | float) or not 0 < limit_seconds <= LONGEST_LIMIT_SECONDS:
+        raise UsageError(f"--time-limit {limit_seconds}: give the seconds that one trace may take")
+    return float(limit_seconds)
+
+
+def refuse_isolation(options: Mapping[str, object], command: str) -> None:
+    """Raise UsageError where the options ask for what this command does not do."""
+    if limit_of(options) is not None:
+        raise UsageError(f"--isolate: {command} runs the model in its own process; leave it away")
+
+
+def opener_of(options: Mapping[str, object]) -> Opener:
+    """How traces are taken under the options `isolate` and `time_limit`. Raises UsageError."""
+    limit_seconds = limit_of(options)
+    if limit_seconds is None:
+        return trace_workload
+
+    def open_apart(
+        job: Job, batch: int | None, factory: Factory | None, chip: Chip, take: Take = take_trace
+    ) -> Workload:
+        kind = "details" if take is take_detailed_trace else "plain"
+
+        def start(tell: Tell) -> Tracer:
+            tell("starting a process for the model")
+            apart = apart_of(job, factory, limit_seconds, kind)
+            return cache(lambda size: apart.trace(size, chip))
+
+        return Workload(job, batch, chip, start)
+
+    return open_apart
+
+
+def apart_of(job: Job, factory: Factory | None, limit_seconds: float, kind: str = "plain") -> "Apart":
+    """The job's own process. Raises UsageError for a model that is an object of this one."""
+    if factory is not None:
+        raise UsageError("--isolate: another process cannot see this object; name it as FILE.py:NAME")
+    return Apart(job, limit_seconds, kind)
+
+
+class Apart:
+    """A job in a process of its own, from its first trace until nobody can ask it any more."""
+
+    def __init__(self, job: Job, limit_seconds: float, kind: str = "plain") -> None:
+        self._model, self._limit_seconds = job.model, limit_seconds
+        self._folder = TemporaryDirectory(prefix="planner-")
+        self._process = subprocess.Popen(
+            # -P: a folder of the user's that is called like this package must not be run in its place.
+            [sys.executable, "-P", "-m", "planner.capture.subprocess.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that all its children end with it
+        )
+        weakref.finalize(self, _end, self._process)
+        self._job = {"job": job_to_json(job), "kind": kind, "limit_seconds": limit_seconds}
+
+    def trace(self, batch: int, chip: Chip) -> Trace:
+        """The trace of a batch size. Raises what the child raised, ModelError where it gave no answer."""
+        path = Path(self._folder.name) / f"{batch}.trace"
+        asked = {"batch": batch, "capability": chip.capability, "multiprocessors": chip.multiprocessors}
+        try:
+            answer = self._ask({**self._job, **asked, "path": str(path)})
+        except BaseException:
+            _end(self._process)
+            raise
+        if "error" in answer:
+            kind = _KINDS.get(str(answer["error"]), ModelError)
+            raise kind(str(answer.get("message"))[:1000])
+        if not path.is_file():  # a pipe would never end
+            raise ModelError(f"{self._model}: its process left no trace of batch {batch}")
+        trace, _ = load_trace(path)
+        path.unlink()
+        return trace
+
+    def _ask(self, said: dict[str, Any]) -> dict[str, Any]:
+        stdin, stdout = _pipe(self._process.stdin), _pipe(self._process.stdout)
+        is_late = Event()
+
+        def stop() -> None:
+            is_late.set()
+            _kill(self._process)
+
+        timer = Timer(self._limit_seconds, stop)
+        timer.start()
+        try:
+            stdin.write(json.dumps(said).encode() + b"\n")
+            stdin.flush()
+            line = stdout.readline(MOST_ANSWER_BYTES)
+        except OSError:  # a pipe that nobody reads any more
+            line = b""
+        finally:
+            timer.cancel()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise ModelError(self._silence(said["batch"], is_late.is_set())) from None
+        return answer if isinstance(answer, dict) else {}
+
+    def _silence(self, batch: int, late: bool) -> str:
+        where = f"{self._model}: no trace of batch {batch}"
+        if late:
+            return f"{where} in {self._limit_seconds:g} s; mend what hangs, or allow more with --time-limit"
+        _end(self._process)
+        code = self._process.returncode
+        how = f"signal {-code}" if code < 0 else f"code {code}"
+        return f"{where}: its process ended with {how}; mend what ends it"
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:  # never: both were asked for
+        raise ModelError("the model's process has no pipe; report it")
+    return pipe
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Stop the process, unless it ended by itself, and wait for it."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:  # what was still to be written has no reader
+                continue
+    try:
+        process.wait(0.2)  # one that was just ending tells its own code
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        process.wait()
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    if sys.platform == "win32":
+        process.kill()
+        return
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it is gone
+        return

@@ -1,0 +1,1 @@
+"""Interpretation with values, for models whose course depends on them."""

@@ -1,0 +1,62 @@
+"""Build models whose buffers have values, and keep those of tensors that are made from Python's numbers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from planner.capture.models.meta_init import build_with_values
+
+SEED = 0
+
+
+@contextmanager
+def built_with_values() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """While open, models are built with their parameters on meta, but buffers with their values.
+
+    The list fills with pairs of a buffer and its like on meta.
+    """
+    known: list[tuple[Tensor, Tensor]] = []
+
+    def build(construct: Callable[[], object]) -> object:
+        model, pairs = build_with_values(construct)
+        known.extend(pairs)
+        return model
+
+    with mock.patch("planner.capture.models.registry.build_weightless", build):
+        yield known
+
+
+@contextmanager
+def values_kept() -> Iterator[None]:
+    """While open, tensors made from Python's numbers keep them on the way to meta, and the generator, which
+    is afterwards as it was, has started from the seed. One thread: most tensors are small.
+    """
+    threads = torch.get_num_threads()
+    plain, new = torch.as_tensor, Tensor.new_tensor
+
+    def tensor(
+        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any
+    ) -> Tensor:
+        made = plain(data, dtype=dtype).clone() if isinstance(data, Tensor) else plain(data, dtype=dtype)
+        return made.to(device=device).requires_grad_(requires_grad)
+
+    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+        return plain(data, dtype=dtype).to(device=device)
+
+    def new_tensor(self: Tensor, data: Any, **options: Any) -> Tensor:
+        if not self.is_meta:
+            return new(self, data, **options)
+        defaults: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        return tensor(data, **(defaults | options))
+
+    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        for owner, replacement in ((torch, tensor), (torch, as_tensor), (Tensor, new_tensor)):
+            stack.enter_context(mock.patch.object(owner, replacement.__name__, replacement))
+        torch.manual_seed(SEED)
+        stack.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(1)
+        yield

@@ -1,0 +1,1 @@
+"""Rules for the workspaces of kernels."""

@@ -1,0 +1,1 @@
+"""Workspaces of layers and losses."""

@@ -1,0 +1,33 @@
+"""Scratch memory of softmax's backward pass: ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
+from planner.capture.workspaces.steps import Held, Made, Rule, Step, copies, tensor_bytes
+from planner.program import Chip
+
+aten = torch.ops.aten
+
+
+def _backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """The product of gradient and output beside the result, and what of the product and the output is copied
+    to be contiguous.
+    """
+    grad, output = args[0], args[1]
+    product = Held(max(tensor_bytes(grad), tensor_bytes(output)))
+    copy = () if _is_product_contiguous(grad, output) else (product,)
+    return (Made.REST, product, *copy, *copies(output))
+
+
+def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
+    if grad.is_contiguous() and output.is_contiguous():
+        return True
+    shape = tuple(output.shape)
+    return pointwise_strides(shape, [tuple(grad.stride()), tuple(output.stride())]) == contiguous(shape)
+
+
+RULES: Mapping[Any, Rule] = {aten._softmax_backward_data.default: _backward}

@@ -1,0 +1,211 @@
+"""Scratch memory of sums, means, norms, extrema: what blocks of threads hand each other through memory.
+
+ATen/native/cuda/Reduce.cuh (read in the headers of torch 2.13): a reduction whose outputs do not fill the
+GPU splits each output's inputs over several blocks, and takes a buffer of one partial result per output and
+block, and a semaphore per column of blocks. How many blocks depends on the number of multiprocessors. The
+size of the buffer counts the width of a block twice where rows are summed, so that it comes to some 0.75 MiB
+for each multiprocessor.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, tensor_bytes
+from planner.program import Chip
+
+aten = torch.ops.aten
+
+# Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical specifications).
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+
+_VECTOR = 4  # values that a thread loads at once (vt0 and input_vec_size of most kernels)
+_MAX_THREADS = 512
+_WARP = 32
+_MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
+
+
+class Matrix(NamedTuple):
+    """A contiguous matrix, as much of it as a reduction looks at."""
+
+    rows: int
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+    def stride(self) -> tuple[int, int]:
+        return self.columns, 1
+
+    def dim(self) -> int:
+        return 2
+
+
+class _Dim(NamedTuple):
+    size: int
+    stride: int  # of the input, in elements
+
+
+def reduction(
+    x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int, chip: Chip
+) -> tuple[Step, ...]:
+    """Buffer and semaphores of a reduction of `x` over `dims` (all, if none are named).
+
+    `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and variance.
+    """
+    rank = x.dim()
+    gone = {dim % rank for dim in dims} if dims and rank else set(range(rank))
+    shape, strides = x.shape, x.stride()
+    reduced = _coalesce([_Dim(shape[d], strides[d]) for d in range(rank) if d in gone])
+    kept = _coalesce([_Dim(shape[d], strides[d]) for d in range(rank) if d not in gone])
+    inputs, outputs = prod(d.size for d in reduced), prod(d.size for d in kept)
+    if inputs * min(outputs, 2**20) < _MAX_VALUES * _WARP or outputs == 0:
+        return ()
+    return _split(reduced, kept, inputs, outputs, partial_bytes, chip)
+
+
+def _coalesce(dims: list[_Dim]) -> list[_Dim]:
+    """Fastest first, with neighbours that continue each other joined (TensorIteratorBase)."""
+    found: list[_Dim] = []
+    for dim in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
+        if found and found[-1].size * found[-1].stride == dim.stride:
+            found[-1] = _Dim(found[-1].size * dim.size, found[-1].stride)
+        else:
+            found.append(dim)
+    return found
+
+
+def _split(
+    reduced: list[_Dim], kept: list[_Dim], inputs: int, outputs: int, partial_bytes: int,
+    chip: Chip,
+) -> tuple[Step, ...]:  # fmt: skip
+    """`setReduceConfig`, in its own order."""
+    along = not kept or (
+        bool(reduced) and reduced[0].stride < kept[0].stride
+    )  # reduces the fastest dimension
+    fastest = (reduced if along else kept)[0].stride if reduced or kept else 1
+    width, height = (inputs, outputs) if along else (outputs, inputs)
+    vector = 1
+    if fastest == 1 and along and inputs >= 128 and len(reduced) == 1:
+        width //= _VECTOR
+    elif fastest == 1 and not along:
+        vector = _output_vector(reduced, kept)
+        width //= vector
+    block_x, block_y = _block(width, height, _MAX_THREADS // vector)
+    step_input, step_output = (block_x, 1) if along else (1, block_x)
+    across_warps = -(-inputs // step_input) >= min(block_y * 16, _MAX_VALUES)
+    if across_warps:
+        step_input *= block_y
+    else:
+        step_output *= block_y
+    values = -(-inputs // step_input)
+    grid = -(-(outputs // vector) // step_output)
+    target = chip.multiprocessors * (_THREADS.get(chip.capability, 2048) // (block_x * block_y))
+    if not across_warps or values < _MAX_VALUES or grid > target:
+        return ()
+    blocks = max(min(-(-target // grid), -(-values // _MIN_VALUES)), -(-values // _MAX_VALUES))
+    if blocks <= 1:
+        return ()
+    buffer = partial_bytes * outputs * blocks * (1 if along else block_x * vector)
+    return Held(buffer), Held(4 * grid)
+
+
+def _output_vector(reduced: list[_Dim], kept: list[_Dim]) -> int:
+    """`get_output_vec_size`, for a storage that starts at a multiple of the vector."""
+    vector = _VECTOR
+    for value in (kept[0].size, *(d.stride for d in (*reduced, *kept[1:]))):
+        while value % vector:
+            vector //= 2
+    return vector
+
+
+def _block(width: int, height: int, threads: int) -> tuple[int, int]:
+    x, y = _power(width, threads), _power(height, threads)
+    block_x = min(x, _WARP)
+    block_y = min(y, threads // block_x)
+    return min(x, threads // block_y), block_y
+
+
+def _power(size: int, most: int) -> int:
+    """The largest power of two that is no larger than either."""
+    return 1 << (max(min(size, most), 1).bit_length() - 1)
+
+
+def _partial_bytes(x: Tensor) -> int:
+    """An accumulator (ATen/AccumulateType.h)."""
+    return 8 if x.dtype in (torch.float64, torch.int64) else 4
+
+
+def _accumulating(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    return reduction(args[0], argument(args, 1), _partial_bytes(args[0]), chip)
+
+
+def _over_everything(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    return reduction(args[0], None, _partial_bytes(args[0]), chip)
+
+
+def _norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """`linalg_vector_norm(x, ord, dims)`."""
+    return reduction(args[0], argument(args, 2), _partial_bytes(args[0]), chip)
+
+
+def _extremum(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """A value and its place: a pair of 16 bytes."""
+    dim = argument(args, 1)
+    return reduction(args[0], None if dim is None else [dim], 16, chip)
+
+
+def _variance(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """`WelfordData` of SharedReduceOps.h: mean, sum of squares, count, count as a float."""
+    return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, chip)
+
+
+def _logsumexp(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+    """ATen/native/ReduceOps.cpp: the maxima, then exp(x - maxima) in full; beside them the result is made."""
+    return Held(tensor_bytes(out)), Held(tensor_bytes(args[0])), Made.REST
+
+
+_CHUNK = 65536  # elements of one block's work (ATen/native/cuda/MultiTensorApply.cuh)
+
+
+def _foreach_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    """ATen/native/cuda/ForeachReduceOp.cu: a partial result for each tensor and chunk of the largest."""
+    tensors = args[0]
+    chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
+    return (Held(len(tensors) * chunks * _partial_bytes(tensors[0])),)
+
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(
+        (
+            aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.nansum.default,
+            aten.prod.dim_int, aten.any.dims, aten.all.dims,
+        ),
+        _accumulating,
+    ),
+    **dict.fromkeys(
+        (
+            aten.sum.default, aten.mean.default, aten.prod.default, aten.max.default, aten.min.default,
+            aten.any.default, aten.all.default, aten.count_nonzero.default,
+        ),
+        _over_everything,
+    ),
+    **dict.fromkeys(
+        (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.aminmax.default),
+        _extremum,
+    ),
+    **dict.fromkeys(
+        (aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction),
+        _variance,
+    ),
+    aten.any.dim: _extremum,
+    aten.all.dim: _extremum,
+    aten.linalg_vector_norm.default: _norm,
+    aten.norm.ScalarOpt_dim: _norm,
+    aten.logsumexp.default: _logsumexp,
+    aten._foreach_norm.Scalar: _foreach_norm,
+}  # fmt: skip

@@ -1,0 +1,88 @@
+"""Names for completion after `--model`: the catalogue's, and those of the model libraries that are installed.
+
+A library's sources are searched, not imported: a key that is pressed must not wait for torch.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.jobs import load_catalogue
+
+# torchvision/models/_api.py, timm/models/_registry.py: the decorator before a function that makes a model.
+_REGISTERED = re.compile(r"^@register_model(?:\(\))?$[\s\S]*?^def (\w+)\(", re.MULTILINE)
+_SMP_MODEL = re.compile(r"^class (\w+)\(SegmentationModel\)", re.MULTILINE)
+_IMPORTED = re.compile(r"^from \.\w+ import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
+
+
+def model_names(beginning: str) -> list[str]:
+    """What `--model` may be, as far as it begins so; whole libraries only once their name stands there."""
+    library = next((name for name in LIBRARIES if beginning.startswith(f"{name}:")), None)
+    if library is not None:
+        known = (f"{library}:{name}" for name in sorted(set(LIBRARIES[library]())))
+        return [name for name in known if name.startswith(beginning)]
+    names = [*_catalogued(), *(f"{name}:" for name in LIBRARIES)]
+    found = [name for name in names if name.startswith(beginning)]
+    if len(found) == 1 and found[0].endswith(":"):  # so that a shell goes on in place of ending the word
+        return model_names(found[0]) or found
+    return found
+
+
+def _catalogued() -> list[str]:
+    try:
+        return list(load_catalogue())
+    except PlannerError:
+        return []
+
+
+def _from_torchvision() -> Iterator[str]:
+    for file in _files("torchvision", "models", "**/*.py"):
+        if file.parent.name != "quantization":
+            yield from _REGISTERED.findall(_text(file))
+
+
+def _from_timm() -> Iterator[str]:
+    for file in _files("timm", "models", "*.py"):
+        yield from _REGISTERED.findall(_text(file))
+
+
+def _from_transformers() -> Iterator[str]:
+    """Types of models, each of which has a folder."""
+    for file in _files("transformers", "models", "*/configuration_*.py"):
+        yield file.parent.name
+
+
+def _from_monai() -> Iterator[str]:
+    """The networks that the package gives out, one spelling of each."""
+    for file in _files("monai", "networks/nets", "__init__.py"):
+        spelled: dict[str, str] = {}
+        for several, one in _IMPORTED.findall(_text(file)):
+            for name in re.findall(r"\b[A-Z][A-Za-z0-9]*\b", several or one):
+                spelled.setdefault(name.lower(), name)
+        yield from spelled.values()
+
+
+def _from_smp() -> Iterator[str]:
+    for file in _files("segmentation_models_pytorch", "decoders", "*/model.py"):
+        yield from _SMP_MODEL.findall(_text(file))
+
+
+LIBRARIES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "torchvision": _from_torchvision,
+    "timm": _from_timm,
+    "hf": _from_transformers,
+    "monai": _from_monai,
+    "smp": _from_smp,
+}
+
+
+def _files(package: str, folder: str, pattern: str) -> list[Path]:
+    found = find_spec(package)
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return [file for place in places for file in sorted((Path(place) / folder).glob(pattern))]
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,5 @@
+"""GPUs, and what is known of the memory around the allocator."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

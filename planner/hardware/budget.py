@@ -1,0 +1,229 @@
+"""What a card leaves to the caching allocator, at the confidence that the user asks for.
+
+A run needs r times the memory that its replay needs at the least, r being normal (residuals.py: fitted to
+outcomes of published runs of the job's kind; likeness.py widens it). A batch fits if, with the confidence,
+
+    context + r * need <= usable memory,
+
+context and usable memory having their own deviations; all of them are taken as normal and independent. The
+spread of r is that of verdicts, not of peaks: where memory is short, cuDNN falls back to plans with smaller
+workspaces, so that a run which peaks high on an empty card still fits a small one. No margin is negative.
+
+Where a calibration answers, a batch fits if its replay does not fail within
+
+    (usable memory - overhead - z * spread) / slope,
+
+`overhead` with the context in it. A cap on the allocator keeps the margin of verdicts: it bounds the reserved
+memory alone, of which the overhead is no part, and peaks on an empty card say little of what fits a full one.
+"""
+
+from dataclasses import dataclass, replace
+from math import hypot, sqrt
+from statistics import NormalDist
+
+from planner.allocator import AllocatorRules, Arena, Replay, replay_trace
+from planner.errors import UsageError
+from planner.hardware.calibration.model import Correction, Fit
+from planner.hardware.device import ENDLESS_BYTES, MIB, Device
+from planner.hardware.likeness import Likeness, likeness_of, margins_of
+from planner.hardware.residuals import Spread
+from planner.jobs import Job
+from planner.program import Outcome, Trace, least_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The allocator's share of a card."""
+
+    device: Device
+    confidence: float
+    cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
+    arena: Arena  # what the replay may take, so that the answer holds with the confidence
+    correction: Correction | None = None  # the calibration that answers; None: none does
+    likeness: Likeness = Likeness()  # to the published runs whose residuals its margins and probabilities are
+
+
+def make_budget(
+    device: Device,
+    confidence: float,
+    rules: AllocatorRules,
+    cap_bytes: int | None = None,
+    correction: Correction | None = None,
+    likeness: Likeness = Likeness(),  # noqa: B008
+) -> Budget:
+    """Leave room for the context, the driver and the uncertainty of each; `confidence` lies between 0.5 and
+    1. A correction that tells the context puts it in place of the card's.
+
+    A cap bounds the allocator alone, so that only the uncertainty of the replay counts against it. Raises
+    UsageError for a confidence or a cap that makes no sense.
+    """
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
+    if cap_bytes is not None and cap_bytes < 2 * MIB:
+        raise UsageError("--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap")
+    z = NormalDist().inv_cdf(confidence)
+    verdicts = margins_of(likeness).verdicts
+    scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)
+    if correction is not None and correction.context is not None:
+        device = replace(device, context=correction.context)
+    capacity = None
+    if device.usable.value < ENDLESS_BYTES:
+        overhead, deviation, slope = _outside(device, correction)
+        deviation = hypot(deviation, device.usable.spread)
+        left = device.usable.value - overhead
+        capacity = int(
+            _most_needed(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
+        )
+        capacity = max(0, capacity)
+    limit = None if cap_bytes is None else int(cap_bytes / scale)
+    # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
+    total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
+    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction, likeness)
+
+
+def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
+    """Return the budget with the margins of the published runs that the job is like. Raises DataFileError."""
+    likeness = likeness_of(job, trace, budget.device.capability)
+    if likeness == budget.likeness:
+        return budget
+    return make_budget(
+        budget.device,
+        budget.confidence,
+        budget.arena.rules,
+        budget.cap_bytes,
+        budget.correction,
+        likeness,
+    )
+
+
+def _most_needed(left: float, deviation: float, verdicts: Spread, z: float) -> float:
+    """The largest need n with (1 + location) n + z * hypot(deviation, scale n) <= left; at most `left`."""
+    mean = 1 + verdicts.location
+    if left <= z * deviation:
+        return 0.0
+    leading = mean**2 - (z * verdicts.scale) ** 2
+    rest = left**2 - (z * deviation) ** 2
+    if leading <= 0:  # at confidences that no sample supports: the margins are added instead
+        return (left - z * deviation) / (mean + z * verdicts.scale)
+    return min(left, rest / (mean * left + sqrt(max(0.0, (mean * left) ** 2 - leading * rest))))
+
+
+def _outside(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
+    """What the process takes besides the replay, its deviation, and the slope where a fit tells one."""
+    fit = None if correction is None else correction.fit
+    if correction is None or fit is None:
+        return device.context.value, device.context.spread, None
+    if correction.includes_context:
+        return fit.overhead_bytes, hypot(fit.spread_bytes, correction.drift_bytes), fit.slope
+    overhead = fit.overhead_bytes + device.context.value
+    return overhead, hypot(fit.spread_bytes, device.context.spread, correction.drift_bytes), fit.slope
+
+
+def is_fitted(budget: Budget) -> bool:
+    """Return whether a line through measured runs of the job answers in place of published runs."""
+    return budget.correction is not None and budget.correction.fit is not None
+
+
+def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
+    """What nvidia-smi shows for the process at its peak."""
+    overhead, _, slope = _outside(budget.device, budget.correction)
+    return round(overhead + (slope or 1) * peak_reserved_bytes)
+
+
+def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
+    """Context and reserved memory, which nvidia-smi shows for the process, at most, at the confidence.
+
+    A process that fits takes no more than its card has: where the allocator meets that end it releases cached
+    segments, and cuDNN takes smaller workspaces. One that needs more than the card has is not bounded by it.
+    """
+    device, confidence = budget.device, budget.confidence
+    correction = budget.correction
+    if correction is not None and correction.fit is not None:
+        return _calibrated_upper_bytes(budget, correction, correction.fit, peak_reserved_bytes)
+    z = NormalDist().inv_cdf(confidence)
+    ratio = margins_of(budget.likeness).peak_ratio(confidence)
+    context = device.context.value + z * device.context.spread
+    reserved = ratio * peak_reserved_bytes
+    if budget.cap_bytes is not None:
+        reserved = max(peak_reserved_bytes, min(reserved, budget.cap_bytes))
+    upper = int(context + reserved)
+    fits = device.context.value + peak_reserved_bytes <= device.usable.value
+    return min(upper, device.usable.value) if fits else upper
+
+
+def _calibrated_upper_bytes(
+    budget: Budget, correction: Correction, fit: Fit, peak_reserved_bytes: int
+) -> int:
+    """The prediction bound of the fit, with what is uncertain besides the fit, at most the card."""
+    device = budget.device
+    expected = process_bytes(budget, peak_reserved_bytes)
+    margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
+    beside = correction.drift_bytes
+    if not correction.includes_context:
+        beside = round(hypot(beside, device.context.spread))
+    upper = expected + round(hypot(margin, NormalDist().inv_cdf(budget.confidence) * beside))
+    return min(upper, device.usable.value) if expected <= device.usable.value else upper
+
+
+# ---- the probability that a batch runs out of memory
+
+MOST_REPLAYS = 6
+SURE = 0.0005  # what is nearer than this to 0 or 1 is not looked at any closer
+CLOSE = 0.1  # of the smaller of a probability and its complement
+
+
+def chance_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
+    """The probability that a run whose replay needs `need` takes more than `room`, which has a deviation;
+    all in one unit.
+
+    >>> chance_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
+    0.5
+    """
+    spread = hypot(deviation, verdicts.scale * need)
+    return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)
+
+
+def chance_needed(budget: Budget, need_bytes: float) -> float:
+    """The probability that a run whose replay needs so much at the least runs out of memory.
+
+    Card and cap are taken to be passed together or not at all, since one error is behind both.
+    """
+    verdicts = margins_of(budget.likeness).verdicts
+    chances = [0.0]
+    if budget.cap_bytes is not None:
+        chances.append(chance_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
+    device = budget.device
+    if device.usable.value < ENDLESS_BYTES:
+        overhead, deviation, slope = _outside(device, budget.correction)
+        deviation = hypot(deviation, device.usable.spread)
+        left = device.usable.value - overhead
+        spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)
+        chances.append(chance_beyond(left, need_bytes, spread, deviation))
+    return max(chances)
+
+
+def chance_out_of_memory(budget: Budget, trace: Trace, run: Replay) -> float | None:
+    """The probability that the batch of `run` runs out of memory on the card; None where nothing bounds it,
+    or where no published run is like the job and no calibration answers.
+
+    `run` is one that did not fail, in an arena of the budget's rules. What the batch needs at the least lies
+    between what its tensors take and its peak reserved; replays between them tell it as closely as matters.
+    The answer is never below the truth of the model.
+    """
+    if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
+        return None
+    if budget.likeness.unlike and not is_fitted(budget):
+        return None
+    low = float(least_bytes(trace.events)(run.batch))
+    high = max(low, float(run.peak_reserved_bytes))
+    for _ in range(MOST_REPLAYS):
+        least, most = chance_needed(budget, low), chance_needed(budget, high)
+        if most < SURE or least > 1 - SURE or most - least <= CLOSE * min(most, 1 - least):
+            break
+        middle = (low + high) / 2
+        arena = Arena(
+            capacity_bytes=int(middle), rules=budget.arena.rules, total_bytes=budget.arena.total_bytes
+        )
+        fails = replay_trace(trace, run.batch, arena).outcome is Outcome.DOES_NOT_FIT
+        low, high = (middle, high) if fails else (low, middle)
+    return chance_needed(budget, high)

@@ -1,0 +1,232 @@
+"""The line through measured peaks over replayed ones. Pure: points in, a fit or a reason for none out.
+
+`measured = overhead + slope * replayed`, by Huber's loss around the line of Theil and Sen:
+
+- Some batch sizes lie far off, to one side: cuDNN takes a transient workspace at one batch and none at the
+  next. Least squares would tilt the line; Huber's loss bounds what one point can do, stays convex, so that
+  the answer does not hang on a start value, and loses 5 % against least squares where all is well. Theil and
+  Sen's line (a median of slopes) gives the scale that Huber's loss needs.
+- What is known beforehand enters as two more residuals under the same loss. A replay counts the allocator's
+  bytes, so the slope is held near 1, by `(slope - 1) / 0.01`: four points that scatter by 4 % would else tilt
+  the line by 10 %. The overhead is held near what is loaded lazily, on top of the context that the runs
+  showed where the peak holds it. Where the points are good (10 MiB of scatter over 1 GiB) neither changes
+  anything, and bounded loss lets good points overrule both.
+- A line that tells left-out batch sizes worse than no line does, by the median error or by the mean, is not
+  supported by its points. Without a line the planner adds the context to the replay; so the other side of
+  the comparison is the replay alone where runs tell their rise over the context and, where the peak holds
+  it, the replay with the median context that the same runs showed (a refusal keeps it in use). Where no run
+  tells its context, there is nothing to compare with. A line good to 1 % stands in any case: below it,
+  chance decides.
+- The scale is the median of the absolute residuals without the two that a line can always make zero
+  (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under normality.
+- The spread that is stored is that scale and the one of published runs about their replays together, as
+  variances, weighted with the residuals behind the one and with two for the other: five points that happen to
+  lie on a line do not make the sixth lie there, and a scale without outliers knows nothing of the next one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.stats import theilslopes
+
+from planner.hardware.calibration.model import Fit, Point, Refusal, is_whole, measured_bytes
+from planner.hardware.device import MIB
+from planner.hardware.likeness import kind_without_trace
+from planner.hardware.residuals import load_residuals
+
+FEWEST_BATCHES = 4
+SMALLEST_RANGE = 1.1  # the largest replayed peak over the smallest
+# Quartiles of measured over replayed peak of 60 published runs, 0.996 and 1.009, by 1.349
+# (benchmarks/published/outcomes.py)
+SLOPE_DEVIATION = 0.01
+# What kernels, cuDNN and cuBLAS load lazily: 20 to 120 MiB in the same runs.
+LAZY_MIB, LAZY_DEVIATION_MIB = 70.0, 50.0
+HUBER = 1.345  # 95 % efficiency under normality
+NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below makes sense
+USUAL_FREEDOMS = 2  # weight of what runs usually scatter by
+OUTLIER = 3.0  # scales
+GOOD_ERROR = 0.01  # what a line is wanted to reach; none that does is refused
+SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What the other batch sizes say of one."""
+
+    batch: int
+    measured_bytes: int
+    calibrated_bytes: int
+    replayed_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Relative; positive where too much is predicted."""
+        return self.calibrated_bytes / self.measured_bytes - 1
+
+
+def includes_context(points: Sequence[Point]) -> bool:
+    """Return whether all these runs tell the process's peak with the context, so that the overhead holds it.
+
+    Emulated ones do not: their context is that of the device database.
+    """
+    return bool(points) and all(
+        point.observation.process_peak_bytes is not None and point.observation.source != "emulated"
+        for point in points
+    )
+
+
+def fit_points(points: Sequence[Point]) -> Fit | Refusal:
+    """The robust line through the runs that ended unhindered, or why there is none.
+
+    Runs that died, released cached segments to go on or had a cap are clipped, and left out. Raises
+    ValueError for emulated runs among others.
+    """
+    if len({point.observation.source == "emulated" for point in points}) > 1:
+        raise ValueError("emulated runs and others are not fitted together")
+    whole = [point for point in points if is_whole(point.observation)]
+    context = includes_context(whole)
+    used = [point for point in whole if measured_bytes(point.observation, context) is not None]
+    refusal = _refuse(points, whole, used)
+    if refusal is not None:
+        return refusal
+    x, y = _columns(used, context)
+    overhead, slope = _line(x, y, _expected_overhead(used, context))
+    if not SLOPES[0] <= slope <= SLOPES[1]:
+        return Refusal(f"the slope is {slope:.2f}: the replay and the runs are not of the same job")
+    worse = _worse_than_none(used, context)
+    if worse is not None:
+        return worse
+    residuals = y - overhead - slope * x
+    scale = _scale(residuals)
+    spread = _pooled(scale, len(x) - 2, _usual_scale(used))
+    width = float(np.sqrt(((x - x.mean()) ** 2).sum()))
+    leverages = 1 / len(x) + ((x - x.mean()) / width) ** 2
+    far = np.abs(residuals) > OUTLIER * scale
+    outliers = {point.observation.batch for point, off in zip(used, far, strict=True) if off}
+    return Fit(
+        overhead_bytes=round(overhead * MIB),
+        slope=round(slope, 6),
+        spread_bytes=round(spread * MIB),
+        points=len(used),
+        center_bytes=round(float(x.mean()) * MIB),
+        width_bytes=round(width * MIB),
+        highest_leverage=round(float(leverages.max()), 4),
+        outliers=tuple(sorted(outliers)),
+    )
+
+
+def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
+    """Each batch size as predicted by the line through the others; needs four batch sizes."""
+    whole = [point for point in points if is_whole(point.observation)]
+    context = includes_context(whole)
+    found = []
+    for batch in sorted({point.observation.batch for point in whole}):
+        others = [point for point in whole if point.observation.batch != batch]
+        overhead, slope = _line(*_columns(others, context), _expected_overhead(others, context))
+        for point in whole:
+            measured = measured_bytes(point.observation, context)
+            if point.observation.batch == batch and measured is not None:
+                calibrated = round(overhead * MIB + slope * point.replayed_bytes)
+                found.append(LeftOut(batch, measured, calibrated, point.replayed_bytes))
+    return found
+
+
+def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Point]) -> Refusal | None:
+    batches = {point.observation.batch for point in used}
+    if len(batches) < FEWEST_BATCHES:
+        seen = f"{len(batches)} batch sizes with a peak of their own, at least {FEWEST_BATCHES} are needed"
+        clipped = len(points) - len(whole)
+        hint = f"; {clipped} of {len(points)} runs ran out of memory or were held back: take smaller batches"
+        return Refusal(seen + (hint if clipped else ""))
+    peaks = [point.replayed_bytes for point in used]
+    if min(peaks) <= 0 or max(peaks) < SMALLEST_RANGE * min(peaks):
+        return Refusal(
+            f"the batch sizes {min(batches)} to {max(batches)} hardly differ in memory, so no slope shows: "
+            "take batches further apart"
+        )
+    return None
+
+
+def _worse_than_none(used: Sequence[Point], context: bool) -> Refusal | None:
+    """The refusal of a line that tells left-out batch sizes worse than the planner does without it."""
+    added = _shown_context_bytes(used) if context else 0
+    if added is None:
+        return None
+    lefts = leave_one_batch_out(used)
+    with_line = [abs(left.error) for left in lefts]
+    without = [abs((left.replayed_bytes + added) / left.measured_bytes - 1) for left in lefts]
+    for average, words in ((median, ""), (fmean, " on average")):  # the mean feels the tail, which kills runs
+        if average(with_line) > max(GOOD_ERROR, average(without)):
+            return Refusal(
+                f"left-out batches come out {100 * average(with_line):.1f} % off with the line{words} and "
+                f"{100 * average(without):.1f} % without: the scatter is no line"
+            )
+    return None
+
+
+def _shown_context_bytes(points: Sequence[Point]) -> float | None:
+    """The median context that the runs told; None where none did."""
+    contexts = [point.observation.context_after_bytes for point in points]
+    known = [size_bytes for size_bytes in contexts if size_bytes is not None]
+    return median(known) if known else None
+
+
+def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
+    """In MiB; None where the peak holds a context that no run told."""
+    if not context:
+        return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
+    shown = _shown_context_bytes(points)  # after the third step: with what was loaded by then
+    return None if shown is None else shown / MIB
+
+
+def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
+    """Replayed and measured peaks in MiB."""
+    pairs = [(p.replayed_bytes, measured_bytes(p.observation, context)) for p in points]
+    kept = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
+    return kept[:, 0], kept[:, 1]
+
+
+def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
+    """Overhead in MiB and slope."""
+    center = float(x.mean())
+    start = float(theilslopes(y, x)[0])
+    level = float(np.median(y - start * (x - center)))
+    scale = _scale(y - level - start * (x - center))
+
+    def residuals(line: Floats) -> Floats:
+        known = [(line[1] - 1) / SLOPE_DEVIATION]
+        if expected is not None:
+            known.append((line[0] - line[1] * center - expected) / LAZY_DEVIATION_MIB)
+        return np.append((line[0] + line[1] * (x - center) - y) / scale, known)
+
+    found = least_squares(
+        residuals, [level, start], loss="huber", f_scale=HUBER, x_scale=[scale, SLOPE_DEVIATION], xtol=1e-12
+    )
+    level, slope = map(float, found.x)
+    return level - slope * center, slope
+
+
+def _pooled(scale: float, freedoms: int, usual: float) -> float:
+    """The scale of these runs and the one that runs usually have, as variances."""
+    total = freedoms * scale**2 + USUAL_FREEDOMS * usual**2
+    return sqrt(total / (freedoms + USUAL_FREEDOMS))
+
+
+def _usual_scale(points: Sequence[Point]) -> float:
+    """What published runs of this kind scatter by about their replays, at the mean peak, in MiB."""
+    kind = kind_without_trace(points[0].observation.job)
+    share = load_residuals().kinds[kind].verdicts.scale
+    return share * float(np.mean([point.replayed_bytes for point in points])) / MIB
+
+
+def _scale(residuals: Floats) -> float:
+    """One standard deviation, robust, of the residuals of a line."""
+    telling = np.sort(np.abs(residuals))[2:]
+    return max(NVML_STEP_MIB, 1.4826 * float(np.median(telling))) if len(telling) else NVML_STEP_MIB

@@ -1,0 +1,227 @@
+"""What an installed cuDNN would run for a convolution, asked of the library itself, without a GPU.
+
+Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
+Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,
+and a plan made of one tells its workspace. PyTorch runs the first that works, or times all of them where
+`torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be asked,
+whatever torch is installed; a process of its own holds it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from planner._support.cudnn_version import cudnn_text
+from planner.errors import UsageError
+from planner.hardware.cudnn.worker import OLDEST
+from planner.program import Convolution, Engine, Workspaces
+
+INSTALLED = "installed"
+LIBRARY = "libcudnn.so.9"
+
+
+# Shared memory that a block may take (bytes), threads and blocks of a multiprocessor, by compute capability:
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". On 8.x the answers are the
+# same whatever stands here; on 9.0 a few of a hundred hang on the clocks, which are those of an H100 SXM.
+LIMITS: Mapping[tuple[int, int], tuple[int, int, int]] = {
+    **dict.fromkeys(((7, 0), (7, 2)), (98304, 2048, 32)),
+    (7, 5): (65536, 1024, 16),
+    (8, 0): (166912, 2048, 32),
+    (8, 6): (101376, 1536, 16),
+    (8, 7): (166912, 1536, 16),
+    (8, 9): (101376, 1536, 24),
+    **dict.fromkeys(((9, 0), (10, 0), (10, 3)), (232448, 2048, 32)),
+    **dict.fromkeys(((12, 0), (12, 1)), (101376, 1536, 24)),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Cudnn:
+    """A library in a process of its own, with what it has said so far."""
+
+    version: str
+    _folder: Path
+    _process: "subprocess.Popen[str]"
+    _cublaslt: Path | None = None  # the stand-in of cuBLASLt that it finds
+    _gpu: str = ""  # what the stand-in of the driver beside it is told
+    lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
+    silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
+    _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+    _asked: int = 0  # questions so far
+
+    def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
+        """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU, and for GPUs
+        about which it says nothing (`silent`).
+        """
+        return next(iter(self._ask(capability, multiprocessors, asked, every=False)), None)
+
+    def every(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+    ) -> tuple[Engine, ...]:
+        """What PyTorch times with `benchmark`, in cuDNN's order."""
+        return self._ask(capability, multiprocessors, asked, every=True)
+
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        """Without `benchmark`."""
+        engine = self.first(capability, multiprocessors, asked)
+        return Workspaces(0) if engine is None else Workspaces(engine.workspace_bytes, engine=engine)
+
+    def benchmarked(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+    ) -> Workspaces:
+        """With `benchmark`: room for the largest, while all are timed (generate_and_filter_plans), then what
+        one of them takes. Which one nobody knows before; it is taken to be the heuristics' first.
+        """
+        engines = self.every(capability, multiprocessors, asked)
+        if not engines:
+            return Workspaces(0)
+        first, largest = engines[0], max(engines, key=lambda engine: engine.workspace_bytes)
+        return Workspaces(first.workspace_bytes, largest.workspace_bytes, first, largest)
+
+    def _ask(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution, *, every: bool
+    ) -> tuple[Engine, ...]:
+        key = (capability, multiprocessors, asked, every)
+        if key not in self._said:
+            answers: list[Any] | None = []
+            if capability not in self.silent:
+                described = describe_for_cudnn(capability, multiprocessors)
+                answers = self._exchange({**asdict(asked), "every": every, "device": described})
+            if answers is None:
+                self.silent.add(capability)
+                answers = []
+            self._said[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
+        return self._said[key]
+
+    def _exchange(self, question: Mapping[str, Any]) -> list[Any] | None:
+        """The answer to this question: whoever was interrupted may have left one unread. None where it ends
+        the process, in which case there is a new one.
+        """
+        with self._lock:
+            process = self._process
+            assert process.stdin is not None and process.stdout is not None
+            self._asked += 1
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps({**question, "number": self._asked}) + "\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                number, found = json.loads(line)
+                if number == self._asked:
+                    return list(found)
+            process.wait()
+            self._process, _ = _start(self._folder, self._cublaslt, self._gpu)
+        return None
+
+
+CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
+
+
+def _without_cublaslt(_folder: Path) -> str:
+    return "none was given"
+
+
+def open_cudnn(where: str, cublaslt_for: CublasLt = _without_cublaslt, gpu: str = "") -> Cudnn:
+    """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
+
+    `cublaslt_for` says which library its process finds as cuBLASLt: the real one answers only where a GPU is,
+    and engines that are built on it drop out. So do those that cuDNN compiles at run time where there is no
+    driver: one that lies beside that library is found too, and told of `gpu`. Raises UsageError where there
+    is no cuDNN, or one that cannot be asked without a GPU.
+    """
+    return _open(where, cublaslt_for, gpu, os.getpid())  # a fork does not share its parent's pipes
+
+
+@cache  # a library is loaded once; what it answers is the same every time
+def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
+    folder = _installed() if where == INSTALLED else Path(where).expanduser()
+    if not (folder / LIBRARY).is_file():
+        raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
+    found = cublaslt_for(folder)
+    cublaslt, lacks = (None, found) if isinstance(found, str) else (found, "")
+    process, told = _start(folder, cublaslt, gpu)
+    if "error" in told:
+        raise UsageError(
+            f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
+            "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
+        )
+    version = cudnn_text(told["version"]) or "of an unknown version"
+    if told["version"] < OLDEST:
+        raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
+    return Cudnn(version, folder, process, cublaslt, gpu, lacks)
+
+
+def _start(folder: Path, cublaslt: Path | None, gpu: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+    """A process with the library, and what it says of itself."""
+    child = str(Path(__file__).with_name("worker.py"))
+    stand_in = [] if cublaslt is None else [str(cublaslt), gpu]
+    described = json.dumps(describe_for_cudnn((8, 0), 108))
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", child, str(folder), described, *stand_in],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the planner
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, json.loads(line) if line else {"error": f"its process {_end_of(process)}"}
+
+
+def _installed() -> Path:
+    for entry in sys.path:
+        folder = Path(entry) / "nvidia" / "cudnn" / "lib"
+        if (folder / LIBRARY).is_file():
+            return folder
+    raise UsageError(
+        "--cudnn installed: no package brings cuDNN; install nvidia-cudnn-cu12 or torch for CUDA, or name "
+        f"the folder of {LIBRARY}"
+    )
+
+
+def _end_of(process: "subprocess.Popen[str]") -> str:
+    code = process.wait()
+    return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with exit code {code}"
+
+
+def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
+    """Return the JSON object that describes a GPU to cuDNN; a version that wants more fields names them."""
+    major, minor = capability
+    shared_bytes, threads, blocks = LIMITS.get((major, minor), LIMITS[8, 6])
+    return {
+        "deviceName": f"compute capability {major}.{minor}",
+        "cudaDeviceId": 0,
+        "deviceVer": 100 * major + 10 * minor,
+        "driverVer": 13000,
+        "multiProcessorCount": multiprocessors,
+        "warpSize": 32,
+        "regsPerBlock": 65536,
+        "maxRegistersPerSM": 65536,
+        "maxThreadsPerBlock": 1024,
+        "maxThreadsPerSM": threads,
+        "maxCtasPerSM": blocks,
+        "maxSharedMemoryPerBlock": 49152,
+        "maxSharedMemoryPerBlockOptin": shared_bytes,
+        "reservedSharedMemoryPerBlock": 1024 if major >= 8 else 0,
+        "oversizedSharedMemoryPerBlock": 0,
+        "maxGridSize": [2**31 - 1, 65535, 65535],
+        "maxBlockSize": [1024, 1024, 64],
+        "pciDeviceId": 0,
+        "isTccDriver": 0,
+        "supportCoopLaunch": 1,
+        "totalGlobalMem": 80 * 2**30,
+        "smClockRateKHz": 1_980_000,
+        "memClockRateKHz": 2_619_000,
+        "memoryBusWidth": 5120,
+        "l2CacheSize": 50 * 2**20,
+    }

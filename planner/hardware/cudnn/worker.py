@@ -1,0 +1,257 @@
+"""The process that holds the library for `planner/hardware/cudnn/client.py`: one question a line in, one
+answer a line out.
+
+    python cudnn_child.py FOLDER DEVICE [CUBLASLT GPU]
+
+FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt, with a
+driver beside it that shows GPU, as `planner/emulator/gpu.py` describes one.
+
+Run as a file, with the standard library alone: cuDNN may end a process, and prints to standard error as it
+likes. Enumerators are those of cuDNN's headers (cudnn_graph_v9.h).
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+OLDEST = 90800  # that answers for a GPU that is only described
+_DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+_NOTES = (
+    *("tensor cores", "down-converts", "reduced precision", "FFT", "not deterministic", "Winograd"),
+    *("Winograd 4x4", "Winograd 6x6", "Winograd 13x13", "strict NaN"),
+)  # CUDNN_NUMERICAL_NOTE_*, by number
+_REFUSED_BY_TORCH = "down-converts"  # ATen/native/cudnn/Conv_v8.cpp, filterEngineConfigs
+
+# Descriptors, attributes and types of the backend API.
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_OPERATIONS = {  # its descriptor, then the attributes convolution, x, w, y, alpha, beta
+    "forward": (10, 702, 704, 703, 705, 700, 701),
+    "data gradient": (12, 708, 710, 709, 711, 706, 707),
+    "weight gradient": (11, 714, 716, 715, 717, 712, 713),
+}
+_INSTANT, _FALLBACK = 0, 2  # CUDNN_HEUR_MODE_*, as PyTorch asks for them
+_TYPES: dict[str, tuple[int, Any]] = {
+    "dtype": (1, ctypes.c_int32),
+    "int64": (3, ctypes.c_int64),
+    "float": (4, ctypes.c_float),
+    "mode": (7, ctypes.c_int32),
+    "heuristic": (8, ctypes.c_int32),
+    "note": (11, ctypes.c_int32),
+    "descriptor": (15, ctypes.c_void_p),
+    "char": (24, ctypes.c_char),
+}
+_ALIGNMENT = 32  # bytes; the most that Conv_v8.cpp looks for, and the caching allocator gives 512
+
+
+class RefusedError(Exception):
+    """cuDNN does not do this; the text is its own."""
+
+
+class Library:
+    """The backend API, as far as questions about convolutions go."""
+
+    def __init__(self, folder: Path, cublaslt: str = "") -> None:
+        # What it looks for in NVIDIA's other packages; a library that is loaded is found under its own name.
+        wanted = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
+        if not cublaslt:
+            wanted.insert(0, "libcublasLt.so.*")
+        beside = [path for name in wanted for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
+        own = [Path(cublaslt).with_name("libcuda.so.1"), Path(cublaslt)] if cublaslt else []
+        for path in [*own, *beside]:
+            with suppress(OSError):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        self.functions = ctypes.CDLL(str(folder / "libcudnn.so.9"), mode=ctypes.RTLD_GLOBAL)
+        self.functions.cudnnGetVersion.restype = ctypes.c_size_t
+        self.functions.cudnnGetErrorString.restype = ctypes.c_char_p
+        self.version = int(self.functions.cudnnGetVersion())
+        self.devices: dict[str, Any] = {}
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises RefusedError."""
+        status = getattr(self.functions, f"cudnnBackend{name}")(*arguments)
+        if status:
+            raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
+
+    def create(self, kind: int, made: ExitStack) -> Any:
+        """A descriptor that lives as long as `made`."""
+        descriptor = ctypes.c_void_p()
+        self.call("CreateDescriptor", kind, ctypes.byref(descriptor))
+        made.callback(self.functions.cudnnBackendDestroyDescriptor, descriptor)
+        return descriptor
+
+    def set(self, descriptor: Any, attribute: int, kind: str, *values: Any) -> None:
+        """Give an attribute its values."""
+        code, of = _TYPES[kind]
+        array = _pointers(values) if kind == "descriptor" else (of * len(values))(*values)
+        self.call("SetAttribute", descriptor, attribute, code, ctypes.c_int64(len(values)), array)
+
+    def get(self, descriptor: Any, attribute: int, kind: str, room: int, into: Any) -> int:
+        """Read an attribute; returns of how many values."""
+        count = ctypes.c_int64()
+        room_there, found = ctypes.c_int64(room), ctypes.byref(count)
+        self.call("GetAttribute", descriptor, attribute, _TYPES[kind][0], room_there, found, into)
+        return count.value
+
+    def device(self, described: dict[str, Any]) -> Any:
+        """The descriptor of a GPU."""
+        text = json.dumps(described)
+        if text not in self.devices:
+            device = self.create(_DEVICE, ExitStack())  # lives as long as the process
+            encoded = text.encode()
+            self.set(device, 2702, "char", *(bytes([byte]) for byte in encoded))
+            self.call("Finalize", device)
+            self.devices[text] = device
+        return self.devices[text]
+
+
+def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
+    """Number, notes and workspace of those that PyTorch lets pass and that make a plan, in its order: the
+    heuristics' first, then the fallback's.
+    """
+    with ExitStack() as made:
+        try:
+            device = library.device(question["device"])
+            graph = _graph(library, made, question)
+        except RefusedError:
+            return
+        for mode in (_INSTANT, _FALLBACK):
+            for config in _configs(library, made, graph, device, mode):
+                number, notes = _engine(library, config)
+                if _REFUSED_BY_TORCH in notes:
+                    continue
+                try:
+                    yield number, notes, _workspace(library, config, device)
+                except RefusedError:
+                    continue
+
+
+def _graph(library: Library, made: ExitStack, question: dict[str, Any]) -> Any:
+    kind, convolution, *places, alpha, beta = _OPERATIONS[question["direction"]]
+    operation = library.create(kind, made)
+    library.set(operation, convolution, "descriptor", _convolution(library, made, question))
+    for place, letter in zip(places, "xwy", strict=True):
+        library.set(operation, place, "descriptor", _tensor(library, made, letter, question))
+    library.set(operation, alpha, "float", 1.0)
+    library.set(operation, beta, "float", 0.0)
+    library.call("Finalize", operation)
+    graph = library.create(_GRAPH, made)
+    library.set(graph, 801, "descriptor", operation)
+    library.call("Finalize", graph)
+    return graph
+
+
+def _tensor(library: Library, made: ExitStack, letter: str, question: dict[str, Any]) -> Any:
+    sizes, tensor = question[letter], library.create(_TENSOR, made)
+    library.set(tensor, 901, "dtype", _DTYPES[question["dtype"]])
+    library.set(tensor, 902, "int64", *sizes)
+    library.set(tensor, 903, "int64", *strides_of(sizes, question["channels_last"]))
+    library.set(tensor, 906, "int64", ord(letter))
+    library.set(tensor, 900, "int64", _ALIGNMENT)
+    library.call("Finalize", tensor)
+    return tensor
+
+
+def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) -> Any:
+    convolution = library.create(_CONVOLUTION, made)
+    # Conv_v8.cpp, getConvDescriptor: half precision is added up in single
+    computed = "float64" if question["dtype"] == "float64" else "float32"
+    library.set(convolution, 100, "dtype", _DTYPES[computed])
+    library.set(convolution, 101, "mode", 1)  # CUDNN_CROSS_CORRELATION
+    library.set(convolution, 106, "int64", len(question["padding"]))
+    for attribute, name in ((105, "padding"), (104, "padding"), (102, "dilation"), (103, "stride")):
+        library.set(convolution, attribute, "int64", *question[name])
+    library.call("Finalize", convolution)
+    return convolution
+
+
+def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int) -> list[Any]:
+    heuristics = library.create(_HEURISTICS, made)
+    library.set(heuristics, 201, "descriptor", graph)
+    library.set(heuristics, 200, "heuristic", mode)
+    library.set(heuristics, 204, "descriptor", device)
+    try:
+        library.call("Finalize", heuristics)
+        count = library.get(heuristics, 202, "descriptor", 0, None)
+        configs = [library.create(_CONFIG, made) for _ in range(count)]
+        found = library.get(heuristics, 202, "descriptor", count, _pointers(configs))
+    except RefusedError:
+        return []
+    return configs[:found]
+
+
+def _engine(library: Library, config: Any) -> tuple[int, list[str]]:
+    with ExitStack() as made:
+        engine = library.create(_ENGINE, made)
+        library.get(config, 300, "descriptor", 1, _pointers([engine]))
+        number = ctypes.c_int64()
+        library.get(engine, 1301, "int64", 1, ctypes.byref(number))
+        notes = (ctypes.c_int32 * len(_NOTES))()
+        count = library.get(engine, 1303, "note", len(_NOTES), notes)
+        return number.value, [_NOTES[note] for note in notes[:count] if note < len(_NOTES)]
+
+
+def _workspace(library: Library, config: Any, device: Any) -> int:
+    with ExitStack() as made:
+        plan = library.create(_PLAN, made)
+        library.set(plan, 401, "descriptor", config)
+        library.set(plan, 407, "descriptor", device)
+        library.call("Finalize", plan)
+        size_bytes = ctypes.c_int64()
+        library.get(plan, 402, "int64", 1, ctypes.byref(size_bytes))
+        return size_bytes.value
+
+
+def strides_of(sizes: Sequence[int], channels_last: bool) -> list[int]:
+    """Strides in elements of a tensor without gaps.
+
+    >>> strides_of((2, 3, 5, 7), False), strides_of((2, 3, 5, 7), True)
+    ([105, 35, 7, 1], [105, 1, 21, 3])
+    """
+    order = [0, *range(2, len(sizes)), 1] if channels_last else list(range(len(sizes)))
+    strides = [1] * len(sizes)
+    step = 1
+    for place in reversed(order):
+        strides[place] = step
+        step *= sizes[place]
+    return strides
+
+
+def _pointers(descriptors: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(descriptors))(*(each.value for each in descriptors))
+
+
+def main() -> None:
+    """Say which version this is, or why there is none, then answer until nobody asks."""
+    _, folder, device, *stand_in = sys.argv
+    cublaslt = stand_in[:1]
+    if stand_in:
+        os.environ["PLANNER_EMULATED_GPU"] = stand_in[1]
+    try:
+        library = Library(Path(folder), *cublaslt)
+        told: dict[str, Any] = {"version": library.version}
+        if library.version >= OLDEST:
+            library.device(json.loads(device))
+    except (OSError, RefusedError) as error:
+        told = {"error": str(error)}
+    _answer(told)
+    if "error" in told or library.version < OLDEST:
+        return
+    for line in sys.stdin:
+        question = json.loads(line)
+        most = None if question["every"] else 1
+        _answer((question["number"], list(islice(engines(library, question), most))))
+
+
+def _answer(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What the workspace of a convolution consists of, by its size alone.
+
+A library says how many bytes it takes, not what for. But the sizes of tensors are known, and what kernels put
+beside them follows few patterns, which stand here as terms. cuDNN's answers for some thousands of
+convolutions and published logs (benchmarks/published/README.md, `cudnn_workspaces.csv`) show them; what a
+term is for is our inference. Where terms add up to the workspace, but for `NARROW_BYTES`, they are named;
+else copies are, if little is left beside them, and what is left is called unnamed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from math import prod
+
+from planner.program import Convolution, Direction
+
+NARROW_BYTES = 2048  # cuDNN aligns the parts of a workspace and keeps small tables beside them
+_COPIES_OVER_BESIDE = 10_000  # the same for large copies: tables grow with the kernel's steps
+_BESIDE_TILES_BYTES, _COUNTER_BYTES = 512, 4  # in all; for each tile, whose blocks wait for each other
+_LARGEST_LOOSE_SHARE = 0.02  # of a workspace, beside copies alone: tables for strides and borders
+_LARGEST_UNNAMED_SHARE = 0.25  # the same where kernels mostly copy
+_TILE_BYTES = 4 * 128 * 128  # what a block of threads adds up
+_MOST_TILES, _MOST_SUMS = 1024, 128
+_SUM_OVER_BESIDE = 32  # at least: any size is a number of times small weights, and a little
+_IMAGE_TIMES = (1, 2, 4, 8)  # sums for each image
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Term(StrEnum):
+    COPY = "copy"  # of x, w or y: in another layout
+    FILLED = "filled copy"  # the same, at least half as large again: channels are filled up to 8 or 16 bytes
+    FLOAT32 = "float32 copy"  # of the result: more precise than it, or with channels in whole tiles
+    SUMS = "partial sums"  # of the result in float32, most often the weights' gradient: the sum is split
+    TILES = "partial sums in tiles"  # the same, 128 x 128 numbers at a time
+    FILTERS = "Winograd filters"  # transformed weights alone; tiles of x and y stay in the kernel
+    WINOGRAD = "Winograd"  # transformed weights, inputs and outputs
+    FFT = "FFT"
+    GEMM = "matrix of patches"  # each patch under the kernel a column: explicit GEMM
+    IMAGES = "image-wise sums"  # a gradient of the weights for each image: the fitted term without a library
+    UNNAMED = "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One term of a workspace."""
+
+    term: Term
+    of: str  # x, w, y, or "" where it is not of one tensor
+    times: int
+    size_bytes: int  # all times together
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Which tensors are copied, and how large that makes the copies."""
+
+    parts: tuple[Part, ...]
+    size_bytes: int
+
+
+def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> tuple[Part, ...]:
+    """Terms that add up to the workspace, the largest first; `notes` are those of cuDNN's engine.
+
+    x, w and y are the input, the weights and the output of the convolution, or their gradients.
+    """
+    if workspace_bytes <= 0:
+        return ()
+    transforms = [name for name in ("Winograd", "FFT") if any(name in note for note in notes)]
+    parts = _exact(asked, transforms, workspace_bytes)
+    if not parts and not transforms:
+        parts = _loose(asked, workspace_bytes)
+    left_bytes = workspace_bytes - sum(part.size_bytes for part in parts)
+    rest = (Part(Term.UNNAMED, "", 1, left_bytes),) if left_bytes else ()
+    return (*sorted(parts, key=lambda part: -part.size_bytes), *rest)
+
+
+def _exact(asked: Convolution, transforms: list[str], workspace_bytes: int) -> tuple[Part, ...]:
+    """Terms with no more than `NARROW_BYTES` beside them; () where there are none."""
+    for part in _whole(asked, transforms):
+        if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
+            return (part,)
+    copies = list(_copies(asked))
+    kinds: tuple[_Beside, ...] = (_sums, _tiles)
+    if transforms:
+        kinds = (_filters,) if transforms == ["Winograd"] else ()
+    else:
+        narrow_bytes = max(NARROW_BYTES, workspace_bytes // _COPIES_OVER_BESIDE)
+        for copied in copies:
+            if 0 <= workspace_bytes - copied.size_bytes <= narrow_bytes:
+                return copied.parts
+    for beside in kinds:
+        for copied in copies:
+            more = beside(asked, workspace_bytes - copied.size_bytes)
+            if more:
+                return (*copied.parts, *more)
+    return ()
+
+
+def _loose(asked: Convolution, workspace_bytes: int) -> tuple[Part, ...]:
+    """Copies alone, where little is left beside them."""
+    shares = _LARGEST_LOOSE_SHARE, _LARGEST_UNNAMED_SHARE
+    few = asked.channels_last and _ELEMENT_BYTES[asked.dtype] == 2  # tensor cores read these as they are
+    for share in shares[: 1 if few else 2]:
+        for copied in _copies(asked):
+            if 0 <= workspace_bytes - copied.size_bytes <= share * workspace_bytes:
+                return copied.parts
+    return ()
+
+
+# ---- what stands beside copies: () where the term does not apply
+
+_Beside = Callable[[Convolution, int], tuple[Part, ...]]
+
+
+def _filters(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+    """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
+    rows, channels = asked.w[0], asked.w[1]
+    size_bytes = 100 * rows * channels + 4 * (rows if asked.direction is Direction.FORWARD else channels)
+    fits = 0 <= left_bytes - size_bytes <= NARROW_BYTES
+    return (Part(Term.FILTERS, "", 1, size_bytes),) if fits else ()
+
+
+def _sums(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+    """Channels as they are, filled up, or in whole tiles, in which those of w stand beside each other."""
+    result = _result(asked)
+    rows, channels, *extents = getattr(asked, result)
+    sizes = [4 * rows * _up(channels, step) * prod(extents) for step in (1, 4, 8, 64, 128)]
+    if result == "w":
+        sizes.append(4 * rows * _up(channels * prod(extents), 128))
+    for size_bytes in sizes:
+        times, beside_bytes = divmod(left_bytes, size_bytes)
+        most_beside_bytes = min(NARROW_BYTES, size_bytes // _SUM_OVER_BESIDE)
+        if 1 <= times <= _MOST_SUMS and beside_bytes <= most_beside_bytes:
+            return (Part(Term.SUMS, result, times, times * size_bytes),)
+    return ()
+
+
+def _tiles(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+    times, beside_bytes = divmod(left_bytes, _TILE_BYTES)
+    if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES + _COUNTER_BYTES * times:
+        return ()
+    return (Part(Term.TILES, "", times, times * _TILE_BYTES),)
+
+
+# ---- copies
+
+
+def _copies(asked: Convolution) -> Iterator[_Copied]:
+    """All choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most, so
+    the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient of
+    the weights last, since their partial sums are likelier.
+    """
+    result = _result(asked)
+    sign = 1 if asked.channels_last else -1
+    order = sorted("xyw", key=lambda letter: (letter == result, letter == "w"))
+    chosen = [
+        tuple(letter for letter, taken in zip(order, mask, strict=True) if taken)
+        for mask in product((True, False), repeat=3)
+    ]
+    chosen.sort(key=lambda letters: (sign * len(set(letters) - {"w"}), result == "w" and "w" in letters))
+    for letters in chosen:
+        yield from _sized(asked, letters, {})
+    if _ELEMENT_BYTES[asked.dtype] <= 4 and result != "w":
+        for letters in chosen:
+            yield from _sized(asked, letters, {result: _float32_sizes(asked, result)})
+
+
+def _sized(
+    asked: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
+) -> Iterator[_Copied]:
+    """Copies of these tensors, with each padding that kernels are seen to use."""
+    kinds = [(Term.COPY, letter, _sizes(asked, letter)) for letter in letters]
+    kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
+    for chosen in product(*(sizes for _, _, sizes in kinds)):
+        parts = tuple(
+            Part(Term.FILLED if term is Term.COPY and 2 * size >= 3 * sizes[-1] else term, of, 1, size)
+            for (term, of, sizes), size in zip(kinds, chosen, strict=True)
+        )
+        yield _Copied(parts, sum(chosen))
+
+
+def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
+    """Bytes of a copy whose channels, or those of each group, fill 16 bytes or 8; the last is as it is."""
+    element_bytes = _ELEMENT_BYTES[asked.dtype]
+    sizes: tuple[int, ...] = getattr(asked, letter)
+    groups = 1 if letter == "w" else max(1, asked.x[1] // max(1, asked.w[1]))
+    found: list[int] = []
+    for fill_bytes in (16, 8, element_bytes):
+        step = max(1, fill_bytes // element_bytes)
+        for parts in (1, groups):
+            channels = parts * _up(sizes[1] // parts, step)
+            rows = _up(sizes[0], step) if letter == "w" else sizes[0]
+            found.append(element_bytes * rows * channels * prod(sizes[2:]))
+    return tuple(dict.fromkeys(found))
+
+
+def _float32_sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
+    """Bytes of a result in float32, of half precision as it is, of any with channels in whole tiles."""
+    sizes: tuple[int, ...] = getattr(asked, letter)
+    steps = (1, 8, 64, 128) if _ELEMENT_BYTES[asked.dtype] == 2 else (64, 128)
+    spread = 4 * sizes[0] * prod(sizes[2:])
+    found = dict.fromkeys(spread * _up(sizes[1], step) for step in steps)
+    return tuple(size for size in found if size not in _sizes(asked, letter))
+
+
+def _result(asked: Convolution) -> str:
+    return {Direction.FORWARD: "y", Direction.DATA: "x", Direction.WEIGHT: "w"}[asked.direction]
+
+
+# ---- terms that are the whole workspace: benchmarks/published/README.md says of which rows they are exact
+
+
+def _whole(asked: Convolution, transforms: list[str]) -> Iterator[Part]:
+    """Of square kernels over images; `GEMM` of kernels that are no points, where it would be a copy."""
+    kernel = asked.w[2:]
+    images_bytes = 4 * asked.x[0] * prod(asked.w)
+    if asked.direction is Direction.WEIGHT and images_bytes:
+        for times in _IMAGE_TIMES:
+            yield Part(Term.IMAGES, "w", times * asked.x[0], times * images_bytes)
+    made = asked.x if asked.direction is Direction.DATA else asked.y
+    if prod(kernel) > 1:
+        columns = asked.w[1] * prod(kernel) * prod((made[0], *made[2:]))
+        yield Part(Term.GEMM, "", 1, _ELEMENT_BYTES[asked.dtype] * columns)
+    if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(asked.stride) != {1}:
+        return
+    channels = asked.w[0] * asked.w[1], asked.w[0] + asked.w[1]
+    if "Winograd" in transforms or not transforms:  # no note says so where cuBLASLt multiplies the tiles
+        size, tile = (6, 4) if kernel == (3, 3) else (13, 9)
+        images = _up(made[0], 16) * prod(-(-extent // tile) for extent in made[2:])
+        yield Part(Term.WINOGRAD, "", 1, 4 * size**2 * (channels[0] + channels[1] * images))
+    if "FFT" in transforms:
+        tiles = 1 if all(extent + kernel[0] - 1 <= 32 for extent in made[2:]) else 2
+        images = min(made[0], 32) * tiles
+        for more in (0, 24576 * tiles):
+            yield Part(Term.FFT, "", 1, 4352 * (channels[0] + channels[1] * images) + more)
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,4 +1,0 @@
-"""What training frameworks decide of a job, setting by setting, and how their batch size is chosen.
-
-The public names are those of `planner.lightning` and `planner.huggingface`.
-"""

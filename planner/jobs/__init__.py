@@ -1,0 +1,5 @@
+"""Training jobs: what is to be run, as users write it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

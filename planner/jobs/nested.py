@@ -1,0 +1,121 @@
+"""Arguments that hold several tensors: dicts, tuples and lists of them, put together from the names of each.
+
+`images=3x224x224` is the argument `images`, `batch.image=...` the entry "image" of the dict `batch`,
+`pair.0=...` an item of the tuple `pair`, `pair[0]=...` one of the list. A number in front counts arguments
+without a name: `0.image=...` is an entry of the first. A target is named likewise, without an argument in
+front.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from planner.errors import UsageError
+from planner.jobs.job import Job, Mode, shown
+
+T = TypeVar("T")
+
+
+class _Key(NamedTuple):
+    """One step from a container to what it holds."""
+
+    kind: type[dict] | type[tuple] | type[list]  # type: ignore[type-arg]
+    key: str | int
+
+
+_Row = tuple[tuple[_Key, ...], T]
+
+
+def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, by position and by keyword. Raises UsageError where names do not agree.
+
+    A value without a name is the next argument by position.
+    """
+    by_position: list[_Row[T]] = []
+    by_keyword: list[_Row[T]] = []
+    following = 0
+    for name, value in named:
+        path = (_Key(tuple, following),) if name is None else _path(name, head=True)
+        if isinstance(path[0].key, int):
+            following = max(following, path[0].key + 1)
+            by_position.append((path, value))
+        else:
+            by_keyword.append((path, value))
+    args = _build(by_position, "") if by_position else ()
+    return args, _build(by_keyword, "") if by_keyword else {}
+
+
+def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
+    """Return the target that a loss is given. Raises UsageError where names do not agree."""
+    rows = []
+    for name, value in named:
+        if name is None:
+            raise UsageError("--target: of several, each needs a name, such as boxes=100x4, or 0=100x4")
+        rows.append((_path(name, head=False), value))
+    return _build(rows, "") if rows else None
+
+
+def check_nesting(job: Job) -> None:
+    """Raise UsageError where the inputs or targets of a job cannot be put together."""
+    for what, specs, nest in (("--input", job.inputs, nest_inputs), ("--target", job.targets, nest_target)):
+        try:
+            nest((spec.keyword, spec) for spec in specs)
+        except UsageError as error:
+            text = str(error).removeprefix("--target: ")
+            raise UsageError(f"{job.model}: {what}: {text}") from None
+
+
+def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Return inputs, keyword inputs and target of a job, each tensor as `make` gives it, inputs first."""
+    ordered = sorted(enumerate(job.inputs), key=lambda place: place[1].keyword is not None)
+    made = {place: make(spec) for place, spec in ordered}
+    args, kwargs = nest_inputs((spec.keyword, made[place]) for place, spec in enumerate(job.inputs))
+    if job.mode is not Mode.TRAIN:
+        return args, kwargs, None
+    if job.targets:
+        return args, kwargs, nest_target((spec.keyword, make(spec)) for spec in job.targets)
+    return args, kwargs, None if job.target is None else make(job.target)
+
+
+def _path(name: str, head: bool) -> tuple[_Key, ...]:
+    """Take a name apart that `parse_tensor_spec` let through; the head of an input is an argument."""
+    steps = re.findall(r"\[([0-9]+)\]|([^.\[\]]+)", name)
+    keys = [_Key(list, int(item)) if item else _plain_key(key) for item, key in steps]
+    if head and isinstance(keys[0].key, str):
+        return (_Key(dict, keys[0].key), *keys[1:])
+    return tuple(keys)
+
+
+def _plain_key(key: str) -> _Key:
+    return _Key(tuple, int(key)) if key.isdecimal() else _Key(dict, key)
+
+
+def _build(rows: Sequence[_Row[T]], where: str) -> Any:
+    """Return what the rows make together; `where` is the name of the container that it goes into."""
+    if any(not path for path, _ in rows):
+        if len(rows) > 1:
+            raise UsageError(
+                f"{shown(where)} is given twice, or is a tensor and holds others; name each once"
+            )
+        return rows[0][1]
+    kinds = {path[0].kind for path, _ in rows}
+    if len(kinds) > 1:
+        raise UsageError(f"{shown(where)} has entries by name and by number, or of tuple and list; take one")
+    (kind,) = kinds
+    groups: dict[str | int, list[_Row[T]]] = {}
+    for path, value in rows:
+        groups.setdefault(path[0].key, []).append((path[1:], value))
+    held = {key: _build(inner, _named(where, kind, key)) for key, inner in groups.items()}
+    if kind is dict:
+        return held
+    missing = next((place for place in range(len(held)) if place not in held), None)
+    if missing is not None:
+        what = _named(where, kind, missing) if where else f"argument {missing}"
+        raise UsageError(f"{what} is missing, of {len(held)} that are given; count from 0")
+    return kind(held[place] for place in range(len(held)))
+
+
+def _named(where: str, kind: type, key: str | int) -> str:
+    if kind is list:
+        return f"{where}[{key}]"
+    return f"{where}.{key}" if where else str(key)

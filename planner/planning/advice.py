@@ -1,0 +1,148 @@
+"""The smallest sets of changes that make a batch fit, each of them traced and replayed, none guessed.
+
+Sets are tried from small to large. Changes of one group exclude each other, a set that contains one which
+fits already is not minimal, and a set whose changes together save far too little by themselves is not tried.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from time import perf_counter
+
+from planner.allocator import Arena, replay_trace
+from planner.errors import ModelError, UsageError
+from planner.hardware import Budget
+from planner.planning.changes import Change, Recipe, apply_all, changes_for
+from planner.planning.epoch import over_epoch
+from planner.planning.max_batch import Estimate, Tell, Tracer, estimate
+from planner.program import Outcome, Trace
+
+LARGEST_SET = 3
+ENOUGH = 8  # sets that fit, after which no more are looked for
+# Savings do not add up: two changes may free the same memory, or make way for each other. Sets whose savings
+# sum up to less than this share of what is missing are left out.
+HOPEFUL_SHARE = 0.7
+RESOLUTION_BYTES = 2**20
+
+Open = Callable[[Recipe], Tracer]  # the tracer of a changed job
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a set of changes leads to."""
+
+    changes: tuple[Change, ...]
+    recipe: Recipe
+    estimate: Estimate
+    needed_bytes: int  # the least that the allocator needs for it, to 1 MiB
+
+    @property
+    def fits(self) -> bool:
+        """Whether the batch fits with them."""
+        return self.estimate.outcome is not Outcome.DOES_NOT_FIT
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """For sorting: few changes first, then mild ones, then those that leave most room."""
+        return len(self.changes), sum(change.rank for change in self.changes), self.needed_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """How to make a batch fit."""
+
+    unchanged: Trial
+    sets: tuple[Trial, ...]  # minimal sets that fit, the best first; empty where nothing helps
+    singles: tuple[Trial, ...]  # every change by itself, whether it is enough or not, the mildest first
+    failed: tuple[tuple[str, str], ...]  # changes that the model does not go along with, and why
+    available_bytes: int | None  # what the allocator may take; None: any amount
+    seconds: float
+
+
+def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: Tell = lambda line: None) -> Advice:
+    """Try changes by themselves, then in pairs and triples, until enough sets are found that fit."""
+    start = perf_counter()
+    failed: dict[str, str] = {}
+
+    def attempt(changes: tuple[Change, ...]) -> Trial | None:
+        tell("trying " + (" ".join(change.name for change in changes) or "the recipe as it is"))
+        try:
+            return _try(recipe, changes, budget, open_tracer)
+        except (ModelError, UsageError) as error:
+            if not changes:
+                raise
+            failed[" ".join(change.name for change in changes)] = str(error)
+            return None
+
+    unchanged = attempt(())
+    assert unchanged is not None
+    budget = unchanged.estimate.budget  # with the margins of the recipe as it is
+    singles: list[Trial] = []
+    for change in changes_for(recipe, budget.device.capability):
+        if not _is_too_much(change, unchanged, singles):
+            trial = attempt((change,))
+            singles += [] if trial is None else [trial]
+    sets = [] if unchanged.fits else _minimal_sets(unchanged, singles, budget, attempt)
+    return Advice(
+        unchanged,
+        tuple(sorted(sets, key=lambda trial: trial.cost)),
+        tuple(singles),
+        tuple(failed.items()),
+        budget.arena.share_bytes,
+        perf_counter() - start,
+    )
+
+
+def _is_too_much(change: Change, unchanged: Trial, singles: Sequence[Trial]) -> bool:
+    """Whether a smaller degree of the same change, such as 2 micro-batches for 4, is enough already."""
+    enough = [trial for trial in singles if trial.fits and trial.changes[0].group == change.group]
+    return bool(enough) and (not unchanged.fits or change.group == "accumulation")
+
+
+def _minimal_sets(
+    unchanged: Trial,
+    singles: Sequence[Trial],
+    budget: Budget,
+    attempt: Callable[[tuple[Change, ...]], Trial | None],
+) -> list[Trial]:
+    found = [trial for trial in singles if trial.fits]
+    saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
+    missing = unchanged.needed_bytes - (budget.arena.share_bytes or unchanged.needed_bytes)
+    useful = tuple(change for change, size in saved.items() if size > 0)
+    for size in range(2, LARGEST_SET + 1):
+        for changes in _hopeful(useful, size, saved, missing):
+            if len(found) >= ENOUGH:
+                return found
+            if not any(set(trial.changes) <= set(changes) for trial in found):
+                trial = attempt(changes)
+                if trial is not None and trial.fits:
+                    found.append(trial)
+    return found
+
+
+def _hopeful(
+    changes: tuple[Change, ...], size: int, saved: Mapping[Change, int], missing: int
+) -> Iterator[tuple[Change, ...]]:
+    """Sets of this size, the mildest first."""
+    for chosen in sorted(combinations(changes, size), key=lambda some: sum(change.rank for change in some)):
+        groups = {change.group for change in chosen}
+        if len(groups) == size and sum(saved[change] for change in chosen) >= HOPEFUL_SHARE * missing:
+            yield chosen
+
+
+def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_tracer: Open) -> Trial:
+    changed = apply_all(recipe, changes)
+    trace = over_epoch(changed.job, changed.batch, open_tracer(changed))
+    arena = replace(budget.arena, rules=changed.rules)
+    found = estimate(changed.job, trace, changed.batch, replace(budget, arena=arena))
+    return Trial(changes, changed, found, _needed(trace, changed.batch, arena, found.run.peak_reserved_bytes))
+
+
+def _needed(trace: Trace, batch: int, arena: Arena, most_bytes: int) -> int:
+    """The smallest capacity within which the replay does not fail."""
+    low, high = 0, most_bytes // RESOLUTION_BYTES + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        run = replay_trace(trace, batch, Arena(middle * RESOLUTION_BYTES, rules=arena.rules))
+        low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
+    return high * RESOLUTION_BYTES

@@ -1,0 +1,279 @@
+"""Where the memory of a run goes: its peak by category, module and tensor, its gaps, its steps.
+
+Plain results, from which texts, JSON, pictures and pages are made. All sums are those of the replay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.allocator import (
+    Arena,
+    Block,
+    CachingAllocator,
+    PhasePeak,
+    Replay,
+    SegmentState,
+    Timeline,
+    live_at,
+    open_allocator,
+    phase_peaks,
+    play,
+    replay_trace,
+    take_timeline,
+)
+from planner.hardware.cudnn import LayerWorkspace, layer_workspaces
+from planner.program import Alloc, Detail, Free, Mark, Phase, Role, Trace
+
+MOST_GAPS = 10  # that are told; there may be thousands
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How much of an explanation is shown."""
+
+    top: int = 10  # tensors, differences
+    depth: int | None = None  # levels of modules; None: as many as are readable
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a level is reached: the event, and who asked for memory there."""
+
+    event: int  # index into the trace's events
+    step: int
+    phase: Phase
+    module: str  # "": outside of modules
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """A block in use at the peak."""
+
+    block: int
+    size_bytes: int  # as the allocator counts it
+    requested_bytes: int
+    role: Role
+    module: str
+    op: str
+    step: int  # in which it was asked for
+    phase: Phase
+    detail: Detail | None  # shape, dtype and source line, where the trace has them
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShare:
+    """What a module and those inside it hold at the peak. The model itself has the name ""."""
+
+    name: str  # qualified
+    size_bytes: int  # `own_bytes` and the sizes of the children
+    own_bytes: int
+    by_role: Mapping[Role, int]  # of `size_bytes`
+    children: tuple["ModuleShare", ...]  # by falling size
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Free memory between blocks in use: only a request that is no larger can take it."""
+
+    size_bytes: int
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """What was reserved and not allocated when the reserved memory first reached its peak."""
+
+    moment: Moment
+    reserved_bytes: int  # allocated + gaps + free segments
+    allocated_bytes: int
+    gap_bytes: int  # free pieces of segments that are partly in use: they stay with the process
+    free_segment_bytes: int  # segments wholly free: given back to CUDA where memory is short
+    rounding_bytes: int  # part of what is allocated: blocks are larger than what was asked for
+    largest_gaps: tuple[Gap, ...]  # at most `MOST_GAPS`
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The highest levels within a step; step 0 is the set-up."""
+
+    step: int
+    allocated_bytes: int
+    reserved_bytes: int
+    end_allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where the memory of one run goes."""
+
+    run: Replay
+    peak: Moment
+    at_peak: Mapping[Role, int]  # adds up to the allocated peak
+    modules: ModuleShare  # likewise
+    blocks: tuple[LiveBlock, ...]  # likewise; by falling size
+    fragmentation: Fragmentation
+    phases: tuple[PhasePeak, ...]
+    steps: tuple[StepPeak, ...]
+    timeline: Timeline
+    evaluation: Replay | None = None  # the same batch in eval mode without gradients
+    workspaces: tuple[LayerWorkspace, ...] = ()  # of convolutions, at the peak or not
+
+
+def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = None) -> Explanation:
+    """Explain the run of a trace in an arena; `evaluation` is the trace of inference at the same batch.
+
+    A run that fails is explained up to its failure. Raises ValueError where a trace says nothing about this
+    batch size.
+    """
+    run = replay_trace(trace, batch, arena)
+    timeline = take_timeline(trace, batch, arena)
+    if not timeline.allocated_bytes:
+        raise ValueError("the trace has no event that could be run")
+    peak, reserved_peak = timeline.peak_event, timeline.reserved_peak_event
+    live, fragmentation = _look(trace, batch, arena, peak, reserved_peak)
+    phases = phase_peaks(timeline)
+    return Explanation(
+        run=run,
+        peak=moment_of(trace, peak),
+        at_peak=live_at(trace, batch, arena, peak),
+        modules=share_modules(live),
+        blocks=tuple(sorted(live, key=lambda block: (-block.size_bytes, block.block))),
+        fragmentation=fragmentation,
+        phases=phases,
+        steps=_by_step(phases),
+        timeline=timeline,
+        evaluation=None if evaluation is None else replay_trace(evaluation, batch, arena),
+        workspaces=layer_workspaces(trace, batch),
+    )
+
+
+def moment_of(trace: Trace, event: int) -> Moment:
+    """Where in the loop an event happens."""
+    mark = Mark(0, Phase.SETUP)
+    for entry in trace.events[: event + 1]:
+        if isinstance(entry, Mark):
+            mark = entry
+    asked = trace.events[event]
+    if not isinstance(asked, Alloc):
+        return Moment(event, mark.step, mark.phase, "", "")
+    site = trace.sites[asked.site]
+    return Moment(event, mark.step, mark.phase, site.module, site.op)
+
+
+def _look(
+    trace: Trace, batch: int, arena: Arena, peak: int, reserved_peak: int
+) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
+    """The blocks in use after the event `peak`, and the free memory after the event `reserved_peak`."""
+    allocator = open_allocator(arena)
+    live: dict[int, tuple[Alloc, Mark, Block]] = {}
+    mark = Mark(0, Phase.SETUP)
+    blocks: tuple[LiveBlock, ...] = ()
+    fragmentation = None
+    for index, event, block in play(trace, batch, allocator):
+        if isinstance(event, Alloc) and block is not None:
+            live[event.block] = event, mark, block
+        elif isinstance(event, Free):
+            del live[event.block]
+        elif isinstance(event, Mark):
+            mark = event
+        if index == peak:
+            blocks = _live_blocks(trace, batch, live)
+        if index == reserved_peak:
+            rounding = sum(block.size_bytes - event.bytes_at(batch) for event, _, block in live.values())
+            fragmentation = _fragmentation(moment_of(trace, index), allocator, rounding)
+        if index >= max(peak, reserved_peak):
+            break
+    assert fragmentation is not None
+    return blocks, fragmentation
+
+
+def _live_blocks(
+    trace: Trace, batch: int, live: Mapping[int, tuple[Alloc, Mark, Block]]
+) -> tuple[LiveBlock, ...]:
+    details = {detail.block: detail for detail in trace.details}
+    return tuple(
+        LiveBlock(
+            event.block,
+            block.size_bytes,
+            event.bytes_at(batch),
+            event.role,
+            trace.sites[event.site].module,
+            trace.sites[event.site].op,
+            mark.step,
+            mark.phase,
+            details.get(event.block),
+        )
+        for event, mark, block in live.values()
+    )
+
+
+def _fragmentation(moment: Moment, allocator: CachingAllocator, rounding_bytes: int) -> Fragmentation:
+    segments = allocator.snapshot()
+    used = [segment for segment in segments if any(block.in_use for block in segment.blocks)]
+    gaps = [gap for segment in used for gap in _gaps(segment)]
+    gaps.sort(key=lambda gap: (-gap.size_bytes, gap.segment_bytes))
+    return Fragmentation(
+        moment,
+        reserved_bytes=allocator.reserved_bytes,
+        allocated_bytes=allocator.allocated_bytes,
+        gap_bytes=sum(gap.size_bytes for gap in gaps),
+        free_segment_bytes=sum(segment.size_bytes for segment in segments)
+        - sum(segment.size_bytes for segment in used),
+        rounding_bytes=rounding_bytes,
+        largest_gaps=tuple(gaps[:MOST_GAPS]),
+    )
+
+
+def _gaps(segment: SegmentState) -> list[Gap]:
+    return [Gap(block.size_bytes, segment.size_bytes) for block in segment.blocks if not block.in_use]
+
+
+def _by_step(phases: Sequence[PhasePeak]) -> tuple[StepPeak, ...]:
+    steps: dict[int, StepPeak] = {}
+    for phase in phases:
+        so_far = steps.get(phase.step, StepPeak(phase.step, 0, 0, 0))
+        steps[phase.step] = StepPeak(
+            phase.step,
+            max(so_far.allocated_bytes, phase.allocated_bytes),
+            max(so_far.reserved_bytes, phase.reserved_bytes),
+            phase.end_allocated_bytes,
+        )
+    return tuple(steps.values())
+
+
+# ---- modules
+
+
+@dataclass(slots=True)
+class _Node:
+    own: dict[Role, int] = field(default_factory=dict)
+    children: dict[str, "_Node"] = field(default_factory=dict)
+
+
+def share_modules(blocks: Sequence[LiveBlock]) -> ModuleShare:
+    """The tree of modules by their qualified names, down to the last one that holds a block."""
+    root = _Node()
+    for block in blocks:
+        node = root
+        for part in block.module.split(".") if block.module else ():
+            node = node.children.setdefault(part, _Node())
+        node.own[block.role] = node.own.get(block.role, 0) + block.size_bytes
+    return _share("", root)
+
+
+def _share(name: str, node: _Node) -> ModuleShare:
+    children = [_share(f"{name}.{part}" if name else part, child) for part, child in node.children.items()]
+    children.sort(key=lambda child: -child.size_bytes)  # stable: else in the model's order
+    own_bytes = sum(node.own.values())
+    by_role = {role: node.own.get(role, 0) + sum(child.by_role[role] for child in children) for role in Role}
+    return ModuleShare(
+        name, own_bytes + sum(child.size_bytes for child in children), own_bytes, by_role, tuple(children)
+    )
+
+
+def fold(share: ModuleShare, depth: int) -> ModuleShare:
+    """The tree cut `depth` levels below `share`; what lies deeper counts as its ancestor's own."""
+    if depth <= 0:
+        return replace(share, own_bytes=share.size_bytes, children=())
+    return replace(share, children=tuple(fold(child, depth - 1) for child in share.children))

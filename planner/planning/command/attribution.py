@@ -1,0 +1,147 @@
+"""Tell what the blocks of a recorded history are for, in which module they were born, and by which line."""
+
+import linecache
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from planner.emulator import Course, CourseMark, History, HistoryEvent, Holder, trace_of
+from planner.program import Alloc, Detail, Event, Phase, Role, Site, Trace
+
+_Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, what is noted there
+# The first of several holders names a block.
+_PRECEDENCE = (Role.PARAMETER, Role.OPTIMIZER, Role.GRADIENT, Role.INPUT, Role.ACTIVATION)
+
+
+def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
+    """Return the trace of a history with a course, in which every block has a role, a module and a line.
+
+    Parameters, gradients, optimizer state and inputs are told by their addresses; what is born in the
+    forward pass and alive when the backward pass starts is an activation. `kept_bytes` is the size of the
+    workspace that cuBLAS keeps for good. Raises ValueError where the history has no course or does not begin
+    with the process.
+    """
+    if history.course is None:
+        raise ValueError("the history does not tell phases and modules")
+    plain = trace_of(history, batch)
+    blocks = _Walk().over(history, history.course)
+    sites: dict[Site, int] = {}
+    events: list[Event] = []
+    details = []
+    for event in plain.events:
+        if isinstance(event, Alloc):
+            block = blocks[event.block]
+            role = Role.WORKSPACE if block.is_kept(kept_bytes) else block.role or event.role
+            site = Site(block.module, block.op)
+            event = replace(event, role=role, site=sites.setdefault(site, len(sites)))
+            if block.line:
+                details.append(Detail(event.block, (), "", block.line, _code(block.line)))
+        events.append(event)
+    return Trace(tuple(events), tuple(sites), (batch,), details=tuple(details))
+
+
+def _code(source: str) -> str:
+    file, _, line = source.rpartition(":")
+    return linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block with what is known of it."""
+
+    requested_bytes: int
+    line: str  # FILE:LINE of the script; "" where none was on the stack
+    op: str
+    phase: Phase
+    module: str
+    step: int  # optimizer steps that ended before its birth
+    role: Role | None = None
+    dies_in: int | None = None  # the same at its death; None: it never dies
+
+    def is_kept(self, kept_bytes: int) -> bool:
+        """Return whether it is a workspace that cuBLAS keeps."""
+        outlives_step = self.dies_in is None or self.dies_in > self.step
+        return self.requested_bytes == kept_bytes and outlives_step and self.role in (None, Role.ACTIVATION)
+
+    def hold(self, role: Role, module: str) -> None:
+        """Take this role unless a surer one is known."""
+        if self.role is None or _PRECEDENCE.index(role) < _PRECEDENCE.index(self.role):
+            self.role = role
+            self.module = module or self.module
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over a history."""
+
+    blocks: list[_Block] = field(default_factory=list)  # by birth
+    phase: Phase = Phase.SETUP
+    module: str = ""
+    _live: dict[int, int] = field(default_factory=dict)  # block by address
+    _first: list[_Block] = field(default_factory=list)  # there before the first forward pass
+    _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
+
+    def over(self, history: History, course: Course) -> list[_Block]:
+        """Return all blocks, with the roles that addresses and phases tell."""
+        notes: list[_Note] = [*course.held, *((mark.place, mark) for mark in course.marks)]
+        notes.sort(key=_order)
+        ends = [end.allocated + end.freed for end in history.step_ends]
+        place = count = 0
+        for event in history.events:
+            while event.action in "ar" and count < len(notes) and notes[count][0] <= place:
+                self._note(notes[count][1])
+                count += 1
+            self._happen(event, history, bisect_right(ends, place))
+            place += event.action in "ar"
+        for at, note in notes[count:]:
+            if at <= place:  # not what came after the end of a history that is cut
+                self._note(note)
+        if self.phase is Phase.FORWARD:  # it ends before the backward pass
+            self._begin_backward()
+        for block in self._first:
+            if block.line in self._copying:
+                block.hold(Role.INPUT, "")
+        return self.blocks
+
+    def _happen(self, event: HistoryEvent, history: History, step: int) -> None:
+        if event.action == "a":
+            site = history.sites[event.site] if event.site >= 0 else Site("", "")
+            # autograd's own threads run no Python function
+            op = site.op or ("autograd" if self.phase is Phase.BACKWARD else "")
+            self._live[event.address] = len(self.blocks)
+            self.blocks.append(_Block(event.size_bytes, site.module, op, self.phase, self.module, step))
+        elif event.action == "c" and event.address in self._live:
+            self.blocks[self._live.pop(event.address)].dies_in = step
+
+    def _note(self, note: CourseMark | tuple[Holder, ...]) -> None:
+        if not isinstance(note, CourseMark):
+            for holder in note:
+                if holder.address in self._live:
+                    self.blocks[self._live[holder.address]].hold(holder.role, holder.module)
+            return
+        if self.phase is Phase.FORWARD and note.phase is Phase.BACKWARD:
+            self._begin_backward()
+        elif self.phase in (Phase.SETUP, Phase.INPUTS) and note.phase is Phase.FORWARD:
+            self._begin_forward()
+        self.phase, self.module = note.phase, note.module
+
+    def _begin_forward(self) -> None:
+        if self.phase is Phase.SETUP:
+            self._first = list(self._alive())
+        for block in self._alive():
+            if block.phase is Phase.INPUTS and block.role is None:
+                block.hold(Role.INPUT, "")
+                self._copying.add(block.line)
+
+    def _begin_backward(self) -> None:
+        for block in self._alive():
+            if block.phase is Phase.FORWARD:
+                block.hold(Role.ACTIVATION, "")
+
+    def _alive(self) -> Iterable[_Block]:
+        return (self.blocks[number] for number in self._live.values())
+
+
+def _order(note: _Note) -> tuple[int, bool]:
+    """Sort by place; what is held comes before a mark at the same place, as it is recorded."""
+    return note[0], isinstance(note[1], CourseMark)

@@ -1,0 +1,235 @@
+"""Search the largest batch size of a command by replay of its histories, which runs confirm."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from planner.emulator import EmulatedRun
+from planner.hardware import Device
+from planner.planning.command.fit import Fit, fit_runs, kept_and_peak
+from planner.planning.search import (
+    LARGEST_BATCH,
+    Search,
+    boundary_near,
+    largest,
+    largest_by_line,
+    largest_near,
+)
+from planner.program import Outcome
+
+_FIRST_BATCH = 32  # whose history tells where to look
+_NEAR = 0.95  # of the batch size that one history suggests: near the answer, and likely to fit
+_MOST_STRETCH = 16  # a history is not followed beyond so many times its batch size
+_MOST_RUNS = 12  # to confirm replays, after which runs alone lead on
+
+
+class Runs(Protocol):
+    """Runs of a command at batch sizes; each is run at most once on the GPU and once with memory to spare."""
+
+    @property
+    def device(self) -> Device:
+        """Return the GPU."""
+
+    @property
+    def count(self) -> int:
+        """Return how often the command ran."""
+
+    @property
+    def on_gpu(self) -> Mapping[int, EmulatedRun]:
+        """Return the runs on the GPU, by batch size."""
+
+    def outcome(self, batch: int) -> Outcome:
+        """Run the command at this batch size and return whether it fits."""
+
+    def unbounded(self, batch: int) -> EmulatedRun:
+        """Return a run at this batch size in which memory bounds nothing."""
+
+
+@dataclass(slots=True)
+class BatchFinder:
+    """The search for the largest batch size among the multiples of a number."""
+
+    runs: Runs
+    unit: int
+    fit: Fit | None = None  # None: histories do not align, runs alone answer
+    notes: list[str] = field(default_factory=list)
+    recorded: dict[int, EmulatedRun] = field(default_factory=dict)  # runs in which memory bounds nothing
+    most: int = LARGEST_BATCH
+
+    def find(self) -> Search:
+        """Find the largest batch size by replay, or by runs alone."""
+        first = max(1, _FIRST_BATCH // self.unit) * self.unit
+        self._record(first)
+        guess = self._guess(first)
+        while True:
+            self.runs.outcome(guess)
+            guess = self._with_steps(guess)
+            self._record(guess)
+            reason = self._refit(guess)
+            if reason:  # a batch size between both may take the same way as the larger one
+                self._record((min(self.recorded) + max(self.recorded)) // 2 // self.unit * self.unit)
+                reason = self._refit(guess)
+            if reason:
+                return self._find_by_runs(reason)
+            found = self._search()
+            farthest = max(self.recorded) * _MOST_STRETCH
+            if found.largest <= farthest or not self._depends_on_batch():
+                return self._confirm(found)
+            guess = farthest
+
+    # ---- histories
+
+    def _record(self, batch: int) -> None:
+        """Record the histories of a batch size with memory to spare."""
+        if batch not in self.recorded:
+            self.recorded[batch] = self.runs.unbounded(batch)
+
+    def _guess(self, first: int) -> int:
+        """Return a batch size near the answer, from what one run takes beside what it keeps."""
+        guess = first * _MOST_STRETCH
+        for kept_bytes, peak_bytes in kept_and_peak(self.recorded[first], first):
+            per_sample_bytes = (peak_bytes - kept_bytes) // first
+            if per_sample_bytes > 0:
+                guess = min(guess, max(0, self._room_bytes() - kept_bytes) // per_sample_bytes)
+        guess = max(1, int(_NEAR * guess) // self.unit) * self.unit
+        return guess if guess != first else 2 * first
+
+    def _room_bytes(self) -> int:
+        """Return what the allocator may take of the GPU."""
+        device = self.runs.device
+        return device.usable.value - device.context.value
+
+    def _with_steps(self, batch: int) -> int:
+        """Return the batch size, or the largest below it at which the command takes any optimizer step."""
+        if self._has_steps(batch):
+            return batch
+
+        def has_steps(count: int) -> bool:
+            return self._has_steps(count * self.unit)
+
+        units = batch // self.unit
+        batch = boundary_near(has_steps, units // 2, units - 1) * self.unit
+        self.most = batch
+        self.notes.append(
+            f"from batch {batch + self.unit} on the command takes no optimizer step, as where its data set "
+            "has fewer samples than a batch: larger ones are not looked at"
+        )
+        return batch
+
+    def _has_steps(self, batch: int) -> bool:
+        wanted = any(run.largest.step_count for run in self.recorded.values())
+        return not wanted or self.runs.unbounded(batch).largest.step_count > 0
+
+    def _refit(self, near: int) -> str:
+        """Fit the histories to traces for any batch size; return why they do not align, or ""."""
+        found = fit_runs(self.recorded, near, self.runs.device)
+        self.fit = found if isinstance(found, Fit) else None
+        return "" if isinstance(found, Fit) else found
+
+    def _depends_on_batch(self) -> bool:
+        return self.fit is not None and self.fit.depends_on_batch
+
+    # ---- by replay
+
+    def _outcome(self, batch: int) -> Outcome:
+        """Return the outcome of a run where there was one, else of a replay."""
+        run = self.runs.on_gpu.get(batch)
+        if run is not None:
+            return run.outcome
+        assert self.fit is not None
+        return self.fit.outcome(batch)
+
+    def _search(self) -> Search:
+        limit = self.most // self.unit
+        return self._in_samples(largest(lambda units: self._outcome(units * self.unit), limit))
+
+    def _search_near(self, found: Search, outcome: Callable[[int], Outcome]) -> Search:
+        """Return the answer, by this outcome of a batch size, nearest to one that was found before."""
+        limit = self.most // self.unit
+        guesses = found.comfortable // self.unit, found.largest // self.unit
+        return self._in_samples(largest_near(lambda units: outcome(units * self.unit), guesses, limit))
+
+    def _in_samples(self, found: Search) -> Search:
+        """Return a search among multiples with its batch sizes in samples."""
+        unit = self.unit
+        failure = None if found.first_failure is None else found.first_failure * unit
+        probes = tuple((units * unit, outcome) for units, outcome in found.probes)
+        return Search(found.largest * unit, found.comfortable * unit, failure, probes)
+
+    def _confirm(self, found: Search) -> Search:
+        """Run the answers and their successors, and look again where a run says otherwise."""
+        most_runs = self.runs.count + _MOST_RUNS
+        contradictions = 0  # in a row: one may be a matter of bytes, two say that the traces are wrong
+        while (batch := self._unconfirmed(found)) is not None:
+            if self.runs.count >= most_runs:
+                return self._find_by_runs("replays and runs disagree again and again", found)
+            expected, outcome = self._outcome(batch), self.runs.outcome(batch)
+            contradictions = 0 if outcome is expected else contradictions + 1
+            # A history without retries is that with memory to spare; another one would take a run more.
+            if outcome is Outcome.FITS or contradictions > 1:
+                reason = self._learn(batch)
+                if reason and outcome is not Outcome.FITS and batch > found.comfortable + self.unit:
+                    return self._find_retrying_by_runs(reason, found)
+                if reason:
+                    return self._find_by_runs(reason, found)
+            found = self._search_near(found, self._outcome)
+        if found.largest and self.fit is not None and not self.fit.depends_on_batch:
+            self.notes.append(
+                f"memory is the same at batches {' and '.join(map(str, self.fit.batches))}: the command's "
+                "batches do not grow beyond, as where its data set is smaller"
+            )
+        return found
+
+    def _learn(self, batch: int) -> str:
+        """Fit the history at a batch size that ran; return why replays cannot go on, or ""."""
+        self._record(batch)
+        reason = self._refit(batch)
+        outcome = self.runs.outcome(batch)
+        if self.fit is not None and self.fit.outcome(batch) is not outcome:
+            return f"at batch {batch} a replay says {self.fit.outcome(batch)}, a run {outcome}"
+        return reason
+
+    def _unconfirmed(self, found: Search) -> int | None:
+        """Return a batch size that decides the answer and that did not run on the GPU; None: all did."""
+        if found.largest and not self._depends_on_batch():
+            deciding = [max(self.recorded)]
+        else:
+            best, comfortable = found.largest, found.comfortable
+            deciding = [comfortable, comfortable + self.unit, best, best + self.unit]
+        return next(
+            (batch for batch in deciding if 0 < batch <= self.most and batch not in self.runs.on_gpu), None
+        )
+
+    # ---- by runs
+
+    def _find_retrying_by_runs(self, reason: str, near: Search) -> Search:
+        """Find the largest batch with retries by runs; the one without retries is confirmed already.
+
+        Where memory is short, cuDNN does with smaller workspaces, of which no history with memory to spare
+        tells.
+        """
+        self.notes.append(f"the largest batch with retries is found by runs alone: {reason}")
+
+        def fits(units: int) -> bool:
+            return self.runs.outcome(units * self.unit) is not Outcome.DOES_NOT_FIT
+
+        best = boundary_near(fits, near.largest // self.unit, self.most // self.unit) * self.unit
+        probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
+        return Search(best, near.comfortable, best + self.unit, tuple(sorted(probes.items())))
+
+    def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
+        """Find the largest batch size by runs alone: near an answer that did not hold, or along lines."""
+        self.fit = None
+        self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
+        if near is not None:
+            return self._search_near(near, self.runs.outcome)
+
+        def outcome(units: int) -> Outcome:
+            return self.runs.outcome(units * self.unit)
+
+        def need_bytes(units: int) -> int:
+            return self.runs.unbounded(units * self.unit).largest.peak.reserved_bytes
+
+        low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
+        ends, limit = (low, max(high, low + 1)), self.most // self.unit
+        return self._in_samples(largest_by_line(outcome, need_bytes, self._room_bytes(), ends, limit))

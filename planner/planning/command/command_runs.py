@@ -1,0 +1,71 @@
+"""Runs of a command with a batch size: on the emulated GPU, or with memory to spare."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from planner.emulator import EmulatedRun, RunOptions, run_emulated
+from planner.errors import ModelError
+from planner.hardware import Device, Measured
+from planner.program import Outcome
+
+PLACEHOLDER = "{batch}"  # stands for the batch size in the command
+_SPARE_BYTES = 2**40  # of a GPU on which everything fits
+_MOST_SPARE_BYTES = 2**42  # of all GPUs; the stand-ins reserve sixteen times as many addresses
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class CommandRuns:
+    """Runs of a command: each batch size at most once on the GPU, and once with memory to spare."""
+
+    command: Sequence[str]
+    options: RunOptions
+    cache: Path
+    on_progress: OnProgress
+    on_gpu: dict[int, EmulatedRun] = field(default_factory=dict)
+    with_spare: dict[int, EmulatedRun] = field(default_factory=dict)
+
+    @property
+    def device(self) -> Device:
+        """Return the GPU."""
+        return self.options.device
+
+    @property
+    def count(self) -> int:
+        """Return how often the command ran."""
+        return len(self.on_gpu) + len(self.with_spare)
+
+    def outcome(self, batch: int) -> Outcome:
+        """Run the command at this batch size and return whether it fits."""
+        if batch not in self.on_gpu:
+            self.on_gpu[batch] = self._run(batch, self.options, "on the GPU")
+        return self.on_gpu[batch].outcome
+
+    def unbounded(self, batch: int) -> EmulatedRun:
+        """Return a run at this batch size in which memory bounds nothing."""
+        run = self.on_gpu.get(batch)
+        if run is not None and run.outcome is Outcome.FITS:
+            return run
+        if batch not in self.with_spare:
+            size_bytes = min(_SPARE_BYTES, _MOST_SPARE_BYTES // self.options.gpu_count)
+            spare = Measured(size_bytes, "memory to spare")
+            device = replace(self.options.device, total=spare, usable=spare)
+            self.with_spare[batch] = self._run(
+                batch, replace(self.options, device=device), "with memory to spare"
+            )
+        return self.with_spare[batch]
+
+    def _run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
+        self.on_progress(f"running batch {batch} {where}")
+        words = [word.replace(PLACEHOLDER, str(batch)) for word in self.command]
+        with TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+            quiet = replace(options, output=printed, errors=printed)
+            try:
+                return run_emulated(words, quiet, self.cache, self.on_progress)
+            except ModelError as error:
+                printed.seek(0)
+                said = next((line for line in reversed(printed.read().splitlines()) if line.strip()), "")
+                raise ModelError(f"{error}; at batch {batch} it printed last: {said[:200]}") from error

@@ -1,0 +1,116 @@
+"""Explain the process of an emulated run that takes most memory, from its allocator's history."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from planner.allocator import Arena, replay_trace
+from planner.emulator import Course, EmulatedRun, GpuRecord, History
+from planner.errors import DataFileError, UsageError
+from planner.hardware import MIB, Device
+from planner.planning import attribution as explanation
+from planner.planning.attribution import Explanation
+from planner.planning.command.attribution import attributed_trace
+from planner.planning.command.fit import arena_of
+from planner.program import Outcome, Trace, workspace_bytes
+
+BATCH = 1  # a recorded trace is of one run, whatever its batch size
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRun:
+    """The explained memory of a run, in the process that takes most."""
+
+    run: EmulatedRun
+    device: Device
+    trace: Trace
+    explanation: Explanation
+    notes: tuple[str, ...]  # on what this rests
+
+    @property
+    def record(self) -> GpuRecord:
+        """Return the record of the process."""
+        return self.run.largest
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of the process by category; fragmentation is what is reserved beyond its peak."""
+        found = self.explanation.run
+        return {
+            "context": self.record.peak.process_bytes - found.peak_reserved_bytes,
+            **{role.value: size_bytes for role, size_bytes in self.explanation.at_peak.items()},
+            "fragmentation": found.peak_reserved_bytes - found.peak_allocated_bytes,
+        }
+
+
+def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
+    """Explain a run whose histories have a course. Raises DataFileError where they cannot be explained."""
+    history = _history_of(run)
+    try:
+        trace = attributed_trace(history, BATCH, _kept_bytes(history, device))
+        arena = _arena(history, run, device, trace)
+        found = explanation.explain(trace, BATCH, arena)
+    except (ValueError, UsageError) as error:
+        raise DataFileError(f"the run cannot be explained: {error}; try --stop-after 3") from error
+    notes = (*_notes(history, run), *_differences(run.largest, found))
+    return ExplainedRun(run, device, trace, found, notes)
+
+
+def _history_of(run: EmulatedRun) -> History:
+    record = run.largest
+    key = record.rank, record.pid, record.device
+    history = next((one for one in run.histories if (one.rank, one.pid, one.device) == key), None)
+    if history is None or history.course is None:
+        raise DataFileError(
+            f"process {record.pid} left no history of its allocator, as one that is killed; "
+            "try --stop-after 3"
+        )
+    failure = record.failure
+    if failure is None or not failure.was_raised:
+        return history
+    last = max((i for i, event in enumerate(history.events) if event.action == "o"), default=None)
+    return replace(history, events=history.events[:last])
+
+
+def _kept_bytes(history: History, device: Device) -> int:
+    assert history.course is not None
+    with suppress(UsageError):  # torch takes the default in place of a text that it cannot read
+        return workspace_bytes(device.capability, history.course.cublas_workspace)
+    return workspace_bytes(device.capability)
+
+
+def _arena(history: History, run: EmulatedRun, device: Device, trace: Trace) -> Arena:
+    """Return the GPU's room, or one without end where the simulator needs more than the run did."""
+    arena = arena_of(history, run, device)
+    if replay_trace(trace, BATCH, arena).outcome is Outcome.DOES_NOT_FIT:
+        return Arena(total_bytes=arena.total_bytes, rules=arena.rules)
+    return arena
+
+
+def _notes(history: History, run: EmulatedRun) -> Iterator[str]:
+    course: Course | None = history.course
+    assert course is not None
+    if len(run.records) > 1:
+        yield f"of {len(run.records)} processes on GPUs, rank {history.rank} on GPU {history.device} is shown"
+    yield (
+        "parameters, gradients, optimizer state and inputs are told by their addresses; activations are born "
+        "in the forward pass and alive when the backward pass starts; workspaces are given back before "
+        "another block is handed out, or kept by cuBLAS; temporaries are the rest"
+    )
+    yield "in the backward pass, blocks have no module, but for gradients"
+    for one in course.missing:
+        yield f"not told: {one}"
+
+
+def _differences(record: GpuRecord, found: Explanation) -> Iterator[str]:
+    peak, run = record.peak, found.run
+    pairs = (
+        ("allocated", peak.allocated_bytes, run.peak_allocated_bytes),
+        ("reserved", peak.reserved_bytes, run.peak_reserved_bytes),
+    )
+    for name, real, replayed in pairs:
+        if real != replayed:
+            yield (
+                f"peak {name}: {replayed / MIB:,.1f} MiB by the replay of the history that is shown, "
+                f"{real / MIB:,.1f} in the run"
+            )

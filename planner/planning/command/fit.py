@@ -1,0 +1,130 @@
+"""Fit the histories of runs at several batch sizes to traces that hold for any, one for each rank."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from planner.allocator import AllocatorRules, Arena, parse_alloc_conf, replay_trace, rules_of_torch
+from planner.emulator import EmulatedRun, History, trace_of
+from planner.errors import UsageError
+from planner.hardware import ENDLESS_BYTES, Device
+from planner.program import Alloc, Event, Mark, Outcome, Phase, Trace, align, rounded_line
+
+_SCRATCH_DEPTHS = range(4)
+_WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one process asks of one GPU, and what it may take there."""
+
+    trace: Trace
+    arena: Arena
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The traces of all ranks of a command."""
+
+    ranks: tuple[RankTrace, ...]
+
+    def outcome(self, batch: int) -> Outcome:
+        """Return whether all ranks fit at this batch size."""
+        found = {replay_trace(rank.trace, batch, rank.arena).outcome for rank in self.ranks}
+        return next(one for one in _WORST if one in found)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Return the batch sizes whose histories were aligned."""
+        return self.ranks[0].trace.batches
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Return whether any block of any rank grows with the batch size."""
+        events = (event for rank in self.ranks for event in rank.trace.events)
+        return any(isinstance(event, Alloc) and event.per_sample_bytes for event in events)
+
+
+def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
+    """Fit runs, by batch size, to traces that are as they should be at the batch size `near`.
+
+    Of two histories that align, the one nearest to `near` tells what lies on no line, such as workspaces;
+    the other one lies as far away as may be, so that lines are steady. As little as possible is taken for
+    scratch. Returns why nothing aligns.
+    """
+    reason = "its memory was recorded at one batch size only"
+    for high in sorted(runs, key=lambda batch: (abs(batch - near), batch)):
+        for low in sorted(runs, key=lambda batch: (-abs(batch - high), batch)):
+            for depth in _SCRATCH_DEPTHS if low != high else ():
+                found = _fit_pair(low, runs[low], high, runs[high], device, depth)
+                if isinstance(found, Fit):
+                    return found
+                reason = found if depth == 0 else reason
+    return reason
+
+
+def _fit_pair(
+    low: int, lower: EmulatedRun, high: int, higher: EmulatedRun, device: Device, scratch_depth: int
+) -> Fit | str:
+    if [_key(one) for one in lower.histories] != [_key(one) for one in higher.histories]:
+        return f"other processes use the GPUs at batch {low} than at batch {high}"
+    steps = _common_steps(lower, higher)
+    ranks = []
+    for one, other in zip(lower.histories, higher.histories, strict=True):
+        try:
+            arena = arena_of(other, higher, device)
+            first = _until(trace_of(one, low, scratch_depth), steps)
+            second = _until(trace_of(other, high, scratch_depth), steps)
+        except (ValueError, UsageError) as error:
+            return str(error)
+        aligned = align(first, second, scratch_line=rounded_line)
+        if isinstance(aligned, str):
+            return aligned
+        ranks.append(RankTrace(aligned, arena))
+    return Fit(tuple(ranks))
+
+
+def _key(history: History) -> tuple[int, int]:
+    return history.rank, history.device
+
+
+def _common_steps(lower: EmulatedRun, higher: EmulatedRun) -> int | None:
+    """Return after how many optimizer steps both are cut; None: both are taken whole."""
+    counts = {(one.largest.step_count, one.largest.was_stopped) for one in (lower, higher)}
+    return None if len(counts) == 1 else min(count for count, _ in counts)
+
+
+def _until(trace: Trace, steps: int | None) -> Trace:
+    """Return the trace up to the end of an optimizer step."""
+    if steps is None:
+        return trace
+    events: Sequence[Event] = trace.events
+    end = next((i for i, event in enumerate(events) if event == Mark(steps + 1, Phase.FORWARD)), len(events))
+    return Trace(tuple(events[:end]), trace.sites, trace.batches)
+
+
+def arena_of(history: History, run: EmulatedRun, device: Device) -> Arena:
+    """Return what the allocator of a process may take on the GPU."""
+    usable = device.usable.value
+    record = next(one for one in run.records if (one.rank, one.device) == _key(history))
+    outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
+    limit = None if history.fraction >= 1 else int(history.fraction * usable)
+    return Arena(usable - device.context.value - outside, limit, usable, _rules(history, run))
+
+
+def _rules(history: History, run: EmulatedRun) -> AllocatorRules:
+    """Return the rules of the allocator that a history is from, by its options and the version of torch."""
+    version = dict(run.largest.versions).get("torch", "")
+    return parse_alloc_conf(history.alloc_conf, rules_of_torch(version))
+
+
+def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
+    """Yield what each rank holds when the run ends, and its peak of reserved memory.
+
+    A rank whose history is not whole is left out.
+    """
+    for history in run.histories:
+        with suppress(ValueError, UsageError):
+            arena = Arena(total_bytes=ENDLESS_BYTES, rules=_rules(history, run))
+            found = replay_trace(trace_of(history, batch), batch, arena)
+            yield found.end_allocated_bytes, found.peak_reserved_bytes

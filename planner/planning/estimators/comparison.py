@@ -1,0 +1,181 @@
+"""One job by all estimators, beside what was measured: figures, errors and what each figure counts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from planner.allocator import UNLIMITED, live_at
+from planner.hardware import Budget
+from planner.hardware.calibration import Observation
+from planner.jobs import Job
+from planner.planning.estimators.methods import Method
+from planner.planning.estimators.published import Archive, Figure, Kind, Source
+from planner.planning.estimators.quick import QuickEstimate
+from planner.planning.max_batch import Estimate
+from planner.program import Outcome, Role, Trace
+
+ALLOCATED, RESERVED, PROCESS = "allocated", "reserved", "process"
+
+# What each figure is the sum of.
+COUNTS = {
+    Method.FORMULA: "batch, weights, outputs of layers not in place, and a gradient for each of them at once",
+    Method.TORCHINFO: "batch, weights of leaves and twice their outputs; leaves without weights not at all",
+    Method.TORCHSUMMARY: "batch, weights, twice the outputs of all modules, blocks and in-place ones too",
+    Method.MODELSIZE: "batch, weights of the last module, twice the outputs of a chain of modules",
+    Method.MEMTRACKER: "tensors alive at the peak of the loop, by the CPU's kernels; no workspaces",
+    ALLOCATED: "tensors alive at the peak of the loop, by CUDA's kernels, and cuBLAS's workspaces",
+    RESERVED: "the segments that the caching allocator holds for them",
+    PROCESS: "reserved and CUDA context: what nvidia-smi shows",
+}
+NAMES = {
+    Method.FORMULA: "closed formula",
+    Method.TORCHINFO: "torchinfo",
+    Method.TORCHSUMMARY: "torchsummary",
+    Method.MODELSIZE: "pytorch_modelsize",
+    Method.MEMTRACKER: "MemTracker",
+    ALLOCATED: "planner, allocated",
+    RESERVED: "planner, reserved",
+    PROCESS: "planner, process",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An earlier model that stayed on the GPU while the measurement ran."""
+
+    model: str
+    size_bytes: int  # see `kept_after`
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The peaks of a run, with what earlier models held of them.
+
+    Of a stored run of a calibration all peaks are known, the process's too; of the seeds' published ones
+    only what torch printed, reserved at the end.
+    """
+
+    printed_bytes: float  # peak allocated
+    reserved_bytes: float | None  # at the end
+    kept: tuple[Kept, ...]
+    source: Source
+    process_bytes: int | None = None  # the peak that NVML showed
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the earlier models held."""
+        return sum(kept.size_bytes for kept in self.kept)
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Peak allocated of the model alone."""
+        return self.printed_bytes - self.kept_bytes
+
+    @property
+    def own_reserved_bytes(self) -> float | None:
+        """Reserved without the earlier models' tensors; what their segments hold beyond these is in it."""
+        return None if self.reserved_bytes is None else self.reserved_bytes - self.kept_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One estimator's figure."""
+
+    key: str  # a `Method`, or "allocated", "reserved", "process" of this planner
+    size_bytes: int | None
+    reason: str | None  # why there is no figure
+    yardstick_bytes: float | None  # what the figure is held against
+    fits: Outcome | None  # on the card, where one is given
+
+    @property
+    def error(self) -> float | None:
+        """The signed error as a share of the yardstick."""
+        if self.size_bytes is None or not self.yardstick_bytes:
+            return None
+        return self.size_bytes / self.yardstick_bytes - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A job at one batch size by all estimators."""
+
+    job: Job
+    batch: int
+    budget: Budget
+    rows: tuple[Row, ...]
+    measured: Measured | None
+    unmeasured: str | None  # why there is no measured value; errors are then against `planner, allocated`
+    seconds: float
+
+
+def compare(
+    estimate: Estimate,
+    said: Mapping[Method, QuickEstimate | str],
+    measured: Measured | str,
+    seconds: float,
+) -> Comparison:
+    """The planner's estimate, the others' and the measured value, or the reason for none, side by side."""
+    run, known = estimate.run, measured if isinstance(measured, Measured) else None
+    budget = estimate.budget
+    bounded = budget.arena.share_bytes is not None
+    allocated: float = known.allocated_bytes if known else run.peak_allocated_bytes
+
+    def of_peer(method: Method, answer: QuickEstimate | str) -> Row:
+        if isinstance(answer, str):
+            return Row(method, None, answer, None, None)
+        verdict = Outcome.FITS if answer.fits else Outcome.DOES_NOT_FIT
+        return Row(method, answer.total_bytes, None, allocated, verdict if bounded else None)
+
+    verdict = estimate.outcome if bounded else None
+    rows = [of_peer(method, answer) for method, answer in said.items()]
+    rows += [
+        Row(ALLOCATED, run.peak_allocated_bytes, None, allocated if known else None, verdict),
+        Row(RESERVED, run.peak_reserved_bytes, None, known.own_reserved_bytes if known else None, verdict),
+        Row(PROCESS, estimate.process_bytes, None, known.process_bytes if known else None, verdict),
+    ]
+    unmeasured = None if known else str(measured)
+    return Comparison(estimate.job, run.batch, budget, tuple(rows), known, unmeasured, seconds)
+
+
+def find_measured(archive: Archive, model: str, batch: int) -> tuple[Figure, Figure | None] | None:
+    """The highest allocated that is stored for a catalogue model and batch size, and reserved beside it."""
+    peaks = archive.look_up(model, batch, Kind.PEAK_ALLOCATED)
+    if not peaks:
+        return None
+    reserved = archive.look_up(model, batch, Kind.RESERVED)
+    beside = [figure for figure in reserved if figure.source == peaks[0].source]
+    return peaks[0], beside[0] if beside else None
+
+
+def measured_from(peak: Figure, reserved: Figure | None, kept: Iterable[Kept]) -> Measured:
+    """The stored figures with the sizes of the models that they name as kept."""
+    return Measured(
+        printed_bytes=peak.quantity.size_bytes,
+        reserved_bytes=None if reserved is None else reserved.quantity.size_bytes,
+        kept=tuple(kept),
+        source=peak.source,
+    )
+
+
+def measured_by_run(run: Observation) -> Measured | None:
+    """The peaks of a run that a calibration keeps; None where it does not tell the allocated one."""
+    if run.peak_allocated_bytes is None:
+        return None
+    known = {"torch": run.versions.torch, "cuda": run.versions.cuda}
+    versions = tuple((name, version) for name, version in known.items() if version is not None)
+    about = run.about or "a stored run of a calibration"
+    return Measured(
+        printed_bytes=run.peak_allocated_bytes,
+        reserved_bytes=run.peak_reserved_bytes,
+        kept=(),
+        source=Source(f"{run.source} on {run.when}", "torch", about, run.when, run.gpu, versions),
+        process_bytes=run.process_peak_bytes,
+    )
+
+
+def kept_after(trace: Trace, batch: int) -> int:
+    """Bytes that a model of which only the name is left alive keeps: parameters, buffers and gradients.
+
+    Blocks as the allocator gave them, which may be larger than the tensors.
+    """
+    live = live_at(trace, batch, UNLIMITED, len(trace.events) - 1)
+    return live[Role.PARAMETER] + live[Role.GRADIENT]

@@ -1,0 +1,121 @@
+"""Estimates that are one sum: the closed formula's and those of other estimators, held against a card.
+
+None of them knows the allocator or the CUDA context. So a total is held against what the planner's own replay
+may take on the same card: usable memory less context and margin, or the cap.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.errors import UsageError
+from planner.hardware import Budget
+from planner.jobs import Job, Mode
+from planner.planning.estimators.formula import (
+    AffineCounts,
+    Counts,
+    Recipe,
+    Usage,
+    largest_inference_batch,
+    largest_training_batch,
+    moments_of,
+    usage,
+)
+from planner.planning.estimators.methods import Method
+from planner.planning.estimators.peers import MEBIBYTE_BYTES, PeerEstimate, TrackedPeak
+
+Line = tuple[str, int]  # what is counted, bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QuickEstimate:
+    """What one estimator says of one batch size."""
+
+    method: Method
+    job: Job
+    batch: int
+    budget: Budget
+    lines: tuple[Line, ...]  # as the estimator prints them, totals included
+    total_bytes: int  # the one that counts for the job
+    unit_bytes: int  # what the estimator calls a megabyte
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the total is within what the card leaves to the allocator; always without a card."""
+        left = left_bytes(self.budget)
+        return left is None or self.total_bytes <= left
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPlan:
+    """The largest batch size by the formula, and the estimates on both sides of it."""
+
+    job: Job
+    budget: Budget
+    max_batch: int  # 0 where a batch of 1 takes more than is left
+    at_max: QuickEstimate | None  # None where not even 1 fits
+    first_failure: QuickEstimate
+    seconds: float
+
+
+def left_bytes(budget: Budget) -> int | None:
+    """What a card leaves to the allocator at the confidence; None without a card or a cap."""
+    return budget.arena.share_bytes
+
+
+def recipe_of(job: Job) -> Recipe:
+    """What the formula knows of a job's recipe. Raises UsageError for what it has no term for."""
+    if job.mode is Mode.FORWARD:
+        raise UsageError(
+            "--mode forward: the formula knows training and inference; give --mode train or --mode infer, "
+            "or use --method trace"
+        )
+    return Recipe(moments=moments_of(job.optimizer))
+
+
+def formula_total_bytes(job: Job, found: Usage) -> int:
+    """The formula's total for the job's mode."""
+    return found.inference_bytes if job.mode is Mode.INFER else found.training_bytes
+
+
+def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> QuickEstimate:
+    """The formula's seven lines from what it counts at this batch size. Raises as `recipe_of` does."""
+    found = usage(counts, recipe_of(job))
+    lines = (
+        ("Data", found.data_bytes),
+        ("Weight", found.weight_bytes),
+        ("Forward output", found.forward_output_bytes),
+        ("Weight gradient", found.weight_gradient_bytes),
+        ("Output gradient", found.output_gradient_bytes),
+        ("Total for training", found.training_bytes),
+        ("Total for inference", found.inference_bytes),
+    )
+    total_bytes = formula_total_bytes(job, found)
+    return QuickEstimate(Method.FORMULA, job, batch, budget, lines, total_bytes, MEBIBYTE_BYTES, seconds)
+
+
+def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> QuickPlan:
+    """The formula's inverse for what the card leaves to the allocator: one division, no search.
+
+    Raises as `recipe_of` does, and ValueError where nothing bounds the memory.
+    """
+    left = left_bytes(budget)
+    if left is None:
+        raise ValueError("without a card or a cap no batch is the largest")
+    invert: Callable[[AffineCounts, Recipe, int], int] = (
+        largest_inference_batch if job.mode is Mode.INFER else largest_training_batch
+    )
+    largest = invert(counts, recipe_of(job), left)
+
+    def at(batch: int) -> QuickEstimate:
+        return formula_estimate(job, batch, budget, counts.at(batch), seconds)
+
+    return QuickPlan(job, budget, largest, at(largest) if largest else None, at(largest + 1), seconds)
+
+
+def peer_estimate(
+    method: Method, job: Job, batch: int, budget: Budget, found: PeerEstimate | TrackedPeak, seconds: float
+) -> QuickEstimate:
+    """What another estimator says, in its own lines."""
+    lines = (*found.parts, ("Total", found.total_bytes))
+    return QuickEstimate(method, job, batch, budget, lines, found.total_bytes, found.unit_bytes, seconds)

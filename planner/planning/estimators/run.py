@@ -1,0 +1,88 @@
+"""Runs the estimators beside the planner's own; torch is imported when they are opened."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.hardware import Budget
+from planner.jobs import Job
+from planner.planning.estimators.methods import Method
+from planner.planning.estimators.quick import (
+    QuickEstimate,
+    QuickPlan,
+    formula_estimate,
+    formula_plan,
+    peer_estimate,
+    recipe_of,
+)
+from planner.planning.max_batch import Tell
+from planner.planning.source import Factory
+
+Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta
+PEERS = tuple(method for method in Method if method is not Method.TRACE)
+
+
+def open_builder(job: Job, factory: Factory | None, tell: Tell) -> Build:
+    """What builds the job's model without weights, as often as it is called; imports torch.
+
+    Raises UsageError for a model that its source does not know.
+    """
+    tell("importing torch and the model's library")
+    from planner.capture.models import construct_model, find_constructor
+
+    constructor = factory or find_constructor(job)
+    return lambda job: construct_model(job, constructor)
+
+
+def quick_estimate(
+    method: Method, job: Job, batch: int, budget: Budget, build: Build, tell: Tell
+) -> QuickEstimate:
+    """One batch size by any method but the trace.
+
+    Raises UsageError for a job that the method has no term for, ModelError where it fails on the model.
+    """
+    tell(f"asking {method}")
+    start = perf_counter()
+    if method is Method.FORMULA:
+        from planner.planning.estimators.torch_runners.layer_table import formula_counts
+
+        recipe_of(job)
+        counts = formula_counts(job, batch, build)
+        return formula_estimate(job, batch, budget, counts, perf_counter() - start)
+    from planner.planning.estimators.torch_runners.peers import PEERS
+
+    found = PEERS[method](job, batch, build)
+    return peer_estimate(method, job, batch, budget, found, perf_counter() - start)
+
+
+def quick_plan(job: Job, budget: Budget, build: Build, tell: Tell) -> QuickPlan:
+    """The largest batch size by the formula. Raises as `quick_estimate` does."""
+    from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
+
+    tell("asking the formula")
+    start = perf_counter()
+    recipe_of(job)
+    counts = affine_formula_counts(job, build)
+    return formula_plan(job, budget, counts, perf_counter() - start)
+
+
+def ask_peers(
+    job: Job, batch: int, budget: Budget, build: Build, tell: Tell
+) -> dict[Method, QuickEstimate | str]:
+    """Every method but the trace: its estimate, or in one line why it has none."""
+    said: dict[Method, QuickEstimate | str] = {}
+    for method in PEERS:
+        try:
+            said[method] = quick_estimate(method, job, batch, budget, build, tell)
+        except PlannerError as error:
+            said[method] = _reason(job, error)
+    return said
+
+
+def _reason(job: Job, error: PlannerError) -> str:
+    """An error without the model's name and the advice to ask the planner, whose answer stands beside it."""
+    text = str(error).removeprefix(f"{job.model}: ")
+    for advice in ("; use --method trace", ", or use --method trace"):
+        text = text.removesuffix(advice)
+    return text

@@ -1,0 +1,77 @@
+"""The layer table of a job: torchinfo on meta, without a GPU, weights or data."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from torch import nn
+from torchinfo import summary
+
+from planner.capture.loop import empty_batch
+from planner.capture.models import build_model
+from planner.errors import ModelError
+from planner.jobs import Job
+from planner.planning.estimators.formula import (
+    AffineCounts,
+    Counts,
+    Layer,
+    LayerTable,
+    align_counts,
+    count_layers,
+)
+
+Build = Callable[[Job], nn.Module]
+
+FIT_BATCHES = (2, 3, 7)  # two give a line, the third confirms it
+
+
+def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
+    """What the closed formula counts at this batch size. Raises as `layer_table` does."""
+    return count_layers(layer_table(build(job), job, batch))
+
+
+def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
+    """What the closed formula counts at any batch size.
+
+    Raises as `layer_table` does, and ModelError where the outputs lie on no line in the batch size.
+    """
+    model = build(job)
+    tables = [layer_table(model, job, batch) for batch in FIT_BATCHES]
+    try:
+        return align_counts(tables)
+    except ValueError as error:
+        raise ModelError(f"{job.model}: the formula has no inverse: {error}; use --method trace") from error
+
+
+def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
+    """The calls of all modules in a forward pass in eval mode, as the notebook's torchinfo lists them.
+
+    The model's parameters are on meta. Raises UsageError for a model that its source does not know,
+    ModelError where it cannot be built or does not run.
+    """
+    rows = summarize(model, job, batch).summary_list
+    layers = tuple(
+        Layer(row.class_name, row.is_leaf_layer, prod(row.output_size), row.trainable_params) for row in rows
+    )
+    return LayerTable(batch, batch * sum(prod(spec.shape) for spec in job.inputs), layers)
+
+
+def summarize(model: nn.Module, job: Job, batch: int) -> Any:
+    """torchinfo's `ModelStatistics` of the model, under torchinfo's defaults."""
+    args, kwargs, _ = empty_batch(job, batch, "meta")
+    # torchinfo would take a model's keyword such as `depth` for an option of its own.
+    hook = model.register_forward_pre_hook(lambda _, args, __: (args, kwargs), with_kwargs=True)
+    try:
+        return summary(model, input_data=list(args) if args else kwargs, device="meta", verbose=0)
+    except (Exception, SystemExit) as error:
+        # torchinfo wraps what the model raises in a list of the layers that ran.
+        problem = f"torchinfo fails: {told(error.__cause__ or error)}"
+        raise ModelError(f"{job.model}: {problem}; check --input, or use --method trace") from error
+    finally:
+        hook.remove()
+
+
+def told(error: BaseException) -> str:
+    """The kind and the first line of an error, shortened."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first if len(first) <= 120 else first[:117] + '...'}"

@@ -1,0 +1,138 @@
+"""What other estimators say of a job: torchinfo and MemTracker called, the others redone.
+
+torchsummary and pytorch_modelsize are abandoned. Their arithmetic stands here as their published figures show
+it, flaws included; docs/formulas.md lists those.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.loop import empty_batch
+from planner.capture.models import build_model
+from planner.errors import ModelError
+from planner.jobs import Job
+from planner.planning.estimators.formula import FLOAT_BYTES
+from planner.planning.estimators.methods import Method
+from planner.planning.estimators.peers import MEBIBYTE_BYTES, MEGABYTE_BYTES, PeerEstimate, TrackedPeak
+from planner.planning.estimators.torch_runners.layer_table import Build, summarize, told
+
+
+class Peer(Protocol):
+    """An estimator of other people."""
+
+    def __call__(self, job: Job, batch: int, build: Build = build_model) -> PeerEstimate | TrackedPeak:
+        """What it says of a batch size."""
+
+
+def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> TrackedPeak:
+    """Return MemTracker's peak. Its module takes more than a second to import."""
+    from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker as run
+
+    return run(job, batch, build)
+
+
+def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
+    """torchinfo's "Estimated Total Size": twice the outputs of all leaves with parameters.
+
+    Its input size holds the few bytes of Python's own storage objects. Raises as `build` does, and ModelError
+    where the model does not run.
+    """
+    statistics = summarize(build(job), job, batch)
+    return PeerEstimate(
+        input_bytes=statistics.total_input,
+        output_bytes=statistics.total_output_bytes,
+        parameter_bytes=statistics.total_param_bytes,
+        unit_bytes=MEGABYTE_BYTES,
+    )
+
+
+def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
+    """torchsummary 1.5.1's "Estimated Total Size": twice the outputs of all modules but the containers.
+
+    It runs two samples and puts the batch size for the first dimension of every output. Raises as `build`
+    does, and ModelError where torchsummary itself fails.
+    """
+    model = build(job)
+    outputs: list[int] = []
+    parameters: list[int] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.dim()):
+            raise ModelError(
+                f"{job.model}: torchsummary knows single tensors only, and a {type(module).__name__} "
+                "takes or gives something else; use --method trace"
+            )
+        outputs.append(batch * prod(output.shape[1:]))
+        own = (getattr(module, "weight", None), getattr(module, "bias", None))
+        parameters.append(sum(tensor.numel() for tensor in own if isinstance(tensor, Tensor)))
+
+    def is_counted(module: nn.Module) -> bool:
+        return module is not model and not isinstance(module, nn.Sequential | nn.ModuleList)
+
+    args, kwargs, _ = empty_batch(job, 2, "meta")
+    hooks = [module.register_forward_hook(hook) for module in model.modules() if is_counted(module)]
+    try:
+        with _failing_as(job, "torchsummary"):
+            model(*args, **kwargs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return PeerEstimate(
+        input_bytes=batch * prod(prod(spec.shape) for spec in job.inputs) * FLOAT_BYTES,
+        output_bytes=2 * sum(outputs) * FLOAT_BYTES,
+        parameter_bytes=sum(parameters) * FLOAT_BYTES,
+        unit_bytes=MEBIBYTE_BYTES,
+    )
+
+
+def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
+    """pytorch_modelsize's size: twice the outputs of all modules, each run on the output of the one before.
+
+    Its published figures hold the parameters of the last module only. Raises as `build` does, and ModelError
+    where the modules do not chain.
+    """
+    model = build(job)
+    chain = list(model.named_modules())[1:]
+    args, kwargs, _ = empty_batch(job, batch, "meta")
+    if not chain or kwargs or len(args) != 1:
+        raise ModelError(
+            f"{job.model}: pytorch_modelsize wants one input and modules in a chain; use --method trace"
+        )
+    (flowing,) = args
+    outputs = []
+    for name, module in chain:
+        with _failing_as(job, f"pytorch_modelsize runs {name} on the output of the module before it and"):
+            flowing = module(flowing)
+            outputs.append(flowing.numel())
+    return PeerEstimate(
+        input_bytes=args[0].numel() * FLOAT_BYTES,
+        output_bytes=2 * sum(outputs) * FLOAT_BYTES,
+        parameter_bytes=sum(parameter.numel() for parameter in chain[-1][1].parameters()) * FLOAT_BYTES,
+        unit_bytes=MEBIBYTE_BYTES,
+    )
+
+
+# As `--method` names them.
+PEERS: Mapping[Method, Peer] = {
+    Method.TORCHINFO: estimate_by_torchinfo,
+    Method.TORCHSUMMARY: estimate_by_torchsummary,
+    Method.MODELSIZE: estimate_by_modelsize,
+    Method.MEMTRACKER: estimate_by_memtracker,
+}
+
+
+@contextmanager
+def _failing_as(job: Job, who: str) -> Iterator[None]:
+    """Run a part of a model without gradients, its failure told as the estimator's."""
+    try:
+        with torch.no_grad():
+            yield
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{job.model}: {who} fails: {told(error)}; use --method trace") from error

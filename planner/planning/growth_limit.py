@@ -1,0 +1,60 @@
+"""How many steps a loop whose memory grows can run: its last step is repeated until the memory runs out."""
+
+from dataclasses import dataclass, replace
+
+from planner.allocator import Arena, Block, after_refusal, open_allocator, room_bytes
+from planner.program import Action, Ask, GiveBack, Growth, Keep, Loop, Role, Trace, fold
+
+MOST_EVENTS = 300_000  # that are played for it, which takes about a second
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """The steps after which a loop no longer fits."""
+
+    steps: int
+    is_exact: bool  # played to its end; else continued by the growth of a step
+
+
+def find_step_limit(
+    trace: Trace, batch: int, arena: Arena, growth: Growth, peak_bytes: int
+) -> StepLimit | None:
+    """Return how many steps fit; None where memory has no end. The traced steps reserve `peak_bytes`."""
+    room = room_bytes(arena)
+    if room is None:
+        return None
+    guess = growth.steps + max(0, room - peak_bytes) // growth.bytes_per_step
+    loop = fold(trace, batch)
+    steps = [_without_roles(step) for step in loop.steps]
+    most = MOST_EVENTS // max(1, len(steps[-1]))
+    if steps[-1] == steps[-2] and guess < most:
+        played = _played(loop, arena, most)
+        if played is not None:
+            return StepLimit(played, is_exact=True)
+    return StepLimit(guess, is_exact=False)
+
+
+def _without_roles(step: tuple[Action, ...]) -> list[Action]:
+    """What a forward pass leaves at the very end counts as activations, with the same requests."""
+    return [replace(one, role=Role.TEMPORARY) if isinstance(one, Ask) else one for one in step]
+
+
+def _played(loop: Loop, arena: Arena, most: int) -> int | None:
+    """Return the steps that fit before one that does not, None where `most` steps do."""
+    allocator = open_allocator(arena)
+    blocks: dict[tuple[int, int], Block] = {}
+    for number in range(most + 1):
+        asked = 0
+        for action in loop.setup if number == 0 else loop.steps[min(number, len(loop.steps)) - 1]:
+            if isinstance(action, GiveBack):
+                allocator.free(blocks.pop((number - action.age, action.number)))
+            elif isinstance(action, Ask | Keep):
+                block = allocator.malloc(action.size_bytes)
+                if block is None and isinstance(action, Ask):
+                    block = after_refusal(allocator, action.optional)
+                if block is None:
+                    return max(0, number - 1)
+                if isinstance(action, Ask):
+                    blocks[number, asked] = block
+                    asked += 1
+    return None

@@ -1,0 +1,214 @@
+"""The reader of process files: what a program does on the GPU, step after step, in YAML.
+
+    torch: 2.0.1                            # whose allocator it runs with; by default the newest known
+    models:                                 # built on the CPU; the name of a variable, and a job:
+      net: resnet50                         #   a name of the catalogue, SOURCE:NAME or FILE.py:NAME
+    steps:
+      - heading: Training                   # begins a section of the output
+      - reset_peak                          # torch.cuda.reset_peak_memory_stats()
+      - define: var=268435456               # a tensor on the GPU: NAME=SHAPE[:DTYPE], the whole of it
+      - print: Defined                      # the figures, behind this label
+      - delete: [var]                       # del, of tensors and of models
+      - empty_cache                         # torch.cuda.empty_cache()
+      - summary: {model: net, batch: 128}   # torchinfo's; moves the model to the GPU
+      - place: net                          # net.to("cuda")
+      - train: {model: net, batch: 128, steps_per_epoch: 4, epochs: 3, print: Train}
+      - leave                               # the function that trained returns
+
+`torch` and `models` may be left away, and so may the `print` of `train`, which stands for figures after each
+epoch, and a `batch` that the catalogue knows. docs/notebook.md says what each step does to the memory.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner._support.strict_yaml import Entry, read_entry
+from planner.errors import UsageError
+from planner.jobs import (
+    SOURCES,
+    CatalogueEntry,
+    count_of,
+    is_argument_name,
+    job_named_in,
+    parse_tensor_spec,
+    shown,
+)
+from planner.planning.process.model import (
+    Define,
+    Delete,
+    EmptyCache,
+    Heading,
+    Leave,
+    Model,
+    Place,
+    Print,
+    Process,
+    ResetPeak,
+    Step,
+    Summary,
+    Train,
+    find_flaw,
+)
+
+SHIPPED_FOLDER = Path(__file__).with_name("bundled")
+MAX_BATCH = 2**31
+MAX_STEPS = 10_000  # of one loop; they take a minute
+
+# Where neither file nor catalogue has a batch size, weights are traced at this one; batch norm refuses 1.
+_ANY_BATCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFile:
+    """A process, and the version of torch that it is run with; "": the newest known."""
+
+    process: Process
+    torch: str
+
+
+def find_process_file(name: str) -> Path:
+    """The file behind what a user writes: the name of a shipped process, or a path. Raises UsageError."""
+    if name in shipped_processes():
+        return SHIPPED_FOLDER / f"{name}.yaml"
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        known = ", ".join(shipped_processes())
+        raise UsageError(
+            f"process {shown(name)}: neither a file nor one that comes with the planner: {known}"
+        )
+    return path
+
+
+def shipped_processes() -> tuple[str, ...]:
+    """The names of the processes that come with the planner."""
+    return tuple(sorted(path.stem for path in SHIPPED_FOLDER.glob("*.yaml")))
+
+
+def read_process(
+    path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
+) -> ProcessFile:
+    """Read a process. Raises DataFileError, which names the line and the key, also for a FILE.py:NAME where
+    "file" is none of the `sources`: it would run code.
+    """
+    values = read_entry(path).children(("steps",), ("models", "torch"))
+    named = values["models"].mapping() if "models" in values else {}
+    reader = _StepReader({name: _model(name, entry, catalogue, sources) for name, entry in named.items()})
+    entries = values["steps"].items()
+    process = tuple(map(reader.read, entries))
+    flaw = find_flaw(process)
+    if flaw is not None:
+        raise entries[flaw.index].broken(flaw.what)
+    return ProcessFile(process, _version(values["torch"]) if "torch" in values else "")
+
+
+Known = tuple[Model, int | None]  # a model of the file, and the batch size that the catalogue has for it
+
+
+def _version(entry: Entry) -> str:
+    text = entry.text()
+    if re.fullmatch(r"\d+\.\d+(\.\d+)?(\+\w+)?", text) is None:
+        raise entry.broken(f"a version of torch is wanted, such as 2.13.0, not {text!r}")
+    return text
+
+
+def _model(
+    name: str, entry: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]
+) -> Known:
+    if not is_argument_name(name):
+        raise entry.broken("the name of a variable is wanted")
+    job, text = job_named_in(entry, catalogue, sources), entry.text()
+    batch = catalogue[text].batch if text in catalogue else None
+    return Model(name, job, batch or _ANY_BATCH), batch
+
+
+class _StepReader:
+    """Reads the steps of a file that has these models."""
+
+    def __init__(self, models: Mapping[str, Known]) -> None:
+        self._models = models
+        self._words: Mapping[str, Step] = {
+            "empty_cache": EmptyCache(),
+            "reset_peak": ResetPeak(),
+            "leave": Leave(),
+        }
+        self._keys: Mapping[str, Callable[[Entry], Step]] = {
+            "heading": lambda value: Heading(_line(value)),
+            "print": lambda value: Print(_line(value)),
+            "define": _define,
+            "delete": lambda value: Delete(tuple(item.text() for item in value.items())),
+            "place": lambda value: Place(self._known(value)[0]),
+            "summary": self._summary,
+            "train": self._train,
+        }
+
+    def read(self, entry: Entry) -> Step:
+        """One item of `steps`."""
+        word = entry.node.value
+        if isinstance(word, str):
+            if word not in self._words:
+                needs = "needs a value, as in" if word in self._keys else "is unknown; known are"
+                forms = f"{word}: ..." if word in self._keys else self._known_steps()
+                raise entry.broken(f"step {word!r} {needs} {forms}")
+            return self._words[word]
+        keys = entry.mapping()
+        if len(keys) != 1:
+            raise entry.broken("a step is one word, or one key with its value; begin each with a dash")
+        key, value = next(iter(keys.items()))
+        if key in self._words:
+            raise value.broken(f"this step takes no value; write it as '- {key}'")
+        if key not in self._keys:
+            raise value.broken(f"unknown step; known are {self._known_steps()}")
+        return self._keys[key](value)
+
+    def _known_steps(self) -> str:
+        return ", ".join([*self._keys, *self._words])
+
+    def _known(self, entry: Entry) -> Known:
+        name = entry.text()
+        if name not in self._models:
+            listed = ", ".join(self._models) or "empty"
+            raise entry.broken(f"no model of this name; 'models' of this file is {listed}")
+        return self._models[name]
+
+    def _summary(self, entry: Entry) -> Step:
+        values = entry.children(("model",), ("batch",))
+        model, batch = self._known(values["model"])
+        return Summary(model, _batch(entry, values, batch))
+
+    def _train(self, entry: Entry) -> Step:
+        values = entry.children(("model", "steps_per_epoch", "epochs"), ("batch", "print"))
+        model, batch = self._known(values["model"])
+        steps = count_of(values["steps_per_epoch"], MAX_STEPS)
+        epochs = count_of(values["epochs"], MAX_STEPS)
+        if steps * epochs > MAX_STEPS:
+            raise entry.broken(f"{steps * epochs:,} steps are too many; at most {MAX_STEPS:,} are played")
+        label = _line(values["print"]) if "print" in values else None
+        return Train(model, _batch(entry, values, batch), steps, epochs, label)
+
+
+def _define(entry: Entry) -> Define:
+    text = entry.text()
+    try:
+        tensor = parse_tensor_spec(text)
+    except UsageError as error:
+        raise entry.broken(str(error)) from None
+    if tensor.keyword is None or not is_argument_name(tensor.keyword):
+        raise entry.broken(f"NAME=SHAPE[:DTYPE] is wanted, such as var=1024x1024, not {text!r}")
+    return Define(tensor.keyword, tensor)
+
+
+def _batch(entry: Entry, values: Mapping[str, Entry], known: int | None) -> int:
+    if "batch" in values:
+        return count_of(values["batch"], MAX_BATCH)
+    if known is None:
+        raise entry.broken("missing batch; the catalogue has none for this model")
+    return known
+
+
+def _line(entry: Entry) -> str:
+    text = entry.text().strip()
+    if "\n" in text:
+        raise entry.broken("one line is wanted")
+    return text

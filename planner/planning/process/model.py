@@ -1,0 +1,225 @@
+"""A process as people write it, step after step, in the nouns of a notebook: no algorithm beyond the check.
+
+`process_replay` runs one through the simulated allocator, `process_file` reads one, and
+`trace/tensorflow_probe` measures the plain tensors of one on a GPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from planner.jobs import Job, Mode, TensorSpec
+from planner.program import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model under the name of a variable. It is built on the CPU, where it takes no memory of the GPU."""
+
+    name: str
+    job: Job  # how it is trained
+    batch: int  # at which it is traced to see its weights; they do not depend on it
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The process comes to another section."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """The allocator's figures are read: `allocated`, `reserved`, `max allocated`."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Define:
+    """A tensor is made on the GPU. A name that has one already lets go of it once the new one is there."""
+
+    name: str
+    tensor: TensorSpec  # the whole tensor, not one sample
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """`del`: tensors go, and models with their weights and gradients."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyCache:
+    """`torch.cuda.empty_cache()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPeak:
+    """`torch.cuda.reset_peak_memory_stats()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`model.to("cuda")`: nothing happens where the model is on the GPU already."""
+
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`torchinfo.summary`: the input is made on the GPU, the model placed, one forward pass run in eval mode.
+
+    No gradients are recorded. Input and output are gone when it returns, the model stays.
+    """
+
+    model: Model
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The loop of the model's job. Its names (inputs, target, output, loss, optimizer) live until `Leave`."""
+
+    model: Model
+    batch: int
+    steps_per_epoch: int
+    epochs: int
+    label: str | None = None  # of the figures that are read after each epoch; None: they are not
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The function that trained returns and its names die. The model stays, and so do its gradients."""
+
+
+Step = Heading | Print | Define | Delete | EmptyCache | ResetPeak | Place | Summary | Train | Leave
+Process = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a framework's own counters say at one point of a process."""
+
+    section: str  # the last heading; "" before the first
+    label: str
+    allocated_bytes: int
+    reserved_bytes: int | None  # None: the framework does not tell
+    peak_allocated_bytes: int  # since the last reset
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where a process ended because a request could not be served."""
+
+    index: int  # of the step
+    loop_step: int | None  # where the step runs or places a model: 0 before the loop's first step
+    phase: Phase | None
+    requested_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a process printed, and how it ended."""
+
+    readings: tuple[Reading, ...]
+    retries: int  # times that cached segments were released to serve a request
+    failure: OutOfMemory | None  # None: it ran to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """The first step of a process that makes no sense."""
+
+    index: int
+    what: str
+
+
+# torch's dtypes; `job.DTYPES` has the same names.
+ITEM_BYTES = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float64", "int64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+def size_bytes(tensor: TensorSpec) -> int:
+    """What the elements of a tensor take."""
+    return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+
+
+def find_flaw(process: Process) -> Flaw | None:
+    """The first step that no program could take at its place, or that cannot be replayed; None: all can."""
+    names = _Names()
+    for index, step in enumerate(process):
+        for what in names.take(step):
+            return Flaw(index, what)
+    return None
+
+
+@dataclass(slots=True)
+class _Names:
+    """What lives on the GPU, and where."""
+
+    tensors: set[str] = field(default_factory=set)
+    models: dict[str, Model] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)  # models
+    trained: set[str] = field(default_factory=set)  # models that were trained once
+    training: str | None = None  # the model whose loop's names live
+
+    def take(self, step: Step) -> Iterator[str]:
+        """Follow a step; gives what is wrong with it."""
+        match step:
+            case Define(name):
+                if name in self.models:
+                    yield f"{name} is a model; take another name for the tensor"
+                self.tensors.add(name)
+            case Delete(names):
+                for name in names:
+                    yield from self._delete(name)
+            case Place(model) | Summary(model):
+                yield from self._place(model)
+            case Train(model):
+                yield from self._train(model)
+            case Leave():
+                if self.training is None:
+                    yield "there is no loop to leave; train first"
+                self.training = None
+            case _:
+                pass
+
+    def _delete(self, name: str) -> Iterator[str]:
+        if name == self.training:
+            yield f"{name} is held by its loop's optimizer; leave the loop first"
+        elif name in self.tensors:
+            self.tensors.remove(name)
+        elif name in self.models:
+            del self.models[name]
+            self.trained.discard(name)
+            self.deleted.add(name)
+        else:
+            yield f"nothing on the GPU is named {name} here; define a tensor or place a model first"
+
+    def _place(self, model: Model) -> Iterator[str]:
+        if model.name in self.deleted:
+            yield f"{model.name} was deleted; give another model of the same job a name of its own"
+        if model.name in self.tensors:
+            yield f"{model.name} is a tensor; take another name for the model"
+        if self.models.setdefault(model.name, model) != model:
+            yield f"{model.name} is another model already; take another name"
+
+    def _train(self, model: Model) -> Iterator[str]:
+        if model.job.mode is not Mode.TRAIN:
+            yield f"{model.job.model} is a job of mode {model.job.mode}; only mode train can be trained"
+        if model.name not in self.models:
+            yield f"{model.name} is not on the GPU; place it first"
+        yield from self._place(model)
+        if self.training is not None:
+            yield f"the names of the loop before, of {self.training}, still live; leave it first"
+        if model.name in self.trained and model.job.keep_grads:
+            yield f"{model.name} was trained before and its gradients were kept; that is not modelled"
+        self.training = model.name
+        self.trained.add(model.name)

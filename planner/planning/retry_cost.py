@@ -1,0 +1,38 @@
+"""Count what allocator retries cost: in each, the GPU is waited for while CUDA frees and allocates memory."""
+
+from dataclasses import dataclass
+
+from planner.allocator import Arena, SegmentEvent, open_allocator, play
+from planner.program import Mark, Trace
+
+_FREES = ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryCost:
+    """The calls of one step."""
+
+    retries: int  # requests for which all cached memory was released first
+    cuda_frees: int  # calls of cudaFree; with expandable segments, of cuMemUnmap
+    cuda_mallocs: int  # calls of cudaMalloc; with expandable segments, of cuMemMap
+
+
+def count_retries(trace: Trace, batch: int, arena: Arena) -> tuple[RetryCost, ...]:
+    """Return the cost of each step, the first with the set-up before it, up to a failure if there is one."""
+    changes: list[SegmentEvent] = []
+    allocator = open_allocator(arena, changes)
+    costs: list[RetryCost] = []
+    retries = step = 0
+    for _, event, _ in play(trace, batch, allocator):
+        if isinstance(event, Mark):
+            if event.step > step > 0:
+                costs.append(_cost(changes, allocator.retries - retries))
+                retries = allocator.retries
+                changes.clear()
+            step = event.step
+    return (*costs, _cost(changes, allocator.retries - retries))
+
+
+def _cost(changes: list[SegmentEvent], retries: int) -> RetryCost:
+    frees = sum(1 for change in changes if change.action in _FREES)
+    return RetryCost(retries, frees, len(changes) - frees)

@@ -1,0 +1,227 @@
+"""The largest batch size for which a function says that it fits: gallop, bisect, then check the neighbours.
+
+More memory is never freed by a larger batch alone, yet the caching allocator is not monotone: a larger batch
+may fall into other segments and fit where a smaller one did not. benchmarks/fits/search_neighbours.py counts
+such islands. Where single parameters are as large as activations they are common: of 160 random capacities
+for AlexNet and VGG-11, bisection alone misses the largest batch size for 71; probing the neighbours of each
+boundary, and going on from one that fits, for 12. Of 400 for five other models, 1 and 0.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from planner.program import Outcome
+
+LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch size
+NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
+NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
+MOST_LINES = 4  # after which the guess is good, or no line will make it so
+MOST_GUESSES = 8  # by a line, before bisection is surer
+MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size at its end
+MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found, and every probe in order."""
+
+    largest: int  # 0 where not even 1 fits
+    comfortable: int  # the largest found that fits without retries, at most `largest`
+    first_failure: int | None  # the smallest batch found not to fit; None where all did
+    probes: tuple[tuple[int, Outcome], ...]
+
+
+def largest(
+    outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH, near: Search | None = None
+) -> Search:
+    """Probe batch sizes from 1 to `limit`; each is asked for at most once.
+
+    Where `near`, the search of an outcome that is hardly another, found something that fits here too, this
+    one starts there.
+
+    Exact where outcomes only worsen with the batch size. Otherwise `largest` fits and its successor does not,
+    nor do the neighbours above it; the same holds for `comfortable` up to `largest`.
+    """
+    seen: dict[int, Outcome] = {}
+    probe = _asking_once(outcome, seen)
+
+    def fits(batch: int) -> bool:
+        return probe(batch) is not Outcome.DOES_NOT_FIT
+
+    def fits_at_ease(batch: int) -> bool:
+        return probe(batch) is Outcome.FITS
+
+    known = (near.comfortable, near.largest) if near is not None else ()
+    start = max((batch for batch in known if batch and fits(batch)), default=0)
+    best = _climb(fits, start, limit)
+    comfortable = max((batch for batch, result in seen.items() if result is Outcome.FITS), default=0)
+    if comfortable < best:
+        above = min(batch for batch in seen if batch > comfortable)  # probed, so it takes retries or fails
+        comfortable = _climb(fits_at_ease, _bisect(fits_at_ease, comfortable, above), best)
+    failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
+    return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
+
+
+def largest_by_line(
+    outcome: Callable[[int], Outcome],
+    need_bytes: Callable[[int], int],
+    room_bytes: int,
+    ends: tuple[int, int],
+    limit: int = LARGEST_BATCH,
+) -> Search:
+    """As `largest`, but in about five probes, for outcomes that take long to find.
+
+    Where to look is told by lines through what batch sizes need, first through both `ends`. Of batch sizes
+    above the first that does not fit, none is looked at, since they would all be larger than the answer.
+    """
+    low, guess = ends
+    for _ in range(MOST_LINES):
+        slope_bytes = (need_bytes(guess) - need_bytes(low)) / (guess - low)
+        if slope_bytes <= 0:
+            return largest(outcome, limit)
+        more = int((room_bytes - need_bytes(guess)) // slope_bytes)
+        following = max(1, min(guess + more, MOST_STRETCH * guess, limit))
+        if following in (low, guess):
+            break
+        guess = following
+    return largest_near(outcome, (following, following), limit)
+
+
+def largest_near(
+    outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH
+) -> Search:
+    """Find the largest batch sizes in few probes from guesses: of the one without retries, and of any.
+
+    Each fits and its successor does not. `outcome` had better remember its answers.
+    """
+    seen: dict[int, Outcome] = {}
+    probe = _asking_once(outcome, seen)
+    comfortable = boundary_near(lambda batch: probe(batch) is Outcome.FITS, guesses[0], limit)
+    guess = max(comfortable, guesses[1]) if guesses[1] > guesses[0] else comfortable
+    best = boundary_near(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, guess, limit)
+    failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
+    return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
+
+
+def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
+    """Return the search with its answers replaced by the largest multiples below them that fit.
+
+    `first_failure` stays that of any batch size.
+    """
+    seen: dict[int, Outcome] = {}
+    probe = _asking_once(outcome, seen)
+
+    def down(answer: int, wanted: tuple[Outcome, ...]) -> int:
+        sizes = range(answer - answer % multiple, 0, -multiple)
+        return next((size for size in sizes if probe(size) in wanted), 0)
+
+    best = down(found.largest, (Outcome.FITS, Outcome.FITS_WITH_RETRIES))
+    comfortable = down(min(best, found.comfortable), (Outcome.FITS,))
+    return Search(best, comfortable, found.first_failure, (*found.probes, *seen.items()))
+
+
+def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) -> Callable[[int], Outcome]:
+    """The same outcome, put into `seen` in the order of the first questions."""
+
+    def probe(batch: int) -> Outcome:
+        if batch not in seen:
+            seen[batch] = outcome(batch)
+        return seen[batch]
+
+    return probe
+
+
+def boundary_near(fits: Callable[[int], bool], guess: int, limit: int) -> int:
+    """A batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not even 1
+    fits. With a good guess that takes two or three probes. `fits` had better remember its answers.
+    """
+    low = high = max(0, min(guess, limit))
+    stride = 1
+    while low and not fits(low):
+        high, low = low, max(0, low - stride)
+        stride = 2 * stride if guess - low > 1 else 1
+    stride = 1
+    while high == low and low < limit:
+        high = min(low + stride, limit)
+        if fits(high):
+            low, stride = high, stride if low == guess else 2 * stride
+    return _bisect(fits, low, high)
+
+
+def boundary_by_line(
+    need_bytes: Callable[[int], int], room_bytes: int, hints: Mapping[int, int], too_large: int
+) -> int:
+    """Return a batch size below `too_large` whose need is at most the room and whose successor's is not; 0:
+    not even 1 is small enough.
+
+    `hints` are needs by batch size, right or nearly so, to which those that are asked for are added. Near a
+    line that two of them make, it takes two questions.
+    """
+    low, high = 0, too_large
+    for turn in count():
+        if high - low <= 1:
+            return low
+        guess = _on_line(hints, room_bytes) if turn < MOST_GUESSES else (low + high) // 2
+        if guess is None:
+            need_bytes(too_large)
+            continue
+        guess = max(low + 1, min(high - 1, guess))
+        low, high = (guess, high) if need_bytes(guess) <= room_bytes else (low, guess)
+    raise AssertionError
+
+
+def _on_line(hints: Mapping[int, int], room_bytes: int) -> int | None:
+    """Where the line through the nearest needs around the room meets it; None: none is known beyond it."""
+    below = max((size for size, need in hints.items() if need <= room_bytes), default=0)
+    above = min((size for size, need in hints.items() if need > room_bytes and size > below), default=None)
+    if above is None:
+        return None
+    start_bytes = hints.get(below, 0)
+    return below + (room_bytes - start_bytes) * (above - below) // (hints[above] - start_bytes)
+
+
+def climb_islands(fits: Callable[[int], bool], best: int, limit: int) -> int:
+    """From a batch size that fits on to one with no fitting neighbour above it; from 0, as `largest` does."""
+    return _climb(fits, best, limit)
+
+
+def _climb(fits: Callable[[int], bool], low: int, limit: int) -> int:
+    """A boundary above `low`, which is taken to fit, with no fitting neighbour above it."""
+    best = _boundary(fits, low, limit)
+    for _ in range(MOST_ISLANDS):
+        island = next((batch for batch in _neighbours(best, limit) if fits(batch)), None)
+        if island is None:
+            break
+        best = _boundary(fits, island, limit)
+    return best
+
+
+def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
+    """A batch size that fits and whose successor does not, galloping up from `low`, which is taken to fit."""
+    stride = 1
+    while low < limit:
+        high = min(low + stride, limit)
+        if not fits(high):
+            return _bisect(fits, low, high)
+        low, stride = high, stride * 2
+    return limit
+
+
+def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The same between `low`, which is taken to fit, and `high`, which does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _neighbours(best: int, limit: int) -> Iterator[int]:
+    """Batch sizes above the boundary, apart from its successor, which is known not to fit."""
+    distances = {*range(2, NEIGHBOURS + 1), *(round(share * best) for share in NEIGHBOUR_SHARES)}
+    for distance in sorted(distances):
+        if distance > 1 and best + distance <= limit:
+            yield best + distance

@@ -1,0 +1,175 @@
+"""The reader of sweep files: models x recipes x GPUs.
+
+    about: what the sweep is for
+    models:
+      - resnet50                # a name of the catalogue, SOURCE:NAME, or FILE.py:NAME (--allow-code)
+      - {model: "timm:vit_tiny_patch16_224", input: [3x384x384], model_arg: {img_size: 384}, name: vit 384}
+    recipes:                                # a name, and options as the command line has them
+      sgd: {}
+      amp: {optimizer: adamw, precision: amp-fp16, memory_format: channels_last}
+    gpus: [RTX 4090, L4, 24000, words: H100]   # names, totals in MiB, words of `planner devices`; or all
+
+`about` and all three lists are required. docs/sweep.md has the rest.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from planner._support.strict_yaml import Entry, read_entry
+from planner.errors import UsageError
+from planner.hardware import (
+    LARGEST_TOTAL_MIB,
+    Device,
+    find_device,
+    generic_device,
+    load_devices,
+    search_devices,
+)
+from planner.jobs import (
+    COUNTS,
+    SOURCES,
+    CatalogueEntry,
+    JobOptions,
+    alloc_conf_of,
+    arguments_of,
+    count_of,
+    items_of,
+    job_named_in,
+    loss_named_in,
+    sample_of,
+    targets_of,
+    truth_of,
+)
+
+MOST_CELLS = 100_000
+
+_TEXTS = (
+    *("loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "precision", "memory_format", "checkpoint"),
+    *("clip_gradients", "cudnn", "cublas_workspace_config", "lengths"),
+)
+_TRUTHS = (
+    *("keep_grads", "grad_scaler", "backward_in_autocast", "ema", "evaluate", "ddp", "ddp_bucket_view"),
+    "cudnn_benchmark",
+)
+_LISTS = ("freeze", "train_only")
+_OF_JOB = (*_TEXTS, *_TRUTHS, *COUNTS, *_LISTS, "input", "target")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model of the grid, and what it takes in every recipe."""
+
+    name: str  # in the tables
+    model: str
+    options: JobOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way to train; its options stand over those of the model."""
+
+    name: str
+    options: JobOptions
+    alloc_conf: str = ""
+    allocator_cap_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What a file asks for."""
+
+    about: str
+    models: tuple[NamedModel, ...]
+    recipes: tuple[Recipe, ...]
+    gpus: tuple[Device, ...]
+
+
+def load_grid(
+    path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
+) -> Grid:
+    """Read a sweep. Raises DataFileError with file, line and key for anything that is wrong with it, also for
+    a FILE.py:NAME where "file" is none of the `sources`: it would run code.
+    """
+    top = read_entry(path)
+    parts = top.children(("about", "models", "recipes", "gpus"))
+    models = tuple(_model(item, catalogue, sources) for item in items_of(parts["models"]))
+    recipes = tuple(_recipe(name, entry, sources) for name, entry in parts["recipes"].mapping().items())
+    gpus = _gpus(parts["gpus"])
+    _refuse_twice(parts["models"], [model.name for model in models])
+    _refuse_twice(parts["gpus"], [gpu.name for gpu in gpus])
+    if not recipes:
+        raise parts["recipes"].broken("a recipe is wanted, such as sgd: {}")
+    if len(models) * len(recipes) * len(gpus) > MOST_CELLS:
+        raise top.broken(f"more than {MOST_CELLS:,} cells; split it into several files")
+    return Grid(parts["about"].text(), models, recipes, gpus)
+
+
+def _model(item: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> NamedModel:
+    import yaml
+
+    if not isinstance(item.node, yaml.MappingNode):
+        job_named_in(item, catalogue, sources)
+        return NamedModel(item.text(), item.text(), {})
+    parts = item.children(("model",), ("name", "model_arg", *_OF_JOB))
+    options = _options(parts, sources)
+    if "model_arg" in parts:
+        options["model_args"] = arguments_of(parts["model_arg"])
+    job_named_in(parts["model"], catalogue, sources, **options)
+    model = parts["model"].text()
+    return NamedModel(parts["name"].text() if "name" in parts else model, model, options)
+
+
+def _recipe(name: str, entry: Entry, sources: Collection[str]) -> Recipe:
+    parts = entry.children((), (*_OF_JOB, "alloc_conf", "allocator_cap_mib"))
+    cap = parts.get("allocator_cap_mib")
+    return Recipe(
+        name,
+        _options(parts, sources),
+        alloc_conf_of(parts["alloc_conf"]) if "alloc_conf" in parts else "",
+        None if cap is None else count_of(cap, LARGEST_TOTAL_MIB),
+    )
+
+
+def _options(parts: Mapping[str, Entry], sources: Collection[str]) -> JobOptions:
+    if "loss" in parts:
+        loss_named_in(parts["loss"], sources)
+    found: dict[str, Any] = {name: parts[name].text() for name in _TEXTS if name in parts}
+    found |= {name: truth_of(parts[name]) for name in _TRUTHS if name in parts}
+    found |= {name: count_of(parts[name], most) for name, most in COUNTS.items() if name in parts}
+    found |= {name: [item.text() for item in items_of(parts[name])] for name in _LISTS if name in parts}
+    if "input" in parts:
+        found["inputs"] = [sample_of(item) for item in items_of(parts["input"])]
+    if "target" in parts:
+        found |= targets_of(parts["target"])
+    return cast(JobOptions, found)
+
+
+def _gpus(entry: Entry) -> tuple[Device, ...]:
+    if entry.says("all"):
+        return load_devices()
+    return tuple(device for item in items_of(entry) for device in _devices(item))
+
+
+def _devices(item: Entry) -> tuple[Device, ...]:
+    import yaml
+
+    if isinstance(item.node, yaml.MappingNode):
+        words = item.children(("words",))["words"]
+        found = search_devices(load_devices(), [words.text()])
+        if not found:
+            raise words.broken("no GPU of the database has these words")
+        return found
+    try:
+        if item.node.tag.endswith(":int"):
+            return (generic_device(count_of(item, LARGEST_TOTAL_MIB)),)
+        return (find_device(item.text()),)
+    except UsageError as error:
+        raise item.broken(str(error)) from None
+
+
+def _refuse_twice(entry: Entry, names: list[str]) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise entry.broken(f"{name!r} stands here twice; leave one away, or give a name of its own")

@@ -1,0 +1,77 @@
+from .affine import (
+    align as align,
+    refit as refit,
+    rounded_line as rounded_line,
+)
+from .bounds import (
+    Floor as Floor,
+    least_bytes as least_bytes,
+)
+from .convolution import (
+    Asked as Asked,
+    Convolution as Convolution,
+    Direction as Direction,
+    Engine as Engine,
+    Workspaces as Workspaces,
+    row_of as row_of,
+)
+from .cublas import (
+    parse_workspace_config as parse_workspace_config,
+    workspace_bytes as workspace_bytes,
+)
+from .events import (
+    FROM_CHANCE as FROM_CHANCE,
+    RANDOM_COURSE as RANDOM_COURSE,
+    Alloc as Alloc,
+    Detail as Detail,
+    Event as Event,
+    Free as Free,
+    GrowthSource as GrowthSource,
+    Mark as Mark,
+    Outcome as Outcome,
+    Phase as Phase,
+    Role as Role,
+    Site as Site,
+    Trace as Trace,
+    check as check,
+)
+from .expr import (
+    BATCH as BATCH,
+    CONSTANT as CONSTANT,
+    MULTIPROCESSORS as MULTIPROCESSORS,
+    Answer as Answer,
+    Case as Case,
+    Guard as Guard,
+    Node as Node,
+    work_out as work_out,
+)
+from .growth import (
+    GrowingSite as GrowingSite,
+    Growth as Growth,
+    find_growth as find_growth,
+    growing_blocks as growing_blocks,
+)
+from .steps import (
+    Action as Action,
+    Ask as Ask,
+    GiveBack as GiveBack,
+    Keep as Keep,
+    Loop as Loop,
+    fold as fold,
+)
+from .stored_loop import (
+    Answers as Answers,
+    Capability as Capability,
+    Kernel as Kernel,
+    StoredLoop as StoredLoop,
+    Written as Written,
+    kernel_events as kernel_events,
+    loop_from_json as loop_from_json,
+    loops_to_json as loops_to_json,
+    tried as tried,
+    written as written,
+)
+from .target import (
+    Chip as Chip,
+    chip_of as chip_of,
+)

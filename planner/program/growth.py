@@ -1,0 +1,91 @@
+"""Find memory that grows from step to step: what is live at the end of each step.
+
+A loop that has settled holds as much at the end of each step as at the end of the one before; state that the
+first step makes, or the second, stays as it is. What grows in every traced step is taken to go on growing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.program.events import Alloc, Free, GrowthSource, Mark, Phase, Site, Trace
+
+FEWEST_STEPS = 3  # what two steps hold at their ends does not tell state from growth
+_ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingSite:
+    """Blocks of one module and operator that become more with every step."""
+
+    site: Site
+    bytes_per_step: int  # of blocks as the allocator rounds them
+    source: GrowthSource | None  # None where the trace does not know it
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What each step leaves behind."""
+
+    bytes_per_step: int
+    steps: int  # that were traced
+    sites: tuple[GrowingSite, ...]  # by falling size
+
+    @property
+    def is_garbage(self) -> bool:
+        """Whether nothing but reference cycles holds it, until Python's garbage collector runs."""
+        return all(site.source is not None and site.source.is_garbage for site in self.sites)
+
+
+def find_growth(trace: Trace, batch: int) -> Growth | None:
+    """Return what grows by every step at this batch size; None where nothing does, or too few steps tell."""
+    ends = _held_at_ends(trace, batch)
+    if len(ends) < FEWEST_STEPS:
+        return None
+    totals = [sum(held.values()) for held in ends]
+    if not _rises(totals):
+        return None
+    sources = {Site(source.module, source.op): source for source in trace.growth_sources}
+    sites = [
+        GrowingSite(trace.sites[site], ends[-1][site] - ends[-2][site], sources.get(trace.sites[site]))
+        for site in ends[-1]
+        if _rises([held[site] for held in ends])
+    ]
+    sites.sort(key=lambda one: -one.bytes_per_step)
+    return Growth(totals[-1] - totals[-2], len(ends), tuple(sites)) if sites else None
+
+
+def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
+    """Return the blocks that are still there at the end, by site and birth, of those sites that grow."""
+    growing = {one.site for one in growth.sites}
+    freed = {event.block for event in trace.events if isinstance(event, Free)}
+    found: dict[Site, list[int]] = {}
+    for event in trace.events:
+        if isinstance(event, Alloc) and event.block not in freed and trace.sites[event.site] in growing:
+            found.setdefault(trace.sites[event.site], []).append(event.block)
+    return found
+
+
+def _held_at_ends(trace: Trace, batch: int) -> list[Counter[int]]:
+    """Return the bytes that are live at the end of each step, by site, step 1 first."""
+    held: Counter[int] = Counter()
+    alive: dict[int, tuple[int, int]] = {}
+    ends: list[Counter[int]] = []
+    step = 0
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            size_bytes = -(-event.bytes_at(batch) // _ROUND_BYTES) * _ROUND_BYTES
+            alive[event.block] = event.site, size_bytes
+            held[event.site] += size_bytes
+        elif isinstance(event, Free):
+            site, size_bytes = alive.pop(event.block)
+            held[site] -= size_bytes
+        elif isinstance(event, Mark) and (event.step > step or event.phase is Phase.END):
+            if step:
+                ends.append(held.copy())
+            step = event.step
+    return ends
+
+
+def _rises(levels: list[int]) -> bool:
+    return all(before < after for before, after in zip(levels, levels[1:], strict=False))

@@ -1,0 +1,91 @@
+"""A trace as a loop that settles: what comes before it, its first steps, and the step that all others repeat.
+
+The actions of a step name blocks relative to it ("the third block of the step before"), so that a step can be
+played any number of times and two steps can be compared.
+"""
+
+from dataclasses import dataclass
+
+from planner.program.events import Free, Mark, Phase, Role, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A block is asked for. The asked-for blocks of each step are numbered from 0."""
+
+    size_bytes: int
+    role: Role
+    optional: bool = False  # where it is refused, the process goes another way
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """A block goes back to the allocator."""
+
+    age: int  # asked for in this step: 0, in the one before: 1, ...
+    number: int  # among the blocks of that step
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A library takes memory at its first use and keeps it for the rest of the process, such as cuBLAS."""
+
+    size_bytes: int
+
+
+Action = Ask | GiveBack | Keep | Phase  # a phase: it begins here
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop at one batch size."""
+
+    setup: tuple[Action, ...]  # the weights are placed and the optimizer is made; counts as step 0
+    steps: tuple[tuple[Action, ...], ...]  # those that were traced, step 1 first
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the last two steps are the same, so that all further ones are taken to be."""
+        return len(self.steps) > 1 and self.steps[-1] == self.steps[-2]
+
+    def step(self, number: int) -> tuple[Action, ...]:
+        """Any step, 0 being the set-up; those beyond the traced ones repeat the last.
+
+        Raises ValueError for a step beyond the traced ones of a loop that has not settled.
+        """
+        if number == 0:
+            return self.setup
+        if number > len(self.steps) and not self.has_settled:
+            raise ValueError(f"step {number}: {len(self.steps)} steps are traced, and the last two differ")
+        return self.steps[min(number, len(self.steps)) - 1]
+
+
+def fold(trace: Trace, batch: int) -> Loop:
+    """The loop of a trace at this batch size; the mark of its end is left away.
+
+    Workspaces that are never given back are taken to be kept for the rest of the process.
+    """
+    freed = {event.block for event in trace.events if isinstance(event, Free)}
+    born: dict[int, tuple[int, int]] = {}  # block -> its step and its number there
+    steps: list[list[Action]] = [[]]
+    asked = 0
+    for event in trace.events:
+        now = len(steps) - 1
+        if isinstance(event, Mark):
+            if event.step > now:
+                steps.append([])
+                asked = 0
+            if event.phase is not Phase.END:
+                steps[-1].append(event.phase)
+        elif isinstance(event, Free):
+            step, number = born[event.block]
+            steps[-1].append(GiveBack(now - step, number))
+        else:
+            size_bytes = event.bytes_at(batch)
+            if event.role is Role.WORKSPACE and event.block not in freed:
+                steps[-1].append(Keep(size_bytes))
+                continue
+            born[event.block] = (now, asked)
+            asked += 1
+            steps[-1].append(Ask(size_bytes, event.role, event.optional))
+    return Loop(tuple(steps[0]), tuple(map(tuple, steps[1:])))

@@ -1,0 +1,117 @@
+"""The workspaces of convolutions in words: who takes them, what they consist of, how sure that is."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from planner.hardware.cudnn import LayerWorkspace, Part, Term
+from planner.planning import Estimate, Explanation
+from planner.report.layout import DIGITS
+from planner.report.units import mib
+
+ASKED, FITTED = "cuDNN", "fitted term"
+_SMALLEST_BYTES = 2**19 // 10  # what is told of the rest: one digit of MiB
+_OF_SIZES = (
+    "What a part is for is inferred from its size; x, w and y are input, weights and output, or their "
+    "gradients."
+)
+
+
+def workspaces_title(explanation: Explanation) -> str:
+    """What the list is taken from."""
+    return f"Largest of the {len(explanation.workspaces):,} workspaces of convolutions"
+
+
+def workspace_text(one: LayerWorkspace) -> str:
+    """Who takes it: direction, module, engine."""
+    where = f" in {one.module}" if one.module else ""
+    timed = ", while engines are timed" if one.searched else ""
+    if one.engine is None:
+        return f"{one.direction}{where}{timed}"
+    notes = f" ({one.notes})" if one.notes else ""
+    return f"{one.direction}{where}{timed}, engine {one.engine}{notes}"
+
+
+def parts_text(one: LayerWorkspace) -> str:
+    """What it consists of, with MiB where that is more than one thing."""
+    told = [said for said in _told(one.parts) if said[1] >= _SMALLEST_BYTES] or list(_told(one.parts))[:1]
+    if len(told) == 1:
+        return told[0][0]
+    return " + ".join(f"{text} {mib(size_bytes, DIGITS):,.1f}" for text, size_bytes in told)
+
+
+def _told(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
+    for term, more in ((Term.COPY, ""), (Term.FILLED, " with channels filled up")):
+        letters = sorted((part.of for part in parts if part.term is term), key="xwy".index)
+        if letters:
+            text = (
+                f"copies of {', '.join(letters[:-1])} and {letters[-1]}"
+                if letters[1:]
+                else f"copy of {letters[0]}"
+            )
+            yield f"{text}{more}", sum(part.size_bytes for part in parts if part.term is term)
+    for part in parts:
+        if part.term not in (Term.COPY, Term.FILLED):
+            yield _part_text(part), part.size_bytes
+
+
+def _part_text(part: Part) -> str:
+    match part.term:
+        case Term.FLOAT32:
+            return f"{part.of} in float32"
+        case Term.SUMS:
+            return f"{part.times} x {part.of} of partial sums"
+        case Term.TILES:
+            return f"{part.times:,} tiles of partial sums"
+        case Term.IMAGES:
+            return f"{part.times:,} x {part.of}, summed up by image"
+        case Term.UNNAMED:
+            return "unnamed"
+        case _:
+            return str(part.term)
+
+
+def sureness(estimate: Estimate, explanation: Explanation) -> str:
+    """How sure the sizes are; "" where there are none."""
+    if not explanation.workspaces:
+        return ""
+    if explanation.workspaces[0].engine is None:
+        return (
+            "Told by one term, fitted to published peaks; benchmarks/fits/convolution_workspaces.py prints "
+            "between which values its thresholds lie. All other convolutions are taken to need nothing: "
+            "docs/accuracy.md shows what that costs, and --cudnn asks a library in its place."
+        )
+    major, minor = estimate.budget.device.capability
+    order = "as PyTorch runs the first engine of cuDNN's heuristics that works"
+    if estimate.job.cudnn_benchmark:
+        order = (
+            "while engines are timed; which of them wins is not known, so the heuristics' first stands for it"
+        )
+    return (
+        f"Exact for the version that was asked and compute capability {major}.{minor}, {order}; where memory "
+        f"is refused, PyTorch goes on to the next engine. {_OF_SIZES}"
+    )
+
+
+def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
+    """The `top` largest; `consists_of` adds up to `size_bytes`."""
+    found = explanation.workspaces
+    told_by = None if not found else FITTED if found[0].engine is None else ASKED
+    return {
+        "told_by": told_by,
+        "sure": sureness(estimate, explanation),
+        "in_all": len(found),
+        "convolutions": [_convolution(one) for one in found[:top]],
+    }
+
+
+def _convolution(one: LayerWorkspace) -> dict[str, Any]:
+    return {
+        "module": one.module,
+        "direction": one.direction.value,
+        "size_bytes": one.size_bytes,
+        "while_timing": one.searched,
+        "engine": one.engine,
+        "notes": one.notes.split(", ") if one.notes else [],
+        "consists_of": [{**asdict(part), "term": part.term.value} for part in one.parts],
+    }

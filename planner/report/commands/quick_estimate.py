@@ -1,0 +1,150 @@
+"""Reports of the estimates by other methods than the trace, as text and as plain data for `json.dumps`."""
+
+from typing import Any
+
+from planner.jobs import Mode, job_to_json
+from planner.planning.estimators import MEBIBYTE_BYTES, TITLES, Method, QuickEstimate, QuickPlan, left_bytes
+from planner.report.commands.as_json import SCHEMA, device_to_json
+from planner.report.layout import DIGITS, Row, card_table, entry, job_text, table, time_text, wrapped
+from planner.report.units import mib
+
+_REMARKS = {
+    "Weight gradient": "with the optimizer's moments",
+    "Output gradient": "with that of the batch",
+}
+_COUNTS = {
+    Method.FORMULA: "the formula counts tensors only: the batch, weights and outputs of layers that do not "
+    "work in place, and their gradients, all at once; no workspaces, no fragmentation",
+    Method.TORCHINFO: "torchinfo counts the batch, the weights of leaves and twice the outputs of leaves "
+    "with weights; neither optimizer nor loop",
+    Method.TORCHSUMMARY: "torchsummary counts the batch, weights and biases, and twice the outputs of all "
+    "modules, in-place activations and whole blocks included; neither optimizer nor loop",
+    Method.MODELSIZE: "pytorch_modelsize counts the batch, the weights of the last module and twice the "
+    "outputs of the modules, run one after the other; neither optimizer nor loop",
+    Method.MEMTRACKER: "MemTracker counts the tensors that are alive, by the CPU's kernels (fake tensors of "
+    "CUDA need a GPU): no workspaces, no allocator",
+}
+
+
+def quick_estimate_text(estimate: QuickEstimate, import_seconds: float) -> str:
+    """The report of `planner estimate --method` other than trace."""
+    lines = [_verdict(estimate), *entry("Job", job_text(estimate.job))]
+    if left_bytes(estimate.budget) is not None:
+        lines += ["", *card_table(estimate.budget)]
+    lines += ["", *_memory(estimate), "", *_assumed(estimate)]
+    return "\n".join([*lines, _time(estimate.seconds, import_seconds)])
+
+
+def quick_plan_text(plan: QuickPlan, import_seconds: float) -> str:
+    """The report of `planner max-batch --method formula`."""
+    shown, failure = plan.at_max or plan.first_failure, plan.first_failure
+    answer = f"{plan.max_batch}" if plan.max_batch else "none, not even 1 fits"
+    lines = entry("Largest batch", f"{answer} by the closed formula")
+    lines += [*entry("Job", job_text(plan.job)), "", *card_table(plan.budget), "", *_memory(shown)]
+    if plan.at_max is not None:
+        taken = f"{mib(failure.total_bytes, DIGITS):,} MiB"
+        lines += ["", f"Batch {failure.batch} does not fit: the formula's total is {taken}"]
+    return "\n".join([*lines, "", *_assumed(shown), _time(plan.seconds, import_seconds)])
+
+
+def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> dict[str, Any]:
+    """The JSON object of `planner estimate`; null stands for what the estimator does not know.
+
+    `peak_allocated_mib` is the estimator's total, `terms_mib` what it adds up, in its own words.
+    """
+    unknown = (
+        *("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib", "p_out_of_memory"),
+        "retries",
+    )
+    return {
+        "schema": SCHEMA,
+        "model": estimate.job.model,
+        "batch": estimate.batch,
+        "method": estimate.method.value,
+        "job": job_to_json(estimate.job),
+        "device": device_to_json(estimate.budget),
+        "confidence": estimate.budget.confidence,
+        "peak_allocated_mib": mib(estimate.total_bytes),
+        "terms_mib": {name.lower().replace(" ", "_"): mib(size) for name, size in estimate.lines},
+        "fits": "yes" if estimate.fits else "no",
+        **dict.fromkeys(unknown),
+        "failure": None,
+        "breakdown_mib": None,
+        "calibration": None,
+        "assumptions": list(quick_assumptions(estimate)),
+        "unknown_ops": None,
+        "seconds": _seconds(estimate.seconds, import_seconds),
+    }
+
+
+def quick_plan_to_json(plan: QuickPlan, import_seconds: float) -> dict[str, Any]:
+    """The JSON object of `planner max-batch`; nothing is probed, and retries are not known."""
+    at_max = plan.at_max and quick_estimate_to_json(plan.at_max, import_seconds)
+    return {
+        "schema": SCHEMA,
+        "model": plan.job.model,
+        "method": Method.FORMULA.value,
+        "job": job_to_json(plan.job),
+        "device": device_to_json(plan.budget),
+        "confidence": plan.budget.confidence,
+        "max_batch": plan.max_batch,
+        "comfortable_batch": None,
+        "no_retries": False,
+        "answer_batch": plan.max_batch,
+        "at_max": at_max,
+        "at_comfortable": None,
+        "first_failure": quick_estimate_to_json(plan.first_failure, import_seconds),
+        "probes": [],
+        "seconds": _seconds(plan.seconds, import_seconds),
+    }
+
+
+def quick_assumptions(estimate: QuickEstimate) -> tuple[str, ...]:
+    """What the answer takes for granted."""
+    sure = f"{estimate.budget.confidence:g}"
+    held = (
+        "the total is held against what the card leaves to the allocator, as the method knows neither "
+        f"context nor allocator; confidence {sure} is in the card's figures, not in the total"
+    )
+    mode = estimate.job.mode
+    ignores = estimate.method not in (Method.FORMULA, Method.MEMTRACKER) and mode is not Mode.TRAIN
+    return (
+        _COUNTS[estimate.method],
+        *((f"the total is for training, and the job is not: {mode}",) if ignores else ()),
+        *((held,) if left_bytes(estimate.budget) is not None else ()),
+        "docs/formulas.md tells what is wrong with it; --method trace knows the allocator and the loop",
+    )
+
+
+def _verdict(estimate: QuickEstimate) -> str:
+    title, taken = TITLES[estimate.method], f"{mib(estimate.total_bytes, DIGITS):,} MiB"
+    if left_bytes(estimate.budget) is None:
+        return f"Batch {estimate.batch} takes {taken} by {title}"
+    fits = "fits" if estimate.fits else "does not fit"
+    return f"Batch {estimate.batch} {fits} by {title}, which says {taken}"
+
+
+def _memory(estimate: QuickEstimate) -> list[str]:
+    rows: list[Row] = [(name, size, _remark(estimate, name)) for name, size in estimate.lines]
+    return table(f"Batch {estimate.batch}", rows)
+
+
+def _remark(estimate: QuickEstimate, name: str) -> str:
+    if estimate.method is Method.FORMULA:
+        return _REMARKS.get(name, "")
+    if name == "Total" and estimate.unit_bytes != MEBIBYTE_BYTES:
+        printed = estimate.total_bytes / estimate.unit_bytes
+        return f"printed as {printed:,.2f} MB of {estimate.unit_bytes:,} bytes"
+    return ""
+
+
+def _assumed(estimate: QuickEstimate) -> list[str]:
+    return ["Assumed", *(line for said in quick_assumptions(estimate) for line in wrapped("  - ", said))]
+
+
+def _time(seconds: float, import_seconds: float) -> str:
+    return time_text({"importing": import_seconds, "estimating": seconds})
+
+
+def _seconds(seconds: float, import_seconds: float) -> dict[str, float]:
+    return {"import": round(import_seconds, 3), "trace": round(seconds, 3), "replay": 0.0}

@@ -1,0 +1,3 @@
+from .page import (
+    save_page as save_page,
+)

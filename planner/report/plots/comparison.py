@@ -1,0 +1,82 @@
+"""Pictures of comparisons; needs matplotlib (the extra `plot`)."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from planner.hardware import MIB
+from planner.planning.estimators import ALLOCATED, NAMES, PROCESS, RESERVED, Comparison
+from planner.report.layout import doing, signed_percent
+from planner.report.plots.picture import save_cropped_picture
+
+GIB = 1024 * MIB
+OWN, OTHERS, TRUTH = "#1f6fb4", "#b9bec4", "#c1272d"
+_OWN_ROWS = {ALLOCATED: OWN, RESERVED: "#6fa3d2", PROCESS: "#a9c8e6"}
+_SIZE_INCHES = (9.0, 4.4)
+_SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, in widths of the axes
+_DPI = 110  # about 1000 pixels wide: as a README shows it
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """One horizontal bar for each estimator, the measured value as a line; the suffix says which format.
+
+    Raises DataFileError where the file cannot be written.
+    """
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    _bars(axes, comparison)
+    _truth(axes, comparison)
+    _frame(axes, comparison)
+    save_cropped_picture(figure, path)  # the columns of figures lie outside of the axes
+
+
+def _bars(axes: Axes, comparison: Comparison) -> None:
+    """The bars, and their figures in two columns on the right, where no line crosses them."""
+    beside = axes.get_yaxis_transform()
+    rows = comparison.rows
+    for place, row in enumerate(rows):
+        axes.barh(place, (row.size_bytes or 0) / GIB, height=0.68, color=_OWN_ROWS.get(row.key, OTHERS))
+        size = "refused" if row.size_bytes is None else f"{row.size_bytes / GIB:.2f}"
+        error = "" if row.error is None else signed_percent(row.error)
+        for x, text in ((_SIZES_END, size), (_ERRORS_END, error)):
+            axes.text(x, place, text, transform=beside, ha="right", va="center", fontsize=11)
+    for x, text in ((_SIZES_END, "GiB"), (_ERRORS_END, "error" if comparison.measured else "vs ours")):
+        axes.text(x, -0.75, text, transform=beside, ha="right", va="center", fontsize=11, color="#555555")
+    axes.set_yticks(range(len(rows)), [NAMES[row.key] for row in rows], fontsize=11)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+def _truth(axes: Axes, comparison: Comparison) -> None:
+    """A line through all bars for allocated, a short one for what `reserved` is held against."""
+    if comparison.measured is None:
+        return
+    measured = comparison.measured.allocated_bytes / GIB
+    axes.axvline(measured, color=TRUTH, linewidth=1.8, zorder=3)
+    whose = "measured, this model alone" if comparison.measured.kept else "measured"
+    axes.annotate(
+        f"{whose}: {measured:.2f}",
+        (measured, 1.01),
+        xycoords=("data", "axes fraction"),
+        color=TRUTH,
+        fontsize=11,
+        ha="right" if measured > axes.get_xlim()[1] / 2 else "left",
+        va="bottom",
+    )
+    for place, row in enumerate(comparison.rows):
+        if row.key == RESERVED and row.yardstick_bytes is not None:
+            x = row.yardstick_bytes / GIB
+            axes.plot([x, x], [place - 0.4, place + 0.4], color=TRUTH, linewidth=1.8, linestyle=(0, (1, 1)))
+
+
+def _frame(axes: Axes, comparison: Comparison) -> None:
+    note = "no measured value is stored"
+    if comparison.measured is not None:
+        note = "line: measured peak allocated"
+        if comparison.measured.own_reserved_bytes is not None:
+            note += "; dotted: measured reserved"
+    axes.set_xlabel(f"GiB ({note})", fontsize=11)
+    title = f"{comparison.job.model}, batch {comparison.batch}: {doing(comparison.job)}"
+    axes.set_title(title, fontsize=12, loc="left", pad=26)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)

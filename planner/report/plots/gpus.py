@@ -1,0 +1,180 @@
+"""Peak memory against batch size, with a line for each card: the picture of `planner gpus`."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from planner.errors import UsageError
+from planner.hardware import MIB, Line
+from planner.planning import CardFit, CardTable, curve
+from planner.program import Outcome
+from planner.report.layout import doing
+from planner.report.plots.picture import save_cropped_picture
+
+GIB = 1024 * MIB
+OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
+_SIZE_INCHES = (9.0, 5.2)
+_DPI = 110  # about 1000 pixels wide: as a README shows it
+CURVE = "on a GPU with memory to spare"
+DOTS = "on a GPU at the right, with its own CUDA context"
+DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is released, so less is reserved"
+_MOST_LABELS = 12  # names that need not be spread out
+_LABEL_POINTS = 10.5
+_NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
+_LEADER = {
+    "arrowstyle": "-",
+    "color": LINES,
+    "linewidth": 0.9,
+    "shrinkA": 2,
+    "shrinkB": 0,
+    "relpos": (0, 0.5),
+}
+_LABEL_SHARE = 0.048  # of the height of the axes that one label takes
+
+
+def draw_gpus(table: CardTable, path: Path) -> None:
+    """The curve of the job and the cards that it crosses; the suffix of the path says which format.
+
+    Of many cards, those are named that lie furthest apart. Raises UsageError where no card runs the job,
+    DataFileError where the file cannot be written.
+    """
+    cards = sorted(
+        (fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.budget.device.usable.value
+    )
+    if not cards:
+        raise UsageError("--plot: no GPU runs the job, so there is nothing to draw")
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    shown = named_cards(cards)
+    draw_on(axes, table, shown)
+    save_cropped_picture(figure, path)  # the names lie outside of the axes
+
+
+def draw_on(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
+    """Draw the curve of the job and these cards."""
+    _curve(axes, table)
+    _cards(axes, cards)
+    _frame(axes, table, cards)
+    _legend(axes)
+
+
+def named_cards(cards: list[CardFit]) -> list[CardFit]:
+    """Of many cards those that most people know, whole ones rather than slices, as far apart in memory as
+    names need to be read; the smallest and the largest with them.
+    """
+    if len(cards) <= _MOST_LABELS:
+        return cards
+    whole = [fit for fit in cards if not _is_slice(fit)] or cards
+    apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines by a little
+    ends = [min(whole, key=lambda fit: (_memory(fit), _renown(fit)))]
+    ends.append(min(whole, key=lambda fit: (-_memory(fit), _renown(fit))))
+    kept: list[CardFit] = []
+    for fit in [*ends, *sorted(whole, key=_renown)]:
+        if all(abs(_memory(fit) - _memory(other)) >= apart for other in kept):
+            kept.append(fit)
+    return sorted(kept, key=_memory)
+
+
+def _memory(fit: CardFit) -> int:
+    return fit.budget.device.usable.value
+
+
+def _renown(fit: CardFit) -> tuple[int, int, int, str]:
+    """Cards that many have come first: consumers' before datacenters', newer before older, faster first."""
+    device = fit.budget.device
+    about, (major, minor) = device.about, device.capability
+    if about is None:
+        return len(Line), -major, -minor, device.name
+    order = (Line.CONSUMER, Line.DATACENTER, Line.WORKSTATION, Line.SLICE)
+    speed = 0 if about.bandwidth is None else round(about.bandwidth.value)
+    return order.index(about.line), -(10 * major + minor), -speed, device.name
+
+
+def _is_slice(fit: CardFit) -> bool:
+    about = fit.budget.device.about
+    return about is not None and about.line is Line.SLICE
+
+
+def _curve(axes: Axes, table: CardTable) -> None:
+    points = curve(table)
+    axes.plot(
+        [batch for batch, _ in points],
+        [size / GIB for _, size in points],
+        color=OWN,
+        linewidth=2.2,
+        zorder=3,
+        label=CURVE,
+    )
+
+
+def _cards(axes: Axes, cards: list[CardFit]) -> None:
+    """A line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
+    top = max(fit.max_batch for fit in cards)
+    heights = [fit.budget.device.usable.value / GIB for fit in cards]
+    axes.set_ylim(0, 1.06 * max(heights))
+    axes.set_xlim(0, 1.03 * top)
+    for fit, height, label in zip(cards, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
+        axes.plot([0, 1.03 * top], [height, height], color=LINES, linewidth=0.9, zorder=1)
+        axes.plot([fit.batch], [fit.process_bytes / GIB], zorder=4, **_dot(fit))
+        name, right = fit.budget.device.name, axes.get_xlim()[1]
+        axes.annotate(
+            f"{fit.max_batch:,}",
+            (right, height),
+            xytext=(_NUMBERS_END, label),
+            textcoords=axes.get_yaxis_transform(),
+            fontsize=_LABEL_POINTS,
+            fontweight="bold",
+            color=OWN,
+            ha="right",
+            va="center",
+            arrowprops=_LEADER,
+        )
+        axes.text(
+            _NUMBERS_END + 0.015,
+            label,
+            name,
+            transform=axes.get_yaxis_transform(),
+            fontsize=_LABEL_POINTS,
+            color=TEXT,
+            va="center",
+        )
+
+
+def _dot(fit: CardFit) -> dict[str, Any]:
+    """How what a batch takes on a GPU is drawn, and what the legend says of it."""
+    plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
+    if fit.outcome is Outcome.FITS_WITH_RETRIES:
+        return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}
+    return {**plain, "label": DOTS}
+
+
+def _legend(axes: Axes) -> None:
+    """Each kind of mark once: why a dot may lie beside the curve."""
+    handles, labels = axes.get_legend_handles_labels()
+    kinds = dict(zip(labels, handles, strict=True))
+    axes.legend(kinds.values(), kinds.keys(), loc="upper left", fontsize=9, frameon=True, edgecolor=LINES)
+
+
+def _apart(heights: list[float], ceiling: float) -> list[float]:
+    """Where the names stand: at their line's height, or as far off it as it takes not to overlap."""
+    step = _LABEL_SHARE * ceiling
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + step) if placed else max(height, step / 2))
+    overflow = placed[-1] - (ceiling - step / 2)
+    if overflow > 0:
+        placed[-1] -= overflow
+        for index in range(len(placed) - 2, -1, -1):
+            placed[index] = min(placed[index], placed[index + 1] - step)
+    return placed
+
+
+def _frame(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
+    axes.set_xlabel("batch size", fontsize=11)
+    axes.set_ylabel("GiB of the process at its peak", fontsize=11)
+    title = f"{table.job.model}: {doing(table.job)}, {table.job.precision}"
+    axes.set_title(f"{title}\nlargest batch at confidence {table.confidence:g}", fontsize=12, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color=LINES, linewidth=0.5, alpha=0.6)

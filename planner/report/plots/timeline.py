@@ -1,0 +1,126 @@
+"""A picture of a run: what is allocated, for what, and reserved, event by event; needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from planner.allocator import Timeline, thin
+from planner.hardware import MIB
+from planner.planning import Explanation
+from planner.program import Phase
+from planner.report.plots.colours import CATEGORY_COLOURS
+from planner.report.plots.picture import save_picture
+
+GIB = 1024 * MIB
+_SIZE_INCHES = (9.0, 4.6)
+_DPI = 110  # about 1000 pixels wide: as a README shows it
+_MOST_POINTS = 2000  # that a picture of this width can tell apart
+_LETTER = 0.0108  # of the width: a phase with less room than its name needs is left without it
+
+
+def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
+    """Categories stacked under the line of what is reserved; the suffix says which format.
+
+    Raises DataFileError where the file cannot be written.
+    """
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    _levels(axes, explanation.timeline)
+    _phases(axes, explanation.timeline)
+    _peak(axes, explanation)
+    _frame(axes, caption)
+    save_picture(figure, path)
+
+
+def _levels(axes: Axes, timeline: Timeline) -> None:
+    points = thin(timeline, _MOST_POINTS)
+    shown = [(role, colour) for role, colour in CATEGORY_COLOURS.items() if max(timeline.by_role[role])]
+    layers = [[timeline.by_role[role][i] / GIB for i in points] for role, _ in shown]
+    axes.stackplot(
+        points,
+        layers,
+        step="post",
+        labels=[str(role) for role, _ in shown],
+        colors=[colour for _, colour in shown],
+        linewidth=0,
+    )
+    reserved = [timeline.reserved_bytes[i] / GIB for i in points]
+    axes.plot(
+        points,
+        reserved,
+        drawstyle="steps-post",
+        color="black",
+        linewidth=1.6,
+        label=f"reserved, at most\n{max(reserved):.2f} GiB",
+    )
+    axes.set_xlim(0, len(timeline.allocated_bytes) - 1)
+    axes.set_ylim(0, max(timeline.reserved_bytes) / GIB * 1.16)
+
+
+def _phases(axes: Axes, timeline: Timeline) -> None:
+    """A line where each step begins and a fainter one for its phases, with the names of the wider ones."""
+    total = len(timeline.allocated_bytes)
+    starts = [index for index, _ in timeline.marks]
+    before = 0
+    for (start, mark), end in zip(timeline.marks, [*starts[1:], total], strict=True):
+        if mark.phase is Phase.END:
+            continue
+        new_step = mark.step > before
+        before = mark.step
+        if start:
+            line = "-" if new_step else ":"
+            axes.axvline(
+                start, color="#666666", linewidth=1.0 if new_step else 0.8, linestyle=line, zorder=1.5
+            )
+        if new_step:
+            _label(axes, start, f" step {mark.step}", 0.985, "bold", "left")
+        if end - start > _LETTER * len(mark.phase) * total and mark.step > 0:
+            _label(axes, (start + end) / 2, str(mark.phase), 0.925, "normal", "center")
+
+
+def _label(axes: Axes, x: float, text: str, height: float, weight: str, side: str) -> None:
+    axes.text(
+        x,
+        height,
+        text,
+        transform=axes.get_xaxis_transform(),
+        ha=side,
+        va="top",
+        fontsize=10 if weight == "bold" else 9,
+        fontweight=weight,
+    )
+
+
+def _peak(axes: Axes, explanation: Explanation) -> None:
+    """A mark on the allocated peak; its figure stands in the legend, where nothing lies under it."""
+    level = explanation.run.peak_allocated_bytes / GIB
+    axes.plot(
+        [explanation.peak.event],
+        [level],
+        marker="v",
+        color="black",
+        markersize=6,
+        linestyle="none",
+        zorder=4,
+        label=f"peak allocated\n{level:.2f} GiB",
+    )
+
+
+def _frame(axes: Axes, caption: str) -> None:
+    axes.set_ylabel("GiB", fontsize=11)
+    axes.set_xlabel("allocations and frees, in order", fontsize=11)
+    axes.set_title(caption, fontsize=12, loc="left")
+    handles, labels = axes.get_legend_handles_labels()
+    order: Sequence[int] = range(len(handles) - 1, -1, -1)  # as they lie in the picture, the highest first
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=10,
+        labelspacing=0.6,
+    )
+    axes.spines[["top", "right"]].set_visible(False)

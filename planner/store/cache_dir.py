@@ -1,0 +1,157 @@
+"""Traces kept in a folder: one file for each, written whole or not at all, the least recently used go first.
+
+A file that is broken, or is not what its name says, is told of and left unread; what is traced in its place
+overwrites it. That nothing can be written is told once and is no error: the plan goes on without.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner._support.atomic_write import PARTIAL
+from planner.errors import DataFileError, UsageError
+from planner.program import Trace
+from planner.store.codec import load_trace, save_trace
+from planner.store.fingerprint import Key, name_of
+
+LIMIT_BYTES = 512 * 2**20
+SUFFIX = ".trace"
+_ATTEMPTS = 3  # to keep a trace while others clear the folder
+_ABANDONED_SECONDS = 3600
+
+Warn = Callable[[str], None]  # hears one line of something that went wrong and did not matter
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much a folder keeps."""
+
+    entries: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class TraceCache:
+    """The traces of a folder."""
+
+    folder: Path
+    warn: Warn
+    limit_bytes: int = LIMIT_BYTES
+    _warned: set[str] = field(default_factory=set)
+
+    def read(self, key: Key) -> tuple[Trace, dict[str, Any]] | None:
+        """What was written under this key, and that it was used now; None where there is nothing."""
+        path = self._path(key)
+        try:
+            if not path.exists():
+                return None
+            trace, about = load_trace(path)
+        except OSError as error:  # a folder that this user may not enter
+            self._warn_once("read", f"{self.folder}: no kept trace can be read: {error.strerror or error}")
+            return None
+        except DataFileError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # else another process has deleted it
+                self.refuse(key, str(error))
+            return None
+        if about.get("key") != key:
+            self.refuse(key, f"{path}: holds the trace of another job")
+            return None
+        with suppress(OSError):  # a folder that may only be read
+            os.utime(path)
+        return trace, about
+
+    def write(self, key: Key, trace: Trace, about: dict[str, Any]) -> None:
+        """Keep a trace; where that fails, say so once."""
+        try:
+            self._save(key, trace, about)
+            self._trim()
+        except OSError as error:
+            self._warn_once("write", f"{self.folder}: no trace can be kept: {error.strerror or error}")
+        except DataFileError as error:
+            self._warn_once("write", f"{error}; the plan goes on without keeping it")
+
+    def _save(self, key: Key, trace: Trace, about: dict[str, Any]) -> None:
+        for attempt in range(_ATTEMPTS):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                save_trace(trace, self._path(key), about | {"key": key})
+                break
+            except DataFileError as error:
+                cleared = isinstance(error.__cause__, FileNotFoundError)  # by another process, half-written
+                if not cleared or attempt == _ATTEMPTS - 1:
+                    raise
+
+    def refuse(self, key: Key, why: str) -> None:
+        """Say that an entry is of no use; it is traced anew and overwritten."""
+        self._warn_once("read", why if "trace anew" in why else f"{why}; it is traced anew")
+
+    def usage(self) -> Usage:
+        """All entries together. Raises DataFileError where the folder cannot be looked at."""
+        found = self._entries()
+        return Usage(len(found), sum(size for _, size, _ in found))
+
+    def clear(self) -> Usage:
+        """Delete all entries and what interrupted processes left; gives what there was.
+
+        Raises DataFileError where one cannot be deleted.
+        """
+        found = self._entries()
+        for path in (*(path for _, _, path in found), *self._partials()):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise DataFileError(f"{path}: cannot be deleted: {error.strerror or error}") from error
+        return Usage(len(found), sum(size for _, size, _ in found))
+
+    def _path(self, key: Key) -> Path:
+        return self.folder / f"{name_of(key)}{SUFFIX}"
+
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """Time of last use, size and path of each entry, oldest first."""
+        found = []
+        try:
+            for path in self.folder.iterdir() if self.folder.exists() else ():
+                if path.suffix == SUFFIX:
+                    with suppress(FileNotFoundError):  # another process has deleted it
+                        status = path.stat()
+                        found.append((status.st_mtime, status.st_size, path))
+        except OSError as error:
+            raise DataFileError(f"{self.folder}: cannot be read: {error.strerror or error}") from error
+        return sorted(found)
+
+    def _partials(self) -> Iterator[Path]:
+        return self.folder.glob(f"*{SUFFIX}.*{PARTIAL}") if self.folder.exists() else iter(())
+
+    def _trim(self) -> None:
+        """Delete the least recently used until the rest is small enough, and what was left half-written."""
+        entries = self._entries()
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries[:-1]:  # the newest stays, however large it is
+            if total <= self.limit_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        newest = entries[-1][0] if entries else 0.0
+        for path in self._partials():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < newest - _ABANDONED_SECONDS:
+                    path.unlink()
+
+    def _warn_once(self, about: str, line: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            self.warn(line)
+
+
+def open_cache(folder: Path, warn: Warn) -> TraceCache:
+    """The traces of a folder. Raises UsageError for a path that is no folder."""
+    try:
+        is_file = folder.is_file()
+    except OSError:
+        is_file = False
+    if is_file:
+        raise UsageError(f"{folder}: is a file, not a folder to keep traces in; name another")
+    return TraceCache(folder, warn)

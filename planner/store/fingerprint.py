@@ -1,0 +1,155 @@
+"""What decides a job's traces, as plain data: two jobs with equal keys have equal traces.
+
+A file of the user's counts with the modules beside it that it imports. Where its code may look at anything
+else (files, the environment, the time, modules named at run time), nobody can know, and it has no key.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from planner._support.versions import installed_version
+from planner.jobs import Job, is_code, job_to_json, split_model
+
+Key = dict[str, Any]  # JSON
+
+PACKAGE = Path(__file__).parents[1]
+# Beside the tracer itself: what takes its traces apart and puts them together.
+_OWN = ("jobs/job.py", "store/codec.py")
+LIBRARIES = {
+    "hf": ("transformers",),
+    "monai": ("monai", "einops"),
+    "smp": ("segmentation_models_pytorch", "timm"),
+    "timm": ("timm",),
+    "torchvision": (),
+    "zoo": (),
+    "file": (),
+}
+# Of the standard library, modules that look at nothing outside the program.
+_PURE = frozenset(
+    ("__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools")
+    + ("itertools", "math", "numbers", "operator", "re", "string", "types", "typing", "warnings")
+)
+_INSTALLED = frozenset(("torch", "torchvision", "timm", "transformers", "monai", "einops", "numpy"))
+_OPAQUE = frozenset(
+    ("open", "exec", "eval", "compile", "input", "__import__", "globals", "environ", "getenv", "load")
+    + ("from_file", "from_pretrained", "hub", "load_state_dict_from_url", "fromfile", "memmap", "loadtxt")
+    + ("genfromtxt", "read_text", "read_bytes")
+)
+
+
+def key_of(job: Job) -> Key | None:
+    """The job's key, the batch size and the GPU left out; None where nobody can know it."""
+    source, name = split_model(job.source or job.model)
+    if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another
+        return None
+    content = ""
+    if source == "file":
+        file = file_digest(Path(name.rpartition(":")[0]))
+        if file is None:
+            return None
+        content = file
+    elif source == "hf" and Path(name).is_dir():
+        folder = Path(name).resolve()
+        content = _digest(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
+    loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
+    if loss is None:
+        return None
+    return {
+        "job": job_to_json(traced(job)),
+        "content": content,
+        "loss": loss,
+        "versions": {name: installed_version(name) for name in ("torch", "torchvision", *LIBRARIES[source])},
+        "python": list(sys.version_info[:2]),
+        "planner": tracer_digest(),
+    }
+
+
+def traced(job: Job) -> Job:
+    """As much of the job as a trace depends on."""
+    return replace(job, dataset_size=0, lengths=None)
+
+
+def name_of(key: Key) -> str:
+    """A file name for the key."""
+    return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def tracer_digest() -> str:
+    """Of the sources of the tracer: a tracer that was changed reads no old traces."""
+    rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
+    return _digest((*rooms, *(PACKAGE / name for name in _OWN)))
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    found = sha256()
+    for path in paths:
+        content = path.read_bytes()
+        found.update(f"{path.name} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+# ---- a file of the user's
+
+
+def file_digest(path: Path) -> str | None:
+    """Of a file with the modules beside it that it imports; None where it may look at anything else."""
+    found = sha256(str(path.resolve()).encode())  # tracebacks and relative paths know where it is
+    waiting, seen = [path.resolve()], set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            content = file.read_bytes()
+            tree = ast.parse(content)
+        except (OSError, SyntaxError, ValueError):
+            return None  # tracing will say what is wrong with it
+        found.update(f"{len(content)}\n".encode())
+        found.update(content)
+        if any(_is_opaque(node) for node in ast.walk(tree)):
+            return None
+        for module in sorted(set(_imported(tree))):
+            inside = _beside(module, path.resolve().parent)
+            if inside is not None:
+                waiting += inside
+            elif module.partition(".")[0] in _INSTALLED:
+                top = module.partition(".")[0]
+                found.update(f"{top} {installed_version(top)}\n".encode())
+            elif module.partition(".")[0] not in _PURE:
+                return None
+    return found.hexdigest()
+
+
+def _is_opaque(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in _OPAQUE
+    if isinstance(node, ast.Attribute):
+        return node.attr in _OPAQUE
+    if isinstance(node, ast.ImportFrom):
+        return node.level > 0 or any(alias.name in _OPAQUE for alias in node.names)
+    return False
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _beside(module: str, folder: Path) -> list[Path] | None:
+    """The files of a module that lies in the folder; None for one that does not."""
+    top = folder / module.partition(".")[0]
+    if top.with_suffix(".py").is_file():
+        return [top.with_suffix(".py")]
+    return sorted(top.rglob("*.py")) if top.is_dir() else None

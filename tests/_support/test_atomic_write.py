@@ -1,0 +1,63 @@
+"""Files that are written whole or not at all."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner._support.atomic_write import replace_bytes, write_bytes
+from planner.errors import DataFileError
+
+WAYS = pytest.mark.parametrize("write", [replace_bytes, write_bytes])
+Write = Callable[[Path, bytes], None]
+
+
+@WAYS
+def test_nothing_else_is_left(write: Write, tmp_path: Path) -> None:
+    """The new content stands in place of the old one, and no partial file beside it."""
+    file = tmp_path / "kept"
+    file.write_bytes(b"old")
+    write(file, b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"kept": b"new"}
+
+
+@WAYS
+def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
+    """What it points to is replaced, in its own folder."""
+    (tmp_path / "runs").mkdir()
+    file, link = tmp_path / "runs" / "monday", tmp_path / "latest"
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    write(link, b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "runs"]
+
+
+@WAYS
+def test_a_pipe_stays_one(write: Write, tmp_path: Path) -> None:
+    """Whoever reads it gets the content."""
+    pipe, heard = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_bytes()))
+    reader.start()
+    write(pipe, b"content")
+    reader.join()
+    assert heard == [b"content"]
+    assert pipe.is_fifo()
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, with no partial file beside it."""
+    file = tmp_path / "kept"
+    file.write_bytes(b"old")
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("planner._support.atomic_write.os.fsync", full)
+    with pytest.raises(DataFileError, match="kept: cannot be written: No space left on device"):
+        write_bytes(file, b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"kept": b"old"}

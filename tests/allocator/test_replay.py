@@ -1,0 +1,285 @@
+"""Small traces through the allocator, worked out by hand; random ones for what holds in every replay."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf
+from planner.allocator.replay import UNLIMITED, Arena, Failure, Peaks, Replay, live_at, replay_trace
+from planner.errors import UsageError
+from planner.program.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
+from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
+
+# At batch 2: 30 MiB and 12 MiB in segments of their own, 1,024 bytes of a segment of 2 MiB; the last block
+# takes the whole of the 12 MiB, as 1 MiB is too little to be split off.
+STEP: tuple[Event, ...] = (
+    Mark(0, Phase.SETUP),
+    Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0),
+    Mark(1, Phase.FORWARD),
+    Alloc(1, 0, 6 * MIB, Role.ACTIVATION, 1),
+    Alloc(2, 1000, 0, Role.WORKSPACE, 2),
+    Free(1),
+    Mark(1, Phase.BACKWARD),
+    Alloc(3, 11 * MIB, 0, Role.GRADIENT, 0),
+    Mark(1, Phase.END),
+)
+JOB = Trace(STEP, SITES, (2, 3))
+
+
+def grow_after_free() -> Trace:
+    """20 MiB are freed and stay cached, then 22 MiB are wanted."""
+    return Trace((alloc(0, 20 * MIB), Free(0), alloc(1, 22 * MIB)), SITES, (1,))
+
+
+@pytest.mark.parametrize("capacity_mib", [None, 44])
+def test_fits(capacity_mib: int | None) -> None:
+    """A job that its capacity just holds fits; the peak's event is the first that reaches it."""
+    arena = Arena(capacity_mib and capacity_mib * MIB)
+    assert replay_trace(JOB, 2, arena) == Replay(
+        batch=2,
+        outcome=Outcome.FITS,
+        peak_allocated_bytes=42 * MIB + 1024,
+        peak_reserved_bytes=44 * MIB,
+        end_allocated_bytes=42 * MIB + 1024,
+        retries=0,
+        failure=None,
+        peak_event=4,
+        step_peaks=(Peaks(42 * MIB + 1024, 44 * MIB),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity_mib", "failure", "peak_mib", "peak_event"),
+    [
+        (43, Failure(1, Phase.FORWARD, "classifier", "aten.addmm", 1000), 42, 3),
+        (41, Failure(1, Phase.FORWARD, "features.0", "aten.convolution", 12 * MIB), 30, 1),
+        (29, Failure(0, Phase.SETUP, "", "to", 30 * MIB), 0, 0),
+    ],
+)
+def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_event: int) -> None:
+    """A failure says which request could not be served, and the figures stand as they were then."""
+    assert replay_trace(JOB, 2, Arena(capacity_mib * MIB)) == Replay(
+        batch=2,
+        outcome=Outcome.DOES_NOT_FIT,
+        peak_allocated_bytes=peak_mib * MIB,
+        peak_reserved_bytes=peak_mib * MIB,
+        end_allocated_bytes=peak_mib * MIB,
+        retries=1,
+        failure=failure,
+        peak_event=peak_event,
+        step_peaks=(Peaks(peak_mib * MIB, peak_mib * MIB),),
+    )
+
+
+@pytest.mark.parametrize("arena", [Arena(41 * MIB), Arena(100 * MIB, limit_bytes=41 * MIB)])
+def test_fits_with_retries(arena: Arena) -> None:
+    """Where cached memory has to be released for a request, by capacity or by limit, the batch fits so."""
+    assert replay_trace(grow_after_free(), 1, arena) == Replay(
+        batch=1,
+        outcome=Outcome.FITS_WITH_RETRIES,
+        peak_allocated_bytes=22 * MIB,
+        peak_reserved_bytes=22 * MIB,
+        end_allocated_bytes=22 * MIB,
+        retries=1,
+        failure=None,
+        peak_event=2,
+        step_peaks=(Peaks(22 * MIB, 22 * MIB),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity_mib", "outcome", "peak_mib"),
+    [
+        (60, Outcome.FITS, 50),
+        (49, Outcome.FITS_WITH_RETRIES, 30),
+        (29, Outcome.DOES_NOT_FIT, 20),
+    ],
+)
+def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outcome, peak_mib: int) -> None:
+    """Where an optional block is refused the run goes on, as if it had no bytes."""
+    workspace = Alloc(1, 30 * MIB, 0, Role.WORKSPACE, 1, optional=True)
+    events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
+    run = replay_trace(Trace(events, SITES, (1,)), 1, Arena(capacity_mib * MIB))
+    assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
+
+
+def test_end_is_not_the_peak() -> None:
+    """What is alive at the end of the loop is counted there, apart from the peak."""
+    events = (Mark(1, Phase.FORWARD), alloc(0, 2 * MIB), alloc(1, 3 * MIB), Free(0), Mark(1, Phase.END))
+    assert replay_trace(Trace(events, SITES, (8,)), 8) == Replay(
+        batch=8,
+        outcome=Outcome.FITS,
+        peak_allocated_bytes=5 * MIB,
+        peak_reserved_bytes=20 * MIB,
+        end_allocated_bytes=3 * MIB,
+        retries=0,
+        failure=None,
+        peak_event=2,
+        step_peaks=(Peaks(5 * MIB, 20 * MIB),),
+    )
+
+
+def three_steps() -> Trace:
+    """30 MiB to begin with; 12 more in the first step, 20 for good made in it, 14 in the second and third."""
+    step = lambda number, size: (Mark(number, Phase.FORWARD), alloc(number, size * MIB), Free(number))  # noqa: E731
+    events = (
+        *(Mark(0, Phase.SETUP), alloc(10, 32 * MIB), Free(10), alloc(0, 30 * MIB)),
+        *step(1, 12),
+        *(Mark(1, Phase.OPTIMIZER), alloc(4, 20 * MIB)),
+        *step(2, 14),
+        *step(3, 14),
+        Mark(3, Phase.END),
+    )
+    return Trace(events, SITES, (1,))
+
+
+def test_peaks_of_steps() -> None:
+    """Each step has its own peaks, the set-up's counting for the first; cached segments stay reserved."""
+    run = replay_trace(three_steps(), 1)
+    first, later = Peaks(50 * MIB, 64 * MIB), Peaks(64 * MIB, 78 * MIB)
+    assert run.step_peaks == (first, later, later)
+    assert (run.first_step, run.later_steps) == (first, later)
+    assert (run.peak_allocated_bytes, run.peak_reserved_bytes, run.peak_event) == (64 * MIB, 78 * MIB, 10)
+
+
+def test_peaks_of_steps_that_never_began() -> None:
+    """A run that fails in its second step has peaks of two; one that fails in the first has none of later."""
+    second = replay_trace(three_steps(), 1, Arena(64 * MIB))
+    assert second.failure == Failure(2, Phase.FORWARD, "", "to", 14 * MIB)
+    assert second.step_peaks == (Peaks(50 * MIB, 64 * MIB), Peaks(50 * MIB, 64 * MIB))
+    first = replay_trace(three_steps(), 1, Arena(49 * MIB))
+    assert first.failure == Failure(1, Phase.OPTIMIZER, "", "to", 20 * MIB)
+    assert (first.first_step, first.later_steps) == (Peaks(42 * MIB, 44 * MIB), None)
+
+
+def test_a_step_takes_at_least_what_the_one_before_left() -> None:
+    """A step without any request peaks at what is there when it begins."""
+    events = (Mark(1, Phase.FORWARD), alloc(0, 30 * MIB), alloc(1, 40 * MIB), Free(1), Mark(2, Phase.FORWARD))
+    assert replay_trace(Trace(events, SITES, (1,)), 1).later_steps == Peaks(30 * MIB, 70 * MIB)
+
+
+def test_empty_trace() -> None:
+    """A trace without events takes nothing."""
+    nothing = Trace((), (), (1,))
+    assert replay_trace(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
+    assert live_at(nothing, 1, UNLIMITED, 0) == dict.fromkeys(Role, 0)
+
+
+def test_no_samples_no_memory() -> None:
+    """A block whose line is at zero for this batch size takes no memory."""
+    trace = Trace((alloc(0, -MIB, MIB), alloc(1, 512), Free(0)), SITES, (2, 3))
+    peaks = (Peaks(512, 2 * MIB),)
+    assert replay_trace(trace, 1) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1, peaks)
+
+
+@pytest.mark.parametrize(
+    ("conf", "request_mib", "allocated_mib", "reserved_mib"),
+    [
+        ("", 9, 9, 20),
+        ("roundup_power2_divisions:4", 9, 10, 10),
+        ("", 30, 30, 30),
+        ("expandable_segments:True", 30, 30, 40),
+        ("large_segment_size_mb:40", 9, 9, 40),
+    ],
+)
+def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: int) -> None:
+    """The allocator's options reach it."""
+    trace = Trace((alloc(0, request_mib * MIB),), SITES, (1,))
+    run = replay_trace(trace, 1, Arena(rules=parse_alloc_conf(conf)))
+    peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
+    assert run == Replay(
+        1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0, peaks
+    )
+
+
+def test_fraction_of_the_total() -> None:
+    """A fraction in the rules limits the allocator by the total; without a total it is refused."""
+    rules = AllocatorRules(per_process_memory_fraction=0.5)
+    trace = grow_after_free()
+    outcomes = [
+        replay_trace(trace, 1, Arena(100 * MIB, total_bytes=total_mib * MIB, rules=rules)).outcome
+        for total_mib in (84, 44, 43)
+    ]
+    assert outcomes == [Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT]
+    with pytest.raises(UsageError, match="needs the total memory of the GPU"):
+        replay_trace(trace, 1, Arena(100 * MIB, rules=rules))
+
+
+def test_another_batch_is_refused() -> None:
+    """A trace of one batch size says nothing about another."""
+    trace = Trace((alloc(0, MIB),), SITES, (4,))
+    assert replay_trace(trace, 4).peak_allocated_bytes == MIB
+    with pytest.raises(ValueError, match="taken at batch 4 and says nothing about 5"):
+        replay_trace(trace, 5)
+    with pytest.raises(ValueError, match="taken at batch 4 and says nothing about 5"):
+        live_at(trace, 5, UNLIMITED, 0)
+
+
+@pytest.mark.parametrize(
+    ("event", "alive"),
+    [
+        (0, {}),
+        (1, {Role.PARAMETER: 30 * MIB}),
+        (4, {Role.PARAMETER: 30 * MIB, Role.ACTIVATION: 12 * MIB, Role.WORKSPACE: 1024}),
+        (5, {Role.PARAMETER: 30 * MIB, Role.WORKSPACE: 1024}),
+        (8, {Role.PARAMETER: 30 * MIB, Role.WORKSPACE: 1024, Role.GRADIENT: 12 * MIB}),
+    ],
+)
+def test_live_at(event: int, alive: dict[Role, int]) -> None:
+    """The blocks alive after an event count whole, each for its role."""
+    assert live_at(JOB, 2, UNLIMITED, event) == dict.fromkeys(Role, 0) | alive
+
+
+capacities = st.one_of(st.none(), st.integers(0, 150).map(lambda number: number * MIB))
+confs = st.sampled_from(
+    ["", "expandable_segments:True", "roundup_power2_divisions:8", "max_split_size_mb:20"]
+)
+
+
+@UNTIMED
+@given(affine_traces(), st.integers(1, 8), capacities, confs)
+def test_roles_add_up(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
+    """The roles at the peak add up to the allocated peak, those at the end to what is allocated there."""
+    arena = Arena(capacity, rules=parse_alloc_conf(conf))
+    run = replay_trace(trace, batch, arena)
+    assert sum(live_at(trace, batch, arena, run.peak_event).values()) == run.peak_allocated_bytes
+    assert sum(live_at(trace, batch, arena, len(trace.events)).values()) == run.end_allocated_bytes
+
+
+@UNTIMED
+@given(affine_traces(), st.integers(1, 8), capacities, confs)
+def test_bounds(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
+    """Allocated is at most reserved, the end at most the peak, reserved at most the capacity, and a failure
+    comes with a retry.
+    """
+    run = replay_trace(trace, batch, Arena(capacity, rules=parse_alloc_conf(conf)))
+    assert run.end_allocated_bytes <= run.peak_allocated_bytes <= run.peak_reserved_bytes
+    assert capacity is None or run.peak_reserved_bytes <= capacity
+    assert (run.failure is not None) == (run.outcome is Outcome.DOES_NOT_FIT)
+    assert (run.retries > 0) == (run.outcome is not Outcome.FITS)
+    assert max(peaks.allocated_bytes for peaks in run.step_peaks) == run.peak_allocated_bytes
+    assert max(peaks.reserved_bytes for peaks in run.step_peaks) == run.peak_reserved_bytes
+
+
+@UNTIMED
+@given(affine_traces(), st.integers(1, 8))
+def test_an_affine_trace_is_all_its_instances(trace: Trace, batch: int) -> None:
+    """An affine trace replays at a batch size as the trace that was taken there."""
+    assert replay_trace(trace, batch) == replay_trace(taken_at(trace, batch), batch)
+
+
+@settings(UNTIMED, max_examples=200)
+@given(
+    affine_traces(), st.integers(1, 8), capacities, capacities, confs.filter(lambda c: "max_split" not in c)
+)
+def test_more_memory_does_no_harm(
+    trace: Trace, batch: int, one: int | None, other: int | None, conf: str
+) -> None:
+    """What fits without a retry replays the same with more memory.
+
+    Not under max_split_size_mb: there, large cached blocks are released without that being a retry.
+    """
+    small, large = sorted((one, other), key=lambda capacity: (capacity is None, capacity or 0))
+    rules = parse_alloc_conf(conf)
+    run = replay_trace(trace, batch, Arena(small, rules=rules))
+    if run.outcome is Outcome.FITS:
+        assert replay_trace(trace, batch, Arena(large, rules=rules)) == run

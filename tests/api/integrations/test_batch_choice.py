@@ -1,0 +1,52 @@
+"""The batch size that hooks set, and the split of an effective batch."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from planner.api.integrations.batch_choice import Split, check_multiple, split, split_up
+from planner.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "multiple", "expected"),
+    [
+        (32, 2272, 1, Split(32, 1)),  # all in one
+        (32, 20, 1, Split(16, 2)),
+        (96, 40, 1, Split(32, 3)),
+        (90, 16, 8, Split(8, 11)),  # 88: no split into multiples of 8 has more
+        (1009, 100, 1, Split(84, 12)),  # a prime number: 1,008, one sample less
+        (4096, 30, 1, Split(16, 256)),  # many micro-batches
+        (17, 16, 16, Split(16, 1)),
+        (5, 100, 8, Split(5, 1)),  # smaller than the multiple
+    ],
+)
+def test_split(samples: int, most: int, multiple: int, expected: Split) -> None:
+    """The product is the effective batch where a divisor fits well, else the nearest below it."""
+    assert split(samples, most, multiple) == expected
+
+
+@given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
+def test_split_never_exceeds_what_is_asked(samples: int, most: int, multiple: int) -> None:
+    """A split has no more samples than asked, fits, and a good divisor makes it exact."""
+    found = split(samples, most, multiple)
+    assert 1 <= found.batch <= most
+    assert found.samples <= samples
+    needed = -(-samples // most)
+    good = [d for d in range(1, most + 1) if samples % d == 0 and samples // d <= 2 * needed]
+    if multiple == 1:
+        assert (found.samples == samples) == bool(good)
+
+
+@given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
+def test_split_up_is_at_least_what_is_asked(samples: int, most: int, multiple: int) -> None:
+    """Where the effective batch may grow, it grows by less than the rounding of its micro-batches."""
+    found = split_up(samples, most, multiple)
+    assert 1 <= found.batch <= most
+    assert 0 <= found.samples - samples < found.steps * multiple or found.samples == samples
+
+
+@pytest.mark.parametrize("multiple", [0, -8, 1.5, True, "8"])
+def test_multiple_is_a_whole_number(multiple: object) -> None:
+    """Anything but a whole number from 1 is refused."""
+    with pytest.raises(UsageError, match="multiple_of"):
+        check_multiple(multiple)

@@ -1,0 +1,203 @@
+"""The accuracy report: what it says follows from its table, as do the residuals that the planner uses."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.errors import DataFileError
+from planner.hardware.residuals import RESIDUALS_FILE, Kind, load_residuals, quantile
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MIB = 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts() -> Iterator[None]:
+    """The scripts import one another by name."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def test_residuals_are_those_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """planner/hardware/residuals.json is what benchmarks/accuracy/accuracy.csv gives, to the digit."""
+    from benchmarks.accuracy import kinds as accuracy_kinds
+    from benchmarks.accuracy.rows import read_rows
+
+    path = tmp_path / "residuals.json"
+    monkeypatch.setattr(accuracy_kinds, "RESIDUALS_FILE", path)
+    accuracy_kinds.write_residuals(read_rows())
+    assert path.read_text() == RESIDUALS_FILE.read_text()
+
+
+def test_stated_probabilities_lie_within_the_observed_intervals() -> None:
+    """On every kind of runs with published outcomes, judged without its model, what is stated happened: the
+    95 % interval of the share that died holds the stated mean, in every class of probabilities.
+    """
+    from benchmarks.accuracy.probability import JUDGED, reliability
+    from benchmarks.accuracy.rows import read_rows
+
+    found = reliability(read_rows())
+    assert set(found) == set(JUDGED) == set(Kind) - {Kind.LARGE}
+    assert [one for bins in found.values() for one in bins if not one.is_honest] == []
+    assert all(sum(one.count for one in bins) >= 50 for bins in found.values())
+
+
+def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
+    """The kinds in the table are those that the planner gives the traces of a CNN, a ViT and a hybrid."""
+    import csv
+
+    from benchmarks.accuracy.rows import read_rows
+    from benchmarks.accuracy.rows_published import TIMM
+    from benchmarks.published.timm_brackets import AMPERE, BRACKETS, job_of
+    from planner.capture.session import trace
+    from planner.hardware.likeness import kind_of
+
+    said = {(row.model, row.case.split()[1]): row.kind for row in read_rows() if row.source == TIMM}
+    with BRACKETS.open(newline="") as file:
+        lines = [
+            line
+            for line in csv.DictReader(file)
+            if line["model"] in ("mobilevit_xxs", "deit3_base_patch16_384_in21ft1k", "vgg13")
+        ]
+    assert len(lines) >= 4
+    for line in lines:
+        job = job_of(line)
+        assert kind_of(job, trace(job, 2, AMPERE)).value == said[line["model"], line["memory_format"]]
+
+
+def test_the_page_is_that_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/accuracy.md is what the script writes from benchmarks/accuracy/accuracy.csv."""
+    from benchmarks.accuracy import (
+        kinds as accuracy_kinds,
+        plots as accuracy_plots,
+        report as accuracy_report,
+    )
+    from benchmarks.accuracy.rows import read_rows
+
+    page = tmp_path / "accuracy.md"
+    monkeypatch.setattr(accuracy_report, "PAGE", page)
+    monkeypatch.setattr(accuracy_kinds, "RESIDUALS_FILE", tmp_path / "residuals.json")
+    monkeypatch.setattr(accuracy_plots, "draw_all", lambda rows, folder: None)
+    accuracy_report.write_report(read_rows())
+    assert page.read_text() == (BENCHMARKS.parent / "docs" / "accuracy.md").read_text()
+
+
+def test_rows_survive_their_file(tmp_path: Path) -> None:
+    """A table that is written and read is the same table."""
+    from benchmarks.accuracy.rows import Row, read_rows, write_rows
+
+    rows = [
+        Row(
+            "a source",
+            "D",
+            "m",
+            "case, with a comma",
+            "cnn",
+            "GPU",
+            3,
+            "100",
+            {"planner": "98", "xmem": "7.25"},
+        ),
+        Row("other", "E", "m", "under 5", "cnn", "GPU", 3, "dies", {"planner": "lives"}, 5.0, 4.5, "why"),
+    ]
+    write_rows(rows, tmp_path / "table.csv")
+    assert read_rows(tmp_path / "table.csv") == rows
+    assert (rows[0].error("planner"), rows[0].error("dnnmem")) == (pytest.approx(-0.02), None)
+    assert (rows[1].is_right("planner"), rows[1].error("planner")) == (False, None)
+
+
+def test_deaths_at_the_estimate() -> None:
+    """A run dies at an estimate if it died under a cap as large, lives if it lived under one as small; of
+    what lies between no cap tells.
+    """
+    from benchmarks.accuracy.rows import Row
+    from benchmarks.accuracy.rows_published import CAPS, TRANSFORMERS
+    from benchmarks.accuracy.stats import deaths_at_estimate
+
+    def run(name: str, estimate: str, **caps: float) -> list[Row]:
+        peak = Row(TRANSFORMERS, "D", "m", name, "transformer", "GPU", 1, "100", {"planner": estimate})
+        outcomes = (
+            replace(peak, source=CAPS, layer="E", case=f"{name} under {cap}", truth=truth, limit_mib=cap)
+            for truth, cap in caps.items()
+        )
+        return [peak, *outcomes]
+
+    rows = [
+        *run("safe", "100", dies=80, lives=95),
+        *run("dead", "100", dies=100, lives=120),
+        *run("open", "100", dies=90, lives=110),
+        *run("both", "100", dies=105, lives=95),
+    ]
+    assert deaths_at_estimate(rows) == {"lives": 1, "dies": 1, "either": 1, "not told": 1}
+
+
+def test_a_term_left_out() -> None:
+    """Without the scratch memory of a family its blocks are gone, births and deaths, and nothing else is."""
+    from benchmarks.accuracy.ablations import without
+
+    sites = (Site("", "aten.sum.dim_IntList"), Site("fc", "aten.mm.default"))
+    events = (
+        Mark(0, Phase.SETUP),
+        Alloc(0, MIB, 0, Role.PARAMETER, 1),
+        Alloc(1, MIB, 0, Role.WORKSPACE, 0),
+        Free(1),
+        Alloc(2, MIB, 0, Role.WORKSPACE, 1),
+    )
+    trace = Trace(events, sites, (1,))
+    assert without(trace, "no_reductions").events == (*events[:2], events[4])
+    assert without(trace, "no_cublas").events == events[:4]
+    assert without(trace, "no_scratch").events == events[:2]
+    assert without(trace, "no_attention_scratch") is trace
+
+
+def test_needed_memory() -> None:
+    """A block that can be released before a larger one is asked for is not needed beside it."""
+    from benchmarks.accuracy.ablations import variants, verdicts
+
+    events = (Mark(1, Phase.FORWARD), Alloc(0, 100 * MIB, 0, Role.TEMPORARY, 0), Free(0))
+    trace = Trace((*events, Alloc(1, 200 * MIB, 0, Role.TEMPORARY, 0)), (Site("", "x"),), (1,))
+    found = variants(trace, 1)
+    assert found["planner"].reserved_mib == 300
+    assert found["planner"].needed_mib(1) == pytest.approx(200, abs=1)
+    said = verdicts(found, 1, 250)
+    assert (said["planner"], said["no_retries"], said["allocated"]) == ("lives", "dies", "lives")
+
+
+def test_a_quantile_is_what_a_further_value_stays_within() -> None:
+    """The i-th of n values is the i / (n + 1) quantile; nothing is said beyond the first and the last."""
+    shares = (0.0, 0.25, 0.3, 0.5, 0.75, 0.99)
+    assert [quantile((1.0, 2.0, 4.0), share) for share in shares] == [
+        1.0,
+        1.0,
+        pytest.approx(1.2),
+        2.0,
+        4.0,
+        4.0,
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said.pop("kinds"),
+        lambda said: said["kinds"]["convolutions"]["verdicts"].update(scale=0),
+        lambda said: said["kinds"]["convolutions"].update(peak_ratios=[2.0, 1.0]),
+        lambda said: said["kinds"]["convolutions"].update(settings={}),
+        lambda said: said.update(between=-1),
+    ],
+)
+def test_broken_residuals(tmp_path: Path, change: object) -> None:
+    """A file of residuals that says no distribution is refused in one line."""
+    said = json.loads(RESIDUALS_FILE.read_text())
+    change(said)  # type: ignore[operator]
+    path = tmp_path / "residuals.json"
+    path.write_text(json.dumps(said))
+    with pytest.raises(DataFileError) as caught:
+        load_residuals(path)
+    assert str(caught.value) == f"{path}: broken residuals; run python -m benchmarks.accuracy --from-csv"

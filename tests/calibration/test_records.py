@@ -1,0 +1,382 @@
+"""Records of the self-contained measuring script, literal in its format, as observations and histories."""
+
+import gzip
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibration.calibrate import import_records
+from calibration.observation_file import load_observations
+from calibration.records.reader import SetAside, read_measured_records
+from planner.allocator.config import MIB
+from planner.allocator.history.file import load_history
+from planner.allocator.history.history import HistoryEvent, HistoryMark, check_history
+from planner.errors import DataFileError
+from planner.hardware.calibration.model import Refusal
+from planner.hardware.calibration.observation import Observation, Settings, Versions
+from planner.jobs.job import (
+    Job,
+    MemoryFormat,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    ZeroGrad,
+    parse_tensor_spec,
+)
+from planner.program.events import Phase
+
+MACHINE = {
+    "gpu": "NVIDIA A100-SXM4-40GB",
+    "capability": [8, 0],
+    "multiprocessors": 108,
+    "total_torch": 40_507 * MIB,
+    "torch": "2.9.0+cu128",
+    "torchvision": "0.24.0+cu128",
+    "cuda": "12.8",
+    "cudnn": 91002,
+    "driver": "570.12",
+    "nvml_total": 40_960 * MIB,
+    "alloc_conf": None,
+    "tf32_matmul": False,
+    "tf32_cudnn": True,
+}
+WHAT = {
+    "model": "torchvision:resnet50",
+    "batches": [16, 32, 64, 128],
+    "inp": "3x224x224",
+    "target": "10",
+    "loss": "cross_entropy",
+    "precision": "fp32",
+    "optimizer": "sgd",
+    "impl": "foreach",
+    "memory_format": "contiguous",
+    "mode": "train",
+    "zero_grad": "before-forward",
+    "benchmark": False,
+    "kwargs": {"num_classes": 10},
+    "alloc_conf": "",
+}
+PEAKS = {
+    "total_torch": 40_507 * MIB,
+    "total_nvml": 40_960 * MIB,
+    "used_before": 500 * MIB,
+    "context": 400 * MIB,
+    "used_after": [3_000 * MIB, 3_050 * MIB, 3_060 * MIB, 3_060 * MIB],
+    "process_after": [-1, -1, -1, -1],
+    "allocated_after": [200 * MIB] * 4,
+    "reserved_after": [2_500 * MIB, 2_550 * MIB, 2_560 * MIB, 2_560 * MIB],
+    "oom": False,
+    "model_allocated": 100 * MIB,
+    "peak_allocated": 2_400 * MIB,
+    "peak_reserved": 2_560 * MIB,
+    "peak_active": 2_400 * MIB,
+    "retries": 0,
+    "ooms": 0,
+    "steps_done": 4,
+}
+HISTORY = {
+    "events": [
+        ["segment_alloc", 2**32, 2 * MIB],
+        ["alloc", 2**32, 4096],
+        ["alloc", 2**32 + 4096, 512],
+        ["free_requested", 2**32, 4096],
+        ["free_completed", 2**32, 4096],
+    ],
+    "marks": [["built", 0], ["model", 2], ["forward0", 2], ["backward0", 3], ["step0", 5]],
+}
+OPS = {
+    "columns": ["where", "op", "inputs", "scalars", "outputs", "before", "after", "highest"],
+    "rows": [
+        [
+            "forward1",
+            "aten.relu.default",
+            [[[2, 8], "float32", [8, 1]]],
+            [],
+            [[[2, 8], "float32", [8, 1]]],
+            5,
+            9,
+            12,
+        ]
+    ],
+}
+LIMITS = {
+    "largest": 40,
+    "first_oom": 41,
+    "exact": True,
+    "probes": [
+        [40, True, {"peak_allocated": 7 * MIB, "peak_reserved": 8 * MIB, "retries": 3}],
+        [41, False, {"peak_allocated": 5 * MIB, "peak_reserved": 6 * MIB, "retries": 1}],
+    ],
+}
+
+
+def record(kind: str, arg: int, result: dict[str, Any], **what: object) -> str:
+    said = {
+        "key": "k",
+        "kind": kind,
+        "job": WHAT | what,
+        "arg": arg,
+        "seconds": 1.5,
+        "ok": True,
+        "result": result,
+        "error": None,
+    }
+    return json.dumps(said) + "\n"
+
+
+def put(folder: Path, machine: dict[str, Any] = MACHINE, **files: str) -> Path:
+    """Write a folder of records of 31 January 2026; packed files are written line by line, as they grow."""
+    (folder / "versions.json").write_text(json.dumps(machine))
+    for name, text in files.items():
+        path = folder / f"{name}.jsonl{'.gz' if name in ('history', 'ops') else ''}"
+        if path.suffix == ".gz":
+            path.write_bytes(
+                b"".join(gzip.compress(line.encode()) for line in text.splitlines(keepends=True))
+            )
+        else:
+            path.write_text(text)
+        os.utime(path, (1_769_860_800, 1_769_860_800))
+    return folder
+
+
+OURS = Job(
+    "torchvision:resnet50",
+    (("num_classes", 10),),
+    (parse_tensor_spec("3x224x224"),),
+    parse_tensor_spec("10"),
+    steps=4,
+)
+SEEN = Observation(
+    job=OURS,
+    batch=32,
+    gpu="NVIDIA A100-SXM4-40GB",
+    versions=Versions("2.9.0+cu128", "12.8", "9.10.2", "570.12", (8, 0), 40_507 * MIB, 40_960 * MIB),
+    settings=Settings(),
+    peak_allocated_bytes=2_400 * MIB,
+    peak_reserved_bytes=2_560 * MIB,
+    end_allocated_bytes=200 * MIB,
+    process_peak_bytes=3_060 * MIB,
+    context_before_bytes=400 * MIB,
+    context_after_bytes=500 * MIB,
+    retries=0,
+    oom=False,
+    source="measured",
+    about="",
+    when="2026-01-31",
+)
+
+
+def test_a_record_of_peaks_is_an_observation(tmp_path: Path) -> None:
+    """Every figure arrives; where NVML hides the process the device's rise stands for it."""
+    found = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS)))
+    assert found.observations == (SEEN,)
+    assert (found.histories, found.ops, found.set_aside) == ((), (), ())
+
+
+def test_the_process_itself_counts_before_the_device(tmp_path: Path) -> None:
+    """Where NVML shows the process, its own memory is taken."""
+    result = PEAKS | {"process_after": [2_900 * MIB, 2_950 * MIB, 2_960 * MIB, 2_960 * MIB]}
+    (found,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, result))).observations
+    assert found == replace(SEEN, process_peak_bytes=2_960 * MIB, context_after_bytes=400 * MIB)
+
+
+def test_what_was_not_seen_is_none(tmp_path: Path) -> None:
+    """After retries or a death a level between steps is no peak; without NVML there is no process."""
+    died = {"oom": True, "retries": 2, "used_after": [], "process_after": [], "allocated_after": []}
+    lines = [
+        record("peaks", 32, PEAKS | {"retries": 1}),
+        record("peaks", 32, PEAKS | died | {"reserved_after": [], "error": "CUDA out of memory"}),
+        record("peaks", 32, PEAKS | {"total_nvml": -1, "used_after": [0, 0, 0, 0]}),
+    ]
+    found = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
+    nothing = replace(SEEN, process_peak_bytes=None, context_after_bytes=None)
+    assert found == (
+        replace(SEEN, process_peak_bytes=None, retries=1),
+        replace(nothing, end_allocated_bytes=None, oom=True, retries=2),
+        replace(nothing, context_before_bytes=None),
+    )
+
+
+def test_the_options_of_a_record_are_those_of_a_job(tmp_path: Path) -> None:
+    """Optimizer, implementation, mode, zero_grad, allocator options and the script's own models."""
+    lines = [
+        record("peaks", 8, PEAKS, optimizer="adamw", impl="fused", zero_grad="before-backward"),
+        record("peaks", 8, PEAKS, mode="infer", benchmark=True, alloc_conf="expandable_segments:True"),
+        record("peaks", 8, PEAKS, model="local:cnn", kwargs={}),
+        record("peaks", 2, PEAKS, model="monai:unetr", kwargs={}, inp="1x64x64x64", target="2x64x64x64"),
+    ]
+    found = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
+    job = found[0].job
+    assert (job.optimizer, job.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
+    assert job.zero_grad is ZeroGrad.BEFORE_BACKWARD
+    assert (found[1].job.mode, found[1].job.target) == (Mode.INFER, None)
+    assert found[1].settings == Settings(alloc_conf="expandable_segments:True")
+    assert [one.job.cudnn_benchmark for one in found] == [False, True, False, False]
+    assert found[1].about == "the target was on the device too"
+    assert found[2].job.model == "zoo:CNN"
+    assert dict(found[3].job.model_args)["img_size"] == (64, 64, 64)
+
+
+def test_every_probe_of_a_limit_is_an_observation(tmp_path: Path) -> None:
+    """A limit is what its probes show: which batch lived under the cap and which died."""
+    found = read_measured_records(put(tmp_path, limits=record("limits", 24, LIMITS))).observations
+    assert [(one.batch, one.oom, one.retries, one.peak_reserved_bytes) for one in found] == [
+        (40, False, 3, 8 * MIB),
+        (41, True, 1, 6 * MIB),
+    ]
+    assert {one.settings.allocator_cap_bytes for one in found} == {24 * 1024 * MIB}
+
+
+def test_a_history_is_read_whole_and_can_be_replayed(tmp_path: Path) -> None:
+    """Actions, addresses and sizes arrive; the script's marks become the loop's phases."""
+    (found,) = read_measured_records(put(tmp_path, history=record("history", 32, HISTORY))).histories
+    assert (found.job, found.batch) == (replace(OURS, steps=3), 32)
+    assert found.history.events == tuple(HistoryEvent(*event) for event in HISTORY["events"])
+    assert found.history.marks == (
+        HistoryMark(0, 0, Phase.SETUP),
+        HistoryMark(1, 1, Phase.FORWARD),
+        HistoryMark(2, 1, Phase.BACKWARD),
+        HistoryMark(2, 1, Phase.OPTIMIZER),
+    )
+    check = check_history(found.history)
+    assert (check.difference, check.allocations) == (None, 2)
+
+
+def test_an_operator_tells_what_it_took_and_gave_back(tmp_path: Path) -> None:
+    """Scratch memory is the highest level within less the higher of the two around it."""
+    (found,) = read_measured_records(put(tmp_path, ops=record("ops", 32, OPS, precision="amp-bf16"))).ops
+    (call,) = found.calls
+    assert (call.op, call.inputs, call.scratch_bytes) == (
+        "aten.relu.default",
+        [[[2, 8], "float32", [8, 1]]],
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"model": "hf:bert"}, "hf:bert: the planner has no such model"),
+        ({"model": "local:lstm"}, "local:lstm: the planner has no such model"),
+    ],
+)
+def test_what_no_job_says_yet_is_set_aside_with_its_reason(
+    tmp_path: Path, what: dict[str, object], reason: str
+) -> None:
+    """The other records are read; this one is named by file, line and reason."""
+    text = record("peaks", 32, PEAKS) + record("peaks", 32, PEAKS, **what)
+    found = read_measured_records(put(tmp_path, peaks=text))
+    assert found.observations == (SEEN,)
+    assert found.set_aside == (SetAside("peaks.jsonl", 2, reason),)
+
+
+@pytest.mark.parametrize(
+    ("what", "fields"),
+    [
+        ({"precision": "amp-bf16"}, {"precision": Precision.AMP_BF16}),
+        ({"precision": "amp-fp16"}, {"precision": Precision.AMP_FP16, "grad_scaler": True}),
+        (
+            {"precision": "amp-fp16", "mode": "infer"},
+            {"precision": Precision.AMP_FP16, "mode": Mode.INFER, "target": None},
+        ),
+        (
+            {"precision": "bf16", "memory_format": "channels_last"},
+            {"precision": Precision.BF16, "memory_format": MemoryFormat.CHANNELS_LAST},
+        ),
+        ({"benchmark": True}, {"cudnn_benchmark": True}),
+    ],
+)
+def test_precision_and_layout_become_options_of_the_job(
+    tmp_path: Path, what: dict[str, object], fields: dict[str, Any]
+) -> None:
+    """measure.py scales the gradients in float16 autocast, where there are gradients."""
+    (found,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS, **what))).observations
+    assert found.job == replace(OURS, **fields)
+
+
+def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None:
+    """Cut text and a cut gzip member cost only themselves."""
+    put(tmp_path, peaks=record("peaks", 32, PEAKS) + '{"key": "k', history=record("history", 32, HISTORY) * 2)
+    packed = tmp_path / "history.jsonl.gz"
+    packed.write_bytes(packed.read_bytes()[:-20])
+    found = read_measured_records(tmp_path)
+    assert (len(found.observations), len(found.histories)) == (1, 1)
+    assert found.set_aside == (
+        SetAside("peaks.jsonl", 2, "the line is cut short"),
+        SetAside("history.jsonl.gz", 2, "the line is cut short"),
+    )
+
+
+def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) -> None:
+    """Runs and histories become files, runs without a cap a calibration, and what is set aside is told."""
+    source, out = tmp_path / "records", tmp_path / "out"
+    source.mkdir()
+    runs = [record("peaks", batch, PEAKS) for batch in (16, 32)]
+    told: list[str] = []
+    put(
+        source,
+        peaks="".join(runs) + record("peaks", 32, PEAKS, model="hf:bert"),
+        limits=record("limits", 24, LIMITS),
+        history=record("history", 32, HISTORY),
+    )
+    found = import_records(source, out, told.append)
+    (calibration,), failures = found.calibrations, found.failures
+    assert failures == ()
+    assert told[0] == "set aside: peaks.jsonl line 3: hf:bert: the planner has no such model"
+    assert [point.observation.batch for point in calibration.points] == [16, 32]
+    assert calibration.points[1].observation == SEEN
+    assert isinstance(calibration.fit, Refusal)
+    assert sorted(run.batch for run in load_observations(out / "runs")) == [16, 32, 40, 41]
+    (history,) = (out / "runs").glob("*.history.json.gz")
+    assert check_history(load_history(history)).allocations == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("peaks", "{}\n", "line 1: ValueError: no record with a result; remove the line"),
+        ("peaks", "nonsense\n", "line 1: JSONDecodeError: "),
+        ("peaks", record("peaks", 32, {"oom": True}), "line 1: KeyError: 'retries'"),
+        ("peaks", record("peaks", 32, PEAKS | {"oom": 1}), "line 1: ValueError: '1' is no bool"),
+        ("peaks", record("peaks", 32, PEAKS, inp=3), "line 1: ValueError: job.inp: '3' is no str"),
+        (
+            "peaks",
+            record("peaks", 32, PEAKS, optimizer="lion"),
+            "line 1: UsageError: optimizer: unknown value",
+        ),
+        ("limits", record("limits", 24, LIMITS | {"probes": [[1, True]]}), "line 1: ValueError: "),
+        (
+            "history",
+            record("history", 2, HISTORY | {"events": [["jump", 1, 2]]}),
+            "line 1: ValueError: unknown",
+        ),
+        ("ops", record("ops", 2, OPS | {"rows": [[1, 2]]}), "line 1: TypeError: "),
+    ],
+)
+def test_a_broken_record_names_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
+    """One line with the file and the number, whatever is wrong."""
+    put(tmp_path, **{name: text})
+    with pytest.raises(DataFileError) as error:
+        read_measured_records(tmp_path)
+    assert words in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"capability": []}, "no compute capability: nothing was measured on a GPU"),
+        ({"gpu": None}, "'None' is no str"),
+    ],
+)
+def test_records_need_to_know_their_gpu(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    """A dry run of the script measured nothing, and a folder without a GPU's name is of no use."""
+    with pytest.raises(DataFileError, match=words):
+        read_measured_records(put(tmp_path, MACHINE | change))
+    (tmp_path / "versions.json").unlink()
+    with pytest.raises(DataFileError, match=r"versions\.json: cannot be read"):
+        read_measured_records(tmp_path)

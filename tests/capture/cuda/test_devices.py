@@ -1,0 +1,250 @@
+"""Users' files that name the GPU are traced as if it were there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import planner
+from planner.capture.session import trace
+from planner.errors import ModelError
+from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
+from planner.jobs.resolve import resolve_job
+from planner.program.events import Alloc, Role, Trace, check
+from tests.helpers.models import AMPERE, born
+
+WIDE = 1024 * 1024 * 4  # bytes of the tensor that most of the models below make
+HEAD = """
+import torch
+from torch import nn, ones
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GPU = torch.device("cuda", 0)
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.fc(x).sum() + self.more(x).sum()
+
+"""
+
+
+def trace_file(folder: Path, body: str, capability: tuple[int, int] = AMPERE) -> Trace:
+    """The trace of `Net`, a subclass of `Base` with this body, in a user's file."""
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    file = folder / "net.py"
+    file.write_text(f"{HEAD}\nclass Net(Base):\n{lines}\n")
+    inputs = (parse_tensor_spec("8"),)
+    job = Job(f"{file}:Net", inputs=inputs, mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=1)
+    return trace(job, 4, capability)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        'torch.ones(1024, 1024, device="cuda")',
+        "torch.ones(1024, 1024, device=DEVICE)",
+        "torch.ones(1024, 1024, device=GPU)",
+        "torch.ones(1024, 1024, device=0)",
+        "torch.ones(1024, 1024, device=x.device)",
+        "ones(1024, 1024, device=GPU)",
+        "torch.ones(1024, 1024).cuda()",
+        'torch.ones(1024, 1024).to("cuda:0", non_blocking=True)',
+        "torch.ones(1024, 1024).pin_memory().to(GPU, torch.float32)",
+        "torch.ones(1024, 1024).to(x)",
+        'x.new_ones(1024, 1024, device="cuda")',
+        'torch.zeros_like(torch.ones(1024, 1024), device="cuda")',
+        "torch.as_tensor([1.0], device=DEVICE).expand(1024, 1024).clone()",
+        'torch.randn(1024, 1024, device="cuda", generator=torch.Generator("cuda"))',
+        "torch.ones(1024, 1024, device=torch.accelerator.current_accelerator())",
+    ],
+)
+def test_tensors_on_the_gpu_take_memory_there(tmp_path: Path, made: str) -> None:
+    """Whichever way a forward pass asks for it, a tensor on the GPU is born once."""
+    found = trace_file(tmp_path, f"def more(self, x):\n    return {made}")
+    check(found)
+    assert born(found).count(WIDE) == 1
+
+
+def test_tensors_on_the_gpu_stay_where_they_are(tmp_path: Path) -> None:
+    """Moving to the GPU what is there already is no copy, and gives the same tensor."""
+    body = """
+def more(self, x):
+    wide = torch.ones(1024, 1024, device="cuda")
+    assert wide.cuda() is wide and wide.to(GPU) is wide and wide.to("cuda") is wide
+    self.to(DEVICE).cuda()
+    return wide
+"""
+    assert born(trace_file(tmp_path, body)).count(WIDE) == 1
+
+
+@pytest.mark.parametrize("made", ["torch.ones(1024, 1024, device=GPU)", "torch.ones(1024, 1024).cuda()"])
+def test_plain_attributes_on_the_gpu_live_as_long_as_the_model(tmp_path: Path, made: str) -> None:
+    """A tensor that the constructor puts on the GPU is there from the start, registered or not."""
+    body = f"""
+def __init__(self):
+    super().__init__()
+    self.wide = {made}
+
+def more(self, x):
+    return self.wide * x.mean()
+"""
+    found = trace_file(tmp_path, body)
+    kept = [e.fixed_bytes for e in found.events if isinstance(e, Alloc) and e.role is Role.PARAMETER]
+    assert kept.count(WIDE) == 1
+
+
+@pytest.mark.parametrize("moved", ["self.wide.cuda()", "self.wide.to(x.device)", "self.wide.to(x)"])
+def test_plain_attributes_on_the_cpu_are_copied(tmp_path: Path, moved: str) -> None:
+    """What `Module.to` leaves on the CPU takes memory on the GPU for each copy that is made of it."""
+    body = f"""
+def __init__(self):
+    super().__init__()
+    self.wide = torch.ones(1024, 1024)
+
+def more(self, x):
+    return {moved}
+"""
+    assert born(trace_file(tmp_path, body), "_to_copy").count(WIDE) == 1
+
+
+def test_code_for_the_gpu_is_what_runs(tmp_path: Path) -> None:
+    """At import, in the constructor and in the forward pass, conditions on the device hold."""
+    body = """
+assert DEVICE == "cuda"
+
+def __init__(self):
+    super().__init__()
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    assert torch.cuda.get_device_capability() == (8, 6)
+    self.device = torch.device("cuda:0")
+    self.to(self.device)
+
+def more(self, x):
+    assert torch.cuda.is_available() and x.is_cuda and x.device.type == "cuda" and x.get_device() == 0
+    assert x.device == self.device and self.fc.weight.device == self.device
+    assert not torch.ones(1).is_cuda
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), torch.cuda.device(torch.cuda.current_device()):
+        x.record_stream(side)
+        return x
+"""
+    check(trace_file(tmp_path, body))
+
+
+@pytest.mark.parametrize(
+    "region", ['torch.autocast("cuda")', "torch.autocast(x.device.type)", "torch.amp.autocast(DEVICE)"]
+)
+def test_autocast_of_the_gpu_counts(tmp_path: Path, region: str) -> None:
+    """Regions of mixed precision cast the weight: 8 x 8 halves."""
+    found = trace_file(tmp_path, f"def more(self, x):\n    with {region}:\n        return self.fc(x)")
+    assert 8 * 8 * 2 in born(found, "_to_copy")
+
+
+def test_autocast_that_was_made_at_import_counts(tmp_path: Path) -> None:
+    """A decorator is made while the file is imported, and works in the forward pass."""
+    found = trace_file(tmp_path, '@torch.autocast("cuda")\ndef more(self, x):\n    return self.fc(x)')
+    assert 8 * 8 * 2 in born(found, "_to_copy")
+
+
+def test_default_device_is_the_gpu(tmp_path: Path) -> None:
+    """`torch.set_default_device("cuda")` holds until the trace ends."""
+    body = """
+def __init__(self):
+    torch.set_default_device("cuda")
+    super().__init__()
+
+def more(self, x):
+    return torch.ones(1024, 1024)
+"""
+    assert born(trace_file(tmp_path, body)).count(WIDE) == 1
+    assert torch.get_default_device().type == "cpu"
+
+
+def test_values_that_were_put_on_the_gpu_are_known(tmp_path: Path) -> None:
+    """A mask that the constructor made and moved keeps three columns of eight."""
+    body = """
+def __init__(self):
+    super().__init__()
+    self.kept = (torch.arange(8) < 3).cuda()
+
+def more(self, x):
+    return x[:, self.kept]
+"""
+    assert born(trace_file(tmp_path, body), "index.Tensor") == [4 * 3 * 4]
+
+
+def test_what_depends_on_the_run_is_named(tmp_path: Path) -> None:
+    """Answers that a trace can only invent, and other GPUs, are among the assumptions."""
+    body = """
+def more(self, x):
+    torch.cuda.memory_allocated()
+    return x.to("cuda:1")
+"""
+    assert trace_file(tmp_path, body).notes == (
+        "net.py:20 asks torch.cuda.memory_allocated, which depends on the run: the trace answers 0",
+        "net.py:21 names cuda:1: all GPUs are taken for the one that is planned for",
+    )
+
+
+def test_torchscript_compiles_as_ever(tmp_path: Path) -> None:
+    """Functions that a file compiles may call what is replaced meanwhile."""
+    body = """
+@staticmethod
+@torch.jit.script
+def more_of(x: torch.Tensor):
+    return torch.ones(1024, 1024, device=x.device)
+
+def more(self, x):
+    return self.more_of(x)
+"""
+    assert born(trace_file(tmp_path, body)).count(WIDE) == 1
+
+
+def test_everything_is_as_it_was_afterwards(tmp_path: Path) -> None:
+    """Names of torch are restored, also after an error, and the GPU is gone."""
+    holders = (torch, torch.cuda, torch.accelerator, torch.jit, torch.fft, torch.cuda.nvtx, Tensor)
+    before = [dict(vars(holder)) for holder in holders]
+    with pytest.raises(ModelError, match="stop"):
+        trace_file(tmp_path, 'def more(self, x):\n    raise ValueError("stop")')
+    assert [dict(vars(holder)) for holder in holders] == before
+    assert not torch.cuda.is_available()
+
+
+def test_isolated_models_have_the_gpu_too(tmp_path: Path) -> None:
+    """In a process of its own a model is planned as in this one."""
+    file = tmp_path / "net.py"
+    body = "    def more(self, x):\n        return torch.ones(1024, 1024, device=DEVICE)\n"
+    file.write_text(f"{HEAD}\nclass Net(Base):\n{body}")
+    here, apart = (
+        planner.estimate(f"{file}:Net", 4, input="8", loss="output", isolate=isolate).to_dict()
+        for isolate in (False, True)
+    )
+    assert here["peak_allocated_mib"] == apart["peak_allocated_mib"] > 4
+
+
+def test_code_may_choose_by_the_compute_capability(tmp_path: Path) -> None:
+    """A branch on the compute capability is that of the GPU that is planned for."""
+    body = """
+def more(self, x):
+    if torch.cuda.get_device_capability() >= (8, 0):
+        return torch.ones(1024, 1024, device="cuda")
+    return x
+"""
+    assert born(trace_file(tmp_path, body, (8, 6))).count(WIDE) == 1
+    assert born(trace_file(tmp_path, body, (7, 5))).count(WIDE) == 0
+
+
+def test_libraries_see_one_and_the_same_gpu() -> None:
+    """A library that asks a tensor for its device and then the device for its capability gets both."""
+    pytest.importorskip("transformers")
+    sizes = ("num_hidden_layers", 1), ("hidden_size", 64), ("intermediate_size", 64), ("vocab_size", 99)
+    job = resolve_job("hf:MixtralForCausalLM", {}, model_args=sizes, inputs=[parse_tensor_spec("16:int64")])
+    check(trace(job, 2, AMPERE))

@@ -1,0 +1,100 @@
+"""Operators on meta take the paths, and the memory, that they take on a CUDA GPU."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planner.capture.cuda.semantics import cuda_semantics
+from planner.jobs.job import Mode
+from planner.program.events import Alloc, Free, Role
+from tests.capture.recorder.test_recorder import Apply
+from tests.helpers.models import AMPERE, HOPPER, MIB, born, job_of, trace_of
+
+
+def test_dropout_keeps_a_boolean_mask() -> None:
+    """The fused kernel keeps one byte an element, not a mask of floats; without training it keeps nothing."""
+    assert born(trace_of(lambda: nn.Dropout(0.1), job_of("1000"), 2)) == [8000, 2000, 8000]
+    assert born(trace_of(lambda: nn.Dropout(0.0), job_of("1000"), 2)) == [8000]
+    assert born(trace_of(lambda: nn.Dropout(0.1), job_of("1000", mode=Mode.INFER), 2)) == [8000]
+
+
+def test_linear_adds_its_bias_in_place_to_a_strided_input() -> None:
+    """A transposed input is copied and multiplied, and the bias goes into the product: no second output."""
+    trace = trace_of(lambda: _Transposed(), job_of("7x5"), 3)
+    outputs = [size for size in born(trace) if size == 3 * 7 * 11 * 4]
+    assert outputs == [3 * 7 * 11 * 4]
+
+
+def test_linear_on_one_vector_is_one_product() -> None:
+    """A contiguous input of any rank is a matrix to the product, whose epilogue adds the bias."""
+
+    class Row(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 11)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x[0])
+
+    assert born(trace_of(Row, job_of("5"), 3), "addmm")[0] == 11 * 4
+
+
+class _Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(0, 1))
+
+
+@pytest.mark.parametrize(("capability", "workspace"), [(AMPERE, 8_519_680), (HOPPER, 32 * MIB)])
+def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int], workspace: int) -> None:
+    """In training two, in inference one, and none where nothing is multiplied; they never die."""
+    layer = lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))  # noqa: E731
+    for mode, count in ((Mode.TRAIN, 2), (Mode.INFER, 1)):
+        trace = trace_of(layer, job_of("4", mode=mode, steps=3), 2, capability)
+        deaths = {event.block for event in trace.events if isinstance(event, Free)}
+        taken = [e for e in trace.events if isinstance(e, Alloc) and e.role is Role.WORKSPACE]
+        assert [e.fixed_bytes for e in taken if e.block not in deaths] == [workspace] * count
+    assert Role.WORKSPACE not in {
+        e.role for e in trace_of(lambda: Apply(torch.relu), job_of("4"), 2).events if isinstance(e, Alloc)
+    }
+
+
+def test_semantics_are_gone_afterwards() -> None:
+    """After the context no kernel, patch or supported device is left."""
+    x = torch.empty(2, 12, 197, 64, device="meta", requires_grad=True)
+    before = torch._C._dispatch_dump("aten::scaled_dot_product_attention")
+    with cuda_semantics(AMPERE):
+        assert torch._C._dispatch_dump("aten::scaled_dot_product_attention") != before
+        inside = F.scaled_dot_product_attention(x, x, x).grad_fn
+    assert torch._C._dispatch_dump("aten::scaled_dot_product_attention") == before
+    outside = F.scaled_dot_product_attention(x, x, x).grad_fn
+    assert "Efficient" in type(inside).__name__
+    assert "Efficient" not in type(outside).__name__
+    assert nn.modules.activation._check_arg_device(torch.empty(1, device="meta")) is False
+
+
+def test_two_at_once_are_refused() -> None:
+    """The kernels are global to the process, so a second trace is turned away, in another thread as well."""
+    errors: list[str] = []
+
+    def enter() -> None:
+        try:
+            with cuda_semantics(AMPERE):
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with cuda_semantics(AMPERE):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        enter()
+    assert errors == ["another trace is running in this process; traces run one at a time"] * 2
+    with cuda_semantics(AMPERE):
+        pass

@@ -1,0 +1,202 @@
+"""--loss FILE.py:NAME: a loss of the user's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.errors import DataFileError, ModelError, UsageError
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.codec import job_from_json, job_to_json
+from planner.jobs.job import parse_loss
+from planner.jobs.named_models import ANY_SOURCE
+from planner.planning.sweep.grid import load_grid
+from planner.store.fingerprint import key_of
+
+LOSSES = """import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def same(output, target):
+    return F.cross_entropy(output, target)
+
+
+def alone(output):
+    return output.square().mean()
+
+
+def make(alpha=2.0):
+    return lambda output, target: F.cross_entropy(output, target)
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.ones(1024, 256))
+
+    def forward(self, output, target):
+        return F.cross_entropy(output, target) + self.table[0, 0]
+
+
+class Centers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.centers = nn.Parameter(torch.zeros(1024, 256))
+
+    def forward(self, output, target):
+        return F.cross_entropy(output, target) + self.centers.sum()
+
+
+class Args:
+    def __init__(self, gamma):
+        pass
+
+
+ready = nn.CrossEntropyLoss(weight=torch.ones(128))
+number = lambda output, target: 3.0
+three = lambda a, b, c: a
+"""
+NET = """from torch import nn
+
+
+def build():
+    return nn.Linear(64, 128)
+"""
+MIB = 1.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "losses.py").write_text(LOSSES)
+    (tmp_path / "net.py").write_text(NET)
+    return tmp_path
+
+
+def estimated(folder: Path, loss: str, **options: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {"input": "64", "target": "scalar:int64", "gpu": "L4"} | options
+    return planner.estimate(f"{folder / 'net.py'}:build", 8, loss=loss, **given).to_dict()
+
+
+def code(folder: Path, name: str) -> str:
+    return f"{folder / 'losses.py'}:{name}"
+
+
+@pytest.mark.parametrize("name", ["same", "make"])
+def test_a_function_is_the_loss(folder: Path, name: str) -> None:
+    """A function of output and target, or one that a factory gives, is traced as if written into the loop."""
+    own, known = estimated(folder, code(folder, name)), estimated(folder, "cross_entropy")
+    assert own["job"]["loss"] == code(folder, name)
+    for key in ("peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib", "breakdown_mib"):
+        assert own[key] == known[key]
+
+
+def test_a_loss_of_the_output_alone_needs_no_target(folder: Path) -> None:
+    """Without a target it runs; one that the model's source gives is not copied, and the answer says so."""
+    said = estimated(folder, code(folder, "alone"), target=None)
+    assert said["job"]["target"] is None
+    said = estimated(folder, code(folder, "alone"))
+    assert any("takes the output alone: no target is copied" in one for one in said["assumptions"])
+
+
+@pytest.mark.parametrize(("name", "copies"), [("Weighted", 1), ("Centers", 1)])
+def test_what_a_criterion_holds_is_memory(folder: Path, name: str, copies: int) -> None:
+    """Buffers and parameters of the criterion are on the GPU; its parameters are trained with the model's."""
+    own, known = estimated(folder, code(folder, name)), estimated(folder, "cross_entropy")
+    more = own["breakdown_mib"]["parameters"] - known["breakdown_mib"]["parameters"]
+    assert more == pytest.approx(copies * MIB, abs=0.002)
+    trained = "of the loss" in " ".join(own["assumptions"])
+    assert trained is (name == "Centers")
+    adam = estimated(folder, code(folder, name), optimizer="adam")["end_allocated_mib"]
+    other = estimated(folder, "cross_entropy", optimizer="adam")["end_allocated_mib"]
+    assert adam - other == pytest.approx(4 * MIB if trained else MIB, abs=0.01)
+
+
+def test_a_module_of_the_file_is_used_as_it_is(folder: Path) -> None:
+    """An instance that stands in the file is the loss, with its buffers."""
+    assert estimated(folder, code(folder, "ready"))["peak_allocated_mib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("number", ModelError, "gives a float; return the loss as a tensor"),
+        ("three", UsageError, r"takes 3 arguments; write it as \(output, target\) or \(output\)"),
+        ("Args", ModelError, "making it fails: TypeError: .*gamma"),
+        ("some", UsageError, "losses.py has no loss 'some'; the nearest: same"),
+    ],
+)
+def test_what_is_no_loss_is_refused(folder: Path, name: str, kind: type[Exception], message: str) -> None:
+    """Each refusal says what is wrong with which name."""
+    with pytest.raises(kind, match=message):
+        estimated(folder, code(folder, name))
+
+
+def test_a_missing_target_is_asked_for(folder: Path) -> None:
+    """A loss of two arguments needs a target, which only its code tells."""
+    with pytest.raises(UsageError, match="takes an output and a target; give one sample, such as --target"):
+        estimated(folder, code(folder, "same"), target=None)
+
+
+@pytest.mark.parametrize("text", ["loss.py", "focal", "a:b"])
+def test_other_texts_are_no_loss(text: str) -> None:
+    """The refusal lists what is known and how code is named."""
+    with pytest.raises(UsageError, match="or FILE.py:NAME"):
+        parse_loss(text)
+
+
+def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
+    """A kept, a saved and an isolated trace, the table of GPUs and an explanation say the same."""
+    plain = estimated(folder, code(folder, "Weighted"))["peak_reserved_mib"]
+    saved = tmp_path / "a.trace"
+    cache = {"cache": tmp_path / "kept"}
+    for options in ({"isolate": True}, cache, cache | {"save_trace": saved}):
+        assert estimated(folder, code(folder, "Weighted"), **options)["peak_reserved_mib"] == plain
+    job: dict[str, Any] = {"input": "64", "target": "scalar:int64", "loss": code(folder, "Weighted")}
+    assert planner.estimate(trace=saved, batch=8, gpu="L4").to_dict()["peak_reserved_mib"] == plain
+    model = f"{folder / 'net.py'}:build"
+    assert planner.explain(model, 8, gpu="L4", **job).to_dict()["estimate"]["peak_reserved_mib"] == plain
+    assert planner.gpus(model, 8, filter="L4", **job).to_dict()["rows"]
+
+
+def test_a_kept_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
+    """The key of a job knows the loss's file, and there is none where that may look at anything."""
+    job = planner.Job(f"{folder / 'net.py'}:build", loss=code(folder, "same"))
+    before = key_of(job)
+    (folder / "losses.py").write_text(LOSSES.replace("square", "abs"))
+    assert before is not None
+    assert key_of(job) != before
+    (folder / "losses.py").write_text(LOSSES + "\nwords = open('words')\n")
+    assert key_of(job) is None
+
+
+def test_a_job_reads_back() -> None:
+    """JSON keeps the name."""
+    job = planner.Job("resnet50", loss="a.py:focal")
+    assert job_from_json(job_to_json(job)) == job
+
+
+def test_files_name_code_where_they_are_allowed_to(folder: Path) -> None:
+    """A catalogue and a sweep run a loss's code with --allow-code alone, in models and in recipes."""
+    catalogue = folder / "models.yaml"
+    catalogue.write_text(
+        "net:\n  source: torchvision:resnet18\n  about: one\n  loss: losses.py:same\n  target: scalar:int64\n"
+    )
+    with pytest.raises(DataFileError, match="would run code; --allow-code"):
+        load_catalogue(catalogue)
+    assert load_catalogue(catalogue, ANY_SOURCE)["net"].job.loss == "losses.py:same"
+    sweep = folder / "sweep.yaml"
+    sweep.write_text("about: one\nmodels: [resnet50]\nrecipes: {a: {loss: 'losses.py:same'}}\ngpus: [L4]\n")
+    with pytest.raises(DataFileError, match="would run code; --allow-code"):
+        load_grid(sweep, load_catalogue())
+    assert load_grid(sweep, load_catalogue(), ANY_SOURCE).recipes[0].options["loss"] == "losses.py:same"
+
+
+def test_memtracker_says_that_it_cannot(folder: Path) -> None:
+    """The other estimators that run a loop refuse code."""
+    with pytest.raises(ModelError, match="is code, which neither MemTracker nor a run on a GPU calls"):
+        planner.estimate(
+            f"{folder / 'net.py'}:build", 8, input="64", target="scalar:int64",
+            loss=code(folder, "same"), method="memtracker",
+        )  # fmt: skip

@@ -1,0 +1,304 @@
+"""The loop: what its options do, in which order, and what is alive when."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from planner.capture.loop.runtime import Machine
+from planner.capture.loop.training_loop import run_loop
+from planner.jobs.job import ClipGradients, Job, Mode, ZeroGrad
+from planner.program.events import Alloc, Mark, Phase, Role, check
+from planner.report.assumptions import of_run
+from tests.calibration.test_probe import heard_on_cpu, heard_on_meta, training
+from tests.helpers.models import job_of, story_of_tensors, trace_of
+from tests.report.test_text import budget, estimated
+
+
+def linear() -> nn.Module:
+    return nn.Linear(5, 7, bias=False)
+
+
+def job(**fields: object) -> Job:
+    return job_of("5", **({"mode": Mode.TRAIN} | fields))
+
+
+def test_gradients_of_micro_batches_are_added_up() -> None:
+    """The first micro-batch makes the gradient, the second makes one that is added and goes."""
+    trace = trace_of(linear, job(accumulate=2), 2)
+    check(trace)
+    assert story_of_tensors(trace) == [
+        "setup 0",
+        "+140 parameters",
+        "inputs 1",
+        "+40 inputs",
+        "forward 1",
+        "+56 activations",
+        "+4 temporaries",  # the loss
+        "+4 activations",  # half of it
+        "-4",
+        "backward 1",
+        "+4 temporaries",
+        "+4 temporaries",  # gradient of the whole loss, which the product reads expanded
+        "+140 gradients",
+        "-4",
+        "-4",
+        "inputs 1",
+        "-40",
+        "+40 inputs",
+        "forward 1",
+        "+56 activations",
+        "-56",
+        "+4 temporaries",
+        "-4",
+        "+4 activations",
+        "-4",
+        "backward 1",
+        "+4 temporaries",
+        "+4 temporaries",
+        "+140 temporaries",
+        "-4",
+        "-140",
+        "-4",
+        "optimizer 1",
+        "end 1",
+    ]
+
+
+@pytest.mark.parametrize("when", ZeroGrad)
+def test_gradients_are_let_go_of_once_in_a_step(when: ZeroGrad) -> None:
+    """Wherever `zero_grad` stands, two steps of three micro-batches make two gradients that stay."""
+    trace = trace_of(linear, job(accumulate=3, steps=2, zero_grad=when), 2)
+    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Role.GRADIENT]
+    assert gradients == [140, 140]
+
+
+def test_an_average_is_made_before_the_first_step_and_kept() -> None:
+    """A copy of parameters and buffers, which counts as state of the optimizer."""
+    trace = trace_of(lambda: nn.BatchNorm1d(5), job(ema=True, steps=2), 2)
+    check(trace)
+    lines = story_of_tensors(trace)
+    assert lines[: lines.index("inputs 1")] == [
+        "setup 0",
+        *["+20 parameters"] * 4,
+        "+8 parameters",
+        *["+20 optimizer"] * 4,
+        "+8 optimizer",
+    ]
+    assert "optimizer" not in " ".join(line for line in lines[lines.index("inputs 1") :] if line[0] == "+")
+
+
+def test_evaluation_runs_before_the_last_step_beside_the_names_of_the_one_before() -> None:
+    """Two batches without gradients; the training's batch, output and loss stay, later the evaluation's."""
+    trace = trace_of(lambda: nn.Sequential(linear(), nn.Sigmoid()), job(evaluate=True, steps=2), 2)
+    check(trace)
+    lines = story_of_tensors(trace)
+    second = lines.index("inputs 2")
+    assert lines[second:] == [
+        "inputs 2",
+        "+40 inputs",
+        "forward 2",
+        "+56 temporaries",  # of the linear layer, for which nothing but sigmoid asks
+        "+56 temporaries",  # the output
+        "-56",
+        "+4 temporaries",  # the loss
+        "inputs 2",
+        "-40",
+        "+40 inputs",
+        "forward 2",
+        "+56 temporaries",
+        "+56 activations",  # counted so because it is still there when the backward pass starts
+        "-56",
+        "-56",
+        "+4 activations",
+        "-4",
+        "inputs 2",
+        "-40",  # only now the training's batch
+        "+40 inputs",
+        "forward 2",
+        "-140",  # the gradient
+        "+56 temporaries",
+        "+56 activations",
+        "-56",
+        "-56",  # the training's output
+        "+4 activations",
+        "-4",
+        "backward 2",
+        "+4 temporaries",
+        "+56 temporaries",
+        "+140 gradients",
+        "-56",
+        "-4",
+        "optimizer 2",
+        "end 2",
+    ]
+
+
+class Modes(nn.Module):
+    """Notes whether it trains and whether gradients are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear()
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append((self.training, torch.is_grad_enabled()))
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_evaluation_is_in_eval_mode_and_training_goes_on_after_it() -> None:
+    """Mode and gradients of each of the passes."""
+    model = Modes()
+    run(model, job(evaluate=True, steps=3), Machine())
+    train, evaluate = (True, True), (False, False)
+    assert model.seen == [train, train, evaluate, evaluate, train]
+
+
+class Log:
+    """Hears all that the loop says, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_phase(self, step: int, phase: Phase) -> None:
+        self.lines.append(f"{phase} {step}")
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        self.lines.append("region")
+        yield
+        self.lines.append("end of region")
+
+    def scale(self, outputs: Tensor) -> Tensor:
+        self.lines.append("scale")
+        return outputs * 1024
+
+    def unscale_(self, optimizer: optim.Optimizer) -> None:
+        self.lines.append("unscale")
+
+    def step(self, optimizer: optim.Optimizer) -> object:
+        self.lines.append("step")
+        return optimizer.step()
+
+    def update(self) -> None:
+        self.lines.append("update")
+
+
+def run(model: nn.Module, job: Job, machine: Machine, log: Log | None = None) -> None:
+    """Run the loop on the CPU."""
+
+    def fetch() -> Any:
+        return (torch.ones(2, 5),), {}, None
+
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    run_loop(model, job, fetch, optimizer, (log or Log()).on_phase, machine)
+
+
+@pytest.mark.parametrize(
+    ("fields", "order"),
+    [
+        ({}, ["region", "end of region", "backward 1", "scale", "optimizer 1", "step", "update"]),
+        (
+            {"backward_in_autocast": True, "clip_gradients": ClipGradients.VALUE},
+            ["region", "backward 1", "scale", "end of region", "optimizer 1", "unscale", "step", "update"],
+        ),
+        (
+            {"accumulate": 2},
+            [
+                *("region", "end of region", "backward 1", "scale", "inputs 1", "forward 1"),
+                *("region", "end of region", "backward 1", "scale", "optimizer 1", "step", "update"),
+            ],
+        ),
+    ],
+)
+def test_regions_and_scaling_stand_where_scripts_have_them(
+    fields: dict[str, object], order: list[str]
+) -> None:
+    """The region ends before or after the backward pass; gradients are unscaled only to be clipped."""
+    log = Log()
+    run(linear(), job(**fields), Machine(log.autocast, log), log)
+    assert log.lines == ["inputs 1", "forward 1", *order, "end 1"]
+
+
+@pytest.mark.parametrize(("how", "largest"), [("none", 2.0), ("value", 1.0), ("norm", 35**-0.5)])
+def test_gradients_are_clipped_before_the_optimizer_uses_them(how: str, largest: float) -> None:
+    """Each of the 35 gradients is 2 before; by norm they are clipped to 1 together, by value each."""
+    model = linear()
+    seen: list[float] = []
+
+    class Watching(optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.extend(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+
+    def fetch() -> Any:
+        return (torch.ones(2, 5),), {}, None
+
+    clipping = job(clip_gradients=ClipGradients(how))
+    run_loop(model, clipping, fetch, Watching(model.parameters(), lr=0.0), Log().on_phase, Machine())
+    assert seen == [pytest.approx(largest, abs=1e-6)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"accumulate": 3},
+        {"evaluate": True, "zero_grad": ZeroGrad.AFTER_STEP},
+        {"ddp": True},
+        {"ddp": True, "ddp_bucket_view": True, "keep_grads": True},
+    ],
+    ids=str,
+)
+def test_real_tensors_run_the_very_loop_that_is_traced(fields: dict[str, object]) -> None:
+    """With each option phases and operators come in the same order on a device and on meta."""
+    on_cpu, on_meta = heard_on_cpu(training(**fields)), heard_on_meta(training(**fields))
+    # Before the first batch, where the model is wrapped, only one of the two writes down operators.
+    assert on_cpu[on_cpu.index("1 inputs") :] == on_meta[on_meta.index("1 inputs") :]
+
+
+def test_marks_of_micro_batches_and_of_an_evaluation() -> None:
+    """Phases repeat within their step, and steps count up."""
+    trace = trace_of(linear, job(accumulate=2, evaluate=True, steps=2), 2)
+    marks = [f"{event.phase} {event.step}" for event in trace.events if isinstance(event, Mark)]
+    batch = ["inputs", "forward", "backward"]
+    passes = [*batch, *batch, "optimizer"]
+    evaluation = ["inputs", "forward"] * 2
+    assert marks == [
+        "setup 0",
+        *(f"{phase} 1" for phase in passes),
+        *(f"{phase} 2" for phase in (*evaluation, *passes)),
+        "end 2",
+    ]
+
+
+def test_the_answer_says_what_the_options_stand_for() -> None:
+    """One sentence for each option of the loop; none for those that are not used, or do not train."""
+
+    def sentences(**fields: object) -> list[str]:
+        plain = of_run(estimated(2, budget(450), job()))
+        said = of_run(estimated(2, budget(450), job(**fields)))
+        return [line for line in said[1:] if line not in plain]  # the first is about margins
+
+    assert sentences() == []
+    assert sentences(mode=Mode.INFER, ddp=True, ema=True)[1:] == []
+    assert sentences(accumulate=4) == ["each step adds up the gradients of 4 batches of this size"]
+    assert sentences(clip_gradients=ClipGradients.NORM) == [
+        "gradients are clipped by their norm before each step of the optimizer"
+    ]
+    assert sentences(ema=True) == ["a moving average of parameters and buffers is kept on the GPU"]
+    assert sentences(evaluate=True) == [
+        "before the last step, two batches of this size are evaluated without gradients; output and loss of "
+        "the training live meanwhile, those of the evaluation afterwards"
+    ]
+    assert sentences(ddp=True, ddp_bucket_view=True) == [
+        "DistributedDataParallel with its defaults: all gradients in one bucket in the first step, then the "
+        "first of 1 MiB and others of 25; gradients are views of the buckets",
+        "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more",
+    ]
+    assert sentences(mode=Mode.GENERATE, new_tokens=64) == [
+        "once, the prompt is read and 64 tokens are added to it greedily, no sequence ends before; the "
+        "key-value cache grows by concatenation and goes with the call"
+    ]

@@ -1,0 +1,104 @@
+"""Optimizers in use, planned with their own options and groups."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from planner.api.integrations._live_model import LiveLoop, plan_live_model
+from planner.capture.models.live_optimizer import notes_of_optimizer, read_optimizer
+from planner.capture.models.optimizer_fields import fields_of_optimizer
+from planner.errors import UsageError
+
+WIDTH = 1024
+WEIGHTS_MIB = (WIDTH * WIDTH + WIDTH) * 4 / 2**20
+
+
+def network() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def step(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = module(batch).sum()
+    return loss
+
+
+def at_max(make: Callable[[nn.Module], optim.Optimizer], module: nn.Module | None = None) -> dict[str, Any]:
+    """Return the answer for a batch on a card whose limit the optimizer's step reaches."""
+    module = network() if module is None else module
+    optimizer = make(module)
+    live = read_optimizer(optimizer, module)
+    loop = LiveLoop(
+        module, torch.zeros(2, WIDTH), step, fields_of_optimizer(optimizer),
+        notes=notes_of_optimizer(live), optimizer=live,
+    )  # fmt: skip
+    found = plan_live_model(loop, {"allocator_cap_mib": 256, "dataset_size": 64}).to_dict()["at_max"]
+    assert found is not None
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("make", "states"),
+    [
+        (lambda module: optim.AdamW(module.parameters()), 2),
+        (lambda module: optim.AdamW(module.parameters(), amsgrad=True), 3),
+        (lambda module: optim.AdamW(module.parameters(), fused=True, amsgrad=True), 3),
+        (lambda module: optim.SGD(module.parameters(), 0.1), 0),
+        (lambda module: optim.SGD(module.parameters(), 0.1, momentum=0.9), 1),
+        (lambda module: optim.RMSprop(module.parameters()), 1),
+        (lambda module: optim.RMSprop(module.parameters(), centered=True, momentum=0.9), 3),
+        (lambda module: optim.AdamW([{"params": [module.weight]}, {"params": [module.bias], "lr": 1}]), 2),
+        (lambda module: optim.AdamW([module.bias]), 2 / (WIDTH + 1)),  # the weight has no state
+    ],
+)
+def test_states_are_those_of_the_optimizer(make: Callable[[Any], optim.Optimizer], states: float) -> None:
+    """Each option that adds a state for each parameter adds its bytes to the plan."""
+    taken = at_max(make)["breakdown_mib"]["optimizer"]
+    assert taken == pytest.approx(states * WEIGHTS_MIB, abs=0.01)
+
+
+def test_weight_decay_of_sgd_takes_a_copy_of_the_gradients() -> None:
+    """SGD adds decay to gradients in new tensors, as AdamW does not, so that the step's peak is higher."""
+
+    def peak(kind: Any, decay: float) -> float:
+        found = at_max(lambda module: kind(module.parameters(), lr=0.1, weight_decay=decay))
+        return float(found["peak_allocated_mib"])
+
+    assert peak(optim.SGD, 0.1) > peak(optim.SGD, 0)
+    assert peak(optim.AdamW, 0.1) == peak(optim.AdamW, 0)
+
+
+def test_frozen_parameters_have_neither_gradient_nor_state() -> None:
+    """A parameter that is not trained takes its own bytes alone."""
+    module = network()
+    module.weight.requires_grad_(False)
+    parts = at_max(lambda one: optim.AdamW(one.parameters()), module)["breakdown_mib"]
+    assert parts["parameters"] == pytest.approx(WEIGHTS_MIB, abs=0.01)
+    assert parts["optimizer"] + parts["gradients"] < 0.1
+
+
+def test_options_are_named() -> None:
+    """The answer names the options that depart from the class's default and decide memory."""
+    told = at_max(lambda module: optim.AdamW(module.parameters(), amsgrad=True, capturable=True))
+    assert "the optimizer is planned with its own settings: amsgrad=True" in told["assumptions"]
+    assert any(
+        one.startswith("the optimizer's capturable=True is not planned") for one in told["assumptions"]
+    )
+
+
+def test_parameters_of_another_model_are_refused() -> None:
+    """An optimizer made from another model is refused, with what to do."""
+    optimizer = optim.SGD(network().parameters(), 0.1)
+    with pytest.raises(
+        UsageError, match="2 parameters that the model has not; make it from model.parameters"
+    ):
+        read_optimizer(optimizer, network())
+
+
+def test_a_differentiable_optimizer_is_refused() -> None:
+    """An optimizer whose steps are part of the graph is refused."""
+    optimizer = optim.SGD(network().parameters(), 0.1, differentiable=True)
+    with pytest.raises(UsageError, match="differentiable=True is not planned"):
+        fields_of_optimizer(optimizer)

@@ -1,0 +1,203 @@
+"""Models that cannot be planned are refused for the true reason, and those that can be are planned."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from planner.capture.models.registry import build_model, construct_model
+from planner.capture.session import trace
+from planner.errors import ModelError, UsageError
+from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
+from planner.jobs.resolve import resolve_job
+from planner.program.events import Trace, check
+from tests.helpers.models import AMPERE, born, job_of
+
+TRAIN = {"mode": Mode.TRAIN, "loss": Loss.OUTPUT}
+
+
+def trace_of(make: Callable[[], nn.Module], job: Job, batch: int = 4) -> Trace:
+    """The trace of a model that `make` makes, as a user's constructor is called."""
+    return trace(job, batch, AMPERE, lambda job: construct_model(job, make))
+
+
+class Calls(nn.Module):
+    """A layer, and a function of what it gives."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+class Embeds(nn.Module):
+    """An embedding whose gradients are sparse."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.table = kind(10, 4, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x).sum()  # type: ignore[no-any-return]
+
+
+class Lazy(nn.Module):
+    """Layers whose widths follow from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).sum()  # type: ignore[no-any-return]
+
+
+class Eager(Lazy):
+    """The same with the widths given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5, bias=False)
+        )
+
+
+class LazyGuard(Lazy):
+    """A lazy model that reads a value on its way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert torch.isfinite(x).all()
+        return super().forward(x)
+
+
+class Packs(nn.Module):
+    """A recurrent layer over packed sequences; lengths from the batch, or all full where `steps` says so."""
+
+    def __init__(self, kind: type[nn.Module], steps: int = 0) -> None:
+        super().__init__()
+        self.layer, self.steps = kind(8, 16, batch_first=True), steps
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        known = [self.steps] * len(x) if self.steps else lengths.cpu()
+        packed, _ = self.layer(pack_padded_sequence(x, known, batch_first=True))
+        return pad_packed_sequence(packed, batch_first=True)[0].sum()
+
+
+def flex(x: Tensor) -> Tensor:
+    """Attention whose kernel a compiler makes."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    x = x.repeat(1, 64).view(x.shape[0], 2, 16, 16)
+    return flex_attention(x, x, x)
+
+
+def import_missing(x: Tensor) -> Tensor:
+    """An extension that is not there."""
+    import an_extension_of_nobody  # type: ignore[import-not-found]
+
+    return x * float(an_extension_of_nobody.one)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (flex, "flex_attention is not planned, since a compiler makes its kernels; plan with torch.nn."),
+        (import_missing, "install an_extension_of_nobody, or leave that import away for the plan"),
+        (
+            lambda x: x.to_sparse_coo() @ x.T if x.is_sparse else torch.eye(8).to_sparse().to(x) @ x.T,
+            "sparse",
+        ),
+        (lambda x: torch.nested.nested_tensor([x, x]), "nested tensors are not planned; use padded ones"),
+        (lambda x: x + torch.ones(8), "a tensor of the CPU meets one of the GPU, which fails on a GPU too"),
+        (lambda x: x.no_such_method(), "see the traceback with --debug"),
+        (lambda x: {}["key"], "'key'; see the traceback with --debug"),  # type: ignore[index]
+        (lambda x: x @ x, "check --input and --target"),
+        (lambda x: x.view(7, 11), "check --input and --target"),
+    ],
+)
+def test_reasons_are_the_true_ones(function: Callable[[Tensor], Tensor], reason: str) -> None:
+    """A construct that is not planned is named as such; shapes are suspected where they may be at fault."""
+    with pytest.raises(ModelError) as error:
+        trace_of(lambda: Calls(function), job_of("8", **TRAIN), 64)
+    said = str(error.value)
+    assert reason in said
+    assert ("check --input" in said) == ("check --input" in reason)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_by_name(kind: type[nn.Module]) -> None:
+    """Sparse gradients are not planned, and the remedy is the option that asks for them."""
+    with pytest.raises(
+        ModelError, match="sparse gradients are not planned; use dense ones, such as sparse=F"
+    ):
+        trace_of(lambda: Embeds(kind), job_of("6:int64", **TRAIN))
+
+
+def test_lazy_modules_are_planned_as_others() -> None:
+    """A first batch gives lazy layers their shapes; from then on they are layers like any."""
+    job = job_of("3x8x8", **TRAIN, steps=2)
+    found = trace_of(Lazy, job)
+    check(found)
+    assert found.events == trace_of(Eager, job).events
+
+
+def test_lazy_modules_that_read_values_are_planned() -> None:
+    """Also where the first batch needs values."""
+    check(trace_of(LazyGuard, job_of("3x8x8", **TRAIN)))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_lengths_of_the_batch_are_taken_as_full(kind: type[nn.Module]) -> None:
+    """Sequences whose lengths are data take what full ones take, and the answer says so."""
+    job = job_of("10x8", "scalar:int64", **TRAIN)
+    found, full = trace_of(lambda: Packs(kind), job), trace_of(lambda: Packs(kind, steps=10), job)
+    assert [size for size in born(found) if size > 512] == [size for size in born(full) if size > 512]
+    assert found.notes[0] == (
+        "lengths of packed sequences are values of the batch: all samples are taken as full, "
+        "with 10 steps each"
+    )
+    assert full.notes == ()
+
+
+def test_lengths_in_numbers_count() -> None:
+    """Lengths that the code gives are those that are packed."""
+    job = job_of("10x8", "scalar:int64", **TRAIN)
+    short, full = (trace_of(lambda steps=steps: Packs(nn.LSTM, steps), job, 64) for steps in (4, 10))  # type: ignore[misc]
+    assert sum(born(short)) < sum(born(full))
+
+
+@pytest.mark.parametrize("name", ["hf:meta-llama/Llama-3-8B", "hf:bert-base-uncased"])
+def test_names_of_a_hub_lead_to_a_folder(name: str) -> None:
+    """Nothing is fetched, and the way without a hub is named."""
+    pytest.importorskip("transformers")
+    with pytest.raises(UsageError, match="nothing is fetched from a hub.*config.json.*hf:FOLDER"):
+        build_model(resolve_job(name, {}, inputs=[parse_tensor_spec("8:int64")]))
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3-8B", "bert-base-uncased"])
+def test_names_of_a_hub_without_a_source_do_too(name: str) -> None:
+    """Also where the source is left away."""
+    with pytest.raises(UsageError, match="nothing is fetched from a hub.*config.json.*hf:FOLDER"):
+        resolve_job(name, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import an_extension_of_nobody\n",
+        "def Net():\n    import an_extension_of_nobody\n",
+    ],
+)
+def test_missing_extensions_are_to_be_installed(tmp_path: Path, text: str) -> None:
+    """At import and in a constructor, the module that is missing is named with what to do."""
+    file = tmp_path / "net.py"
+    file.write_text(text)
+    with pytest.raises(ModelError, match="; install an_extension_of_nobody, or leave that import away"):
+        build_model(Job(f"{file}:Net"))

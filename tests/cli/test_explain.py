@@ -1,0 +1,274 @@
+"""`planner explain` as people and scripts meet it."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.allocator.history.file import save_history
+from planner.allocator.history.history import History, HistoryEvent
+from planner.cli import run
+from planner.jobs.codec import job_to_json
+from planner.jobs.job import Job, Loss, TensorSpec
+from planner.program.events import Alloc, Mark, Phase, Role, Site, Trace
+from planner.store.codec import save_trace
+from planner.store.saved_traces import open_saved
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+MODELS = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        print("chatter of the model")
+        features = self.body(x)
+        pooled = features.mean((2, 3))
+        return self.head(pooled)
+
+
+class TrainsOnly(Net):
+    def forward(self, x):
+        if not self.training:
+            raise RuntimeError("only trains")
+        return self.head(self.body(x).mean((2, 3)))
+"""
+NET = "--model models.py:Net --input 3x64x64 --loss sum --optimizer adam"
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a file models.py."""
+    (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outcome(command: str, capsys: Capture) -> tuple[int, str, str]:
+    code = run(command.split())
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def said(command: str, capsys: Capture) -> dict[str, Any]:
+    code, out, _ = outcome(f"{command} --json", capsys)
+    assert code == 0
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def sums(module: dict[str, Any]) -> bool:
+    inside = [child["size_bytes"] for child in module["children"]]
+    whole = module["own_bytes"] + sum(inside) == module["size_bytes"] == sum(module["by_category"].values())
+    return whole and all(map(sums, module["children"]))
+
+
+def test_the_text_has_every_section(capsys: Capture) -> None:
+    """Peak, categories, modules, tensors with the user's own lines, gaps, steps and evaluation."""
+    code, out, err = outcome(f"explain {NET} --batch 16", capsys)
+    assert (code, err) == (0, "chatter of the model\n" * 6)
+    assert out.startswith("Batch 16 takes ")
+    for text in (
+        "\nPeak allocated: ",
+        "\nThe process consists of ",
+        "\nBy module at the peak ",
+        "\n  body  ",
+        "\n    0  ",
+        "\nLargest of the ",
+        "activations  16x8x64x64 float32  convolution in body.0, step ",
+        "models.py:13  features = self.body(x)\n",
+        "\nAt the reserved peak ",
+        "\n  free segments ",
+        "\nHighest levels ",
+        "\n  step 3 ",
+        "\n  evaluation alone ",
+        "\nAssumed\n",
+    ):
+        assert text in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_json_adds_up(capsys: Capture) -> None:
+    """Categories and modules are the allocated peak to the byte, and agree with the estimate inside."""
+    found = said(f"explain {NET} --batch 16 --top 3", capsys)
+    peak = found["peak"]["allocated_bytes"]
+    assert round(peak / MIB, 3) == found["estimate"]["peak_allocated_mib"]
+    assert sum(found["categories"].values()) == found["modules"]["size_bytes"] == peak
+    assert found["modules"]["by_category"] == found["categories"]
+    assert sums(found["modules"])
+    gaps = found["fragmentation"]
+    parts = gaps["allocated_bytes"] + gaps["gap_bytes"] + gaps["free_segment_bytes"]
+    assert parts == gaps["reserved_bytes"]
+    assert round(gaps["reserved_bytes"] / MIB, 3) == found["estimate"]["peak_reserved_mib"]
+    assert [step["step"] for step in found["steps"]] == [0, 1, 2, 3]
+    assert 0 < found["evaluation"]["peak_allocated_bytes"] < peak
+    assert len(found["tensors"]) == 3 < found["blocks"]
+    assert found["difference"] is None
+
+
+def test_a_tensor_in_json(capsys: Capture) -> None:
+    """Size, category, place, shape, dtype, and the line of the user's code with its text."""
+    found = said(f"explain {NET} --batch 16 --top 40", capsys)
+    (conv,) = [
+        tensor
+        for tensor in found["tensors"]
+        if (tensor["op"], tensor["dtype"]) == ("aten.convolution.default", "float32")
+    ]
+    assert conv == {
+        "size_bytes": 2 * MIB,
+        "requested_bytes": 2 * MIB,
+        "category": "activations",
+        "module": "body.0",
+        "op": "aten.convolution.default",
+        "step": found["peak"]["step"],
+        "phase": "forward",
+        "shape": [16, 8, 64, 64],
+        "dtype": "float32",
+        "source": "models.py:13",
+        "code": "features = self.body(x)",
+    }
+
+
+@pytest.mark.parametrize(("depth", "names"), [(1, []), (2, ["body.0", "body.1"])])
+def test_depth_folds_modules(depth: int, names: list[str], capsys: Capture) -> None:
+    """`--depth` says how many levels are told."""
+    found = said(f"explain {NET} --batch 16 --depth {depth}", capsys)
+    (body,) = [child for child in found["modules"]["children"] if child["name"] == "body"]
+    assert sorted(child["name"] for child in body["children"])[:2] == names
+
+
+def test_a_batch_that_does_not_fit_is_explained(capsys: Capture) -> None:
+    """The failing request is told, and the memory of a card without end; the question is answered: code 0."""
+    code, out, _ = outcome(f"explain {NET} --batch 4096 --allocator-cap-mib 1000", capsys)
+    assert code == 0
+    assert out.startswith("Batch 4096 does not fit at confidence 0.99; without a limit it would take ")
+    assert "\nFails at:       step 1, forward, module body.1, native_batch_norm: no room for " in out
+    assert ", on a card without end The process consists of" in " ".join(out.split())
+
+
+def test_a_model_that_only_trains_has_no_evaluation(capsys: Capture) -> None:
+    """Where eval mode fails, training is explained all the same."""
+    command = "explain --model models.py:TrainsOnly --input 3x64x64 --loss sum --batch 2"
+    assert said(command, capsys)["evaluation"] is None
+
+
+def test_inference_is_explained_without_an_evaluation(capsys: Capture) -> None:
+    """What is evaluation already has none beside it."""
+    found = said(f"explain {NET} --batch 16 --mode infer", capsys)
+    assert found["evaluation"] is None
+    assert found["categories"]["gradients"] == 0
+
+
+def test_the_picture_and_the_snapshot_are_written(folder: Path, capsys: Capture) -> None:
+    """`--plot` and `--snapshot` write files beside the answer."""
+    code, out, _ = outcome(f"explain {NET} --batch 16 --plot x.png --snapshot x.pickle", capsys)
+    assert (code, out[:9]) == (0, "Batch 16 ")
+    assert (folder / "x.png").read_bytes().startswith(b"\x89PNG")
+    snapshot = pickle.loads((folder / "x.pickle").read_bytes())
+    lines = {frame["filename"] for entry in snapshot["device_traces"][0] for frame in entry["frames"]}
+    assert {"body.0", "body", "models.py", "training loop"} <= lines
+
+
+def test_against_its_own_snapshot_nothing_differs(capsys: Capture) -> None:
+    """What is written by one call and read by the next is the same run."""
+    outcome(f"explain {NET} --batch 16 --snapshot x.pickle", capsys)
+    found = said(f"explain {NET} --batch 16 --against x.pickle", capsys)["difference"]
+    assert found["same"]
+    assert found["matched"] == found["traced"]["blocks"] == found["recorded"]["blocks"] > 0
+    _, out, _ = outcome(f"explain {NET} --batch 16 --against x.pickle", capsys)
+    assert "\nTrace and recording are the same, block by block\n" in out
+
+
+def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Capture) -> None:
+    """Memory that cuDNN takes within a convolution is told with its operator, module and size."""
+    outcome(f"explain {NET} --batch 16 --steps 1 --snapshot x.pickle", capsys)
+    (entries,) = pickle.loads((folder / "x.pickle").read_bytes())["device_traces"]
+    events: list[HistoryEvent] = []
+    for entry in entries:
+        if entry["action"] in ("alloc", "free_completed"):
+            events.append(HistoryEvent(entry["action"], entry["addr"], entry["size"]))
+            if entry["frames"] and entry["frames"][0]["name"] == "aten.convolution.default":
+                events += [HistoryEvent(action, 2**40, 7 * MIB) for action in ("alloc", "free_completed")]
+    save_history(History("Some GPU", "2.13.0", "", None, None, tuple(events)), folder / "x.json.gz")
+    found = said(f"explain {NET} --batch 16 --steps 1 --against x.json.gz", capsys)["difference"]
+    assert found["only_one_side"] == [
+        {
+            "kind": "workspace",
+            "phase": "forward",
+            "module": "body.0",
+            "op": "aten.convolution.default",
+            "size_bytes": 7 * MIB,
+            "where": "",
+            "steps": [1],
+        }
+    ]
+    assert [row["recorded_only_bytes"] for row in found["ops"] if row["recorded_only"]] == [7 * MIB]
+    assert found["other_lives"] == []
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
+    events = (
+        *(Mark(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Role.PARAMETER, 0)),
+        *(Mark(1, Phase.FORWARD), Alloc(1, 0, 2 * MIB, Role.ACTIVATION, 0), Mark(1, Phase.END)),
+    )
+    job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
+    about = {"job": job_to_json(job), "batch": 5, "capability": [8, 6]}
+    save_trace(Trace(events, (Site("fc", "to"),), (2, 3)), tmp_path / "toy.trace", about)
+    return tmp_path / "toy.trace"
+
+
+def test_a_saved_trace_is_explained_without_torch(toy: Path) -> None:
+    """`--trace` needs no torch, and tells neither lines nor an evaluation."""
+    code = (
+        "import sys; from planner.cli import run; code = run(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "explain", "--trace", str(toy), "--json"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["peak"]["allocated_bytes"] == 13 * MIB
+    assert found["evaluation"] is None
+    assert found["tensors"][0]["shape"] is None
+
+
+def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None:
+    """`--save-trace` writes what `estimate` writes, for any batch size where there is a loop."""
+    code, _, _ = outcome(f"explain {NET} --batch 16 --save-trace x.trace", capsys)
+    assert code == 0
+    assert open_saved(folder / "x.trace").traces.is_any_batch
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("--top 0", 2, "--top: '0' is refused; use a whole number from 1 to 1000000"),
+        ("--depth x", 2, "--depth: 'x' is refused; use a whole number, such as 2"),
+        ("--plot x.gif", 2, "--plot x.gif: give a file that ends in .png, .svg or .pdf"),
+        ("--against none", 4, "none: cannot read the history: No such file or directory"),
+    ],
+)
+def test_mistakes_are_one_line(options: str, code: int, message: str, toy: Path, capsys: Capture) -> None:
+    """Wrong options and files that cannot be used are told in one line, with the exit code of their kind."""
+    assert outcome(f"explain --trace {toy} {options}", capsys) == (code, "", f"planner: {message}\n")

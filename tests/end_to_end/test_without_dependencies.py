@@ -1,0 +1,69 @@
+"""A saved trace plans without torch and what comes with it, and without the command line's libraries."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.allocator.config import MIB
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace
+from planner.store.codec import save_trace
+from tests.helpers.traces import SITES
+
+ROOT = Path(__file__).parents[2]
+TRACE = Trace(
+    events=(
+        Mark(0, Phase.SETUP),
+        Alloc(0, 97 * MIB, 0, Role.PARAMETER, 0),
+        Mark(1, Phase.FORWARD),
+        Alloc(1, 0, 602_112, Role.INPUT, 0),
+        Alloc(2, 100, 51_380_224, Role.ACTIVATION, 1),
+        Mark(1, Phase.BACKWARD),
+        Alloc(3, 97 * MIB, 0, Role.GRADIENT, 2),
+        Free(2),
+        Mark(1, Phase.END),
+    ),
+    sites=SITES,
+    batches=(2, 3, 64),
+    unknown_ops=("aten.mystery",),
+    notes=("made up",),
+)
+PLAN = """
+from dataclasses import replace
+from pathlib import Path
+from planner.allocator.config import parse_alloc_conf
+from planner.hardware.budget import make_budget
+from planner.hardware.device import generic_device
+from planner.jobs.job import Job
+from planner.planning.max_batch import Seconds, estimate
+from planner.allocator.replay import replay_trace
+from planner.planning.search import largest
+from planner.store.codec import load_trace
+
+trace, about = load_trace(Path(path))
+budget = make_budget(generic_device(8000), 0.99, parse_alloc_conf("roundup_power2_divisions:8"))
+found = largest(lambda batch: replay_trace(trace, batch, budget.arena).outcome)
+job = Job(about["model"])
+estimates = [estimate(job, trace, batch, budget) for batch in (found.largest, found.first_failure)]
+print(about, found, *(replace(each, seconds=Seconds(0, 0)) for each in estimates), sep="\\n")
+"""
+BARE = """
+import sys
+path, root = sys.argv[1:]
+sys.path.insert(0, root)
+for name in ("torch", "torchvision", "numpy", "scipy", "typer", "click", "rich", "yaml", "pynvml"):
+    sys.modules[name] = None
+"""
+
+
+def test_saved_trace_plans_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where torch, numpy, PyYAML and typer are missing, a saved trace gives the same search and estimates."""
+    path = tmp_path / "job.trace"
+    save_trace(TRACE, path, {"model": "made up"})
+    exec(PLAN, {"path": path})
+    here = capsys.readouterr().out
+    bare = [sys.executable, "-I", "-c", BARE + PLAN, str(path), str(ROOT)]
+    done = subprocess.run(bare, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, here, "")
+    assert "Search(largest=" in here and "outcome=<Outcome.DOES_NOT_FIT: 'no'>" in here

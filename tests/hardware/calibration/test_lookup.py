@@ -1,0 +1,205 @@
+"""Which calibration answers, and what the budget makes of it."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from planner.allocator.config import AllocatorRules
+from planner.hardware.budget import make_budget, process_bytes, upper_process_bytes
+from planner.hardware.calibration.model import (
+    CONTEXT_DRIFT_BYTES,
+    Calibration,
+    Correction,
+    Level,
+    Wanted,
+    is_card,
+    look_up,
+)
+from planner.hardware.device import MIB, Device, FigureKind, Measured, generic_device
+from planner.jobs.job import Optimizer, ZeroGrad
+from tests.helpers.calibrations import CARD, FIT, JOB, KEY, REFUSAL, VERSIONS, calibration
+
+RULES = AllocatorRules()
+ADAM = replace(JOB, optimizer=Optimizer.ADAM)
+OTHER = replace(CARD, name="RTX 4090", aliases=(), total=Measured(24_564 * MIB, "made up"), capability=(8, 9))
+NEWER = replace(CARD, name="RTX 5090", aliases=(), capability=(12, 0))
+PUBLISHED = replace(calibration(), source="published", includes_context=False)
+
+
+def found(stored: list[Calibration], wanted: Wanted) -> Correction:
+    correction = look_up(stored, wanted)
+    assert correction is not None
+    return correction
+
+
+def test_exact() -> None:
+    """The same job on the same GPU under the same version answers exactly, with its whole line."""
+    correction = found([calibration()], Wanted(JOB, CARD, "2.6.1"))
+    assert correction == Correction(
+        level=Level.EXACT,
+        about="torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured",
+        source="measured",
+        context=Measured(
+            350 * MIB,
+            "measured: torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured",
+            0,
+            FigureKind.MEASURED,
+        ),
+        fit=FIT,
+        includes_context=True,
+        drift_bytes=0,
+    )
+
+
+def test_unknown_versions_count_as_the_same() -> None:
+    """Who does not know the version gets what there is, as exact."""
+    assert found([calibration()], Wanted(JOB, CARD)).level is Level.EXACT
+
+
+@pytest.mark.parametrize(
+    ("wanted", "level", "has_fit", "drift_bytes"),
+    [
+        (Wanted(JOB, CARD, "2.13.0"), Level.SAME_GPU, True, CONTEXT_DRIFT_BYTES),
+        (Wanted(ADAM, CARD, "2.6.0"), Level.SAME_GPU, False, 0),
+        (Wanted(JOB, OTHER, "2.6.0"), Level.SAME_ARCHITECTURE, True, CONTEXT_DRIFT_BYTES),
+        (Wanted(ADAM, OTHER, "2.6.0"), Level.SAME_ARCHITECTURE, False, CONTEXT_DRIFT_BYTES),
+    ],
+)
+def test_levels(wanted: Wanted, level: Level, has_fit: bool, drift_bytes: int) -> None:
+    """Other versions, another job, another card of the architecture: each answers at its level, the line for
+    the same job only and else the context, and the interval widens.
+    """
+    correction = found([calibration()], wanted)
+    assert (correction.level, correction.fit is not None) == (level, has_fit)
+    assert correction.drift_bytes == drift_bytes
+    assert correction.context is not None
+    assert correction.context.value == 350 * MIB
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted(JOB, NEWER),
+        Wanted(JOB, generic_device(12_288)),
+        Wanted(JOB, CARD, alloc_conf="expandable_segments:True"),
+    ],
+)
+def test_defaults(wanted: Wanted) -> None:
+    """Another architecture, a card of which only the memory is known, and other options of the allocator: the
+    defaults.
+    """
+    assert look_up([calibration()], wanted) is None
+
+
+def test_nearest_wins() -> None:
+    """Whatever the order of the files, the nearest level answers; of equal ones, the first."""
+    near = calibration(replace(KEY, versions=replace(VERSIONS, torch="2.13.0")))
+    far = calibration(replace(KEY, gpu="RTX 4090", versions=replace(VERSIONS, nvml_total_bytes=None)))
+    wanted = Wanted(JOB, CARD, "2.13.0")
+    for stored in ([near, calibration(), far], [far, calibration(), near]):
+        assert found(stored, wanted).about.count("2.13.0") == 1
+    twin = replace(calibration(), fit=replace(FIT, slope=1.5))
+    assert found([twin, calibration()], Wanted(JOB, CARD)).fit == twin.fit
+
+
+def test_refused_fit_still_tells_the_context() -> None:
+    """Runs that support no line still tell the context of their card."""
+    correction = found([calibration(fit=REFUSAL)], Wanted(JOB, CARD))
+    assert (correction.fit, correction.level) == (None, Level.SAME_GPU)
+    assert correction.context is not None
+
+
+def test_published_say_nothing_of_other_jobs() -> None:
+    """Published rises hold no context, so they say nothing of another job."""
+    runs = tuple(
+        replace(point, observation=replace(point.observation, context_after_bytes=None))
+        for point in PUBLISHED.points
+    )
+    assert look_up([replace(PUBLISHED, points=runs)], Wanted(ADAM, CARD)) is None
+
+
+def test_what_makes_jobs_the_same() -> None:
+    """The catalogue's name and the number of steps do not count; where zero_grad stands does."""
+    renamed = replace(JOB, model="torchvision:resnet18", source="", steps=9)
+    assert found([calibration()], Wanted(renamed, CARD)).fit == FIT
+    moved = replace(JOB, zero_grad=ZeroGrad.AFTER_STEP)
+    assert found([calibration()], Wanted(moved, CARD)).fit is None
+
+
+def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
+    """Where a library is asked for them, only the context carries over from runs planned without."""
+    asked = replace(JOB, cudnn="installed")
+    assert found([calibration()], Wanted(asked, CARD)).fit is None
+    assert found([calibration()], Wanted(asked, CARD)).context is not None
+    assert found([calibration(replace(KEY, job=asked))], Wanted(asked, CARD)).fit == FIT
+
+
+def test_names_of_cards() -> None:
+    """A card answers to torch's name for it, unless the memory says that it is another of that name."""
+    assert is_card(CARD, "NVIDIA GeForce RTX 3060", VERSIONS)
+    assert not is_card(CARD, "NVIDIA GeForce RTX 3060 Ti", VERSIONS)
+    assert not is_card(CARD, "RTX 3060", replace(VERSIONS, nvml_total_bytes=8_192 * MIB))
+
+
+def test_benchmarked_runs_say_nothing_of_others() -> None:
+    """Runs with cuDNN's benchmark mode answer for jobs with it, and for no other, not even their context."""
+    with_it = replace(JOB, cudnn_benchmark=True)
+    assert look_up([calibration(replace(KEY, job=with_it))], Wanted(JOB, CARD)) is None
+    assert look_up([calibration()], Wanted(with_it, CARD)) is None
+    assert found([calibration(replace(KEY, job=with_it))], Wanted(with_it, CARD)).fit == FIT
+
+
+def corrected(card: Device = CARD, stored: Calibration | None = None) -> Correction:
+    return found([stored or calibration()], Wanted(JOB, card, "2.6.0"))
+
+
+def test_budget_by_hand() -> None:
+    """At one deviation: usable less overhead less spread, by the slope; the context is the measured one."""
+    budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected())
+    assert budget.arena.capacity_bytes == int((11_900 - 500 - 10) * MIB / 1.02)
+    assert budget.device.context.value == 350 * MIB
+    assert process_bytes(budget, 1_000 * MIB) == round((500 + 1_020) * MIB)
+
+
+def test_budget_without_context_by_hand() -> None:
+    """Where the overhead holds no context, the card's is added, and its spread: sqrt(30 ** 2 + 40 ** 2)."""
+    stored = replace(PUBLISHED, fit=replace(FIT, spread_bytes=30 * MIB))
+    budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected(stored=stored))
+    assert budget.arena.capacity_bytes == pytest.approx((11_900 - 900 - 50) * MIB / 1.02, abs=2)
+    assert budget.device.context.value == 400 * MIB
+    assert process_bytes(budget, 1_000 * MIB) == round((900 + 1_020) * MIB)
+
+
+def test_context_alone() -> None:
+    """Another job's context replaces the card's, and all else stays uncalibrated."""
+    correction = found([calibration()], Wanted(ADAM, CARD))
+    budget = make_budget(CARD, 0.9, RULES, None, correction)
+    assert correction.context is not None
+    plain = make_budget(replace(CARD, context=correction.context), 0.9, RULES)
+    assert budget == replace(plain, correction=correction)
+    assert upper_process_bytes(budget, 5_000 * MIB) == upper_process_bytes(plain, 5_000 * MIB)
+
+
+def test_cap_is_left_alone() -> None:
+    """A cap on the allocator bounds it alone: the calibration moves the card's capacity, not the cap."""
+    plain = make_budget(CARD, 0.99, RULES, 2_000 * MIB).arena
+    calibrated = make_budget(CARD, 0.99, RULES, 2_000 * MIB, corrected()).arena
+    assert calibrated.limit_bytes == plain.limit_bytes
+    assert calibrated.capacity_bytes != plain.capacity_bytes
+
+
+@given(st.floats(0.5, 0.999), st.floats(0.5, 0.999), st.integers(0, 11_000))
+@settings(deadline=None)
+def test_upper_bounds(one: float, other: float, reserved_mib: int) -> None:
+    """The calibrated bound is at least the expected process, rises with the confidence, and passes the card
+    only where the process does.
+    """
+    low, high = (
+        upper_process_bytes(make_budget(CARD, p, RULES, None, corrected()), reserved_mib * MIB)
+        for p in sorted((one, other))
+    )
+    expected = process_bytes(make_budget(CARD, 0.9, RULES, None, corrected()), reserved_mib * MIB)
+    assert min(expected, CARD.usable.value) <= low <= high
+    assert high <= CARD.usable.value or expected > CARD.usable.value

@@ -1,0 +1,404 @@
+"""Workspaces that a library is asked for. cuDNN itself is asked where one is at hand: that of pytest's option
+`--cudnn FOLDER`, or one that a package brings.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import planner
+import planner.hardware.cudnn.client
+from planner.capture.session import trace
+from planner.capture.symbolic.builder import Loops
+from planner.capture.symbolic.foretold import Foretold
+from planner.capture.symbolic.recast import differs
+from planner.capture.workspaces.registry import RULES, Made, Step, Trial
+from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.errors import UsageError
+from planner.hardware.cudnn.client import Cudnn, open_cudnn
+from planner.hardware.device import find_device
+from planner.jobs.job import Job, Mode, Optimizer
+from planner.program.convolution import Convolution, Direction, Workspaces
+from planner.program.events import Alloc, Role, Trace
+from planner.program.target import Chip, chip_of
+from planner.store.fingerprint import key_of
+from tests.helpers.models import AMPERE, job_of
+
+aten = torch.ops.aten
+OUTPUT = Made.OUTPUT
+HALF = torch.float16
+
+
+@dataclass
+class Told:
+    """A library that takes 4 bytes for each number of x, and remembers what it was asked."""
+
+    version: str = "9.99.0"
+    lacks: str = ""
+    silent: frozenset[tuple[int, int]] = frozenset()
+    asked: list[Convolution] = field(default_factory=list)
+
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        self.asked.append(asked)
+        return Workspaces(_bytes_of(asked.x))
+
+    def benchmarked(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+    ) -> Workspaces:
+        return Workspaces(_bytes_of(asked.x), 10 * _bytes_of(asked.x))
+
+
+def _bytes_of(sizes: tuple[int, ...]) -> int:
+    total = 4
+    for size in sizes:
+        total *= size
+    return total
+
+
+def meta(*sizes: int, dtype: torch.dtype = torch.float32, last: bool = False) -> Tensor:
+    made = torch.empty(sizes, dtype=dtype, device="meta")
+    return made.to(memory_format=torch.channels_last) if last else made
+
+
+def forward(x: Tensor, weight: Tensor, *options: object) -> list[Convolution]:
+    """What is asked for a forward pass with these strides, padding, dilation, transposed, groups."""
+    stride, padding, dilation, transposed, groups = options
+    args = (x, weight, None, stride, padding, dilation, transposed, [0, 0], groups)
+    told = Told()
+    out = aten.convolution.default(*args)
+    RULES[aten.convolution.default](args, out, Chip(AMPERE, 28, told.workspaces))
+    return told.asked
+
+
+def test_a_forward_pass_is_asked_for_as_cudnn_sees_it() -> None:
+    """Shapes, type, layout and geometry; a row is an image of height 1."""
+    one = forward(meta(2, 3, 8, 6), meta(4, 3, 3, 1), [2, 1], [1, 0], [1, 1], False, 1)
+    assert one == [
+        Convolution(
+            Direction.FORWARD,
+            "float32",
+            (2, 3, 8, 6),
+            (4, 3, 3, 1),
+            (2, 4, 4, 6),
+            False,
+            (1, 0),
+            (2, 1),
+            (1, 1),
+        )
+    ]
+    (row,) = forward(meta(2, 3, 9), meta(4, 3, 3), [2], [1], [1], False, 1)
+    assert (row.x, row.w, row.y) == ((2, 3, 1, 9), (4, 3, 1, 3), (2, 4, 1, 5))
+    assert (row.padding, row.stride, row.dilation) == ((0, 1), (1, 2), (1, 1))
+
+
+def test_channels_last_as_soon_as_input_or_weight_is() -> None:
+    """But never in double precision (ConvUtils.h)."""
+    geometry = ([1, 1], [0, 0], [1, 1], False, 1)
+    assert not forward(meta(2, 4, 5, 5), meta(8, 4, 3, 3), *geometry)[0].channels_last
+    assert forward(meta(2, 4, 5, 5, last=True), meta(8, 4, 3, 3), *geometry)[0].channels_last
+    assert forward(meta(2, 4, 5, 5), meta(8, 4, 3, 3, last=True), *geometry)[0].channels_last
+    double = meta(2, 4, 5, 5, dtype=torch.float64, last=True), meta(8, 4, 3, 3, dtype=torch.float64)
+    assert not forward(*double, *geometry)[0].channels_last
+
+
+def test_a_transposed_convolution_is_anothers_data_gradient() -> None:
+    """Of the convolution from its output to its input; it is never PyTorch's depthwise kernel."""
+    (asked,) = forward(meta(2, 6, 5, 5), meta(6, 1, 3, 3), [2, 2], [1, 1], [1, 1], True, 6)
+    assert asked.direction is Direction.DATA
+    assert (asked.x, asked.w, asked.y) == ((2, 6, 9, 9), (6, 1, 3, 3), (2, 6, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "width", "kernel", "stride", "dtype", "last", "of_cudnn"),
+    [
+        (8, 64, 28, 3, 1, torch.float32, False, False),
+        (8, 64, 28, 3, 1, torch.float32, True, True),
+        (8, 64, 28, 3, 1, HALF, False, True),
+        (8, 64, 28, 7, 1, HALF, False, False),
+        (8, 16, 28, 3, 1, HALF, False, False),
+        (8, 64, 6, 3, 1, HALF, False, False),
+        (8, 64, 28, 3, 2, HALF, False, False),
+        (8, 512, 28, 3, 2, HALF, False, True),
+        (8, 256, 28, 3, 2, HALF, False, True),
+        (1, 64, 28, 3, 2, HALF, False, True),
+        (8, 64, 28, 3, 1, torch.bfloat16, False, False),
+    ],
+)
+def test_depthwise_convolutions_that_pytorch_runs_itself(
+    batch: int,
+    channels: int,
+    width: int,
+    kernel: int,
+    stride: int,
+    dtype: torch.dtype,
+    last: bool,
+    of_cudnn: bool,
+) -> None:
+    """Contiguous ones, but for half precision with kernels and widths that cuDNN is good at."""
+    x = meta(batch, channels, width, width, dtype=dtype, last=last)
+    weight = meta(channels, 1, kernel, kernel, dtype=dtype)
+    pad = kernel // 2
+    asked = forward(x, weight, [stride, stride], [pad, pad], [1, 1], False, channels)
+    assert bool(asked) == of_cudnn
+
+
+def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Step, ...], list[Convolution]]:
+    x, weight = meta(2, 4, 5, 5), meta(4, 4, 3, 3)
+    grad = meta(2, 4, 5, 5)
+    geometry = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
+    args = (grad, x, weight, [4], *geometry, mask)
+    told = Told()
+    out = aten.convolution_backward.default(*args)
+    return RULES[aten.convolution_backward.default](args, out, Chip(AMPERE, 28, told.workspaces)), told.asked
+
+
+def test_gradients_are_made_one_after_the_other() -> None:
+    """Of the data, of the weights, of the bias, each beside the workspace of its own kernel."""
+    trial = Trial(4 * 2 * 4 * 5 * 5)
+    steps, asked = backward([True, True, True])
+    assert [one.direction for one in asked] == [Direction.DATA, Direction.WEIGHT]
+    assert steps[:5] == (OUTPUT, trial, OUTPUT, trial, OUTPUT)
+    steps, asked = backward([False, True, False])
+    assert (steps, [one.direction for one in asked]) == ((OUTPUT, trial), [Direction.WEIGHT])
+    assert [one.direction for one in backward([True, True, False], transposed=True)[1]] == [
+        Direction.FORWARD,
+        Direction.WEIGHT,
+    ]
+
+
+class Twins(nn.Module):
+    """Two convolutions of the same shape, and one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(4, 8, 1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean((1, 2, 3))
+
+
+def on_meta(job: Job) -> nn.Module:
+    with torch.device("meta"):
+        return Twins()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """The library that whoever opens one gets."""
+    library = Told()
+    monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: library)
+    return library
+
+
+def training(*, benchmark: bool) -> Job:
+    plain = job_of("4x16x16", mode=Mode.TRAIN, steps=3, optimizer=Optimizer.ADAM)
+    return replace(plain, cudnn="anywhere", cudnn_benchmark=benchmark)
+
+
+def workspaces_of(taken: Trace) -> list[int]:
+    """In samples of the input, 4 x 16 x 16 numbers; what other kernels take is smaller than one."""
+    (batch,) = taken.batches
+    births = [event for event in taken.events if isinstance(event, Alloc)]
+    taken_bytes = [event.fixed_bytes for event in births if event.role is Role.WORKSPACE and event.optional]
+    return [size // (4 * 4 * 16 * 16 * batch) for size in taken_bytes]
+
+
+@pytest.mark.parametrize("told_of", [Foretold, Loops])
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_loops_tell_what_runs_record(told: Told, benchmark: bool, told_of: Callable[..., object]) -> None:
+    """At any batch size, searches included."""
+    job, chip = training(benchmark=benchmark), chip_of(AMPERE)
+    if told_of is Foretold:
+        at = Foretold(job, chip, on_meta)
+        for batch in (2, 3, 50):
+            at(batch)
+        found = [at(batch) for batch in (7, 50)]
+    else:
+        loops = Loops(job, on_meta, lambda line: None)
+        found = [loops.at(batch, chip) for batch in (7, 50)]
+    for one, batch in zip(found, (7, 50), strict=True):
+        run = trace(job, batch, AMPERE, on_meta, multiprocessors=chip.multiprocessors)
+        assert differs(one, run) == ""
+        assert run.unknown_ops == ()
+        assert any("cuDNN 9.99.0" in note for note in run.notes)
+
+
+def test_engines_are_timed_once_for_each_shape(told: Told) -> None:
+    """Ten times the workspace before the first call of each, and never again: the twins share theirs. Of the
+    first layer there is no data gradient, so its backward pass is of another kind.
+    """
+    once = [10, 1, 1, 10, 1]
+    gradients = [10, 1, 10, 1, 10, 1, 10, 1, 10, 1]
+    later = [1, 1, 1, 1, 1, 1, 1, 1]
+    run = trace(training(benchmark=True), 8, AMPERE, on_meta)
+    assert workspaces_of(run) == [*once, *gradients, *later, *later]
+
+
+def test_a_job_that_asks_a_library_is_not_kept() -> None:
+    """Nobody could know when the library is another one."""
+    job = Job("torchvision:alexnet", cudnn="installed")
+    assert key_of(job) is None
+    assert key_of(replace(job, cudnn="")) is not None
+
+
+def test_a_plan_holds_the_workspaces_and_says_so(told: Told) -> None:
+    """In the peak (either way: what a workspace leaves free serves others), the assumptions, the job."""
+    plain = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060")
+    asked = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="anywhere")
+    assert asked.to_dict()["peak_reserved_mib"] != plain.to_dict()["peak_reserved_mib"]
+    assert asked.to_dict()["job"]["cudnn"] == "anywhere"
+    assert "convolutions take the workspaces that cuDNN 9.99.0 asks for" in asked.to_dict()["assumptions"]
+    assert asked.to_dict()["unknown_ops"] == []
+    published = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="published")
+    assert published.to_dict()["job"] == plain.to_dict()["job"]
+
+
+def test_kept_traces_do_not_stand_for_what_a_library_says(told: Told, tmp_path: Path) -> None:
+    """With a folder of kept traces the plan is the one without, on one card and on many."""
+    options = {"input": "3x64x64", "cudnn": "anywhere"}
+    alone = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", **options).plan
+    beside = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", cache=tmp_path, **options).plan
+    assert (beside.search, beside.at_max and beside.at_max.run) == (
+        alone.search,
+        alone.at_max and alone.at_max.run,
+    )
+    assert alone.at_max is not None and alone.at_max.unknown_ops == ()
+    cards = [find_device("rtx-3060"), find_device("l4")]
+    fits = planner.gpus("torchvision:alexnet", devices=cards, **options).fits
+    assert planner.gpus("torchvision:alexnet", devices=cards, cache=tmp_path, **options).fits == fits
+
+
+def test_a_table_says_for_which_gpus_the_library_is_silent(told: Told) -> None:
+    """Whichever GPU's trace stands for all of them."""
+    told.silent = frozenset({(8, 9)})
+    cards = [find_device("rtx-3060"), find_device("l4")]
+    found = planner.gpus("torchvision:alexnet", devices=cards, input="3x64x64", cudnn="anywhere").to_dict()
+    assert [note for note in found["assumptions"] if "cuDNN" in note] == [
+        "convolutions take the workspaces that cuDNN 9.99.0 asks for",
+        "cuDNN 9.99.0 does not answer for compute capability 8.9: no workspaces of convolutions are counted",
+    ]
+
+
+def test_folders_without_a_library(tmp_path: Path) -> None:
+    """One line that says what is missing, or that it does not load."""
+    with pytest.raises(UsageError, match=r"libcudnn\.so\.9 is not there; name the folder"):
+        open_cudnn(str(tmp_path))
+    (tmp_path / "libcudnn.so.9").write_bytes(b"no library")
+    with pytest.raises(UsageError, match="it does not answer") as caught:
+        open_cudnn(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Then `installed` says what to install."""
+    monkeypatch.setattr(planner.hardware.cudnn.client.sys, "path", [str(tmp_path)])
+    planner.hardware.cudnn.client._open.cache_clear()
+    with pytest.raises(UsageError, match="install nvidia-cudnn-cu12"):
+        open_cudnn("installed")
+
+
+# ---- cuDNN itself
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> Iterator[Cudnn]:
+    """That of `--cudnn`, or an installed one."""
+    try:
+        yield open_cudnn_with_cublaslt(request.config.getoption("--cudnn") or "installed")
+    except UsageError as error:
+        pytest.skip(f"no cuDNN to ask: {error}")
+
+
+def asked_of(direction: Direction, dtype: str = "float32", *, last: bool = False) -> Convolution:
+    """128 images of 128 channels of 28 x 28 onto as many, 3 x 3."""
+    x, w = (128, 128, 28, 28), (128, 128, 3, 3)
+    return Convolution(direction, dtype, x, w, x, last, (1, 1), (1, 1), (1, 1))
+
+
+def test_tensor_cores_want_contiguous_images_in_another_order(library: Cudnn) -> None:
+    """On an Ampere GPU a forward pass in half precision copies x and y, or x alone, and weights at most; in
+    channels_last nothing of the size of x is copied.
+    """
+    copy_bytes = 2 * 128 * 128 * 28 * 28
+    found = library.first(AMPERE, 28, asked_of(Direction.FORWARD, "float16"))
+    assert found is not None and "tensor cores" in found.notes
+    assert round(found.workspace_bytes / copy_bytes, 1) in (1.0, 2.0)
+    found = library.first(AMPERE, 28, asked_of(Direction.FORWARD, "float16", last=True))
+    assert found is not None and found.workspace_bytes < copy_bytes / 2
+
+
+def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
+    """The first engine is among all, and none converts its inputs to a narrower type."""
+    for direction in Direction:
+        engines = library.every(AMPERE, 28, asked_of(direction))
+        assert engines[0] == library.first(AMPERE, 28, asked_of(direction))
+        assert all("down-converts" not in engine.notes for engine in engines)
+
+
+def test_what_cudnn_does_not_do(library: Cudnn) -> None:
+    """Pascal computes nothing in bfloat16."""
+    assert library.first((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")) is None
+
+
+def test_engines_that_are_built_on_cublaslt_answer_too(
+    request: pytest.FixtureRequest, library: Cudnn
+) -> None:
+    """With the stand-in of cuBLASLt no engine is lost, and some are there that drop out without it."""
+    if library.lacks:
+        pytest.skip(f"cuBLASLt has no stand-in: {library.lacks}")
+    bare = open_cudnn(request.config.getoption("--cudnn") or "installed")
+    added = 0
+    for direction in Direction:
+        for dtype in ("float32", "float16"):
+            asked = asked_of(direction, dtype)
+            every = [engine.number for engine in library.every(AMPERE, 28, asked)]
+            fewer = [engine.number for engine in bare.every(AMPERE, 28, asked)]
+            assert [number for number in every if number in fewer] == fewer
+            added += len(every) - len(fewer)
+    assert added > 0
+
+
+def test_a_cudnn_without_cublaslt_says_why(told: Told) -> None:
+    """The answer names what is left out beside the version that was asked."""
+    told.lacks = "gcc is missing"
+    taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
+    assert "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing" in taken.notes
+
+
+def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others still do, from a new process, and the trace says what was not counted."""
+    fresh = replace(library, silent=set(), _said={})
+    fresh._process.kill()
+    assert fresh.first(AMPERE, 28, asked_of(Direction.FORWARD)) is None
+    assert fresh.silent == {AMPERE}
+    assert fresh.first((8, 9), 24, asked_of(Direction.FORWARD)) is not None
+    assert fresh.first(AMPERE, 28, asked_of(Direction.WEIGHT)) is None
+    library._process = fresh._process
+    monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
+    taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
+    assert [note for note in taken.notes if "cuDNN" in note] == [
+        f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "
+        "are counted"
+    ]
+
+
+def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:
+    """Whoever was interrupted while it waited does not mislead the next one."""
+    one, other = (asked_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))
+    fresh = replace(library, _said={})
+    expected = fresh.every(AMPERE, 28, other)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planner.hardware.cudnn.client.json, "loads", _interrupt)
+        fresh.every(AMPERE, 28, one)
+    assert replace(fresh, _said={}).every(AMPERE, 28, other) == expected
+
+
+def _interrupt(line: str) -> None:
+    raise KeyboardInterrupt

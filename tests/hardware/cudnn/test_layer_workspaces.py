@@ -1,0 +1,290 @@
+"""Workspaces of convolutions, layer by layer: from a made-up library to text, JSON, page and file."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import planner
+import planner.hardware.cudnn.client
+from planner.api.explain import ExplainResult
+from planner.capture.recorder.provenance import Details
+from planner.capture.session import trace
+from planner.capture.subprocess.client import opener_of
+from planner.hardware.cudnn.per_layer import LayerWorkspace, layer_workspaces
+from planner.hardware.cudnn.workspace_breakdown import Part, Term
+from planner.jobs.job import Job, Loss, TensorSpec
+from planner.planning.epoch import over_epoch
+from planner.planning.source import take_detailed_trace
+from planner.program.affine import align
+from planner.program.convolution import Asked, Convolution, Direction, Engine, Workspaces, row_of
+from planner.program.events import Trace, check
+from planner.program.target import chip_of
+from planner.report.commands.explain_workspaces import parts_text, workspace_text
+from planner.store.codec import load_trace, save_trace
+from tests.helpers.models import AMPERE
+
+MIB = 2**20
+SURE_OF_LIBRARY = (
+    "Exact for the version that was asked and compute capability 8.6, as PyTorch runs the first engine of "
+    "cuDNN's heuristics that works; where memory is refused, PyTorch goes on to the next engine. What a part "
+    "is for is inferred from its size; x, w and y are input, weights and output, or their gradients."
+)
+
+
+@dataclass
+class Copying:
+    """A library whose engine 7 copies x and y, and takes 48 bytes more; engine 9 copies x once more."""
+
+    version: str = "9.99.0"
+    lacks = ""
+    silent: frozenset[tuple[int, int]] = frozenset()
+
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+        size_bytes = _bytes_of(asked.x) + _bytes_of(asked.y) + 48
+        return Workspaces(size_bytes, engine=Engine(7, ("tensor cores",), size_bytes))
+
+    def benchmarked(
+        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+    ) -> Workspaces:
+        said = self.workspaces(capability, multiprocessors, asked)
+        assert said.engine is not None
+        most = said.workspace_bytes + _bytes_of(asked.x)
+        return Workspaces(said.workspace_bytes, most, said.engine, Engine(9, (), most))
+
+
+def _bytes_of(sizes: tuple[int, ...]) -> int:
+    total = 4
+    for size in sizes:
+        total *= size
+    return total
+
+
+class Net(nn.Module):
+    """The first convolution runs twice a step; the second is transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.second = nn.ConvTranspose2d(4, 8, 2, stride=2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(self.first(x)))
+        return out
+
+
+def on_meta(job: Job) -> nn.Module:
+    with torch.device("meta"):
+        return Net()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Copying:
+    """The library that whoever opens one gets."""
+    library = Copying()
+    monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: library)
+    return library
+
+
+JOB = Job("net", inputs=(TensorSpec((4, 32, 32)),), loss=Loss.SUM, steps=2, cudnn="anywhere")
+
+
+def detailed(job: Job = JOB, batch: int = 8) -> Trace:
+    return trace(job, batch, AMPERE, on_meta, Details())
+
+
+def pairs(found: tuple[LayerWorkspace, ...]) -> list[tuple[str, Direction, int]]:
+    return [(one.module, one.direction, one.size_bytes) for one in found]
+
+
+def test_each_layer_and_direction_once(library: Copying) -> None:
+    """However often it runs, the largest first; a transposed convolution runs forward as a data gradient. The
+    first call of the first layer has no data gradient, the second has.
+    """
+    small = 8 * 4 * 32 * 32 * 4
+    first, second = 2 * small + 48, small + 8 * small + 48
+    found = layer_workspaces(detailed(), 8)
+    assert pairs(found) == [
+        ("second", Direction.DATA, second),
+        ("second", Direction.FORWARD, second),
+        ("second", Direction.WEIGHT, second),
+        ("first", Direction.FORWARD, first),
+        ("first", Direction.DATA, first),
+        ("first", Direction.WEIGHT, first),
+    ]
+    assert {(one.engine, one.notes, one.searched) for one in found} == {(7, "tensor cores", False)}
+    assert found[3].parts == (
+        Part(Term.COPY, "x", 1, small),
+        Part(Term.COPY, "y", 1, small),
+        Part(Term.UNNAMED, "", 1, 48),
+    )
+
+
+def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
+    """With the engine that takes most, before that of the heuristics' first."""
+    found = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)), 8)
+    forward = [one for one in found if (one.module, one.direction) == ("first", Direction.FORWARD)]
+    assert [(one.searched, one.engine, one.notes) for one in forward] == [
+        (True, 9, ""),
+        (False, 7, "tensor cores"),
+    ]
+
+
+def test_plain_traces_have_none(library: Copying) -> None:
+    """Only details ask for what a workspace is; an affine trace has lost them."""
+    assert trace(JOB, 8, AMPERE, on_meta).asked == ()
+    affine = align(detailed(batch=2), detailed(batch=3))
+    assert isinstance(affine, Trace)
+    assert affine.asked == ()
+
+
+def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
+    """Blocks have other numbers in a trace that is put together."""
+    job = replace(JOB, dataset_size=11, steps=3)
+    full = {one.size_bytes for one in layer_workspaces(detailed(job, 8), 8)}
+    smaller = {one.size_bytes for one in layer_workspaces(detailed(job, 3), 3)}
+    both = over_epoch(job, 8, lambda batch: detailed(job, batch))
+    check(both)
+    assert {one.size_bytes for one in layer_workspaces(both, 8)} == full | smaller
+
+
+def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:
+    """Whole; rows of blocks that nobody bore are refused."""
+    kept, path = detailed(), tmp_path / "x.trace"
+    save_trace(kept, path, {})
+    assert load_trace(path) == (kept, {})
+    with pytest.raises(ValueError, match="blocks that are born"):
+        check(replace(kept, asked=(replace(kept.asked[0], block=10**6),)))
+    save_trace(replace(kept, asked=()), path, {})
+    assert load_trace(path)[0].asked == ()
+
+
+def test_a_row_gives_back_its_convolution() -> None:
+    """The flat columns of a file are a convolution again."""
+    x = (1, 2, 3, 4)
+    asked = Convolution(
+        Direction.DATA, "float16", x, (5, 2, 1, 1), (1, 5, 3, 4), True, (0, 0), (1, 1), (1, 1)
+    )
+    row = row_of(3, asked, Engine(4, ("a", "b"), 9), searched=False)
+    assert isinstance(row, Asked)
+    assert (row.convolution, row.block, row.engine, row.notes) == (asked, 3, 4, "a, b")
+    assert row_of(3, asked, None, searched=False).engine == -1
+
+
+# ---- what is told
+
+
+def explained(**options: Any) -> ExplainResult:
+    return planner.explain(Net, 8, input="4x32x32", loss="sum", steps=2, gpu="rtx-3060", top=2, **options)
+
+
+def test_the_text(library: Copying) -> None:
+    """The largest with engine and parts, then how sure that is."""
+    lines = str(explained(cudnn="anywhere")).splitlines()
+    start = lines.index("Largest of the 6 workspaces of convolutions")
+    section = lines[start : lines.index("", start)]
+    assert section[1:5] == [
+        "        1.1 MiB  data gradient in second, engine 7 (tensor cores)",
+        "                 copies of x and y",
+        "        1.1 MiB  forward in second, engine 7 (tensor cores)",
+        "                 copies of x and y",
+    ]
+    assert " ".join(line.strip() for line in section[5:]) == SURE_OF_LIBRARY
+
+
+def test_the_json(library: Copying) -> None:
+    """The same, in whole bytes that add up."""
+    said = explained(cudnn="anywhere").to_dict()["workspaces"]
+    assert (said["told_by"], said["sure"], said["in_all"]) == ("cuDNN", SURE_OF_LIBRARY, 6)
+    assert len(said["convolutions"]) == 2
+    assert said["convolutions"][0] == {
+        "module": "second",
+        "direction": "data gradient",
+        "size_bytes": 1_179_696,
+        "while_timing": False,
+        "engine": 7,
+        "notes": ["tensor cores"],
+        "consists_of": [
+            {"term": "copy", "of": "x", "times": 1, "size_bytes": 1_048_576},
+            {"term": "copy", "of": "y", "times": 1, "size_bytes": 131_072},
+            {"term": "unnamed", "of": "", "times": 1, "size_bytes": 48},
+        ],
+    }
+
+
+def test_without_a_library_the_fitted_term_is_told() -> None:
+    """MobileNetV2's last convolution on an RTX 3060, and that all others are taken to need nothing."""
+    result = planner.explain("torchvision:mobilenet_v2", 323, input="3x86x86", gpu="rtx-3060", steps=1)
+    said = result.to_dict()["workspaces"]
+    assert said["told_by"] == "fitted term"
+    assert "All other convolutions are taken to need nothing" in said["sure"]
+    first = said["convolutions"][0]
+    assert (first["module"], first["engine"]) == ("features.18.0", None)
+    assert first["consists_of"] == [
+        {"term": "image-wise sums", "of": "w", "times": 323, "size_bytes": 323 * 1280 * 320 * 4}
+    ]
+
+
+def test_where_nothing_is_known_nothing_is_told() -> None:
+    """The made-up net without a library."""
+    result = explained()
+    assert "workspaces of convolutions" not in str(result)
+    assert result.to_dict()["workspaces"] == {
+        "told_by": None, "sure": "", "in_all": 0, "convolutions": [],
+    }  # fmt: skip
+
+
+def test_the_page(library: Copying, tmp_path: Path) -> None:
+    """A table with the same rows; none where there is nothing to tell."""
+    pytest.importorskip("plotly")
+    path = tmp_path / "x.html"
+    explained(cudnn="anywhere").save_page(path)
+    page = path.read_text(encoding="utf-8")
+    assert "<h2>Largest of the 6 workspaces of convolutions</h2>" in page
+    assert (
+        "<td>data gradient<br><code>second</code></td><td>7 tensor cores</td><td>copies of x and y</td>"
+        in page
+    )
+    explained().save_page(path)
+    assert "workspaces of convolutions" not in path.read_text(encoding="utf-8")
+
+
+def test_parts_in_words() -> None:
+    """MiB stand where there are several; less than a twentieth of one is left away."""
+
+    def told(*parts: Part) -> str:
+        return parts_text(LayerWorkspace("m", Direction.WEIGHT, 0, False, 7, "", parts))
+
+    copies = Part(Term.COPY, "y", 1, 3 * MIB), Part(Term.COPY, "w", 1, MIB), Part(Term.COPY, "x", 1, 2 * MIB)
+    sums, rest = Part(Term.SUMS, "w", 5, MIB), Part(Term.UNNAMED, "", 1, 99)
+    assert told(*copies, rest) == "copies of x, w and y"
+    assert told(*copies, sums, rest) == "copies of x, w and y 6.0 + 5 x w of partial sums 1.0"
+    filled = Part(Term.FILLED, "x", 1, 8 * MIB)
+    assert told(filled, copies[1]) == "copy of w 1.0 + copy of x with channels filled up 8.0"
+    assert told(Part(Term.UNNAMED, "", 1, 99)) == "unnamed"
+    timed = LayerWorkspace("", Direction.DATA, 9, True, 7, "a, b", ())
+    assert workspace_text(timed) == "data gradient, while engines are timed, engine 7 (a, b)"
+
+
+def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
+    """As one in this process does."""
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(torch.nn.Conv2d(640, 1280, 1))\n"
+    )
+    job = Job(f"{file}:Net", inputs=(TensorSpec((640, 2, 2)),), loss=Loss.MSE, steps=1)
+    job = replace(job, target=TensorSpec((1280, 2, 2)))
+    workload = opener_of({"isolate": True})(job, None, None, chip_of((8, 6)), take_detailed_trace)
+    (row,) = workload.open(lambda line: None)(4).asked
+    assert (row.engine, row.direction, row.x, row.w) == (
+        -1,
+        Direction.WEIGHT,
+        (4, 640, 2, 2),
+        (1280, 640, 1, 1),
+    )

@@ -1,0 +1,272 @@
+"""What of a card is left to the allocator, and what a process shows at most."""
+
+from dataclasses import replace
+from math import hypot, inf, nan
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, strategies as st
+
+from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.replay import Arena, replay_trace
+from planner.errors import UsageError
+from planner.hardware.budget import (
+    chance_beyond,
+    chance_needed,
+    chance_out_of_memory,
+    make_budget,
+    upper_process_bytes,
+)
+from planner.hardware.device import Device, Measured, unlimited_device
+from planner.hardware.likeness import Likeness, margins_of
+from planner.hardware.residuals import Kind, Spread
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from tests.helpers.traces import UNTIMED
+
+RULES = AllocatorRules()
+ONE_DEVIATION = NormalDist().cdf(1)  # 84 %: the confidence at which z is 1
+VERDICTS = margins_of(Likeness()).verdicts
+SCALE = 1 + VERDICTS.location + VERDICTS.scale  # of a need, one deviation above its mean
+
+
+def card(usable_mib: int = 10_000, context_mib: int = 400) -> Device:
+    """A card whose two uncertainties, 30 and 40 MiB, make 50 together."""
+    return Device(
+        name="card",
+        total=Measured(10_240 * MIB, "made up"),
+        usable=Measured(usable_mib * MIB, "made up", spread=30 * MIB),
+        context=Measured(context_mib * MIB, "made up", spread=40 * MIB),
+        capability=(8, 6),
+    )
+
+
+def test_even_odds_leave_no_margin() -> None:
+    """At confidence 0.5 the allocator gets all that the context leaves, and a cap counts in full."""
+    budget = make_budget(card(), 0.5, RULES, 2_000 * MIB)
+    assert budget.arena == Arena(9_600 * MIB, 2_000 * MIB, 10_000 * MIB, RULES)
+    assert (budget.device, budget.confidence, budget.cap_bytes) == (card(), 0.5, 2_000 * MIB)
+
+
+def test_one_deviation_by_hand() -> None:
+    """At one deviation a need's mean and the deviation of it, card and context together fill the card; a cap
+    is divided by what one deviation makes of a need.
+    """
+    arena = make_budget(card(), ONE_DEVIATION, RULES, 2_000 * MIB).arena
+    need = (arena.capacity_bytes or 0) / MIB
+    taken = (1 + VERDICTS.location) * need + hypot(50, VERDICTS.scale * need)
+    assert taken == pytest.approx(9_600, abs=0.001)
+    assert arena.limit_bytes == int(2_000 * MIB / SCALE)
+    assert arena.total_bytes == int(10_000 * MIB / SCALE)
+
+
+@UNTIMED
+@given(
+    st.integers(0, 200_000),
+    st.integers(0, 3_000),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.floats(0.5, 1, exclude_max=True),
+)
+def test_margin(
+    usable: int, context: int, usable_spread: int, context_spread: int, confidence: float
+) -> None:
+    """The capacity is the largest need of which the chance to pass the card is at most what the confidence
+    leaves, and never more than the card without its context.
+    """
+    device = replace(
+        card(),
+        usable=Measured(usable * MIB, "made up", spread=usable_spread * MIB),
+        context=Measured(context * MIB, "made up", spread=context_spread * MIB),
+    )
+    capacity = make_budget(device, confidence, RULES).arena.capacity_bytes
+    assert capacity is not None
+    z = NormalDist().inv_cdf(confidence)
+    left = (usable - context) * MIB
+
+    def taken(need: float) -> float:
+        others = hypot(usable_spread * MIB, context_spread * MIB)
+        return (1 + VERDICTS.location) * need + z * hypot(others, VERDICTS.scale * need)
+
+    slack = 1e-9 * max(1, abs(left))  # for floating point
+    assert capacity == 0 or taken(capacity) <= left + slack
+    assert taken(capacity + 1) > left - slack or capacity == int(left)
+
+
+@UNTIMED
+@given(st.floats(0.5, 1, exclude_max=True), st.floats(0.5, 1, exclude_max=True), st.integers(2, 20_000))
+def test_more_confidence_leaves_less(one: float, other: float, cap_mib: int) -> None:
+    """The surer the answer, the less the allocator gets of the card and of a cap."""
+    low, high = (
+        make_budget(card(), confidence, RULES, cap_mib * MIB).arena for confidence in sorted((one, other))
+    )
+    assert low.capacity_bytes is not None and high.capacity_bytes is not None
+    assert low.limit_bytes is not None and high.limit_bytes is not None
+    assert high.capacity_bytes <= low.capacity_bytes <= 9_600 * MIB
+    assert high.limit_bytes <= low.limit_bytes <= cap_mib * MIB
+
+
+def test_a_cap_leaves_the_card_as_it_is() -> None:
+    """A cap bounds the allocator alone: context and driver count against the card only."""
+    free = make_budget(card(), 0.99, RULES).arena
+    capped = make_budget(card(), 0.99, RULES, 500 * MIB).arena
+    assert replace(capped, limit_bytes=None) == free
+    assert capped.limit_bytes == int(
+        500 * MIB / (1 + VERDICTS.location + NormalDist().inv_cdf(0.99) * VERDICTS.scale)
+    )
+
+
+def test_endless_memory() -> None:
+    """A card without end has no capacity, and a fraction no total; a cap bounds it all the same."""
+    assert make_budget(unlimited_device(), 0.99, RULES).arena == Arena(None, None, None, RULES)
+    assert make_budget(unlimited_device(), 0.5, RULES, 500 * MIB).arena == Arena(None, 500 * MIB, None, RULES)
+
+
+def test_a_card_smaller_than_a_context() -> None:
+    """Where the context alone is larger than the card, nothing is left, not less."""
+    assert make_budget(card(300, 400), 0.5, RULES).arena.capacity_bytes == 0
+
+
+def test_rules_are_passed_on() -> None:
+    """The allocator's options reach the arena."""
+    rules = AllocatorRules(expandable_segments=True)
+    assert make_budget(card(), 0.99, rules).arena.rules == rules
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.49, 1.0, 1.5, 99, -1.0, nan, inf])
+def test_confidence_is_refused(confidence: float) -> None:
+    """A confidence below one half, of one or more, or of no number is refused."""
+    with pytest.raises(UsageError) as caught:
+        make_budget(card(), confidence, RULES)
+    assert str(caught.value) == (
+        f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99"
+    )
+
+
+@pytest.mark.parametrize("cap_bytes", [2 * MIB - 1, 0, -1])
+def test_cap_is_refused(cap_bytes: int) -> None:
+    """A cap below the allocator's smallest segment is refused."""
+    with pytest.raises(UsageError) as caught:
+        make_budget(card(), 0.99, RULES, cap_bytes)
+    assert str(caught.value) == (
+        "--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap"
+    )
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("reserved_mib", [3_000, 9_601])
+@pytest.mark.parametrize("kind", list(Kind))
+def test_upper_bound(confidence: float, reserved_mib: int, kind: Kind) -> None:
+    """The reserved peak counts with the ratio that so many published runs of its kind stayed within, or once
+    where that is less, in a process with room on the card as in one that needs more than the card has.
+    """
+    budget = make_budget(card(50_000), confidence, RULES, None, None, Likeness(kind))
+    ratio = margins_of(Likeness(kind)).peak_ratio(confidence)
+    z = NormalDist().inv_cdf(confidence)
+    upper = upper_process_bytes(budget, reserved_mib * MIB)
+    assert upper == int((400 + z * 40) * MIB + ratio * reserved_mib * MIB)
+
+
+def test_upper_bound_of_a_full_card() -> None:
+    """A process that fits shows no more than the card has."""
+    assert upper_process_bytes(make_budget(card(), 0.99, RULES), 9_600 * MIB) == 10_000 * MIB
+
+
+@UNTIMED
+@given(
+    st.floats(0.5, 1, exclude_max=True),
+    st.floats(0.5, 1, exclude_max=True),
+    st.integers(0, 12_000),
+    st.one_of(st.none(), st.integers(2, 12_000)),
+)
+def test_upper_bounds(one: float, other: float, reserved_mib: int, cap_mib: int | None) -> None:
+    """The upper bound is at least context and reserved peak, rises with the confidence, and passes the card
+    or the cap only where the process does.
+    """
+    cap_bytes = None if cap_mib is None else cap_mib * MIB
+    low, high = (
+        upper_process_bytes(make_budget(card(), confidence, RULES, cap_bytes), reserved_mib * MIB)
+        for confidence in sorted((one, other))
+    )
+    process_bytes = (400 + reserved_mib) * MIB
+    assert process_bytes <= low <= high
+    assert high <= 10_000 * MIB or process_bytes > 10_000 * MIB
+    if cap_mib is not None:
+        z = NormalDist().inv_cdf(max(one, other))
+        assert high <= (400 + z * 40 + max(cap_mib, reserved_mib)) * MIB + 1
+
+
+# ---- the probability that a batch runs out of memory
+
+
+def test_chance_by_hand() -> None:
+    """A need of 100 with a deviation of 3 beside one of 4 passes 105, a deviation of 5 away, in 15.9 %."""
+    assert chance_beyond(105, 100, Spread(1, 0.0, 0.03), 4.0) == pytest.approx(1 - ONE_DEVIATION)
+
+
+def test_chance_moves_with_the_mean() -> None:
+    """Runs that need 5 % more than their replay on average fill 105 at a need of 100 in half of the cases."""
+    assert chance_beyond(105, 100, Spread(1, 0.05, 0.03), 4.0) == pytest.approx(0.5)
+
+
+@UNTIMED
+@given(st.floats(0.5, 0.999), st.sampled_from(list(Kind)), st.one_of(st.none(), st.integers(3_000, 12_000)))
+def test_chance_and_confidence_agree(confidence: float, kind: Kind, cap_mib: int | None) -> None:
+    """What the budget leaves at a confidence is passed with the probability that the confidence leaves, or a
+    smaller one where the card's or the cap's own size bounds it.
+    """
+    cap_bytes = None if cap_mib is None else cap_mib * MIB
+    budget = make_budget(card(), confidence, RULES, cap_bytes, None, Likeness(kind))
+    bounds = [bound for bound in (budget.arena.capacity_bytes, budget.arena.limit_bytes) if bound is not None]
+    assert chance_needed(budget, min(bounds)) <= 1 - confidence + 1e-6
+
+
+@UNTIMED
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
+def test_more_need_is_no_safer(one: int, other: int) -> None:
+    """The probability rises with the need."""
+    budget = make_budget(card(), 0.99, RULES)
+    low, high = sorted((one, other))
+    assert 0 <= chance_needed(budget, low * MIB) <= chance_needed(budget, high * MIB) <= 1
+
+
+def blocks(size_mib: int) -> Trace:
+    """A block that is given back before one of twice its size is taken: the first can be released."""
+    size = size_mib * MIB
+    events = (
+        Mark(0, Phase.SETUP),
+        Mark(1, Phase.FORWARD),
+        Alloc(0, size, 0, Role.TEMPORARY, 0),
+        Free(0),
+        Alloc(1, 2 * size, 0, Role.TEMPORARY, 0),
+        Free(1),
+        Mark(1, Phase.END),
+    )
+    return Trace(events, (Site("", "aten.add.Tensor"),), (1,))
+
+
+def test_nothing_bounds_a_card_without_end() -> None:
+    """Without a card and without a cap no batch runs out of memory, and no probability is told."""
+    run = replay_trace(blocks(100), 1)
+    assert chance_out_of_memory(make_budget(unlimited_device(), 0.99, RULES), blocks(100), run) is None
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "least", "most"), [(1_000, 0, 0.0005), (4_300, 0, 0.01), (5_000, 0.95, 1)]
+)
+def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: float) -> None:
+    """Of 9,600 MiB: 3,000 reserved are safe; so are 12,900 of which 4,300 can be released; 10,000 are not."""
+    run = replay_trace(blocks(size_mib), 1)
+    assert run.peak_reserved_bytes == 3 * size_mib * MIB
+    chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), blocks(size_mib), run)
+    assert chance is not None and least <= chance <= most
+
+
+def test_what_a_kernel_can_do_without_is_not_needed() -> None:
+    """Of 9,600 MiB: tensors of 5,000 are safe though a kernel would like 6,000 more beside them."""
+    workspace = Alloc(1, 6_000 * MIB, 0, Role.WORKSPACE, 0, optional=True)
+    events = (Mark(1, Phase.FORWARD), Alloc(0, 5_000 * MIB, 0, Role.TEMPORARY, 0), workspace, Free(1))
+    trace = Trace((*events, Mark(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), (1,))
+    run = replay_trace(trace, 1)
+    assert run.peak_allocated_bytes == 11_000 * MIB
+    chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), trace, run)
+    assert chance is not None and chance < 0.0005

@@ -1,0 +1,178 @@
+"""Every reader of files that somebody else may have written, with a valid file for each."""
+
+import gzip
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from calibration.campaign_file import STANDARD, load_campaign
+from calibration.observation_file import load_observation, save_observation
+from calibration.record import Origins, add_points, key_of
+from calibration.records.reader import read_measured_records
+from planner.allocator.history.file import load_history, save_history
+from planner.allocator.history.history import History, HistoryEvent, HistoryMark
+from planner.allocator.history.snapshot_reader import load_snapshot
+from planner.errors import DataFileError
+from planner.hardware.calibration.files import load_calibration
+from planner.hardware.calibration.model import Point, Refusal
+from planner.hardware.device import DEVICES_FOLDER, load_devices
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.codec import job_to_json
+from planner.planning.process.file import SHIPPED_FOLDER, read_process
+from planner.planning.source import load_workload
+from planner.planning.sweep.grid import load_grid
+from planner.planning.sweep.results import Store
+from planner.planning.sweep.task import Done, Task, device_digest
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.expr import Answer, Case, Guard
+from planner.program.stored_loop import Kernel, StoredLoop, loops_to_json
+from planner.program.target import Chip
+from planner.store.cache_dir import TraceCache
+from planner.store.codec import load_trace, save_loops, save_trace
+from planner.store.saved_traces import open_saved
+from tests.calibration.test_records import HISTORY as RECORDED, LIMITS, MACHINE, OPS, PEAKS, record
+from tests.helpers.runs import RUN
+
+CATALOGUE = load_catalogue()
+TRACE = Trace(
+    (
+        *(Mark(0, Phase.SETUP), Alloc(0, 37632, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
+        *(Alloc(7, -64, 802816, Role.ACTIVATION, 1), Free(7), Mark(1, Phase.END)),
+    ),
+    (Site("", "to"), Site("conv1", "aten.convolution.default")),
+    (2, 3, 128),
+)
+HISTORY = History(
+    "NVIDIA GeForce RTX 3060",
+    "2.13.0",
+    "",
+    2**33,
+    None,
+    (HistoryEvent("segment_alloc", 2**40, 2**21), HistoryEvent("alloc", 2**40, 512)),
+    (HistoryMark(1, 1, Phase.FORWARD),),
+)
+SNAPSHOT = {
+    "segments": [],
+    "device_traces": [[{"action": "alloc", "addr": 2**40, "size": 512, "frames": [], "stream": 0}]],
+    "allocator_settings": {"PYTORCH_ALLOC_CONF": ""},
+}
+SWEEP = b"""about: a
+models: [conv_pair, {model: basic_encoder, name: e, model_arg: {in_channels: 1, sizes: [1, 2.5, no]}}]
+recipes:
+  sgd: {}
+  amp: {optimizer: adamw, precision: amp-fp16, steps: 2, ema: true, input: [1x64x64], freeze: ["*.bias"]}
+gpus: [L4, 8000, words: H100]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a file is read, and one that is right."""
+
+    load: Callable[[Path], object]
+    valid: bytes  # as text, where it is packed
+    name: str = "file.yaml"
+    pack: Callable[[bytes], bytes] = bytes
+
+
+def _written(write: Callable[[Path], object]) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        write(path)
+        if not path.exists():
+            (path,) = (found for found in Path(folder).iterdir() if found.name != ".lock")
+        return path.read_bytes()
+
+
+def _gzip(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
+
+
+def _told(line: str) -> None:
+    raise DataFileError(line)
+
+
+def _calibrate(path: Path) -> None:
+    runs = [replace(RUN, batch=batch) for batch in (16, 32)]
+    points = [Point(run, 10**9) for run in runs]
+    add_points(path.parent, key_of(RUN), points, Origins("measured", "a", "2.13"), lambda _: Refusal("no"))
+
+
+TASK = Task("m", "r", RUN.job, (load_devices()[0],), {})
+_CELL = {
+    **{"gpu": "x", "total_mib": 1.5, "max_batch": 3, "comfortable_batch": 2, "process_mib": None},
+    **{"process_upper_mib": 2, "headroom_mib": 1, "calibrated": True, "source": "none"},
+}
+_DONE = Done({device_digest(TASK.devices[0]): _CELL}, ("a note",), ("op",))
+_KEY = {"job": "a"}
+_CASES = (
+    Case(2, 100, (("m", 0, 0), ("c", 512, 0), ("*", 0, 1)), (Guard("<", 0, 2, True),), (Answer("h", 2),)),
+)
+LOOP = StoredLoop(TRACE, (Kernel(0, 1, 3, (True,), True),), (_CASES,), 8192, 2, 100)
+_SAID = loops_to_json({(8, 6): LOOP})
+_ABOUT = {"job": job_to_json(RUN.job), "batch": 2, "capability": [8, 6], "key": _KEY}
+_ABOUT_LOOPS = _ABOUT | {"multiprocessors": 84}
+
+
+def _recorded(path: Path) -> object:
+    machine = path.parent / "versions.json"
+    if not machine.exists():
+        machine.write_text(json.dumps(MACHINE))
+    return read_measured_records(path.parent)
+
+
+def _kept(path: Path) -> object:
+    return Store(path.parent, "", _told).find(TASK)
+
+
+def _result_name() -> str:
+    with TemporaryDirectory() as folder:
+        Store(Path(folder), "", _told).keep(TASK, _DONE)
+        return next(Path(folder).iterdir()).name
+
+
+READERS: dict[str, Reader] = {
+    "catalogue": Reader(load_catalogue, (Path(__file__).parents[2] / "models.yaml").read_bytes()),
+    "device": Reader(lambda path: load_devices(path.parent), (DEVICES_FOLDER / "rtx_4090.yaml").read_bytes()),
+    "calibration": Reader(load_calibration, _written(_calibrate)),
+    "campaign": Reader(lambda path: load_campaign(CATALOGUE, path), STANDARD.read_bytes()),
+    "process": Reader(
+        lambda path: read_process(path, CATALOGUE), (SHIPPED_FOLDER / "notebook.yaml").read_bytes()
+    ),
+    "sweep": Reader(lambda path: load_grid(path, CATALOGUE), SWEEP),
+    "sweep result": Reader(
+        _kept, _written(lambda path: Store(path.parent, "", _told).keep(TASK, _DONE)), _result_name()
+    ),
+    "trace": Reader(
+        load_trace, gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))), pack=_gzip
+    ),
+    "workload": Reader(
+        lambda path: load_workload(path, Chip((8, 6), 84)).open(_told)(3),
+        gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
+        pack=_gzip,
+    ),
+    "saved loops": Reader(
+        lambda path: open_saved(path).traces.at(7, Chip((8, 6), 84)),
+        gzip.decompress(_written(lambda path: save_loops([(LOOP.own, _SAID)], path, _ABOUT_LOOPS))),
+        pack=_gzip,
+    ),
+    "kept trace": Reader(
+        lambda path: TraceCache(path.parent, _told).read(_KEY),
+        gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
+        TraceCache(Path(), _told)._path(_KEY).name,
+        _gzip,
+    ),
+    "observation": Reader(load_observation, _written(lambda path: save_observation(RUN, path)), "file.json"),
+    "history": Reader(
+        load_history, gzip.decompress(_written(lambda path: save_history(HISTORY, path))), pack=_gzip
+    ),
+    "snapshot": Reader(load_snapshot, pickle.dumps(SNAPSHOT, protocol=4), "file.pickle"),
+    "machine": Reader(_recorded, json.dumps(MACHINE).encode(), "versions.json"),
+    "peaks": Reader(_recorded, record("peaks", 32, PEAKS).encode(), "peaks.jsonl"),
+    "limits": Reader(_recorded, record("limits", 24, LIMITS).encode(), "limits.jsonl"),
+    "records": Reader(_recorded, record("history", 32, RECORDED).encode(), "history.jsonl.gz", _gzip),
+    "operators": Reader(_recorded, record("ops", 32, OPS).encode(), "ops.jsonl.gz", _gzip),
+}

@@ -1,0 +1,87 @@
+"""Helpers of the tests that trace: jobs on models built in the test, and readings of a trace."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from planner.allocator.blocks import Block
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.config import AllocatorRules
+from planner.capture.session import trace
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace
+
+AMPERE = (8, 6)
+HOPPER = (9, 0)
+MIB = 2**20
+
+
+def job_of(*inputs: str, **fields: object) -> Job:
+    """A job on a model that the test builds itself; forward only, one step, unless told otherwise."""
+    job = Job("test", inputs=tuple(map(parse_tensor_spec, inputs)), mode=Mode.FORWARD, steps=1, loss=Loss.SUM)
+    return replace(job, **fields)  # type: ignore[arg-type]
+
+
+def trace_of(
+    build: Callable[[], nn.Module], job: Job, batch: int, capability: tuple[int, int] = AMPERE
+) -> Trace:
+    """The trace of a model that `build` makes, its parameters on meta."""
+
+    def on_meta(_: Job) -> nn.Module:
+        with torch.device("meta"):
+            return build()
+
+    return trace(job, batch, capability, on_meta)
+
+
+def trace_catalogue(name: str, batch: int | None = None) -> Trace:
+    """The trace of a catalogue entry at its own batch size, or another."""
+    entry = load_catalogue()[name]
+    return trace(entry.job, batch or entry.batch, AMPERE)
+
+
+def born(trace: Trace, op: str = "") -> list[int]:
+    """Sizes in bytes of the blocks that operators with `op` in their name asked for, in order."""
+    return [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and op in trace.sites[e.site].op]
+
+
+def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
+    """After each birth in this phase: the module that asked, and what the allocator has allocated, in
+    bytes.
+    """
+    allocator = CachingAllocator(AllocatorRules())
+    blocks: dict[int, Block] = {}
+    seen = []
+    now = Phase.SETUP
+    for event in trace.events:
+        if isinstance(event, Mark):
+            now = event.phase
+        elif isinstance(event, Free):
+            allocator.free(blocks.pop(event.block))
+        else:
+            block = allocator.malloc(event.fixed_bytes)
+            assert block is not None
+            blocks[event.block] = block
+            if now is phase:
+                seen.append((trace.sites[event.site].module, allocator.allocated_bytes))
+    return seen
+
+
+def story_of_tensors(trace: Trace) -> list[str]:
+    """Births as `+bytes role`, deaths as `-bytes`, marks as `phase step`; workspaces are left out."""
+    born: dict[int, Alloc] = {}
+    lines = []
+    for event in trace.events:
+        if isinstance(event, Mark):
+            lines.append(f"{event.phase} {event.step}")
+        elif isinstance(event, Free):
+            if born[event.block].role is not Role.WORKSPACE:
+                lines.append(f"-{born[event.block].fixed_bytes}")
+        else:
+            born[event.block] = event
+            if event.role is not Role.WORKSPACE:
+                lines.append(f"+{event.fixed_bytes} {event.role}")
+    return lines

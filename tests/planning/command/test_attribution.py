@@ -1,0 +1,95 @@
+"""Phases, modules and categories of recorded histories, on histories made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.allocator.replay import UNLIMITED
+from planner.emulator.history import Course, History, HistoryEvent, StepEnd
+from planner.hardware.device import MIB
+from planner.planning.attribution import explain
+from planner.planning.command.attribution import attributed_trace
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Site
+from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, history
+
+
+def roles(one: History, kept_bytes: int = KEPT) -> list[Role]:
+    """Return the roles of all blocks by birth."""
+    return [event.role for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)]
+
+
+def test_categories() -> None:
+    """Addresses tell what is held; being alive when the backward pass starts tells activations."""
+    first = [Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.WORKSPACE, Role.ACTIVATION]
+    later = [Role.GRADIENT, Role.OPTIMIZER, Role.INPUT, Role.ACTIVATION, Role.GRADIENT]
+    assert roles(TWO_STEPS) == [*first, *later]
+
+
+def test_modules_and_operators() -> None:
+    """A block belongs to the module that ran at its birth; what is held belongs to the holder's module."""
+    trace = attributed_trace(TWO_STEPS, 1, KEPT)
+    sites = [trace.sites[event.site] for event in trace.events if isinstance(event, Alloc)]
+    assert sites[:6] == [
+        Site("a", "linear"),
+        Site("", "train"),
+        Site("a", "linear"),
+        Site("a", "linear"),
+        Site("", "linear"),
+        Site("a", "autograd"),
+    ]
+    assert [detail.source for detail in trace.details[:2]] == ["train.py:9", "train.py:7"]
+
+
+def test_phases() -> None:
+    """Each phase begins where the script began it; steps end with the optimizer's."""
+    trace = attributed_trace(TWO_STEPS, 1, KEPT)
+    assert [(mark.step, mark.phase) for mark in trace.events if isinstance(mark, Mark)] == [
+        (0, Phase.SETUP),
+        (1, Phase.FORWARD),
+        (1, Phase.BACKWARD),
+        (1, Phase.OPTIMIZER),
+        (2, Phase.INPUTS),
+        (2, Phase.FORWARD),
+        (2, Phase.BACKWARD),
+    ]
+
+
+def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
+    """No step begins without a request."""
+    ended = history(MOVES[:14], Course(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
+    marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, Mark)]
+    assert marks[-2:] == [Mark(1, Phase.OPTIMIZER), Mark(1, Phase.END)]
+
+
+def test_categories_add_up_to_the_peak() -> None:
+    """No byte is without a category."""
+    explanation = explain(attributed_trace(TWO_STEPS, 1, KEPT), 1, UNLIMITED)
+    assert sum(explanation.at_peak.values()) == explanation.run.peak_allocated_bytes == 5 * MIB
+    assert explanation.modules.size_bytes == 5 * MIB
+
+
+def test_what_cublas_keeps_is_a_workspace() -> None:
+    """It is born in the forward pass like an activation, has a known size and outlives the step."""
+    kept = replace(
+        TWO_STEPS, events=(*MOVES[:2], HistoryEvent("a", 30, KEPT, 0, 0), *MOVES[3:8], *MOVES[10:])
+    )
+    kept = replace(kept, course=Course(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
+    assert roles(kept)[2] is Role.WORKSPACE
+    assert roles(kept, kept_bytes=KEPT + 1)[2] is Role.ACTIVATION
+
+
+def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
+    """The backward pass that memory did not allow would have found them alive."""
+    course = Course(MARKS[:2], HELD[:1])
+    ended = history((*MOVES[:7], HistoryEvent("o", 0, MIB, 0, 0)), course)
+    trace = attributed_trace(ended, 1, KEPT)
+    assert roles(ended)[:5] == [
+        *(Role.PARAMETER, Role.TEMPORARY, Role.ACTIVATION, Role.WORKSPACE, Role.ACTIVATION)
+    ]
+    assert sum(isinstance(event, Free) for event in trace.events) == 1
+
+
+def test_without_a_course_nothing_is_told() -> None:
+    """Histories of the search for the largest batch have none."""
+    with pytest.raises(ValueError, match="does not tell phases"):
+        attributed_trace(replace(TWO_STEPS, course=None), 1, KEPT)

@@ -1,0 +1,215 @@
+"""The notebook's closed formula: its printed figures, its terms, and its inverse against brute force."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from planner.errors import UsageError
+from planner.jobs.job import Optimizer
+from planner.planning.estimators.formula import (
+    HALF_BYTES,
+    MEMORYLESS,
+    MOMENTS,
+    AffineCounts,
+    Counts,
+    Layer,
+    LayerTable,
+    Recipe,
+    Usage,
+    align_counts,
+    count_layers,
+    given_counts,
+    largest_inference_batch,
+    largest_training_batch,
+    moments_of,
+    usage,
+)
+from tests.helpers.traces import UNTIMED
+
+MIB = 2**20
+
+# As the notebook counts its CNN by hand: a 3x3 convolution to 8 channels, 2x2 pooling, a linear layer.
+CNN = given_counts(
+    sample_shape=(3, 224, 224),
+    output_shape=(10,),
+    hidden_elements_per_sample=8 * 222 * 222 + 8 * 111 * 111,
+    parameters=3 * 3 * 3 * 8 + 8 + 8 * 111 * 111 * 10 + 10,
+)
+SMALL = Counts(input_elements=3, output_elements=100, parameters=1000)
+
+
+def printed(terms: Usage) -> list[str]:
+    """The notebook's seven lines, in MiB."""
+    lines = (
+        *(terms.data_bytes, terms.weight_bytes, terms.forward_output_bytes),
+        *(terms.weight_gradient_bytes, terms.output_gradient_bytes),
+        *(terms.training_bytes, terms.inference_bytes),
+    )
+    return [f"{line / MIB:.1f}" for line in lines]
+
+
+def test_cnn_by_hand_is_the_notebooks() -> None:
+    """The seven lines that the notebook prints for its CNN at batch 128."""
+    lines = printed(usage(CNN.at(128), Recipe()))
+    assert lines == ["73.5", "3.8", "240.6", "3.8", "314.1", "635.8", "317.9"]
+
+
+def test_last_output_by_hand_is_counted_once_for_the_batch() -> None:
+    """As published, the ten outputs of the last layer count ten, not ten for each sample."""
+    assert CNN.at(128).output_elements == 128 * (8 * 222 * 222 + 8 * 111 * 111) + 10
+
+
+def test_terms_in_bytes() -> None:
+    """Four bytes an element; in training the batch, the weights and the outputs count twice."""
+    terms = usage(SMALL, Recipe())
+    assert terms == Usage(
+        data_bytes=12,
+        weight_bytes=4000,
+        forward_output_bytes=400,
+        weight_gradient_bytes=4000,
+        output_gradient_bytes=412,
+    )
+    assert (terms.training_bytes, terms.inference_bytes) == (8824, 4412)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "weight_gradient_bytes"),
+    [
+        (Recipe(moments=1), 8000),
+        (Recipe(moments=2), 12_000),
+        (Recipe(gradient_copies=2), 8000),
+        (Recipe(moments=2, gradient_copies=2), 16_000),
+    ],
+)
+def test_moments_and_copies_multiply_the_weights(recipe: Recipe, weight_gradient_bytes: int) -> None:
+    """Each moment and each copy of the gradients takes as much as the weights; nothing else changes."""
+    changed = replace(usage(SMALL, Recipe()), weight_gradient_bytes=weight_gradient_bytes)
+    assert usage(SMALL, recipe) == changed
+
+
+def test_mixed_precision_halves_outputs_and_their_gradients() -> None:
+    """As in the notebook's code, and unlike its text, b counts in both terms of the outputs."""
+    mixed = usage(SMALL, Recipe(output_float_bytes=HALF_BYTES))
+    assert (mixed.forward_output_bytes, mixed.output_gradient_bytes) == (200, 212)
+    assert (mixed.training_bytes, mixed.inference_bytes) == (8424, 4212)
+
+
+@pytest.mark.parametrize(
+    ("layer", "counted"),
+    [
+        (Layer("Conv2d", True, 50, 7), Counts(3, 50, 7)),
+        (Layer("ReLU", True, 50, 0), Counts(3, 0, 0)),
+        (Layer("BatchNorm2d", True, 50, 7), Counts(3, 0, 7)),
+        (Layer("InstanceNorm3d", True, 50, 7), Counts(3, 50, 7)),
+        (Layer("Sequential", False, 50, 7), Counts(3, 0, 0)),
+        (Layer("MultiheadAttention", False, 50, 7), Counts(3, 250, 7)),
+    ],
+)
+def test_layer_counts_as_published(layer: Layer, counted: Counts) -> None:
+    """Leaves count, activations, dropouts and most norms without outputs; attention's counts five times."""
+    assert count_layers(LayerTable(1, 3, (layer,))) == counted
+
+
+def test_layers_in_place_are_the_notebooks() -> None:
+    """The notebook's list has 21 names; instance and group norm and newer activations are not there."""
+    assert len(MEMORYLESS) == 21
+    assert not MEMORYLESS & {
+        "InstanceNorm2d",
+        "GroupNorm",
+        "SiLU",
+        "ReLU6",
+        "Hardswish",
+        "MaxPool2d",
+        "Identity",
+    }
+
+
+def table(batch: int, *output_elements: int, parameters: int = 7) -> LayerTable:
+    """Convolutions with these outputs, on two input elements for each sample."""
+    layers = tuple(Layer("Conv2d", True, elements, parameters) for elements in output_elements)
+    return LayerTable(batch, 2 * batch, layers)
+
+
+def test_tables_at_several_batch_sizes_hold_at_any() -> None:
+    """Tables are added up to fixed and per-sample counts; a layer whose output has no batch stays fixed."""
+    counts = align_counts([table(batch, 10 * batch, 5) for batch in (2, 3, 7)])
+    assert counts == AffineCounts(
+        input_elements_per_sample=2, output_elements_per_sample=10, fixed_output_elements=5, parameters=14
+    )
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [table(2, 4), table(3, 9), table(7, 49)],
+        [table(2, 20), table(4, 41)],
+        [table(2, 20), table(3, 30, parameters=8)],
+    ],
+    ids=["a square", "half an element a sample", "other parameters"],
+)
+def test_tables_on_no_line_are_refused(tables: list[LayerTable]) -> None:
+    """Counts that no whole number a sample explains are refused, with the batch size that shows it."""
+    with pytest.raises(ValueError, match=f"batch {tables[-1].batch} do not continue those at 2"):
+        align_counts(tables)
+
+
+COUNTS = st.builds(
+    AffineCounts,
+    input_elements_per_sample=st.integers(1, 9),
+    output_elements_per_sample=st.integers(0, 9),
+    fixed_output_elements=st.integers(0, 50),
+    parameters=st.integers(0, 50),
+)
+RECIPES = st.builds(
+    Recipe,
+    moments=st.integers(0, 2),
+    gradient_copies=st.integers(1, 2),
+    output_float_bytes=st.sampled_from([4, HALF_BYTES]),
+)
+
+
+@UNTIMED
+@given(counts=COUNTS, recipe=RECIPES, budget_bytes=st.integers(0, 3000))
+def test_largest_batch_is_the_one_that_trying_finds(
+    counts: AffineCounts, recipe: Recipe, budget_bytes: int
+) -> None:
+    """The inverse is exact: its batch takes at most the budget, the next one takes more."""
+    tried = [usage(counts.at(batch), recipe) for batch in range(1, 1000)]
+    training = sum(terms.training_bytes <= budget_bytes for terms in tried)
+    inference = sum(terms.inference_bytes <= budget_bytes for terms in tried)
+    assert largest_training_batch(counts, recipe, budget_bytes) == training
+    assert largest_inference_batch(counts, recipe, budget_bytes) == inference
+
+
+def test_budget_is_met_to_the_byte() -> None:
+    """A budget of exactly what batch 128 takes gives 128, one byte less gives 127."""
+    budget_bytes = usage(CNN.at(128), Recipe()).training_bytes
+    assert largest_training_batch(CNN, Recipe(), budget_bytes) == 128
+    assert largest_training_batch(CNN, Recipe(), budget_bytes - 1) == 127
+
+
+def test_nothing_that_grows_has_no_largest_batch() -> None:
+    """Without inputs and outputs every batch takes the same, and none is the largest."""
+    with pytest.raises(ValueError, match="no batch is the largest"):
+        largest_training_batch(AffineCounts(0, 0, 5, 5), Recipe(), 10**9)
+
+
+def test_moments_are_the_notebooks() -> None:
+    """SGD 0, Adagrad and RMSprop 1, Adam 2, and every other optimizer but Adafactor by what it keeps."""
+    assert MOMENTS == {
+        **{"sgd": 0, "adagrad": 1, "rmsprop": 1, "adam": 2},
+        **{"momentum": 1, "nesterov": 1, "adamw": 2},
+    }
+    assert set(Optimizer) - set(MOMENTS) == {"adafactor"}
+    assert moments_of(Optimizer.ADAM) == 2
+
+
+def test_adafactor_has_no_moments_to_count() -> None:
+    """Adafactor's state is factored, which the formula has no term for; the refusal says so."""
+    with pytest.raises(UsageError) as error:
+        moments_of(Optimizer.ADAFACTOR)
+    assert str(error.value) == (
+        "optimizer adafactor: the formula counts moments the size of the weights, and adafactor keeps "
+        "others; use --method trace"
+    )

@@ -1,0 +1,192 @@
+"""The seeds' measured figures: what is stored, that it is consistent, and how a broken file is told."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import DataFileError
+from planner.jobs.catalogue import load_catalogue
+from planner.planning.estimators.published import (
+    END,
+    ESTIMATE,
+    Archive,
+    Figure,
+    Kind,
+    Quantity,
+    ResultRow,
+    Source,
+    load_measured,
+)
+
+MIB = 2**20
+ARCHIVE = load_measured()
+FILE = """\
+source: {title: T, framework: torch, about: A}
+units: {MiB: 1048576}
+figures:
+  - {model: cnn, batch: 8, points: {end: {allocated: 1.50 MiB}}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """A folder with one such file."""
+    (folder / "a.yaml").write_text(text)
+    return folder
+
+
+def printed(model: str, batch: int, kind: Kind, point: str = END) -> list[str]:
+    """The figures of one key as printed, with their units."""
+    figures = ARCHIVE.look_up(model, batch, kind, point)
+    return [f"{figure.quantity.printed} {figure.quantity.unit}" for figure in figures]
+
+
+def test_file_is_read_as_it_stands(tmp_path: Path) -> None:
+    """Every key of a file arrives, numbers with the digits that were printed."""
+    text = (
+        'source: {title: T, framework: torch, about: A, when: "2020", gpu: G, versions: {torch: "2.0"}}\n'
+        "units: {MiB: 1048576, bits: 0.125}\n"
+        "figures:\n"
+        "  - model: cnn\n"
+        "    batch: 8\n"
+        "    note: N\n"
+        "    kept: [a, b]\n"
+        "    points: {end: {allocated: 1.50 MiB}}\n"
+        "    estimates: {modelsize_total: 16 bits}\n"
+        "results:\n"
+        "  - {label: CNN, model: cnn, batch: 8, estimated: 3 MiB, real: 2 MiB, error_percent: 50.0}\n"
+    )
+    source = Source("T", "torch", "A", "2020", "G", (("torch", "2.0"),))
+    bits, kept = Quantity("16", "bits", 0.125), ("a", "b")
+    assert load_measured(written(tmp_path, text)) == Archive(
+        figures=(
+            Figure("cnn", 8, END, Kind.ALLOCATED, Quantity("1.50", "MiB", MIB), source, "N", kept),
+            Figure("cnn", 8, ESTIMATE, Kind.MODELSIZE_TOTAL, bits, source, "N", kept),
+        ),
+        results=(
+            ResultRow("CNN", "cnn", 8, Quantity("3", "MiB", MIB), Quantity("2", "MiB", MIB), "50.0", source),
+        ),
+    )
+
+
+def test_size_is_the_number_times_its_unit() -> None:
+    """1.5 MiB are 1,572,864 bytes, 16 bits two."""
+    assert (Quantity("1.50", "MiB", MIB).size_bytes, Quantity("16", "bits", 0.125).size_bytes) == (1572864, 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        (
+            "1.50 MiB",
+            "1.50 GB",
+            "4, figures[0].points.end.allocated: a number and one of the units MiB are wanted",
+        ),
+        (
+            "1.50 MiB",
+            "MiB",
+            "4, figures[0].points.end.allocated: a number and one of the units MiB are wanted",
+        ),
+        ("1.50 MiB", "-1 MiB", "4, figures[0].points.end.allocated: a number and one of the units MiB"),
+        ("1.50 MiB", "1.50", "4, figures[0].points.end.allocated: a text is wanted, not '1.50'"),
+        ("allocated:", "alocated:", "4, figures[0].points.end.alocated: unknown kind; known are allocated, "),
+        ("end:", "estimate:", "4, figures[0].points.estimate: estimates stand under the key estimates"),
+        (", points: {end: {allocated: 1.50 MiB}}", "", "4, figures[0]: missing points or estimates"),
+        ("batch: 8", "batch: 0", "4, figures[0].batch: a number from 1 to "),
+        ("batch: 8", "batch: 1.5", "4, figures[0].batch: a whole number is wanted, not 1.5"),
+        ("framework: torch", "framework: jax", "1, source.framework: one of torch, tensorflow is wanted"),
+        ("about: A", "abut: A", "1, source.abut: unknown key"),
+        ("units: {MiB: 1048576}\n", "", "1: missing units"),
+        (
+            "figures:\n",
+            "figures:\n  - {model: cnn, batch: 8, points: {end: {allocated: 1 MiB}}}\n",
+            "5, figures[1].points.end.allocated: the same figure stands in this file twice",
+        ),
+    ],
+)
+def test_broken_file_is_told_with_line_and_key(tmp_path: Path, before: str, after: str, problem: str) -> None:
+    """What is wrong is told with the file, the line and the key."""
+    assert before in FILE
+    folder = written(tmp_path, FILE.replace(before, after))
+    with pytest.raises(DataFileError) as error:
+        load_measured(folder)
+    assert str(error.value).startswith(f"{folder / 'a.yaml'} line {problem}")
+
+
+def test_results_are_the_notebooks_table() -> None:
+    """The six rows, as printed."""
+    rows = [
+        (row.label, row.estimated.printed, row.real.printed, row.error_percent) for row in ARCHIVE.results
+    ]
+    assert rows == [
+        ("Variable", "1024", "1024", "0"),
+        ("CNN", "636", "531", "19.8"),
+        ("VGG16", "15929", "17232", "7.6"),
+        ("ResNet50", "11378", "11738", "3.1"),
+        ("ViT", "18678", "17218", "8.5"),
+        ("UNETR", "5605", "5178", "8.2"),
+    ]
+
+
+@pytest.mark.parametrize("row", ARCHIVE.results, ids=lambda row: row.label)
+def test_results_follow_from_their_own_columns(row: ResultRow) -> None:
+    """A row's error is that of its estimate, without the sign; its real value is the highest allocated."""
+    error = abs(row.estimated.size_bytes / row.real.size_bytes - 1)
+    assert f"{100 * error:.{len(row.error_percent.partition('.')[2])}f}" == row.error_percent
+    point = "define" if row.label == "Variable" else END
+    (peak,) = (
+        figure
+        for figure in ARCHIVE.look_up(row.model, row.batch, Kind.PEAK_ALLOCATED, point)
+        if figure.source.framework == "torch"
+    )
+    assert f"{float(peak.quantity.printed):.0f}" == row.real.printed
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "kind", "point", "figures"),
+    [
+        ("vgg16_bn", 128, Kind.PEAK_ALLOCATED, END, ["17231.9 MiB"]),
+        ("resnet50", 128, Kind.RESERVED, END, ["12982.0 MiB"]),
+        ("unetr", 8, Kind.ALLOCATED, "train 1", ["2645.8 MiB"]),
+        ("unetr", 8, Kind.ALLOCATED, END, ["2647.4 MiB"]),
+        ("tensor_1gib", 1, Kind.USED, "define", ["3695.8 MiB", "2486.2 MiB"]),  # TensorFlow and torch
+        ("basic_unet", 4, Kind.TOTAL_FREED, END, ["538928 KB"]),
+        ("smp_unet_resnet18", 4, Kind.PEAK_ALLOCATED, END, ["385608 KB"]),
+        ("basic_encoder", 4, Kind.ALLOCATED, "stage 0", ["274.91 MB"]),
+        ("davenet_image", 128, Kind.TORCHSUMMARY_TOTAL, ESTIMATE, ["28273.64 MB"]),
+        ("conv_pair", 1, Kind.MODELSIZE_TOTAL, ESTIMATE, ["4776960 bits"]),
+        ("cnn", 64, Kind.PEAK_ALLOCATED, END, []),
+    ],
+)
+def test_figures_are_found_by_model_and_batch(
+    model: str, batch: int, kind: Kind, point: str, figures: list[str]
+) -> None:
+    """A model, a batch size, a kind and a point name one figure of each source, with its unit."""
+    assert printed(model, batch, kind, point) == figures
+
+
+def test_models_are_the_catalogues() -> None:
+    """Every model is an entry of models.yaml, save the thread's single convolution."""
+    models = {figure.model for figure in ARCHIVE.figures} | {row.model for row in ARCHIVE.results}
+    assert models - set(load_catalogue()) == {"single_conv"}
+
+
+def test_batches_are_the_catalogues() -> None:
+    """A measured model was measured at the batch size of its entry."""
+    catalogue = load_catalogue()
+    odd = {
+        (figure.model, figure.batch)
+        for figure in ARCHIVE.figures
+        if figure.model in catalogue and catalogue[figure.model].batch != figure.batch
+    }
+    assert odd == {("davenet_audio", 1)}
+
+
+def test_pools_add_up_to_what_is_allocated() -> None:
+    """In the thread's tables the large and the small pool make up each total, to the printed unit."""
+    for model in ("basic_unet", "smp_unet_resnet18"):
+        for kind in ("allocated", "total_allocated", "total_freed"):
+            whole, large, small = (
+                ARCHIVE.look_up(model, 4, Kind(f"{kind}{pool}"))[0].quantity
+                for pool in ("", "_large_pool", "_small_pool")
+            )
+            assert 0 <= whole.size_bytes - large.size_bytes - small.size_bytes <= whole.unit_bytes

@@ -1,0 +1,403 @@
+"""A sweep: what its file may say, what is kept, what fails alone, and where it runs."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
+
+import pytest
+
+from planner import max_batch
+from planner.api.sweep import SweepResult, sweep
+from planner.cli import run
+from planner.errors import DataFileError, UsageError
+from planner.hardware.device import find_device, generic_device
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.resolve import resolve_job
+from planner.planning.sweep.executors import DaskEngine, Found, run_all
+from planner.planning.sweep.grid import Grid, NamedModel, Recipe, load_grid
+from planner.planning.sweep.results import Store, open_store
+from planner.planning.sweep.table import Cell, Failure, SweepTable
+from planner.planning.sweep.task import Done, Task, device_digest, run_task
+from planner.report.commands.sweep import sweep_csv, sweep_parquet
+
+CATALOGUE = load_catalogue()
+GRID = """
+about: a small grid
+models: [conv_pair, {model: basic_encoder, name: encoder, model_arg: {in_channels: 1}}]
+recipes:
+  sgd: {}
+  amp: {optimizer: adamw, precision: amp-fp16, steps: 2, ema: true, alloc_conf: "expandable_segments:True"}
+gpus: [L4, 8000]
+"""
+L4, SMALL = find_device("L4"), generic_device(8000)
+MODELS = """
+import os
+from torch import nn
+
+class Fine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        os.write(1, b"raw chatter")
+        return self.head(x)
+
+class Broken(Fine):
+    def forward(self, x):
+        raise RuntimeError("not today")
+
+class Deadly(Fine):
+    def forward(self, x):
+        os._exit(7)
+"""
+
+
+class DiedError(Exception):
+    """A worker is gone."""
+
+
+@dataclass(slots=True)
+class HereEngine:
+    """Runs tasks in this process; a deadly one ends the round with those that were under way."""
+
+    width: int = 2
+    deadly: str = ""
+    lost: tuple[type[BaseException], ...] = (DiedError,)
+    ran: list[str] = field(default_factory=list)
+
+    def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
+        for place, task in tasks:
+            if task.model == self.deadly:
+                raise DiedError
+            self.ran.append(f"{task.model} {task.recipe} {len(task.devices)}")
+            yield place, run_task(task)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def write(folder: Path, text: str, name: str = "grid.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def store_in(folder: Path) -> Store:
+    return open_store(folder / "results", [], quiet)
+
+
+def swept(grid: Grid, folder: Path, engine: HereEngine) -> SweepTable:
+    return sweep(grid, CATALOGUE, {}, store_in(folder), engine, quiet).table
+
+
+def task_of(model: str, *devices: object) -> Task:
+    return Task(model, "sgd", resolve_job(model, CATALOGUE), tuple(devices), {})  # type: ignore[arg-type]
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    """Models with their arguments, recipes with options of job and memory, GPUs by name and by size."""
+    assert load_grid(write(tmp_path, GRID), CATALOGUE) == Grid(
+        "a small grid",
+        (
+            NamedModel("conv_pair", "conv_pair", {}),
+            NamedModel("encoder", "basic_encoder", {"model_args": [("in_channels", 1)]}),
+        ),
+        (
+            Recipe("sgd", {}),
+            Recipe(
+                "amp",
+                {"optimizer": "adamw", "precision": "amp-fp16", "ema": True, "steps": 2},
+                "expandable_segments:True",
+            ),
+        ),
+        (L4, SMALL),
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("conv_pair", "con_pair", "line 3, models[0]: model 'con_pair' is unknown"),
+        ("conv_pair", "m.py:Net", "line 3, models[0]: 'm.py:Net' would run code; --allow-code"),
+        ("name: encoder", "name: conv_pair", "line 3, models: 'conv_pair' stands here twice"),
+        ("sgd: {}", "sgd: {optimiser: adam}", "line 5, recipes.sgd.optimiser: unknown key"),
+        ("steps: 2", "steps: 2.5", "line 6, recipes.amp.steps: a whole number is wanted"),
+        ("ema: true", "ema: perhaps", "line 6, recipes.amp.ema: true or false is wanted"),
+        ("L4, 8000", "L5000", "line 7, gpus[0]: unknown GPU 'L5000'"),
+        ("L4, 8000", "L4, l4", "line 7, gpus: 'L4 24GB' stands here twice"),
+        ("[L4, 8000]", "[words: abacus]", "line 7, gpus[0].words: no GPU of the database has these words"),
+        ("[L4, 8000]", "[]", "line 7, gpus: the list is empty"),
+        ("about: a small grid", "", "line 3: missing about"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_place(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    """A broken file is refused in a line that names file, line and key."""
+    assert GRID.count(old) == 1
+    path = write(tmp_path, GRID.replace(old, new))
+    with pytest.raises(DataFileError) as caught:
+        load_grid(path, CATALOGUE)
+    assert str(caught.value).startswith(f"{path} {said}")
+
+
+def test_all_gpus_and_words_of_the_database(tmp_path: Path) -> None:
+    """`all` is the whole database, `words` those cards that `planner devices` lists."""
+    every = load_grid(write(tmp_path, GRID.replace("[L4, 8000]", "all")), CATALOGUE).gpus
+    some = load_grid(write(tmp_path, GRID.replace("[L4, 8000]", "[words: H100 NVL]")), CATALOGUE).gpus
+    assert len(every) > 50 and some == tuple(card for card in every if "H100 NVL" in card.name)
+
+
+def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
+    """Each cell of a sweep is the answer of `planner max-batch` for its model, recipe and GPU."""
+    grid = load_grid(write(tmp_path, GRID), CATALOGUE)
+    found = swept(grid, tmp_path, HereEngine())
+    assert [(cell.model, cell.recipe, cell.gpu) for cell in found.cells] == [
+        (model, recipe, gpu)
+        for model in ("conv_pair", "encoder")
+        for recipe in ("sgd", "amp")
+        for gpu in (L4.name, SMALL.name)
+    ]
+    amp = {"optimizer": "adamw", "precision": "amp-fp16", "steps": 2, "ema": True}
+    alone = [
+        max_batch(model, gpu=gpu, **options).max_batch
+        for model in ("conv_pair", "basic_encoder")
+        for options in ({}, amp | {"alloc_conf": "expandable_segments:True"})
+        for gpu in (L4, SMALL)
+    ]
+    assert [cell.max_batch for cell in found.cells] == alone
+    assert (found.new, found.failures) == (8, ())
+
+
+def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
+    """What is kept is not computed again; a GPU or a recipe more costs only its own cells."""
+    grid = load_grid(write(tmp_path, GRID), CATALOGUE)
+    small = replace(grid, models=grid.models[:1], recipes=grid.recipes[:1], gpus=(L4,))
+    engine = HereEngine()
+    first = swept(small, tmp_path, engine)
+    again = swept(small, tmp_path, engine)
+    wider = swept(replace(small, gpus=(L4, SMALL)), tmp_path, engine)
+    assert engine.ran == ["conv_pair sgd 1", "conv_pair sgd 1"]
+    assert (first.new, again.new, wider.new) == (1, 0, 1)
+    assert again.cells == first.cells == wider.cells[:1]
+    assert wider.cells[1].gpu == SMALL.name
+
+
+def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
+    """A model that raises and a recipe that makes no job are told; the others have their cells."""
+    file = write(tmp_path, MODELS, "models.py")
+    models = tuple(NamedModel(name, f"{file}:{name}", {}) for name in ("Broken", "Fine"))
+    grid = Grid("", models, (Recipe("sgd", {}), Recipe("soft", {"loss": "mse"})), (L4,))
+    with_inputs = replace(grid, models=tuple(replace(m, options=_sample()) for m in models))
+    engine = HereEngine()
+    found = swept(with_inputs, tmp_path, engine)
+    assert [(cell.model, cell.recipe) for cell in found.cells] == [("Fine", "sgd")]
+    assert [(one.model, one.recipe) for one in found.failures] == [
+        ("Broken", "sgd"),
+        ("Broken", "soft"),
+        ("Fine", "soft"),
+    ]
+    assert "not today" in found.failures[0].why and "loss mse needs a target" in found.failures[1].why
+    swept(with_inputs, tmp_path, engine)
+    assert engine.ran == ["Broken sgd 1", "Fine sgd 1", "Broken sgd 1"]
+
+
+def _sample() -> dict[str, object]:
+    from planner.jobs.job import parse_tensor_spec
+
+    return {"inputs": [parse_tensor_spec("4")], "target": parse_tensor_spec("scalar:int64")}
+
+
+def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
+    """A file that is cut short, is no result or says nonsense is as good as none, and does no harm."""
+    task, told = task_of("conv_pair", L4), []
+    store = Store(tmp_path, "", told.append)
+    done = run_task(task)
+    store.keep(task, done)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    assert store.find(task).cells == done.cells and told == []
+    for broken in (b"", whole[:-30], b"[]", whole.replace(b'"max_batch": ', b'"max_batch": -0.'), b"\xff"):
+        path.write_bytes(broken)
+        assert store.find(task) == Done({})
+    assert len(told) == 5 and all("computed anew" in line and "\n" not in line for line in told)
+
+
+def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
+    """Another option, other memory or other surroundings, and nothing is found."""
+    task = task_of("conv_pair", L4)
+    done = Done({device_digest(L4): {}})
+    Store(tmp_path, "1", quiet).keep(task, done)
+    others = [
+        replace(task, job=replace(task.job, steps=2)),
+        replace(task, options={"allocator_cap_mib": 9}),
+        replace(task, options={"confidence": 0.9}),
+    ]
+    assert [store_key(other) == store_key(task) for other in others] == [False] * 3
+    assert Store(tmp_path, "1", quiet)._key(task) != Store(tmp_path, "2", quiet)._key(task)
+
+
+def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cuDNN in the same place, or none, and nothing is found; torch and the planner count as ever."""
+    keys = set()
+    plain = task_of("conv_pair", L4)
+    task = replace(plain, job=replace(plain.job, cudnn="somewhere"))
+    for version in ("9.8.0", "9.10.2"):
+        monkeypatch.setattr(
+            "planner.planning.sweep.results.open_cudnn_with_cublaslt",
+            lambda where, v=version: SimpleNamespace(version=v, lacks=""),
+        )
+        assert store_key(task) == store_key(task)
+        keys.add(store_key(task))
+    monkeypatch.setattr("planner.store.fingerprint.installed_version", lambda name: "another")
+    keys.add(store_key(task))
+    monkeypatch.undo()
+    keys.add(store_key(task))
+    assert len(keys) == 4
+
+
+def store_key(task: Task) -> str:
+    return Store(Path(), "", quiet)._key(task)
+
+
+def test_a_task_that_kills_its_worker_is_found_and_left_out() -> None:
+    """Of those under way when a worker died each runs alone: the deadly one is told, the others are done."""
+    tasks = [task_of(name, L4) for name in ("conv_pair", "basic_encoder", "cnn")]
+    tasks[1] = replace(tasks[1], model="deadly")
+    found = dict(run_all(tasks, HereEngine(deadly="deadly")))
+    assert [bool(found[place].cells) for place in range(3)] == [True, False, True]
+    assert found[1].failure == "basic_encoder: its process died; see why with --isolate"
+
+
+def test_processes_of_this_machine_survive_a_deadly_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command goes on after a model that ends its process, exits with 1, keeps standard output clean,
+    and writes the same cells as JSON, CSV and Parquet.
+    """
+    import pyarrow.parquet
+
+    models = write(tmp_path, MODELS, "models.py")
+    entry = f'{{model: "{models}:%s", name: %s, input: [4], target: scalar:int64}}'
+    both = ", ".join(entry % (name, name) for name in ("Deadly", "Fine"))
+    path = write(tmp_path, f"about: a\nmodels: [{both}]\nrecipes: {{sgd: {{}}}}\ngpus: [L4]\n")
+    table, columns = tmp_path / "t.csv", tmp_path / "t.parquet"
+    where = ["--csv", str(table), "--parquet", str(columns), "--no-calibration"]
+    code = run(["sweep", str(path), "--allow-code", "--jobs", "1", "--json", *where])
+    said = json.loads(capfd.readouterr().out)
+    assert (code, [cell["model"] for cell in said["cells"]]) == (1, ["Fine"])
+    assert [failure["model"] for failure in said["failures"]] == ["Deadly"]
+    assert pyarrow.parquet.read_table(columns).to_pylist() == said["cells"]
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [(row["model"], int(row["max_batch"])) for row in rows] == [
+        (cell["model"], cell["max_batch"]) for cell in said["cells"]
+    ]
+
+
+def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
+    """Of several worker processes one is killed in the middle: every cell is there once, and none failed."""
+    distributed = pytest.importorskip("distributed")
+    recipes = tuple(Recipe(f"r{steps}", {"steps": steps}) for steps in (2, 3, 4, 5))
+    models = tuple(NamedModel(name, name, {}) for name in ("conv_pair", "basic_encoder"))
+    grid = Grid("", models, recipes, (L4, SMALL))
+    killed: list[int] = []
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as cluster,
+        closing(DaskEngine(cluster.scheduler_address)) as engine,
+        distributed.Client(cluster) as client,
+    ):
+
+        def kill_once(line: str) -> None:
+            if " took " in line and not killed:
+                killed.append(next(iter(client.run(os.getpid).values())))
+                os.kill(killed[0], signal.SIGKILL)
+
+        found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), engine, kill_once).table
+    assert killed and found.failures == ()
+    assert len(found.cells) == len({(c.model, c.recipe, c.gpu) for c in found.cells}) == 16 == found.new
+    again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), HereEngine(), quiet).table
+    assert (again.new, again.cells) == (0, found.cells)
+
+
+def test_no_cluster_is_told_in_one_line() -> None:
+    """A scheduler that nobody answers at is a usage error."""
+    with pytest.raises(UsageError, match="--scheduler nowhere://x: no worker of a Dask cluster answers"):
+        DaskEngine("nowhere://x")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--engine", "ray"], "--engine: unknown value 'ray'; use one of local, dask"),
+        (["--engine", "dask"], "--engine dask: say where the cluster is"),
+        (["--scheduler", "tcp://x:1"], "--scheduler: it is that of --engine dask"),
+        (["--jobs", "0"], "--jobs: '0' is refused; use a whole number from 1 to 1024"),
+        (["--time-limit", "5"], "--time-limit: only a model in a process of its own is stopped"),
+    ],
+)
+def test_options_that_make_no_sense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    """Options that contradict each other are refused before anything runs."""
+    assert run(["sweep", str(write(tmp_path, GRID)), *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_table_of_a_sweep() -> None:
+    """One block for each model: GPUs below each other, recipes beside each other; failures in words."""
+    grid = Grid(
+        "two GPUs",
+        (NamedModel("net", "zoo:CNN", {}),),
+        (Recipe("sgd", {}), Recipe("amp", {})),
+        (L4, SMALL),
+    )
+    cell = Cell("net", "sgd", L4.name, 23034.0, 1234, 20000.0, 21000.0, 500.0, False, "none", 1234)
+    small = replace(cell, gpu=SMALL.name, max_batch=0, process_mib=None)
+    found = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
+    assert str(SweepResult(found)).splitlines() == [
+        "two GPUs",
+        "",
+        "net: largest batch without retries",
+        "GPU                                        sgd          amp",
+        "L4 24GB                                  1,234       failed",
+        "generic GPU of 8000 MiB                   none       failed",
+        "",
+        "Failed: net amp: it broke",
+        "2 cells, 2 of them new, 1 jobs failed, in 1.2 s",
+    ]
+    assert sweep_csv(found).splitlines()[2].startswith("net,sgd,generic GPU of 8000 MiB,23034.0,0,,21000.0")
+    assert sweep_parquet(found)[:4] == b"PAR1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sweep_that_is_ended_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
+    """No word of the libraries that ran it; what was done is kept, and no worker is left."""
+    grid, kept = tmp_path / "grid.yaml", tmp_path / "grid.results"
+    recipes = "".join(f"  r{steps}: {{steps: {steps}}}\n" for steps in range(1, 100))
+    grid.write_text(f"about: long\nmodels: [conv_pair]\nrecipes:\n{recipes}gpus: [L4]\n")
+    command = [sys.executable, "-m", "planner", "sweep", str(grid), "--jobs", "2"]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not any(kept.glob("*.json")) and started.poll() is None:
+        sleep(0.05)
+    started.send_signal(number)
+    out, err = started.communicate()
+    said = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "interrupted"}[number]
+    assert (started.returncode, out, err) == (128 + number, "", f"planner: {said}\n")
+    assert 0 < len(list(kept.glob("*.json"))) < 99
+    assert not any(path.suffix == ".partial" for path in kept.iterdir())

@@ -1,0 +1,209 @@
+"""The smallest changes that make a batch fit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from planner.allocator.config import MIB, AllocatorRules
+from planner.api.advise import advise as advise_model
+from planner.api.max_batch import estimate as estimate_model
+from planner.errors import ModelError
+from planner.hardware.budget import Budget, make_budget
+from planner.hardware.device import Device, Measured
+from planner.jobs.job import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
+from planner.planning.advice import Advice, Open, advise
+from planner.planning.changes import Recipe, apply_all, changes_for
+from planner.program.events import Alloc, Event, Mark, Phase, Role, Site, Trace
+from planner.report.commands.advise import advice_text, advice_to_json
+
+JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
+RECIPE = Recipe(JOB, 8, AllocatorRules())
+AMPERE = (8, 6)
+
+
+def card(capacity_mib: int) -> Budget:
+    """A card without uncertainty or context that leaves so much to the allocator."""
+    usable = Measured(capacity_mib * MIB, "made up")
+    device = Device("card", usable, usable, Measured(0, "made up"), AMPERE)
+    return make_budget(device, 0.5, AllocatorRules())
+
+
+def needs(recipe: Recipe) -> int:
+    """MiB of the toy: 40 of optimizer state or none, and 20 a sample, halved by bf16 and by checkpoints."""
+    state = 0 if recipe.job.optimizer is Optimizer.ADAFACTOR else 40
+    sample = 20
+    sample //= 2 if recipe.job.precision is not Precision.FP32 else 1
+    sample //= 2 if recipe.job.checkpoint is Checkpoint.BLOCKS else 1
+    return state + sample * recipe.batch
+
+
+def toy(recipe: Recipe) -> Iterator[Event]:
+    """One block of what the toy needs."""
+    yield Mark(1, Phase.FORWARD)
+    yield Alloc(0, needs(recipe) * MIB, 0, Role.ACTIVATION, 0)
+    yield Mark(1, Phase.END)
+
+
+def tracer_of(recipe: Recipe) -> Open:
+    """A tracer, as `advise` opens one."""
+    return lambda batch: Trace(tuple(toy(replace(recipe, batch=batch))), (Site("", "relu"),), (batch,))  # type: ignore[return-value]
+
+
+def advised(capacity_mib: int) -> Advice:
+    return advise(RECIPE, card(capacity_mib), tracer_of)  # type: ignore[arg-type]
+
+
+def names(advice: Advice) -> list[tuple[str, ...]]:
+    return [tuple(change.name for change in trial.changes) for trial in advice.sets]
+
+
+def test_what_fits_needs_no_change() -> None:
+    """For a batch that fits, no set is looked for, and each single change still tells what it saves."""
+    advice = advised(200)
+    assert advice.unchanged.fits
+    assert advice.unchanged.needed_bytes == 200 * MIB
+    assert advice.sets == ()
+    saved = {trial.changes[0].name: 200 - trial.needed_bytes // MIB for trial in advice.singles}
+    assert saved == {
+        "--alloc-conf expandable_segments:True": 0,
+        "--optimizer-impl fused": 0,
+        "--optimizer-impl for-loop": 0,
+        "--memory-format channels_last": 0,
+        "--precision amp-bf16": 80,
+        "--checkpoint blocks": 80,
+        "--accumulate 2 --batch 4": 80,
+        "--optimizer adafactor": 40,
+        "--precision bf16": 80,
+    }
+
+
+def test_single_changes_that_are_enough() -> None:
+    """Where one change is enough, no set contains it beside another, and the mildest comes first."""
+    advice = advised(130)
+    assert names(advice)[:3] == [
+        ("--precision amp-bf16",),
+        ("--checkpoint blocks",),
+        ("--accumulate 2 --batch 4",),
+    ]
+    enough = {name for (name,) in (some for some in names(advice) if len(some) == 1)}
+    assert not any(enough & set(some) for some in names(advice) if len(some) > 1)
+
+
+def test_pairs_are_minimal_and_fit() -> None:
+    """Where one change is not enough, the sets fit, none contains another, groups are not mixed."""
+    advice = advised(82)
+    assert set(names(advice)) == {
+        ("--accumulate 4 --batch 2",),
+        ("--precision amp-bf16", "--checkpoint blocks"),
+        ("--precision amp-bf16", "--accumulate 2 --batch 4"),
+        ("--checkpoint blocks", "--accumulate 2 --batch 4"),
+        ("--checkpoint blocks", "--precision bf16"),
+        ("--accumulate 2 --batch 4", "--optimizer adafactor"),
+        ("--precision amp-bf16", "--optimizer adafactor"),
+        ("--checkpoint blocks", "--optimizer adafactor"),
+    }
+    assert all(needs(trial.recipe) * MIB == trial.needed_bytes <= 82 * MIB for trial in advice.sets)
+    made = [set(some) for some in names(advice)]
+    assert not any(one < other for one in made for other in made)
+    groups = [[change.group for change in trial.changes] for trial in advice.sets]
+    assert all(len(set(some)) == len(some) for some in groups)
+
+
+def test_sets_are_sorted_by_size_then_mildness() -> None:
+    """Small sets come before large ones, and among sets of one size the mild ones."""
+    costs = [trial.cost for trial in advised(82).sets]
+    assert costs == sorted(costs)
+
+
+def test_nothing_helps() -> None:
+    """A card too small for everything gives no set, and says so."""
+    advice = advised(3)
+    assert advice.sets == ()
+    assert "No set of up to three changes makes it fit" in advice_text(advice, 0.0)
+
+
+def test_change_that_the_model_refuses() -> None:
+    """A change that cannot be traced is told with its reason and enters no set."""
+
+    def refuse_checkpoints(recipe: Recipe) -> Open:
+        if recipe.job.checkpoint is Checkpoint.BLOCKS:
+            raise ModelError("toy: no repeated blocks were found")
+        return tracer_of(recipe)
+
+    advice = advise(RECIPE, card(130), refuse_checkpoints)  # type: ignore[arg-type]
+    assert ("--checkpoint blocks", "toy: no repeated blocks were found") in advice.failed
+    assert not any("--checkpoint blocks" in some for some in names(advice))
+
+
+def test_unchanged_recipe_that_cannot_be_traced() -> None:
+    """Where the recipe itself fails, that is the error."""
+
+    def refuse(recipe: Recipe) -> Open:
+        raise ModelError("toy: fails")
+
+    with pytest.raises(ModelError, match="toy: fails"):
+        advise(RECIPE, card(130), refuse)
+
+
+@pytest.mark.parametrize(
+    ("job", "capability", "offered"),
+    [
+        (
+            replace(JOB, inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER),
+            (8, 0),
+            {"allocator", "precision"},
+        ),
+        (replace(JOB, inputs=(TensorSpec((128,), "int64"),), mode=Mode.INFER), (6, 1), {"allocator"}),
+        (
+            replace(
+                JOB, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FUSED, precision=Precision.BF16
+            ),
+            (9, 0),
+            {"allocator", "layout", "checkpoint", "accumulation"},
+        ),
+        (
+            replace(JOB, keep_grads=True, checkpoint=Checkpoint.BLOCKS),
+            (7, 5),
+            {"allocator", "gradients", "implementation", "layout", "precision", "accumulation", "optimizer"},
+        ),
+    ],
+)
+def test_only_changes_that_make_sense(job: Job, capability: tuple[int, int], offered: set[str]) -> None:
+    """What the job does already, or the GPU or the mode does not know, is not offered."""
+    assert {change.group for change in changes_for(replace(RECIPE, job=job), capability)} == offered
+
+
+def test_changes_change_the_recipe() -> None:
+    """Every change makes another recipe, and changes of different groups can be made in any order."""
+    changes = changes_for(
+        recipe := replace(RECIPE, job=replace(JOB, zero_grad=ZeroGrad.BEFORE_BACKWARD)), AMPERE
+    )
+    for change in changes:
+        assert change.apply(recipe) != recipe
+    for one, other in combinations(changes, 2):
+        if one.group != other.group:
+            assert apply_all(recipe, (one, other)) == apply_all(recipe, (other, one))
+
+
+def test_json_says_what_the_text_says() -> None:
+    """The JSON has every set with its options and the estimate of each."""
+    advice = advised(82)
+    said = advice_to_json(advice, 0.0)
+    assert said["needed_mib"] == 200.0
+    assert said["available_mib"] == 82.0
+    assert [tuple(change["option"] for change in one["changes"]) for one in said["sets"]] == names(advice)
+    assert all(one["estimate"]["fits"] == "yes" for one in said["sets"])
+    text = advice_text(advice, 0.0)
+    assert all(name in text for some in names(advice) for name in some)
+
+
+def test_vit_at_512_on_24_gb() -> None:
+    """For ViT-B/16 at batch 512 on a 24 GB card three sets and more fit when planned again."""
+    result = advise_model("vit_b_16", 512, gpu="RTX 4090")
+    assert len(result.advice.sets) >= 3
+    for trial in result.advice.sets[:3]:
+        conf = "expandable_segments:True" if trial.recipe.rules.expandable_segments else None
+        again = estimate_model(trial.recipe.job, trial.recipe.batch, gpu="RTX 4090", alloc_conf=conf)
+        assert again.fits != "no"

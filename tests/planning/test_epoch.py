@@ -1,0 +1,365 @@
+"""Epochs whose last batch is smaller: put together from traces of one batch size, and planned for."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import planner.capture.session
+from planner import advise, estimate, explain, gpus, max_batch
+from planner.allocator.replay import replay_trace
+from planner.api.compare import compare
+from planner.cli import run
+from planner.errors import UsageError
+from planner.hardware.calibration.model import _same_job
+from planner.hardware.device import find_device
+from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
+from planner.planning.epoch import last_batch, over_epoch
+from planner.program.events import Alloc, Free, Mark, Outcome, Phase, Role, Site, Trace, check
+from planner.store.fingerprint import key_of
+from tests.helpers.models import job_of, trace_of
+
+MIB = 2**20
+BATCH = 32
+
+
+class Net(nn.Module):
+    """Convolution, normalisation, dropout and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Linear(8 * 14 * 14, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).flatten(1))
+
+
+def training(**fields: object) -> Job:
+    """Three steps with Adam."""
+    fields = {"mode": Mode.TRAIN, "steps": 3, "optimizer": Optimizer.ADAM} | fields
+    return job_of("3x16x16", **fields)
+
+
+def traces(job: Job, build: Callable[[], nn.Module] = Net) -> Callable[[int], Trace]:
+    """A tracer."""
+    return lambda batch: trace_of(build, job, batch)
+
+
+def really_run(job: Job, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """The trace of a loop whose batches have these sizes, one after another."""
+    coming = iter(sizes)
+    usual = planner.capture.session._batches
+
+    def batches(model: nn.Module, job: Job, batch: int) -> Callable[[], object]:
+        return lambda: usual(model, job, next(coming))()
+
+    monkeypatch.setattr(planner.capture.session, "_batches", batches)
+    found = trace_of(Net, job, BATCH)
+    assert next(coming, None) is None
+    return found
+
+
+def story(trace: Trace) -> list[object]:
+    """All events, blocks numbered by birth and places by name."""
+    numbers: dict[int, int] = {}
+    told: list[object] = []
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            numbers[event.block] = len(numbers)
+            told.append((event.fixed_bytes, event.role, trace.sites[event.site], event.optional))
+        elif isinstance(event, Free):
+            told.append(numbers[event.block])
+        else:
+            told.append(event)
+    return told
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimizer": Optimizer.SGD, "zero_grad": ZeroGrad.AFTER_STEP},
+        {"optimizer": Optimizer.MOMENTUM, "zero_grad": ZeroGrad.BEFORE_BACKWARD},
+        {"keep_grads": True, "clip_gradients": ClipGradients.NORM},
+        {"ema": True, "precision": Precision.AMP_FP16, "grad_scaler": True},
+        {"ddp": True},
+        {"mode": Mode.INFER},
+        {"mode": Mode.FORWARD},
+        {"optimizer": Optimizer.ADAFACTOR, "precision": Precision.BF16},
+    ],
+)
+@pytest.mark.parametrize(
+    ("samples", "sizes"),
+    [
+        (32 * 7 + 9, [32, 32, 32, 9, 32]),
+        (32 * 2 + 9, [32, 32, 9, 32]),
+        (32 * 1 + 31, [32, 31, 32]),
+    ],
+)
+def test_an_epoch_is_put_together_as_it_would_run(
+    fields: dict[str, object], samples: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Event by event what a run with such batches records: full steps, the smaller one, a full one."""
+    job = training(**fields)
+    whole = replace(job, dataset_size=samples)
+    found = over_epoch(whole, BATCH, traces(whole))
+    check(found)
+    assert story(found) == story(really_run(replace(job, steps=len(sizes)), sizes, monkeypatch))
+    assert found.batches == (BATCH,)
+
+
+def test_the_smaller_batch_is_the_last_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients of several batches are added up."""
+    job = training(accumulate=2)
+    found = over_epoch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    sizes = [32, 32, 32, 32, 32, 32, 32, 9, 32, 32]
+    assert story(found) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
+
+
+@pytest.mark.parametrize("eval_batch", [0, 50])
+def test_the_evaluation_comes_after_the_smaller_batch(
+    eval_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between epochs; its batches have their own size."""
+    job = training(evaluate=True, eval_batch=eval_batch)
+    found = over_epoch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    sizes = [32, 32, 32, 9, *[eval_batch or 32] * 2, 32]
+    assert story(found) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
+
+
+def test_notes_tell_what_was_played() -> None:
+    """With the sizes of this batch."""
+    tracer = traces(training())
+
+    def told(samples: int) -> str:
+        return over_epoch(training(dataset_size=samples), BATCH, tracer).notes[-1]
+
+    assert told(1033) == (
+        "an epoch of 1,033 samples ends with a batch of 9; it comes after 3 steps of full batches and before "
+        "one more"
+    )
+    assert told(41) == (
+        "an epoch of 41 samples ends with a batch of 9; it comes after 1 step of full batches and before "
+        "one more"
+    )
+    assert told(1024) == "an epoch of 1,024 samples has full batches alone"
+    assert over_epoch(training(), BATCH, tracer) == tracer(BATCH)
+
+
+class Token(nn.Module):
+    """Puts a parameter before each sample; of one sample, its gradient is a view of a larger block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
+
+
+def test_a_single_sample_may_make_another_gradient() -> None:
+    """As a vision transformer's class token: that block takes the other's place, and goes with it."""
+    job = job_of("7x16", mode=Mode.TRAIN, steps=3, dataset_size=65)
+    full, alone = (trace_of(Token, job, batch) for batch in (64, 1))
+    sizes = [
+        sorted(e.fixed_bytes for e in one.events if isinstance(e, Alloc) and e.role is Role.GRADIENT)
+        for one in (full, alone)
+    ]
+    assert sizes[0] != sizes[1] and len(sizes[0]) == len(sizes[1])
+    found = over_epoch(job, 64, lambda batch: full if batch == 64 else alone)
+    assert found.notes[-1].endswith("it comes after 1 step of full batches and before one more")
+    assert replay_trace(found, 64).end_allocated_bytes == replay_trace(full, 64).end_allocated_bytes
+
+
+class Fussy(nn.Module):
+    """Does not take a single sample, as batch norm does not over one value; two take another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            raise ValueError("expected more than 1 value per channel")
+        if len(x) == 2:
+            self.kept = self.second(x)
+        return self.first(x)
+
+
+def test_a_last_batch_that_fails_is_told_of() -> None:
+    """The rest of the epoch is planned without it."""
+    job = job_of("16", mode=Mode.TRAIN, steps=3, dataset_size=65)
+    found = over_epoch(job, 64, traces(job, Fussy))
+    assert found.events == traces(job, Fussy)(64).events
+    assert found.notes[-1].startswith(
+        "an epoch of 65 samples ends with a batch of 1, which is not counted, since the model fails there: "
+    )
+
+
+def test_a_batch_above_the_epoch_is_refused() -> None:
+    """No batch of that size exists."""
+    with pytest.raises(
+        UsageError, match=r"^--batch 64 and --dataset-size 63: no batch is ever full; give at "
+    ):
+        estimate(Net, 64, input="3x16x16", loss="sum", dataset_size=63)
+    for command in (advise, compare):
+        with pytest.raises(UsageError, match="^--batch 64 and --dataset-size 63: "):
+            command(Net, 64, input="3x16x16", loss="sum", dataset_size=63, gpu="L4")
+    assert (last_batch(training(dataset_size=64), 64), last_batch(training(dataset_size=63), 64)) == (0, 0)
+
+
+# ---- plans
+
+
+def by_hand() -> Trace:
+    """Three steps: one block of 8 MiB a sample for each step's length, one of 1 MiB that goes in the next."""
+    events: list[Alloc | Free | Mark] = [Mark(0, Phase.SETUP), Alloc(0, MIB, 0, Role.PARAMETER, 0)]
+    for step in (1, 2, 3):
+        work, held = 10 * step, 10 * step + 1
+        events += [Mark(step, Phase.INPUTS), Alloc(work, 0, 8 * MIB, Role.TEMPORARY, 0)]
+        events.append(Alloc(held, 0, MIB, Role.TEMPORARY, 0))
+        events += [Free(held - 10)] if step > 1 else []
+        events.append(Free(work))
+    return Trace((*events, Mark(3, Phase.END)), (Site("", "op"),), (2, 3))
+
+
+def test_a_smaller_batch_lifts_the_reserved_peak() -> None:
+    """Five samples leave a block within the segment that six need whole, so these ask for another."""
+    job = training(dataset_size=6 * 10 + 5)
+    plain, epoch = replay_trace(by_hand(), 6), replay_trace(over_epoch(job, 6, lambda batch: by_hand()), 6)
+    assert plain.peak_allocated_bytes == epoch.peak_allocated_bytes == 61 * MIB
+    assert (plain.peak_reserved_bytes, epoch.peak_reserved_bytes) == (70 * MIB, 118 * MIB)
+    assert [peaks.reserved_bytes // MIB for peaks in epoch.step_peaks] == [70, 70, 70, 70, 118]
+
+
+FILE = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 32, 3), nn.GroupNorm(8, 32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        )
+"""
+JOB = {"input": "3x64x64", "target": "scalar:int64", "optimizer": "adam"}
+SAMPLES = 1009
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    """A model that may be kept."""
+    (tmp_path / "net.py").write_text(FILE)
+    return f"{tmp_path}/net.py:Net"
+
+
+def said(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    code = run(command.split())
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_plans_of_an_epoch_agree_however_the_traces_come(net: str, tmp_path: Path) -> None:
+    """Traced, kept, found again: one answer, whose own epoch fits and whose successor's does not."""
+    card = {**JOB, "gpu_mib": 2000, "dataset_size": SAMPLES}
+    found = [max_batch(net, cache=cache, **card) for cache in (None, tmp_path / "kept", tmp_path / "kept")]
+    assert len({result.max_batch for result in found}) == 1
+    assert len({result.plan.at_max.run for result in found if result.plan.at_max}) == 1
+    largest = found[0].max_batch
+    assert 1 < largest < SAMPLES and SAMPLES % largest
+    for batch, fits in ((largest, True), (largest + 1, False)):
+        alone = estimate(net, batch, **card).estimate
+        assert (alone.outcome is not Outcome.DOES_NOT_FIT) is fits
+        assert len(alone.run.step_peaks) == 5
+    assert found[0].plan.at_max is not None
+    assert any(f"ends with a batch of {SAMPLES % largest}" in note for note in found[0].plan.at_max.notes)
+
+
+def test_all_estimators_beside_the_planner_of_the_epoch(net: str) -> None:
+    """`compare` shows the planner's figures of `estimate`, which the last batch may raise."""
+    options = {**JOB, "gpu_mib": 2000, "dataset_size": SAMPLES}
+    run = estimate(net, 63, **options).estimate.run
+    rows = {row.key: row.size_bytes for row in compare(net, 63, **options).comparison.rows}
+    assert (rows["allocated"], rows["reserved"]) == (run.peak_allocated_bytes, run.peak_reserved_bytes)
+    full = estimate(net, 63, **{**options, "dataset_size": None}).estimate.run
+    assert full.peak_reserved_bytes != run.peak_reserved_bytes
+
+
+def test_the_largest_batch_is_at_most_the_epoch(net: str) -> None:
+    """A card that takes more is not asked for it."""
+    result = max_batch(net, gpu_mib=80_000, dataset_size=50, **JOB)
+    assert (result.max_batch, result.plan.first_failure) == (50, None)
+    assert str(result).startswith("Largest batch:  50, the whole epoch at confidence 0.99")
+
+
+def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
+    """`gpus` plans the same epochs, from kept traces and others; each card's last batch is its own."""
+    cards = [replace(find_device(name)) for name in ("p40", "4090", "h100")]
+    options = {**JOB, "allocator_cap_mib": 1200, "dataset_size": SAMPLES}
+    alone = {card.name: max_batch(net, gpu=card, **options).max_batch for card in cards}
+    for cache in (None, tmp_path / "kept"):
+        table = gpus(net, devices=cards, cache=cache, **options)
+        assert {fit.budget.device.name: fit.max_batch for fit in table.fits} == alone
+    few = gpus(net, devices=cards, **{**options, "dataset_size": 40})
+    assert {fit.max_batch for fit in few.fits} == {40}
+    with pytest.raises(UsageError, match="^--batch 41 and --dataset-size 40: "):
+        gpus(net, 41, devices=cards, **{**options, "dataset_size": 40})
+
+
+def test_a_saved_trace_takes_any_epoch(net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The size of the epoch is no part of a trace: it may be given beside a file, or be in it already."""
+    path, options = tmp_path / "it.json.gz", "--input 3x64x64 --target scalar:int64 --no-cache --json"
+    assert said(f"estimate --model {net} --batch 64 {options} --save-trace {path}", capsys)[0] == 0
+    code, out, _ = said(f"estimate --trace {path} --batch 64 --dataset-size 100 --json", capsys)
+    assert (code, json.loads(out)["job"]["dataset_size"]) == (0, 100)
+    direct = json.loads(said(f"estimate --model {net} --batch 64 --dataset-size 100 {options}", capsys)[1])
+    assert json.loads(out)["peak_reserved_mib"] == direct["peak_reserved_mib"]
+    assert any("ends with a batch of 36" in line for line in json.loads(out)["assumptions"])
+
+
+def test_explained_epochs_have_their_details(net: str) -> None:
+    """The steps of the epoch are told one by one, and tensors at the peak with their shapes."""
+    found = explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB).to_dict()
+    assert len({row["step"] for row in found["phases"]} - {0}) == 5
+    assert "epochs of 1,009 samples" in str(explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB))
+
+
+def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
+    """One kept trace serves all epochs, and one calibration."""
+    one, other = (training(model="torchvision:resnet18", dataset_size=size) for size in (0, 1000))
+    assert key_of(one) == key_of(other)
+    assert _same_job(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--dataset-size 0", "--dataset-size: '0' is refused; use a whole number from 1 to 1125899906842624"),
+        ("--dataset-size many", "--dataset-size: 'many' is refused; use a whole number, such as 50000"),
+        (
+            "--dataset-size 100 --steps 1",
+            "cnn: --dataset-size and --steps 1: the smaller batch comes between others; "
+            "give at least --steps 2",
+        ),
+        (
+            "--dataset-size 500 --steps 2 --eval-batch 8",
+            "cnn: --dataset-size and --steps 2: the smaller batch comes between others; "
+            "give at least --steps 3",
+        ),
+        (
+            "--dataset-size 100 --batch 101",
+            "--batch 101 and --dataset-size 100: no batch is ever full; give at most --batch 100",
+        ),
+    ],
+)
+def test_wrong_usage(options: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 2."""
+    assert said(f"estimate --model cnn {options}", capsys) == (2, "", f"planner: {line}\n")

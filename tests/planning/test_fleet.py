@@ -1,0 +1,441 @@
+"""One job on many cards: the same answers as card by card, and their table."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+
+from planner import gpus, max_batch
+from planner.allocator.config import AllocatorRules
+from planner.allocator.replay import Arena, replay_trace, room_bytes
+from planner.api.gpus import GpusResult
+from planner.cli import run
+from planner.errors import UsageError
+from planner.hardware.budget import Budget, make_budget
+from planner.hardware.device import MIB, About, Device, FigureKind, Line, Measured, find_device, load_devices
+from planner.jobs.job import Job
+from planner.planning.fleet import CardFit, CardTable, fit_cards
+from planner.planning.max_batch import Seconds
+from planner.planning.search import boundary_near, largest
+from planner.program.bounds import least_bytes
+from planner.program.events import Alloc, Outcome, Role, Trace
+from planner.program.target import Chip
+from tests.helpers.models import AMPERE
+from tests.helpers.traces import SITES, UNTIMED, affine_traces
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gpus"
+SEVEN = tuple(find_device(name) for name in ("p40", "v100-16", "t4", "a100-80", "4090", "h100", "5090"))
+
+
+class Small(nn.Module):
+    """Reductions whose scratch memory follows no straight line, a normalisation and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 96, 3), nn.GroupNorm(8, 96), nn.ReLU(), nn.Conv2d(96, 64, 3))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Forking(nn.Module):
+    """Another layer from batch 3 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4096, 4096), nn.Linear(4096, 4096)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) if len(x) < 3 else self.second(self.first(x))
+
+
+JOB = {"input": "3x64x64", "target": "scalar:int64", "loss": "cross_entropy", "optimizer": "adam"}
+
+
+def test_each_card_as_if_it_were_alone() -> None:
+    """On every card the largest batch and the process are those of `max_batch`, though this job's batches
+    fit here and there above some that do not.
+    """
+    found = gpus(Small, devices=SEVEN, **JOB)
+    assert len(found.fits) == len(SEVEN)
+    for fit in found.fits:
+        alone = max_batch(Small, gpu=fit.budget.device, **JOB)
+        at_max = alone.plan.at_max
+        assert at_max is not None
+        assert (fit.max_batch, fit.process_bytes, fit.process_upper_bytes) == (
+            alone.max_batch,
+            at_max.process_bytes,
+            at_max.process_upper_bytes,
+        ), fit.budget.device.name
+
+
+def test_a_model_that_changes_with_the_batch() -> None:
+    """Where no loop holds for all batch sizes, each trace is taken by itself, with the same answers."""
+    options = {"input": "4096", "loss": "sum", "allocator_cap_mib": 700}
+    cards = SEVEN[2:4]
+    alone = {card.name: max_batch(Forking, gpu=card, **options).max_batch for card in cards}
+    together = gpus(Forking, devices=cards, **options)
+    assert {fit.budget.device.name: fit.max_batch for fit in together.fits} == alone
+    assert min(alone.values()) > 3
+
+
+class FromTrace:
+    """One affine trace for every GPU."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.asked = trace, 0
+
+    def at(self, batch: int, chip: Chip) -> Trace:
+        self.asked += 1
+        return self.trace
+
+    def kin(self, batch: int, chip: Chip) -> object:
+        return "all the same"
+
+    def floor(self, chip: Chip) -> object:
+        return least_bytes(self.trace.events)
+
+
+def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
+    """Of a card that leaves so much to the allocator, or a little less."""
+    exact = Measured(room_mib * MIB, "made up", kind=FigureKind.MEASURED)
+    nothing = Measured(0, "made up", kind=FigureKind.MEASURED)
+    card = Device(f"card of {room_mib}", exact, exact, nothing, capability)
+    return make_budget(card, 0.99, AllocatorRules())
+
+
+@UNTIMED
+@given(affine_traces(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
+def test_any_trace_on_any_cards(trace: Trace, rooms: list[int]) -> None:
+    """What is found fits, its successor does not; and it is what `largest` finds where islands are absent."""
+    budgets = [budget_with(room) for room in rooms]
+    for fit in fit_cards(budgets, FromTrace(trace)):  # type: ignore[arg-type]
+        arena = fit.budget.arena
+
+        def outcome(batch: int, arena=arena) -> Outcome:  # type: ignore[no-untyped-def]
+            return replay_trace(trace, batch, arena).outcome
+
+        if fit.max_batch:
+            assert outcome(fit.max_batch) is not Outcome.DOES_NOT_FIT
+            assert fit.outcome is outcome(fit.batch)
+        if fit.max_batch < 2**24:
+            assert outcome(fit.max_batch + 1) is Outcome.DOES_NOT_FIT
+        alone = largest(outcome).largest
+        failing = [batch for batch in range(1, min(alone, 400)) if outcome(batch) is Outcome.DOES_NOT_FIT]
+        if not failing and outcome(alone + 1) is Outcome.DOES_NOT_FIT:
+            assert fit.max_batch >= alone or alone > 400
+
+
+class Bumpy(FromTrace):
+    """A block of 2 MiB for each sample, and one of 999 MiB beside it at batches 101 and 102."""
+
+    def __init__(self) -> None:
+        super().__init__(Trace((Alloc(0, 0, 2 * MIB, Role.ACTIVATION, 0),), SITES, (2, 3)))
+
+    def at(self, batch: int, chip: Chip) -> Trace:
+        more = (Alloc(1, 999 * MIB, 0, Role.WORKSPACE, 0),) if batch in (101, 102) else ()
+        return replace(self.trace, events=(*self.trace.events, *more))
+
+
+@pytest.mark.parametrize("room_mib", range(190, 330))
+def test_what_fits_close_above_is_found(room_mib: int) -> None:
+    """Above a batch that does not fit the next ones are looked at, as `largest` does."""
+    budget = budget_with(room_mib)
+    (fit,) = fit_cards([budget], Bumpy())  # type: ignore[arg-type]
+    most = (room_bytes(budget.arena) or 0) // (2 * MIB)  # type: ignore[attr-defined]
+    assert fit.max_batch == (100 if most in (101, 102) else most)
+
+
+@given(affine_traces(), st.integers(1, 200))
+def test_the_floor_is_one(trace: Trace, batch: int) -> None:
+    """No replay takes less than the floor says."""
+    assert least_bytes(trace.events)(batch) <= replay_trace(trace, batch).peak_allocated_bytes
+
+
+@given(st.integers(0, 300), st.integers(0, 400), st.integers(0, 300))
+def test_a_boundary_from_any_guess(boundary: int, guess: int, more: int) -> None:
+    """Where outcomes only worsen, the boundary is found from any guess, in three probes from a near one."""
+    limit = boundary + more
+    probed: set[int] = set()
+
+    def fits(batch: int) -> bool:
+        assert 1 <= batch <= limit
+        probed.add(batch)
+        return batch <= boundary
+
+    assert boundary_near(fits, guess, limit) == boundary
+    if abs(guess - boundary) <= 1:
+        assert len(probed) <= 3
+
+
+def test_probes_are_few() -> None:
+    """Cards of one kind cost a few traces each, and cards of one memory those of one."""
+    from planner.program.events import Alloc, Mark, Phase, Role, Site
+
+    events = (
+        Mark(0, Phase.SETUP),
+        Alloc(0, 300 * MIB, 0, Role.PARAMETER, 0),
+        Mark(1, Phase.FORWARD),
+        Alloc(1, 0, 3 * MIB + 12345, Role.ACTIVATION, 0),
+        Mark(1, Phase.END),
+    )
+    traces = FromTrace(Trace(events, (Site("", "to"),), (2, 3)))
+    rooms = [*range(4000, 24000, 1000), *[24000] * 10]
+    fits = fit_cards([budget_with(room) for room in rooms], traces)  # type: ignore[arg-type]
+    assert len(fits) == len(rooms)
+    assert traces.asked <= 3 * len(set(rooms))
+
+
+def test_a_batch_on_every_card() -> None:
+    """With a batch, only the cards that run it are listed, with the memory of that batch."""
+    every = gpus("cnn", devices=SEVEN, sort="memory")
+    batch = every.fits[3].max_batch
+    some = gpus("cnn", batch, devices=SEVEN, sort="memory")
+    assert [fit.budget.device.name for fit in some.fits] == [
+        fit.budget.device.name for fit in every.fits if fit.max_batch >= batch
+    ]
+    assert some.table.left_out == len(SEVEN) - len(some.fits) > 0
+    assert len({fit.batch for fit in some.fits}) == 1
+    assert all(fit.headroom_bytes > 0 for fit in some.fits)
+
+
+def test_orders() -> None:
+    """Each order is by its key; the default is by the largest batch."""
+    found = {key: gpus("cnn", devices=SEVEN, sort=key).fits for key in (None, "memory", "name", "headroom")}
+    batches = [fit.max_batch for fit in found[None]]
+    assert batches == sorted(batches, reverse=True)
+    totals = [fit.budget.device.total.value for fit in found["memory"]]
+    assert totals == sorted(totals)
+    names = [fit.budget.device.name.lower() for fit in found["name"]]
+    assert names == sorted(names)
+    room = [fit.headroom_bytes for fit in found["headroom"]]
+    assert room == sorted(room, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sort": "price"}, "--sort price: give one of max_batch, memory, name, process, headroom"),
+        ({"gpu": "4090"}, "--gpu: this asks every GPU; choose some with --filter"),
+        ({"filter": "radeon"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
+        ({"min_mib": 10, "max_mib": 5}, "no GPU of the database is left: loosen --filter, --min-mib or"),
+        ({"batch": 0}, "--batch"),
+    ],
+)
+def test_refused(options: dict[str, object], message: str) -> None:
+    """What makes no sense is refused in one line before anything is traced."""
+    with pytest.raises(UsageError) as caught:
+        gpus("cnn", **options)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+def test_filters() -> None:
+    """Words and bounds choose among the cards of the database."""
+    found = gpus("cnn", filter=["consumer", "8.9"], min_mib=16_000, max_mib=20_000)
+    names = {fit.budget.device.name for fit in found.fits}
+    assert names == {
+        "RTX 4060 Ti 16GB",
+        "RTX 4070 Ti SUPER 16GB",
+        "RTX 4080 16GB",
+        "RTX 4080 SUPER 16GB",
+    }
+
+
+# ---- the reports
+
+
+def made_up() -> GpusResult:
+    """Three cards with round figures: one that runs nothing, a slice, and a rented one."""
+
+    def card(name: str, total_mib: int, kind: FigureKind, about: About) -> Device:
+        total = Measured(total_mib * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED)
+        usable = Measured((total_mib - 400) * MIB, "a log", kind=kind)
+        return Device(name, total, usable, Measured(400 * MIB, "somewhere"), AMPERE, (), "a table", about)
+
+    cards = (
+        card("Tiny 1GB", 1000, FigureKind.PUBLISHED, About(Line.CONSUMER)),
+        card("Big 40GB MIG 2g.10gb", 10_000, FigureKind.DERIVED, About(Line.SLICE)),
+        card("Big 40GB", 40_000, FigureKind.PUBLISHED, About(Line.DATACENTER, instances=("AWS x1", "GCP y"))),
+    )
+    events = taken()
+    fits = fit_cards([with_margin(one) for one in cards], FromTrace(events))  # type: ignore[arg-type]
+    job = Job("made-up", source="zoo:Identity")
+    table = CardTable(
+        job=job,
+        batch=None,
+        confidence=0.99,
+        fits=tuple(sorted(fits, key=lambda fit: -fit.max_batch)),
+        left_out=0,
+        notes=("traced by hand",),
+        unknown_ops=("aten.made_up",),
+        import_seconds=1.0,
+        seconds=Seconds(trace=0.5, replay=0.25),
+        traces=FromTrace(events),  # type: ignore[arg-type]
+    )
+    return GpusResult(table)
+
+
+def with_margin(card: Device) -> Budget:
+    """A budget with a margin of its own: the reports read the same whatever is known of other runs."""
+    arena = Arena(int((card.usable.value - card.context.value) / 1.0233))
+    return replace(make_budget(card, 0.99, AllocatorRules()), arena=arena)
+
+
+def taken() -> Trace:
+    from planner.program.events import Alloc, Mark, Phase, Role, Site
+
+    return Trace(
+        (
+            Mark(0, Phase.SETUP),
+            Alloc(0, 600 * MIB, 0, Role.PARAMETER, 0),
+            Mark(1, Phase.FORWARD),
+            Alloc(1, 0, 50 * MIB, Role.ACTIVATION, 0),
+            Mark(1, Phase.END),
+        ),
+        (Site("", "to"),),
+        (2, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("table.txt", lambda: str(made_up())),
+        ("table.csv", lambda: made_up().to_csv()),
+        ("table.json", lambda: json.dumps(made_up().to_dict(), indent=1)),
+    ],
+)
+def test_golden(name: str, text: object) -> None:
+    """The table as people, spreadsheets and programs read it."""
+    path = GOLDEN / name
+    assert text() + "\n" == path.read_text(encoding="utf-8")  # type: ignore[operator]
+
+
+def test_json_keeps_its_contract() -> None:
+    """The keys that other programs rely on, with their types."""
+    found = made_up().to_dict()
+    assert {"schema", "model", "job", "rows"} <= set(found)
+    for row in found["rows"]:
+        assert {"gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"} <= set(row)
+        assert type(row["calibrated"]) is bool
+
+
+def test_csv_is_the_json() -> None:
+    """Each cell says what the JSON says."""
+    rows = list(csv.DictReader(io.StringIO(made_up().to_csv())))
+    for row, known in zip(rows, made_up().to_dict()["rows"], strict=True):
+        assert row["gpu"] == known["gpu"]
+        assert int(row["max_batch"]) == known["max_batch"]
+        assert row["process_mib"] == ("" if known["process_mib"] is None else str(known["process_mib"]))
+
+
+def test_the_table_fits_a_terminal() -> None:
+    """No line is wider than 100 columns, on the whole database."""
+    found = made_up()
+    cards = [replace(found.fits[0].budget, device=device) for device in load_devices()]
+    wide = GpusResult(replace(found.table, fits=fit_cards(cards, found.table.traces)))
+    assert max(map(len, str(wide).splitlines())) <= 100
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 and one JSON object; CSV on request; both at once are refused."""
+    assert run(["gpus", "--model", "cnn", "--filter", "l40s", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["gpu"] for row in found["rows"]] == ["L40S 48GB"]
+    assert run(["gpus", "--model", "cnn", "--filter", "l40s", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("L40S 48GB,46068.0,")
+    assert run(["gpus", "--model", "cnn", "--json", "--csv"]) == 2
+    assert run(["gpus", "--model", "cnn", "--filter", "l40s", "--batch", "9999999"]) == 1
+
+
+def test_devices_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`planner devices` lists, searches, tells sources, and says 1 where nothing is found."""
+    assert run(["devices"]) == 0
+    listing = capsys.readouterr().out
+    assert max(map(len, listing.splitlines())) <= 100
+    assert all(device.name in listing for device in load_devices())
+    assert run(["devices", "4090"]) == 0
+    assert "ultralytics" in capsys.readouterr().out
+    assert run(["devices", "h200", "--json"]) == 0
+    names = [card["name"] for card in json.loads(capsys.readouterr().out)["devices"]]
+    assert names == ["H200 141GB MIG 1g.18gb", "H200 141GB MIG 3g.71gb", "H200 141GB"]
+    assert run(["devices", "voodoo"]) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_no_gpu_is_exit_code_5(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--gpu auto` without a GPU is one line and exit code 5."""
+    assert run(["max-batch", "--model", "cnn", "--gpu", "auto"]) == 5
+    error = capsys.readouterr().err
+    assert error.startswith("planner: --gpu auto: no NVIDIA GPU here (")
+    assert error.count("\n") == 1
+
+
+def test_picture(tmp_path: Path) -> None:
+    """The picture is drawn; nothing to draw and a place that cannot be written to are told."""
+    from planner.errors import DataFileError
+
+    pytest.importorskip("matplotlib")
+    found = made_up()
+    found.draw(tmp_path / "gpus.svg")
+    drawn = (tmp_path / "gpus.svg").read_text(encoding="utf-8")
+    assert drawn.count("<!-- Big 40GB") == 2
+    assert "Tiny" not in drawn
+    with pytest.raises(DataFileError):
+        found.draw(tmp_path / "nowhere" / "gpus.png")
+    none = [fit for fit in found.fits if not fit.max_batch]
+    with pytest.raises(UsageError, match="no GPU runs the job"):
+        GpusResult(replace(found.table, fits=tuple(none))).draw(tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FITS, Outcome.FITS_WITH_RETRIES])
+def test_a_picture_says_what_a_dot_beside_the_curve_is(tmp_path: Path, outcome: Outcome) -> None:
+    """The legend names each kind of dot; with retries a process reserves less than the curve has there."""
+    pytest.importorskip("matplotlib")
+    table = made_up().table
+    fits = tuple(replace(fit, outcome=outcome) for fit in table.fits if fit.max_batch)
+    GpusResult(replace(table, fits=fits)).draw(tmp_path / "gpus.svg")
+    drawn = (tmp_path / "gpus.svg").read_text(encoding="utf-8")
+    texts = ["on a GPU at the right, with its own CUDA context", "on a GPU at the right, with retries:"]
+    said = [f"<!-- {text} -->" in drawn or f"<!-- {text}\n" in drawn for text in texts]
+    assert said == [outcome is Outcome.FITS, outcome is Outcome.FITS_WITH_RETRIES]
+    assert "<!-- on a GPU with memory to spare -->" in drawn
+
+
+def test_dots_stand_at_the_batch_that_they_are_of() -> None:
+    """With `--batch` the figures are of that batch, and not of the largest."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from planner.report.plots.gpus import draw_on
+
+    table = made_up().table
+    fits = [replace(fit, batch=3, process_bytes=2**30) for fit in table.fits if fit.max_batch > 3]
+    axes = Figure().add_subplot()
+    draw_on(axes, table, fits)
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert len(dots) == len(fits) > 0
+    assert {(float(x), float(y)) for dot in dots for x, y in dot.get_xydata()} == {(3.0, 1.0)}
+
+
+def test_a_picture_names_cards_that_people_know() -> None:
+    """Of the whole database the names stand apart, hold the ends, and are those of common whole cards."""
+    from planner.report.plots.gpus import named_cards
+
+    fits = [
+        CardFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1, 1)
+        for card in load_devices()
+    ]
+    named = [fit.budget.device for fit in named_cards(fits)]
+    assert [card.name for card in named] == [
+        "GTX 1660 Ti 6GB", "RTX 5080 16GB", "RTX 4090 24GB", "RTX 5090 32GB", "L40 48GB", "H100 80GB",
+        "GH200 96GB", "H200 141GB", "B200 180GB", "B300 288GB",
+    ]  # fmt: skip
+    assert named_cards(fits[:3]) == fits[:3]

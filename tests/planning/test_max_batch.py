@@ -1,0 +1,343 @@
+"""The plan of jobs whose traces are a known function of the batch size, against brute force; no torch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace
+from planner.hardware.budget import Budget, chance_needed, make_budget
+from planner.hardware.device import Device, Measured, generic_device, unlimited_device
+from planner.jobs.job import Job
+from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
+from planner.planning.search import LARGEST_BATCH
+from planner.program.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
+from tests.helpers.traces import SITES, UNTIMED
+
+JOB = Job("made up")
+Size = Callable[[int], int]  # bytes at a batch size
+
+
+def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorRules | None = None) -> Budget:
+    """A card without uncertainty that leaves so much to the allocator, next to a context of 400 MiB."""
+    usable = Measured((capacity_mib + 400) * MIB, "made up")
+    context = Measured(400 * MIB, "made up")
+    return make_budget(Device("card", usable, usable, context, (8, 6)), confidence, rules or AllocatorRules())
+
+
+def steps_of(activation: Size, parameter_bytes: int, batch: int) -> Trace:
+    """Two training steps of a layer: parameter, input, activation and workspace, gradient."""
+    events: list[Event] = [Mark(0, Phase.SETUP), Alloc(0, parameter_bytes, 0, Role.PARAMETER, 0)]
+    for step in (1, 2):
+        x, y, scratch, grad = range(10 * step, 10 * step + 4)
+        events += [
+            Mark(step, Phase.FORWARD),
+            Alloc(x, 602_112 * batch, 0, Role.INPUT, 0),
+            Alloc(y, activation(batch), 0, Role.ACTIVATION, 1),
+            Alloc(scratch, 8_519_680, 0, Role.WORKSPACE, 1),
+            Free(scratch),
+            Mark(step, Phase.BACKWARD),
+            Alloc(grad, parameter_bytes, 0, Role.GRADIENT, 1),
+            Free(y),
+            Free(x),
+            Mark(step, Phase.OPTIMIZER),
+            Free(grad),
+        ]
+    return Trace((*events, Mark(2, Phase.END)), SITES, (batch,), ("aten.mystery",), ("made up",))
+
+
+class Tracer:
+    """The traces of a job, and for which batch sizes they were asked."""
+
+    def __init__(self, activation: Size, parameter_bytes: int = 30 * MIB) -> None:
+        self.activation, self.parameter_bytes = activation, parameter_bytes
+        self.asked: list[int] = []
+
+    def at(self, batch: int) -> Trace:
+        return steps_of(self.activation, self.parameter_bytes, batch)
+
+    def __call__(self, batch: int) -> Trace:
+        self.asked.append(batch)
+        return self.at(batch)
+
+    def largest(self, arena: Arena, most: int) -> int:
+        """The largest batch size up to `most` whose own trace fits, by trying all of them."""
+        outcomes = {batch: replay_trace(self.at(batch), batch, arena).outcome for batch in range(1, most + 1)}
+        return max((b for b, outcome in outcomes.items() if outcome is not Outcome.DOES_NOT_FIT), default=0)
+
+
+def linear(batch: int) -> int:
+    return 5_308_416 * batch
+
+
+def parabola(batch: int) -> int:
+    return 100_000 * batch * batch + 1_000_000 * batch
+
+
+def assert_identities(result: Estimate) -> None:
+    """The figures of an estimate that say the same thing in two ways."""
+    run, context = result.run, result.budget.device.context.value
+    assert run.failure is None
+    assert set(result.at_peak) == set(Role)
+    assert sum(result.at_peak.values()) == run.peak_allocated_bytes
+    assert result.process_bytes == context + run.peak_reserved_bytes
+    fragmentation_bytes = run.peak_reserved_bytes - run.peak_allocated_bytes
+    assert fragmentation_bytes >= 0
+    assert context + sum(result.at_peak.values()) + fragmentation_bytes == result.process_bytes
+    assert result.process_upper_bytes >= result.process_bytes
+    assert (result.failed is not None) == (result.outcome is Outcome.DOES_NOT_FIT)
+
+
+def without_times(plan: Plan) -> Plan:
+    def still(result: Estimate | None) -> Estimate | None:
+        return None if result is None else replace(result, seconds=Seconds(0, 0))
+
+    return replace(
+        plan,
+        at_max=still(plan.at_max),
+        at_comfortable=still(plan.at_comfortable),
+        first_failure=still(plan.first_failure),
+        seconds=Seconds(0, 0),
+    )
+
+
+@settings(UNTIMED, max_examples=40)
+@given(st.integers(1, 12 * MIB), st.integers(1, 60 * MIB), st.integers(50, 400), st.floats(0.5, 0.999))
+def test_largest_by_brute_force(
+    slope: int, parameter_bytes: int, capacity_mib: int, confidence: float
+) -> None:
+    """The plan's batch size fits by its own trace, and no other in reach above it does."""
+    tracer = Tracer(lambda batch: slope * batch, parameter_bytes)
+    budget = budget_of(capacity_mib, confidence)
+    plan = plan_max_batch(JOB, budget, tracer)
+    answer = plan.search.largest
+    shown = plan.at_max or plan.first_failure
+    assert shown is not None
+    assert answer == tracer.largest(shown.budget.arena, answer + 8)
+    if plan.at_max is not None:
+        assert_identities(plan.at_max)
+    assert plan.first_failure is not None
+    assert_identities(plan.first_failure)
+
+
+def test_affine_job() -> None:
+    """A job of straight lines is traced at 2, 3 and the answer, whose estimates then hold for all batches."""
+    tracer, told = Tracer(linear), list[str]()
+    plan = plan_max_batch(JOB, budget_of(300), tracer, told.append)
+    assert plan.search.largest == tracer.largest(Arena(300 * MIB), 100) == 42  # 30 + 26 + 214 + 30 MiB
+    assert plan.search.first_failure == 43
+    assert tracer.asked == [2, 3, 42]
+    assert told == ["tracing batch 2", "tracing batch 3", "tracing batch 42"]
+    assert plan.at_max is not None and plan.first_failure is not None
+    assert plan.at_max.notes == plan.first_failure.notes == ("made up",)
+    assert plan.at_max.unknown_ops == ("aten.mystery",)
+    assert plan.at_max.run == replay_trace(tracer.at(42), 42, Arena(300 * MIB))
+    assert plan.first_failure.failed == replay_trace(tracer.at(43), 43, Arena(300 * MIB))
+    assert plan.first_failure.run == replay_trace(tracer.at(43), 43)
+
+
+def with_workspaces(size: Size, batch: int) -> Trace:
+    """Steps with a workspace of so many bytes."""
+    taken = steps_of(linear, 30 * MIB, batch)
+
+    def resized(event: Event) -> Event:
+        if isinstance(event, Alloc) and event.role is Role.WORKSPACE:
+            return replace(event, fixed_bytes=size(batch))
+        return event
+
+    return replace(taken, events=tuple(map(resized, taken.events)))
+
+
+@pytest.mark.parametrize("capacity_mib", range(1000, 1400, 25))
+def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
+    """Where scratch memory jumps from each batch size to the next, as cuDNN's may, the answer still fits by
+    its own trace, and the batch that is said to fail does not.
+    """
+
+    def jumping(batch: int) -> int:
+        return (1 + batch * 2_654_435_761 % 97) * MIB
+
+    tracer = partial(with_workspaces, jumping)
+    plan = plan_max_batch(JOB, budget_of(capacity_mib), tracer)
+    assert plan.at_max is not None and plan.first_failure is not None
+    for told, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
+        assert batch is not None
+        alone = estimate(JOB, tracer(batch), batch, told.budget)
+        assert (alone.outcome, alone.run) == (told.outcome, told.run)
+    assert plan.at_max.outcome is not Outcome.DOES_NOT_FIT
+    assert plan.first_failure.outcome is Outcome.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize(
+    ("activation", "reason"),
+    [
+        (parabola, "takes {} bytes at batch {}, not {} as the line through batches 2 and 3 says"),
+        (
+            lambda batch: 100_000 * batch * batch,
+            "takes 400000 bytes at batch 2 and 900000 at batch 3: no line that holds for every batch",
+        ),
+        (
+            lambda batch: 30_000_000 - 1_000_000 * min(batch, 20) + 900_000 * batch,
+            "takes 29800000 bytes at batch 2 and 29700000 at batch 3: no line that holds for every batch",
+        ),
+    ],
+    ids=["confirmation", "negative line", "falling line"],
+)
+def test_job_that_is_no_line(activation: Size, reason: str) -> None:
+    """Where sizes are no straight lines, every probe is traced by itself, once, and the notes say why."""
+    tracer = Tracer(activation)
+    plan = plan_max_batch(JOB, budget_of(300), tracer)
+    answer = plan.search.largest
+    assert answer == tracer.largest(Arena(300 * MIB), 3 * answer)
+    assert {batch for batch, _ in plan.search.probes} <= set(tracer.asked)
+    assert len(tracer.asked) == len(set(tracer.asked))
+    assert plan.at_max is not None and plan.first_failure is not None
+    if activation is parabola:
+        at = tracer.asked[2]  # where the line of the first two traces had its answer
+        line = 1_500_000 * at - 600_000
+        reason = reason.format(parabola(at), at, line)
+    note = (
+        "sizes are no straight line in the batch size, so each probe was traced by itself: "
+        f"event 4: block 11 (aten.convolution in features.0) {reason}"
+    )
+    assert plan.at_max.notes == plan.first_failure.notes == ("made up", note)
+    assert plan.at_max.run == replay_trace(tracer.at(answer), answer, Arena(300 * MIB))
+    assert_identities(plan.at_max)
+    assert_identities(plan.first_failure)
+
+
+class OtherAtOne(Tracer):
+    """A job that takes another block at batch 1 than at all others, after its parameter."""
+
+    def __init__(self, activation: Size, at_one_bytes: int, else_bytes: int) -> None:
+        super().__init__(activation)
+        self.at_one_bytes, self.else_bytes = at_one_bytes, else_bytes
+
+    def at(self, batch: int) -> Trace:
+        whole = super().at(batch)
+        kind, size = (Role.TEMPORARY, self.at_one_bytes) if batch == 1 else (Role.WORKSPACE, self.else_bytes)
+        return replace(whole, events=(*whole.events[:2], Alloc(99, size, 0, kind, 1), *whole.events[2:]))
+
+
+@pytest.mark.parametrize(
+    ("at_one_mib", "else_mib", "capacity_mib", "by_the_line", "answer"),
+    [(50, 10, 240, 1, 1), (50, 10, 200, 1, 0), (10, 50, 200, 0, 1), (50, 50, 100, 0, 0)],
+)
+def test_other_events_at_batch_one(
+    at_one_mib: int, else_mib: int, capacity_mib: int, by_the_line: int, answer: int
+) -> None:
+    """Where batch 1 takes other events than 2 and 3, an answer of 1 or 0 is that of its own trace."""
+    tracer = OtherAtOne(lambda batch: 100 * MIB * batch, at_one_mib * MIB, else_mib * MIB)
+    alike = OtherAtOne(tracer.activation, else_mib * MIB, else_mib * MIB)
+    arena = Arena(capacity_mib * MIB)
+    assert (alike.largest(arena, 20), tracer.largest(arena, 20)) == (by_the_line, answer)
+    plan = plan_max_batch(JOB, budget_of(capacity_mib), tracer)
+    assert (plan.search.largest, plan.search.first_failure) == (answer, answer + 1)
+    assert plan.first_failure is not None
+    assert plan.first_failure.notes[-1] == (
+        "sizes are no straight line in the batch size, so each probe was traced by itself: event 2 is "
+        "aten.convolution in features.0 taking block 99 for workspaces at batches 2 and 3 and "
+        "aten.convolution in features.0 taking block 99 for temporaries at batch 1"
+    )
+
+
+def test_nothing_fits() -> None:
+    """Where not even batch 1 fits, there is no largest batch, and the failure of 1 is told."""
+    plan = plan_max_batch(JOB, budget_of(29), Tracer(linear))
+    assert (plan.search.largest, plan.search.comfortable, plan.search.first_failure) == (0, 0, 1)
+    assert plan.at_max is None
+    failed = plan.first_failure and plan.first_failure.failed
+    assert failed == Replay(
+        batch=1,
+        outcome=Outcome.DOES_NOT_FIT,
+        peak_allocated_bytes=0,
+        peak_reserved_bytes=0,
+        end_allocated_bytes=0,
+        retries=1,
+        failure=Failure(0, Phase.SETUP, "", "to", 30 * MIB),
+        peak_event=0,
+        step_peaks=(Peaks(0, 0),),
+    )
+
+
+def test_everything_fits() -> None:
+    """On a card without end nothing fails, and the largest batch size asked for is the answer."""
+    tracer = Tracer(linear)
+    budget = make_budget(unlimited_device(), 0.99, AllocatorRules())
+    plan = plan_max_batch(JOB, budget, tracer)
+    assert (plan.search.largest, plan.search.first_failure) == (LARGEST_BATCH, None)
+    assert plan.first_failure is None
+    assert plan.at_max is not None and plan.at_max.outcome is Outcome.FITS
+    assert tracer.asked == [2, 3, LARGEST_BATCH]
+
+
+def test_same_plan_twice() -> None:
+    """Planning has no memory: the same job on the same card gives the same plan, times aside."""
+    one, other = (plan_max_batch(JOB, budget_of(300, 0.9), Tracer(linear)) for _ in range(2))
+    assert without_times(one) == without_times(other)
+
+
+def test_estimate_by_hand() -> None:
+    """An estimate's roles at the peak, whole blocks, and its process as one takes them from the trace."""
+    trace = Trace(
+        (
+            Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0),
+            Alloc(1, 0, 6 * MIB, Role.ACTIVATION, 1),
+            Free(1),
+            Alloc(2, 11 * MIB, 0, Role.GRADIENT, 0),
+        ),
+        SITES,
+        (2, 3),
+    )
+    budget = budget_of(42)
+    result = estimate(JOB, trace, 2, budget, trace_seconds=1.5)
+    assert replace(result, seconds=Seconds(1.5, 0)) == Estimate(
+        job=JOB,
+        budget=budget,
+        outcome=Outcome.FITS,
+        run=Replay(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1, (Peaks(42 * MIB, 42 * MIB),)),
+        failed=None,
+        at_peak=dict.fromkeys(Role, 0) | {Role.PARAMETER: 30 * MIB, Role.ACTIVATION: 12 * MIB},
+        process_bytes=442 * MIB,
+        process_upper_bytes=442 * MIB,
+        unknown_ops=(),
+        notes=(),
+        seconds=Seconds(1.5, 0),
+        p_out_of_memory=chance_needed(budget, 42 * MIB),
+    )
+    assert result.seconds.trace == 1.5 and result.seconds.replay > 0
+
+
+def test_estimate_of_a_failure() -> None:
+    """A batch that does not fit is estimated on a card without end, next to its failure on this one."""
+    budget = budget_of(100)
+    trace = Tracer(linear).at(40)
+    result = estimate(JOB, trace, 40, budget)
+    assert result.outcome is Outcome.DOES_NOT_FIT
+    assert result.failed == replay_trace(trace, 40, Arena(100 * MIB))
+    assert result.run == replay_trace(trace, 40)
+    assert_identities(result)
+
+
+def test_estimate_with_retries() -> None:
+    """A batch that fits with retries is estimated as it runs on this card."""
+    trace = Trace(
+        (Alloc(0, 20 * MIB, 0, Role.INPUT, 0), Free(0), Alloc(1, 22 * MIB, 0, Role.INPUT, 0)), SITES, (1,)
+    )
+    result = estimate(JOB, trace, 1, budget_of(30))
+    assert result.outcome is Outcome.FITS_WITH_RETRIES
+    assert result.run.peak_reserved_bytes == 22 * MIB
+    assert_identities(result)
+
+
+def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
+    """Where a batch fails for a fraction of the rules, its peaks are those of a card without any bound."""
+    trace = Trace((Alloc(0, 0, 64 * MIB, Role.INPUT, 0), Mark(1, Phase.END)), SITES, (2, 3))
+    rules = AllocatorRules(per_process_memory_fraction=0.1)
+    found = estimate(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
+    assert found.outcome is Outcome.DOES_NOT_FIT
+    assert found.run.peak_allocated_bytes == 50 * 64 * MIB
+    assert found.run.failure is None

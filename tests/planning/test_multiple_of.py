@@ -1,0 +1,82 @@
+"""--multiple-of: the largest batch that is a multiple of a number."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import planner
+from planner.cli import run
+from planner.errors import UsageError
+from planner.planning.search import largest, round_down
+from planner.program.events import Outcome
+
+JOB: dict[str, Any] = {"gpu": "L4"}
+
+
+def fits_up_to(most: int, comfortable: int, *holes: int) -> Callable[[int], Outcome]:
+    def outcome(batch: int) -> Outcome:
+        if batch > most or batch in holes:
+            return Outcome.DOES_NOT_FIT
+        return Outcome.FITS if batch <= comfortable else Outcome.FITS_WITH_RETRIES
+
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("most", "comfortable", "multiple", "answer"),
+    [(705, 600, 8, (704, 600)), (705, 599, 8, (704, 592)), (40, 40, 64, (0, 0)), (64, 3, 64, (64, 0))],
+)
+def test_answers_are_rounded_down(
+    most: int, comfortable: int, multiple: int, answer: tuple[int, int]
+) -> None:
+    """Both answers become multiples, 0 where none fits; what fails first is told of any size."""
+    outcome = fits_up_to(most, comfortable)
+    found = round_down(largest(outcome), multiple, outcome)
+    assert (found.largest, found.comfortable) == answer
+    assert found.first_failure == most + 1
+
+
+def test_a_multiple_that_does_not_fit_is_passed_over() -> None:
+    """Where the allocator has holes below the largest, the answer is the next multiple that fits."""
+    outcome = fits_up_to(100, 100, 96, 88)
+    found = round_down(largest(outcome), 8, outcome)
+    assert found.largest == 80
+    assert (96, Outcome.DOES_NOT_FIT) in found.probes
+
+
+def test_max_batch_and_gpus_agree() -> None:
+    """The command's answer is the multiple next below the one without it, and so is that of the table."""
+    any_size = planner.max_batch("conv_pair", **JOB)
+    free, at_ease = any_size.max_batch, any_size.comfortable_batch
+    said = planner.max_batch("conv_pair", **JOB, multiple_of=64)
+    assert said.max_batch == free - free % 64
+    assert (said.to_dict()["multiple_of"], said.to_dict()["at_max"]["batch"]) == (64, said.max_batch)
+    which = f"{at_ease} fits without retries, {free} with" if at_ease < free else f"{free} fits"
+    assert f"Multiple of:    64; of any size, {which}" in str(said)
+    table = planner.gpus("conv_pair", filter="L4", multiple_of=64).to_dict()
+    assert {row["gpu"]: row["max_batch"] for row in table["rows"]}["L4 24GB"] == said.max_batch
+    assert table["multiple_of"] == 64
+
+
+def test_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no multiple fits, the answer is no, with what fits of any size."""
+    command = ["max-batch", "--model", "resnet50", "--gpu", "L4", "--multiple-of", "4096"]
+    assert run(command) == 1
+    assert "none at confidence 0.99 that is a multiple of 4096" in capsys.readouterr().out
+    assert run([*command, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["max_batch"] == 0
+
+
+@pytest.mark.parametrize("text", ["0", "x", "-8"])
+def test_no_number_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A multiple is a whole number from 1."""
+    assert run(["max-batch", "--model", "conv_pair", "--gpu", "L4", "--multiple-of", text]) == 2
+    assert capsys.readouterr().err.startswith("planner: --multiple-of")
+
+
+def test_the_formula_has_none() -> None:
+    """The closed formula refuses what it does not answer."""
+    with pytest.raises(UsageError, match="--multiple-of and --method formula"):
+        planner.max_batch("vgg16_bn", **JOB, method="formula", multiple_of=8)

@@ -1,0 +1,205 @@
+"""The search for the largest batch size against brute force on outcome functions of every shape."""
+
+from collections.abc import Callable
+from math import log2
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from planner.planning.search import LARGEST_BATCH, MOST_ISLANDS, NEIGHBOURS, Search, largest, largest_by_line
+from planner.program.events import Outcome
+from tests.helpers.traces import UNTIMED
+
+OUTCOMES = {"F": Outcome.FITS, "r": Outcome.FITS_WITH_RETRIES, ".": Outcome.DOES_NOT_FIT}
+NEIGHBOUR_PROBES = 11  # 2 to 8 above the boundary, and four shares
+
+
+def of(text: str) -> Callable[[int], Outcome]:
+    """Outcomes of the batch sizes from 1 on, a letter each; beyond the text, nothing fits."""
+    return lambda batch: OUTCOMES[text[batch - 1]] if batch <= len(text) else Outcome.DOES_NOT_FIT
+
+
+def boundaries(fits: int, comfortable: int) -> Callable[[int], Outcome]:
+    """Outcomes that only worsen with the batch size."""
+
+    def outcome(batch: int) -> Outcome:
+        if batch > fits:
+            return Outcome.DOES_NOT_FIT
+        return Outcome.FITS if batch <= comfortable else Outcome.FITS_WITH_RETRIES
+
+    return outcome
+
+
+def found(search: Search) -> tuple[int, int, int | None]:
+    return search.largest, search.comfortable, search.first_failure
+
+
+@st.composite
+def monotone(draw: st.DrawFn) -> tuple[int, int, int]:
+    """A limit, the largest that fits up to it, and the largest that fits without retries."""
+    limit = draw(st.one_of(st.integers(1, 40), st.integers(1, 10**4), st.just(LARGEST_BATCH)))
+    fits = draw(st.one_of(st.integers(0, limit), st.just(limit)))
+    return limit, fits, draw(st.one_of(st.integers(0, fits), st.just(fits)))
+
+
+@UNTIMED
+@given(monotone())
+def test_monotone_outcomes(case: tuple[int, int, int]) -> None:
+    """Where outcomes only worsen with the batch size, all three numbers are exact."""
+    limit, fits, comfortable = case
+    search = largest(boundaries(fits, comfortable), limit)
+    assert found(search) == (fits, comfortable, fits + 1 if fits < limit else None)
+
+
+@UNTIMED
+@example((LARGEST_BATCH, 5_000, 3_125))
+@example((LARGEST_BATCH, 8_388_613, 6_291_459))
+@given(monotone())
+def test_probes_of_monotone_outcomes(case: tuple[int, int, int]) -> None:
+    """Each batch size is asked at most once, none beyond the limit, and as many as a gallop, a bisection and
+    the neighbours take, and once more the latter two where some batch sizes need retries.
+    """
+    limit, fits, comfortable = case
+    asked: list[int] = []
+    outcome = boundaries(fits, comfortable)
+
+    def probe(batch: int) -> Outcome:
+        asked.append(batch)
+        return outcome(batch)
+
+    search = largest(probe, limit)
+    assert [(batch, outcome(batch)) for batch in asked] == list(search.probes)
+    assert len(set(asked)) == len(asked)
+    assert all(1 <= batch <= limit for batch in asked)
+    most = 2 * log2(fits + 1) + 2 + NEIGHBOUR_PROBES
+    if comfortable < fits:
+        most += log2(fits + 1) + NEIGHBOUR_PROBES
+    assert len(asked) <= most
+
+
+@UNTIMED
+@given(st.text(alphabet="FFFrr.", max_size=40))
+def test_any_outcomes(text: str) -> None:
+    """Whatever the outcomes are, both answers fit as they say, their successors and neighbours do not, and
+    the first failure is the smallest one probed.
+    """
+    limit = max(1, len(text))
+    search = largest(of(text), limit)
+    seen = dict(search.probes)
+    assert seen == {batch: of(text)(batch) for batch in seen}
+    assert search.comfortable <= search.largest <= limit
+    assert search.largest == max((b for b, result in seen.items() if result != "no"), default=0)
+    assert search.comfortable == max((b for b, result in seen.items() if result == "yes"), default=0)
+    assert search.first_failure == min((b for b, result in seen.items() if result == "no"), default=None)
+    for batch in range(search.largest + 1, min(search.largest + NEIGHBOURS, limit) + 1):
+        assert seen[batch] is Outcome.DOES_NOT_FIT
+    for batch in range(search.comfortable + 1, min(search.comfortable + NEIGHBOURS, search.largest) + 1):
+        assert seen[batch] is not Outcome.FITS
+
+
+@UNTIMED
+@given(st.integers(0, 300), st.integers(2, NEIGHBOURS), st.integers(1, 50))
+def test_islands_near_the_boundary(boundary: int, distance: int, width: int) -> None:
+    """An island of fitting batch sizes that starts up to 8 above the boundary is found up to its end."""
+    text = "F" * boundary + "." * (distance - 1) + "r" * width
+    assert found(largest(of(text))) == (boundary + distance - 1 + width, boundary, boundary + 1)
+
+
+@pytest.mark.parametrize("percent", [2, 3, 5, 8])
+def test_islands_in_proportion(percent: int) -> None:
+    """Above a large boundary an island is found as well where it lies 2, 3, 5 or 8 % higher."""
+    island = 1000 + 10 * percent
+    search = largest(lambda batch: Outcome.FITS if batch <= 1000 or batch == island else Outcome.DOES_NOT_FIT)
+    assert found(search) == (island, island, 1001)
+
+
+# Letters from AlexNet, VGG-11, VGG-16 and ViT-B/16 on small cards, and shapes that are easy to get wrong.
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", (0, 0, 1)),
+        ("r", (1, 0, 2)),
+        (".F", (2, 2, 1)),
+        ("..r", (3, 0, 1)),
+        (".......F", (8, 8, 1)),
+        ("F.F", (3, 3, 4)),  # 2 is never asked
+        ("F..r", (4, 1, 2)),
+        ("FrFr.r", (6, 3, 5)),
+        ("FFFFFFF.rr..r", (13, 7, 8)),
+        ("FFFFFFFFFrrrr..r.r", (18, 9, 14)),
+        ("FFFFFFF....rr", (13, 7, 8)),
+        ("FFFFFFFFFFFFFFFF.F", (18, 18, 17)),
+        ("rrrrrrrrr", (9, 0, 10)),
+        ("rrrF", (4, 4, 5)),
+        ("FrrrrFFrrr", (10, 7, 11)),
+        ("FFrrrrrFrr", (10, 8, 11)),
+    ],
+)
+def test_outcomes_by_hand(text: str, answer: tuple[int, int, int]) -> None:
+    """The largest, the comfortable and the first failing batch size of outcomes that are written out."""
+    assert found(largest(of(text))) == answer
+
+
+def test_probes_in_order() -> None:
+    """Three gallops, a bisection and the neighbours: what is asked for a boundary at 5."""
+    yes, no = Outcome.FITS, Outcome.DOES_NOT_FIT
+    assert largest(of("FFFFF")) == Search(
+        largest=5,
+        comfortable=5,
+        first_failure=6,
+        probes=(
+            *((1, yes), (3, yes), (7, no)),
+            *((5, yes), (6, no)),
+            *((8, no), (9, no), (10, no), (11, no), (12, no), (13, no)),
+        ),
+    )
+
+
+def test_all_fit() -> None:
+    """A job that fits at the limit has no failure, and 25 probes say so."""
+    search = largest(lambda batch: Outcome.FITS)
+    assert found(search) == (2**24, 2**24, None)
+    assert len(search.probes) == 25
+
+
+def test_no_islands_without_end() -> None:
+    """Outcomes that alternate for ever end the search after some islands, with a batch size that fits."""
+    search = largest(lambda batch: Outcome.DOES_NOT_FIT if batch % 2 else Outcome.FITS)
+    assert found(search) == (2 * MOST_ISLANDS, 2 * MOST_ISLANDS, 1)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_sample", "room", "answer", "probes"),
+    [
+        (10, 7, 100, (12, 12, 13), [12, 13]),
+        (10, 7, 10 + 7 * 300, (300, 300, 301), [300, 301]),  # beyond where the first line may be followed
+        (100, 7, 50, (0, 0, 1), [1]),
+        (-200, 60, 100, (5, 5, 6), [5, 6]),
+        (50, 0, 100, (LARGEST_BATCH, LARGEST_BATCH, None), None),  # no line leads anywhere
+    ],
+)
+def test_a_line_leads_to_the_boundary(
+    fixed: int, per_sample: int, room: int, answer: tuple[int, int, int | None], probes: list[int] | None
+) -> None:
+    """Where what is needed is a straight line, the answer and its successor are the only probes."""
+
+    def need_bytes(batch: int) -> int:
+        return fixed + per_sample * batch
+
+    def outcome(batch: int) -> Outcome:
+        return Outcome.FITS if need_bytes(batch) <= room else Outcome.DOES_NOT_FIT
+
+    search = largest_by_line(outcome, need_bytes, room, (2, 3))
+    assert found(search) == answer
+    if probes is not None:
+        assert [batch for batch, _ in search.probes] == probes
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.lists(st.integers(0, 30), min_size=64, max_size=64))
+def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[int]) -> None:
+    """Whatever the sizes say, the answer is right where outcomes only worsen with the batch size."""
+    comfortable = min(fits, comfortable)
+    search = largest_by_line(
+        boundaries(fits, comfortable), lambda batch: 10 * batch + noise[batch % 64], 300, (2, 3)
+    )
+    assert found(search) == (fits, comfortable, fits + 1)

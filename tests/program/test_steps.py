@@ -1,0 +1,98 @@
+"""Traces folded into loops: literal events in, the whole loop out; a repeated step is a traced one."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.capture.session import trace
+from planner.jobs.catalogue import load_catalogue
+from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Trace
+from planner.program.steps import Ask, GiveBack, Keep, Loop, fold
+from tests.helpers.models import AMPERE
+from tests.helpers.traces import SITES, alloc
+
+SETUP: tuple[Event, ...] = (
+    Mark(0, Phase.SETUP),
+    Alloc(0, 30, 0, Role.PARAMETER, 0),
+    Mark(1, Phase.INPUTS),
+    Alloc(1, 0, 6, Role.INPUT, 0),
+    Mark(1, Phase.FORWARD),
+    Alloc(2, 7, 0, Role.WORKSPACE, 0),  # given back
+    Free(2),
+    Alloc(3, 8, 0, Role.WORKSPACE, 0),  # not given back
+    Alloc(4, 1, 1, Role.TEMPORARY, 0),
+)
+STEP_2: tuple[Event, ...] = (
+    Mark(2, Phase.INPUTS),
+    Free(1),
+    Alloc(5, 0, 6, Role.INPUT, 0),
+    Mark(2, Phase.FORWARD),
+    Alloc(6, 1, 1, Role.TEMPORARY, 0),
+    Free(4),
+)
+
+
+def test_fold() -> None:
+    """Sizes are those of the batch, blocks named by the age of their step; kept workspaces stand apart."""
+    trace = Trace((*SETUP, *STEP_2, Mark(2, Phase.END)), SITES, (2, 3))
+    assert fold(trace, 2) == Loop(
+        setup=(Phase.SETUP, Ask(30, Role.PARAMETER)),
+        steps=(
+            (
+                Phase.INPUTS,
+                Ask(12, Role.INPUT),
+                Phase.FORWARD,
+                Ask(7, Role.WORKSPACE),
+                GiveBack(0, 1),
+                Keep(8),
+                Ask(3, Role.TEMPORARY),
+            ),
+            (
+                Phase.INPUTS,
+                GiveBack(1, 0),
+                Ask(12, Role.INPUT),
+                Phase.FORWARD,
+                Ask(3, Role.TEMPORARY),
+                GiveBack(1, 2),
+            ),
+        ),
+    )
+
+
+def looping(*sizes: int) -> Loop:
+    """A loop whose steps ask for one block each."""
+    return Loop((), tuple((Ask(size, Role.TEMPORARY),) for size in sizes))
+
+
+def test_a_settled_loop_repeats_its_last_step() -> None:
+    """Where the last two steps are the same, every further step is."""
+    loop = looping(1, 2, 2)
+    assert [loop.step(number) for number in range(6)] == [(), *looping(1, 2, 2, 2, 2).steps]
+
+
+@pytest.mark.parametrize("loop", [looping(1, 2, 3), looping(1), looping(2, 2, 1)])
+def test_an_unsettled_loop_has_no_further_steps(loop: Loop) -> None:
+    """A loop whose last two steps differ, or that has one step, says nothing about those that follow."""
+    count = len(loop.steps)
+    assert loop.step(count) == loop.steps[-1]
+    with pytest.raises(
+        ValueError, match=f"step {count + 1}: {count} steps are traced, and the last two differ"
+    ):
+        loop.step(count + 1)
+
+
+def test_a_trace_of_no_steps_is_its_setup() -> None:
+    """A trace without steps folds into a loop without any."""
+    assert fold(Trace((alloc(0, 5), Free(0)), SITES, (1,)), 1) == Loop(
+        (Ask(5, Role.TEMPORARY), GiveBack(0, 0)), ()
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_repeated_step_is_a_traced_one(optimizer: str) -> None:
+    """Twelve traced steps of the CNN are the steps that three traced ones say."""
+    entry = load_catalogue()["cnn"]
+    job = replace(entry.job, optimizer=type(entry.job.optimizer)(optimizer))
+    few, many = (fold(trace(replace(job, steps=steps), 8, AMPERE), 8) for steps in (3, 12))
+    assert many.setup == few.setup
+    assert many.steps == tuple(few.step(number) for number in range(1, 13))

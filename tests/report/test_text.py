@@ -1,0 +1,438 @@
+"""The reports, from plans of a small hand-written trace; no torch."""
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from planner.allocator.config import AllocatorRules
+from planner.allocator.replay import Arena
+from planner.errors import UsageError
+from planner.hardware.budget import Budget
+from planner.hardware.device import MIB, Device, FigureKind, Measured, unlimited_device
+from planner.hardware.likeness import likeness_of
+from planner.jobs.codec import job_from_json, job_to_json
+from planner.jobs.job import (
+    Checkpoint,
+    ClipGradients,
+    Job,
+    Loss,
+    MemoryFormat,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    TensorSpec,
+    ZeroGrad,
+)
+from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.report.assumptions import assumptions
+from planner.report.commands.as_json import estimate_to_json, plan_to_json
+from planner.report.commands.max_batch import estimate_text, max_batch_text
+from planner.report.layout import WIDTH
+from planner.report.units import mib_parts
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN_NAMES = sorted(path.stem for name in ("estimate", "max_batch") for path in (GOLDEN / name).iterdir())
+
+JOB = Job(
+    model="toy",
+    source="zoo:Toy",
+    model_args=(("channels", (3, 5)), ("bias", True)),
+    inputs=(TensorSpec((3, 224, 224)),),
+    target=TensorSpec((), "int64"),
+    optimizer=Optimizer.ADAM,
+    steps=2,
+)
+CARD = Device(
+    name="Card 1",
+    total=Measured(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
+    usable=Measured(800 * MIB, "torch's log", 10 * MIB, FigureKind.PUBLISHED),
+    context=Measured(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED),
+    capability=(8, 6),
+    capability_source="NVIDIA's table",
+)
+CONTEXT = Measured(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED)
+
+# Two steps of a model with 30 MiB of weights: a forward pass that takes two times 5 MiB a sample on the way,
+# activations of 7 MiB a sample, gradients, and the optimizer's state after the first step.
+SITES = (Site("fc", "to"), Site("", "aten.empty.memory_format"), Site("fc", "aten.addmm.default"))
+EVENTS = (
+    *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0)),
+    *(Mark(1, Phase.INPUTS), Alloc(1, 0, MIB, Role.INPUT, 1)),
+    *(Mark(1, Phase.FORWARD), Alloc(2, 8 * MIB, 0, Role.WORKSPACE, 2)),
+    *(Alloc(3, 0, 5 * MIB, Role.TEMPORARY, 2), Alloc(10, 0, 5 * MIB, Role.TEMPORARY, 2), Free(3), Free(10)),
+    Alloc(4, 0, 7 * MIB, Role.ACTIVATION, 2),
+    *(Mark(1, Phase.BACKWARD), Alloc(5, 30 * MIB, 0, Role.GRADIENT, 2), Free(4)),
+    *(Mark(1, Phase.OPTIMIZER), Alloc(6, 60 * MIB, 0, Role.OPTIMIZER, 1), Free(1)),
+    *(Mark(2, Phase.INPUTS), Alloc(7, 0, MIB, Role.INPUT, 1)),
+    *(Mark(2, Phase.FORWARD), Alloc(8, 0, 5 * MIB, Role.TEMPORARY, 2), Free(8)),
+    *(Alloc(9, 0, 7 * MIB, Role.ACTIVATION, 2), Mark(2, Phase.BACKWARD), Free(9)),
+    *(Mark(2, Phase.OPTIMIZER), Mark(2, Phase.END)),
+)
+# A step whose second block is larger than the first, which the allocator has kept: below 120 MiB even one
+# sample takes a retry.
+GROWING = (
+    *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
+    *(Alloc(1, 40 * MIB, MIB, Role.TEMPORARY, 2), Free(1), Alloc(2, 50 * MIB, MIB, Role.ACTIVATION, 2)),
+    Mark(1, Phase.END),
+)
+UNKNOWN_OPS = ("aten.convolution.default", "aten.sum.dim_IntList")
+NOTES = ("traced with PyTorch 9.9",)
+
+
+def traced(batch: int, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Trace:
+    """The trace as if taken at this batch size."""
+    at_batch = (
+        replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
+        if isinstance(event, Alloc)
+        else event
+        for event in events
+    )
+    return Trace(tuple(at_batch), SITES, (batch,), UNKNOWN_OPS, NOTES)
+
+
+def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
+    """A card whose allocator may take this much: judged already, so that the arena stays."""
+    arena = Arena(None if capacity_mib is None else capacity_mib * MIB, None, None, AllocatorRules())
+    return Budget(device, 0.99, None, arena, None, likeness_of(JOB, traced(2), device.capability))
+
+
+def estimated(batch: int, card: Budget, job: Job = JOB) -> Estimate:
+    """An estimate whose every figure is the same each time and whatever `budget` knows of published runs."""
+    return pinned(estimate(job, traced(batch), batch, card))
+
+
+def planned(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Plan:
+    """A plan, as repeatable."""
+    plan = plan_max_batch(JOB, card, lambda batch: traced(batch, events))
+    return replace(
+        plan,
+        at_max=plan.at_max and pinned(plan.at_max),
+        at_comfortable=plan.at_comfortable and pinned(plan.at_comfortable),
+        first_failure=plan.first_failure and pinned(plan.first_failure),
+        seconds=Seconds(2.25, 0.5),
+    )
+
+
+def refusing_retries(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Plan:
+    """The same, for somebody to whom retries are no answer."""
+    return replace(planned(card, events), no_retries=True)
+
+
+def pinned(found: Estimate) -> Estimate:
+    """The estimate with its time, its upper bound and its risk, if it has one, set to something known."""
+    upper_bytes = found.process_bytes + 10 * MIB
+    chance = None if found.p_out_of_memory is None else 0.4 if found.failed else 0.004
+    return replace(found, process_upper_bytes=upper_bytes, seconds=Seconds(2.25, 0.5), p_out_of_memory=chance)
+
+
+def unlimited() -> Device:
+    """No card, with the context of the card above."""
+    return replace(unlimited_device(), context=CONTEXT)
+
+
+def golden(name: str) -> str:
+    (path,) = GOLDEN.glob(f"*/{name}.txt")
+    return path.read_text(encoding="utf-8")
+
+
+def reports() -> dict[str, str]:
+    """Every kind of report."""
+    cap = replace(budget(None, unlimited()), cap_bytes=400 * MIB, arena=Arena(limit_bytes=390 * MIB))
+    both = replace(budget(450), cap_bytes=400 * MIB, arena=Arena(450 * MIB, 390 * MIB))
+    constant = tuple(event for event in EVENTS if not (isinstance(event, Alloc) and event.per_sample_bytes))
+    dead = {event.block for event in EVENTS if isinstance(event, Alloc) and event.per_sample_bytes}
+    constant = tuple(event for event in constant if not (isinstance(event, Free) and event.block in dead))
+    return {
+        "max_batch": max_batch_text(planned(budget(450)), 1.5),
+        "max_batch_no_retries": max_batch_text(refusing_retries(budget(450)), 1.5),
+        "max_batch_only_with_retries": max_batch_text(planned(budget(100), GROWING), 1.5),
+        "max_batch_none_without": max_batch_text(refusing_retries(budget(100), GROWING), 1.5),
+        "max_batch_none_fits": max_batch_text(planned(budget(20)), 1.5),
+        "max_batch_endless": max_batch_text(planned(budget(450), constant), 1.5),
+        "max_batch_cap": max_batch_text(planned(cap), 1.5),
+        "estimate_fits": estimate_text(estimated(20, budget(450)), 1.5),
+        "estimate_with_retries": estimate_text(estimated(24, budget(450)), 1.5),
+        "estimate_no": estimate_text(estimated(50, both), 1.5),
+        "estimate_no_gpu": estimate_text(estimated(20, budget(None, unlimited())), 1.5),
+    }
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_text(name: str) -> None:
+    """Each report reads, to the letter, as its golden file."""
+    assert reports()[name] + "\n" == golden(name)
+
+
+def test_every_report_has_a_golden_file() -> None:
+    """No kind of report is without a golden file, and no file without a report."""
+    assert sorted(reports()) == GOLDEN_NAMES
+
+
+def test_text_fits_a_terminal() -> None:
+    """No line of any report is longer than 100 columns or ends in a blank."""
+    lines = [line for report in reports().values() for line in report.splitlines()]
+    assert [line for line in lines if len(line) > WIDTH or line != line.rstrip()] == []
+
+
+def test_estimate_as_json() -> None:
+    """The JSON of an estimate that does not fit: the failure on the card, the peaks without a limit."""
+    said = estimate_to_json(estimated(50, budget(450)), 1.5)
+    assert said == {
+        "schema": 1,
+        "model": "toy",
+        "batch": 50,
+        "method": "trace",
+        "job": job_to_json(JOB),
+        "device": {
+            "name": "Card 1",
+            "total_mib": 1024.0,
+            "usable_mib": 800.0,
+            "context_mib": 300.0,
+            "capability": [8, 6],
+            "sources": {
+                "total": "nvidia-smi",
+                "usable": "torch's log",
+                "context": "one measurement",
+                "capability": "NVIDIA's table",
+            },
+            "kinds": {"total": "published", "usable": "published", "context": "measured"},
+            "spreads_mib": {"total": 0.0, "usable": 10.0, "context": 20.0},
+            "allocator": {
+                "capacity_mib": 450.0,
+                "limit_mib": None,
+                "cap_mib": None,
+                "rules": {
+                    "max_split_bytes": None,
+                    "max_non_split_rounding_bytes": 20 * MIB,
+                    "large_segment_bytes": 20 * MIB,
+                    "roundup_power2_divisions": (0,) * 16,
+                    "garbage_collection_threshold": 0.0,
+                    "expandable_segments": False,
+                    "per_process_memory_fraction": 1.0,
+                    "throw_on_cudamalloc_oom": False,
+                    "reuse_order": "oldest segment",
+                },
+            },
+        },
+        "confidence": 0.99,
+        "peak_allocated_mib": 588.0,
+        "peak_reserved_mib": 950.0,
+        "peak_first_step_mib": 588.0,
+        "peak_later_steps_mib": 528.0,
+        "peak_reserved_first_step_mib": 950.0,
+        "peak_reserved_later_steps_mib": 950.0,
+        "end_allocated_mib": 178.0,
+        "process_mib": 1250.0,
+        "process_upper_mib": 1260.0,
+        "fits": "no",
+        "p_out_of_memory": 0.4,
+        "risk": {
+            "kind": "convolutions",
+            "runs": "CNNs in float32 without cudnn.benchmark (xMem, torch 2.6, RTX 3060 and 4060)",
+            "outcomes": 180,
+            "peaks": 60,
+            "location": -0.00436,
+            "scale": said["risk"]["scale"],
+            "departures": ["with operators whose scratch memory is not known"],
+            "unlike": [],
+            "lengths": "fixed",
+        },
+        "retries": 1,
+        "retry_costs": [],
+        "failure": {
+            "step": 1,
+            "phase": "forward",
+            "module": "fc",
+            "op": "aten.addmm.default",
+            "requested_mib": 250.0,
+        },
+        "breakdown_mib": {
+            "context": 300.0,
+            "parameters": 30.0,
+            "gradients": 0.0,
+            "optimizer": 0.0,
+            "inputs": 50.0,
+            "activations": 0.0,
+            "temporaries": 500.0,
+            "workspaces": 8.0,
+            "fragmentation": 362.0,
+        },
+        "calibration": None,
+        "growth": None,
+        "assumptions": [
+            "the CUDA context takes 300 +- 20 MiB: one measurement",
+            "no calibration is stored for this job and GPU; margins and probability rest on 180 outcomes and "
+            "60 peaks of CNNs in float32 without cudnn.benchmark (xMem, torch 2.6, RTX 3060 and 4060); "
+            "widened, since none of these runs is with operators whose scratch memory is not known: -0.4%, "
+            "2.7% deviation",
+            "nothing else runs on the GPU; no autocast, tensors keep the types that the model gives them",
+            "2 steps, gradients set to None before each forward pass; each batch is released before the next "
+            "is copied, output and loss live until the next are there",
+            "traced with PyTorch 9.9",
+            "scratch memory is not counted for convolution, sum.dim_IntList; cuDNN's for convolutions is the "
+            "largest, and --cudnn asks for it",
+        ],
+        "unknown_ops": ["aten.convolution.default", "aten.sum.dim_IntList"],
+        "seconds": {"import": 1.5, "trace": 2.25, "replay": 0.5},
+    }
+
+
+def test_plan_as_json() -> None:
+    """The JSON of a plan holds the estimates on both sides of the answer and every probe."""
+    plan = planned(budget(450))
+    assert plan.at_max is not None
+    assert plan.at_comfortable is not None and plan.first_failure is not None
+    assert plan_to_json(plan, 1.5) == {
+        "schema": 1,
+        "model": "toy",
+        "method": "trace",
+        "job": job_to_json(JOB),
+        "device": estimate_to_json(plan.at_max, 1.5)["device"],
+        "confidence": 0.99,
+        "max_batch": 24,
+        "comfortable_batch": 22,
+        "multiple_of": 1,
+        "no_retries": False,
+        "answer_batch": 22,
+        "at_max": estimate_to_json(plan.at_max, 1.5),
+        "at_comfortable": estimate_to_json(plan.at_comfortable, 1.5),
+        "first_failure": estimate_to_json(plan.first_failure, 1.5),
+        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
+        "seconds": {"import": 1.5, "trace": 2.25, "replay": 0.5},
+    }
+    assert plan_to_json(plan, 1.5)["at_max"]["batch"] == 24
+    assert plan_to_json(plan, 1.5)["at_max"]["fits"] == "with_retries"
+    assert plan_to_json(plan, 1.5)["first_failure"]["batch"] == 25
+    assert [24, "with_retries"] in plan_to_json(plan, 1.5)["probes"]
+
+
+def test_plan_of_nothing_as_json() -> None:
+    """Where not even 1 fits, the largest batch is 0 and has no estimate."""
+    said = plan_to_json(planned(budget(20)), 1.5)
+    assert (said["max_batch"], said["comfortable_batch"], said["at_max"]) == (0, 0, None)
+    assert said["first_failure"]["batch"] == 1
+
+
+def test_no_gpu_as_json() -> None:
+    """Memory without end is null in JSON, not a number."""
+    device = estimate_to_json(estimated(20, budget(None, unlimited())), 1.5)["device"]
+    assert (device["total_mib"], device["usable_mib"], device["context_mib"]) == (None, None, 300.0)
+    assert device["allocator"]["capacity_mib"] is None
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1, max_size=9), st.integers(0, 3))
+def test_rounded_parts_add_up(sizes: list[int], digits: int) -> None:
+    """Parts rounded to MiB add up, in decimals, to the rounded sum, and none moves by a whole unit."""
+    parts = mib_parts({str(index): size for index, size in enumerate(sizes)}, digits)
+    whole = round(sum(sizes) / MIB, digits)
+    assert sum(Decimal(str(part)) for part in parts.values()) == Decimal(str(whole))
+    for size, part in zip(sizes, parts.values(), strict=True):
+        assert abs(part - size / MIB) <= 1.001 / 10**digits
+        assert size or not part
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_breakdown_of_json_adds_up(batch: int, fixed_bytes: int, context_bytes: int) -> None:
+    """The breakdown in the JSON adds up to `process_mib`, whatever the sizes."""
+    card = budget(None, replace(unlimited(), context=replace(CONTEXT, value=context_bytes)))
+    events = (Mark(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, 0, Role.PARAMETER, 0), *EVENTS[2:])
+    said = estimate_to_json(estimate(JOB, traced(batch, events), batch, card), 1.5)
+    parts = [Decimal(str(part)) for part in said["breakdown_mib"].values()]
+    assert sum(parts) == Decimal(str(said["process_mib"]))
+
+
+JOBS = st.builds(
+    Job,
+    model=st.text(min_size=1),
+    model_args=st.just((("depth", (1, (2, "a"))), ("rate", 0.5), ("bias", False), ("act", None))),
+    inputs=st.just((TensorSpec((3, 4)), TensorSpec((), "int64", "ids"))),
+    target=st.sampled_from((None, TensorSpec((10,)))),
+    loss=st.sampled_from(Loss),
+    mode=st.sampled_from(Mode),
+    optimizer=st.sampled_from(Optimizer),
+    optimizer_impl=st.sampled_from(OptimizerImpl),
+    zero_grad=st.sampled_from(ZeroGrad),
+    keep_grads=st.booleans(),
+    steps=st.integers(1, 100),
+    precision=st.sampled_from(Precision),
+    grad_scaler=st.booleans(),
+    memory_format=st.sampled_from(MemoryFormat),
+    checkpoint=st.sampled_from(Checkpoint),
+    accumulate=st.integers(1, 100),
+    clip_gradients=st.sampled_from(ClipGradients),
+    ema=st.booleans(),
+    eval_batch=st.integers(0, 1000),
+    dataset_size=st.integers(0, 10**7),
+    ddp=st.booleans(),
+    freeze=st.lists(st.text(min_size=1), max_size=2).map(tuple),
+    new_tokens=st.integers(0, 100),
+    cublas_workspace_config=st.sampled_from(("", ":4096:8", ":0:0")),
+    source=st.text(),
+)
+
+
+@given(JOBS)
+def test_job_survives_json(job: Job) -> None:
+    """A job written as JSON text and read again is the same job."""
+    assert job_from_json(json.loads(json.dumps(job_to_json(job)))) == job
+
+
+OF_FIRST_VERSION = (
+    *("model", "source", "model_args", "inputs", "target", "loss", "mode", "optimizer", "optimizer_impl"),
+    *("zero_grad", "keep_grads", "steps"),
+)
+
+
+@pytest.mark.parametrize("key", OF_FIRST_VERSION)
+def test_incomplete_job_is_refused(key: str) -> None:
+    """A job whose JSON lacks a key that all files have is refused."""
+    said = job_to_json(JOB)
+    with pytest.raises(KeyError):
+        job_from_json({name: value for name, value in said.items() if name != key})
+
+
+def test_job_of_an_older_file_has_the_defaults() -> None:
+    """Options that came later are read as their defaults where a file does not know them."""
+    said = job_to_json(replace(JOB, accumulate=4, ema=True))
+    assert job_from_json({name: said[name] for name in OF_FIRST_VERSION}) == JOB
+
+
+@pytest.mark.parametrize("key", sorted(job_to_json(JOB)))
+def test_broken_job_is_refused(key: str) -> None:
+    """A job whose JSON has nonsense in it is refused."""
+    with pytest.raises((UsageError, TypeError, AttributeError)):
+        job_from_json(job_to_json(JOB) | {key: 7.5})
+
+
+def loop_sentence(**options: object) -> str:
+    changes: dict[str, object] = options
+    job = replace(JOB, **changes)  # type: ignore[arg-type]
+    return assumptions(estimated(2, budget(450), job))[3]
+
+
+def test_assumed_loop() -> None:
+    """The loop is told as the job has it."""
+    assert loop_sentence(steps=1, keep_grads=True, zero_grad=ZeroGrad.AFTER_STEP) == (
+        "1 step, gradients filled with zeros after each step of the optimizer; each batch is released before "
+        "the next is copied, output and loss live until the next are there"
+    )
+    assert loop_sentence(mode=Mode.INFER) == (
+        "2 steps in eval mode without gradients; each batch is released before the next is copied, the "
+        "output lives until the next is there"
+    )
+    assert loop_sentence(mode=Mode.FORWARD) == (
+        "2 steps in training mode with gradients recorded, no loss, no backward pass; each batch is released "
+        "before the next is copied"
+    )
+
+
+def test_assumed_allocator() -> None:
+    """Options of the allocator that differ from torch's defaults are told."""
+    card = replace(budget(450), arena=Arena(450 * MIB, rules=AllocatorRules(expandable_segments=True)))
+    assert "the allocator runs with expandable_segments=True" in assumptions(estimated(2, card))

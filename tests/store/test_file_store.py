@@ -1,0 +1,380 @@
+"""A file that `--save-trace` wrote plans as the job itself, for any batch size and GPU, without torch."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from torch import Tensor, nn
+
+from planner import estimate, explain, gpus, max_batch
+from planner.errors import DataFileError, ModelError, UsageError
+from planner.hardware.device import find_device
+from planner.jobs.codec import job_to_json
+from planner.jobs.job import Job, Loss, TensorSpec
+from planner.planning.source import Workload, save_workload
+from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.target import Chip
+from planner.store.codec import load_saved, load_trace
+from planner.store.saved_traces import open_saved
+
+ROOT = Path(__file__).parents[2]
+MOBILENET = "torchvision:mobilenet_v2"
+
+
+class Encoder(nn.Module):
+    """A transformer's layer over words, and a convolution whose gradient takes sums for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(64, 64, 3, padding=1)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layer(self.conv(x).transpose(1, 2)).mean(1))
+        return y
+
+
+class Forking(nn.Module):
+    """Another path for large batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.many = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.few(x) if len(x) < 50 else self.many(self.few(x))
+        return y
+
+
+class Paired(nn.Module):
+    """Refuses a batch of one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        return y
+
+
+WORDS: dict[str, Any] = {"input": "64x128", "target": "scalar:int64"}
+FLAT: dict[str, Any] = {"input": "64", "target": "scalar:int64"}
+
+
+def untimed(value: Any) -> Any:
+    """JSON without the time that something took."""
+    if isinstance(value, dict):
+        return {key: untimed(item) for key, item in value.items() if key != "seconds"}
+    return [untimed(item) for item in value] if isinstance(value, list) else value
+
+
+def told(result: Any) -> Any:
+    """The JSON of an answer without the time that it took."""
+    return untimed(result.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "cards"),
+    [
+        (MOBILENET, {}, ("RTX 3060", "RTX 4060", "T4")),
+        (Encoder, WORDS | {"optimizer": "adamw"}, ("RTX 4060", "RTX 3060", "H100")),
+        (Encoder, WORDS | {"precision": "amp-fp16"}, ("RTX 3060", "V100 16GB")),
+    ],
+)
+def test_a_saved_plan_is_the_plan(
+    model: Any, options: dict[str, Any], cards: tuple[str, ...], tmp_path: Path
+) -> None:
+    """On the card that it was saved for and on others, and at batch sizes that nobody asked for then, among
+    them one, a saved file gives the plan of the job, to the byte.
+    """
+    path = tmp_path / "x.trace"
+    saved = told(max_batch(model, gpu=cards[0], **options, save_trace=path))
+    assert told(max_batch(gpu=cards[0], trace=path)) == saved
+    for card in cards[1:]:
+        assert told(max_batch(gpu=card, trace=path)) == told(max_batch(model, gpu=card, **options))
+    for batch in (1, 5, 61, 137):
+        again = estimate(None, batch, gpu=cards[1], trace=path)
+        assert told(again) == told(estimate(model, batch, gpu=cards[1], **options))
+
+
+def test_all_cards_from_a_file(tmp_path: Path) -> None:
+    """The table of cards is that of the job, whichever card the file was saved for."""
+    path = tmp_path / "x.trace"
+    estimate(Encoder, 8, gpu="T4", **WORDS, save_trace=path)
+    cards = [find_device(name) for name in ("T4", "RTX 3060", "A10", "RTX 4060", "H100", "P100 16GB")]
+    assert told(gpus(devices=cards, trace=path)) == told(gpus(Encoder, devices=cards, **WORDS))
+
+
+def test_every_way_saves_the_same(tmp_path: Path) -> None:
+    """An estimate, an explanation, and a plan whose traces are kept write what plans alike."""
+    job: dict[str, Any] = {"input": "3x32x32", "mode": "infer", "gpu": "RTX 3060"}
+    estimate(MOBILENET, 9, **job, save_trace=tmp_path / "estimate")
+    explain(MOBILENET, 9, **job, save_trace=tmp_path / "explain")
+    estimate(MOBILENET, 9, **job, cache=tmp_path / "cache", save_trace=tmp_path / "kept")
+    estimate(MOBILENET, 9, **job, cache=tmp_path / "cache", save_trace=tmp_path / "again")
+    plain = told(max_batch(MOBILENET, **job))
+    for name in ("estimate", "explain", "kept", "again"):
+        assert told(max_batch(gpu="RTX 3060", trace=tmp_path / name)) == plain
+
+
+def test_a_saved_file_needs_no_torch(tmp_path: Path) -> None:
+    """Where neither torch nor numpy can be imported, the answer is the same."""
+    path = tmp_path / "x.trace"
+    max_batch(Encoder, gpu="RTX 3060", **WORDS, save_trace=path)
+    plain = told(max_batch(Encoder, gpu="RTX 4060", **WORDS))
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'torchvision', 'numpy', 'scipy'):\n"
+        "    sys.modules[name] = None\n"
+        "from planner.cli import run\n"
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "max-batch", "--trace", str(path), "--gpu", "RTX 4060", "--json"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert untimed(json.loads(done.stdout)) == json.loads(json.dumps(plain))
+
+
+def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
+    """A job without a loop is saved as before: for its batch size alone where it forks below that; else for
+    all, with a note on scratch memory.
+    """
+    above, below = tmp_path / "above", tmp_path / "below"
+    estimate(Forking, 60, **FLAT, save_trace=above)
+    assert load_trace(above)[0].batches == (60,)
+    direct = estimate(Forking, 20, **FLAT, save_trace=below).estimate
+    again = estimate(None, 20, trace=below).estimate
+    note = "scratch memory of kernels is as traced at batches 2 and 3 and 20; at others it may differ"
+    assert (again.run.peak_reserved_bytes, again.notes) == (
+        direct.run.peak_reserved_bytes,
+        (*direct.notes, note),
+    )
+    with pytest.raises(UsageError, match="holds for batch 60 only; trace batch 2 anew"):
+        max_batch(gpu_mib=500, trace=above)
+
+
+def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
+    """A job whose workspaces come from a library is saved as lines with the scratch memory of three batch
+    sizes, and says so; nothing takes its loops.
+    """
+    job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
+
+    def traced(batch: int) -> Trace:
+        events = (Mark(1, Phase.FORWARD), Alloc(0, 512 * batch, 0, Role.ACTIVATION, 0), Mark(1, Phase.END))
+        return Trace(events, (Site("fc", "mm"),), (batch,))
+
+    def refuse(tell: object) -> NoReturn:
+        raise AssertionError("loops were taken")
+
+    workload = Workload(job, 5, Chip((8, 6), 28), lambda tell: traced, refuse)
+    save_workload(workload, traced, 5, tmp_path / "x.trace", lambda line: None)
+    note = "scratch memory of kernels is as traced at batches 2 and 3 and 5; at others it may differ"
+    assert scratch(tmp_path / "x.trace", 7, Chip((8, 6), 28)) == ([7 * 512], (note,))
+
+
+def test_a_refused_sample_is_told_of(tmp_path: Path) -> None:
+    """What a file does not know it says: a batch of one that the model refuses has the kernels of two."""
+    path = tmp_path / "x.trace"
+    estimate(Paired, 2, **FLAT, save_trace=path)
+    with pytest.raises(ModelError):
+        estimate(Paired, 1, **FLAT)
+    notes = estimate(None, 1, trace=path).estimate.notes
+    unknown = [note for note in notes if "the file does not know" in note]
+    assert unknown == [
+        "the file does not know what all kernels take at batch 1 on 84 multiprocessors; some are given what "
+        "they take at batch 2 on 84 multiprocessors"
+    ]
+    assert not any("the file does not know" in note for note in estimate(None, 2, trace=path).estimate.notes)
+
+
+# ---- files that were written by hand
+
+JOB = job_to_json(Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1))
+OWN: dict[str, Any] = {
+    "batches": [2, 3],
+    "unknown_ops": [],
+    "notes": [],
+    "sites": {"module": ["fc"], "op": ["mm"]},
+    "kind": "mamam",
+    "alloc": {
+        "block": [0, 1],
+        "fixed_bytes": [4096, 0],
+        "per_sample_bytes": [0, 1024],
+        "role": ["parameters", "activations"],
+        "site": [0, 0],
+    },
+    "free": {"block": []},
+    "mark": {"step": [0, 1, 1], "phase": ["setup", "forward", "end"]},
+}
+# One kernel, which makes the activation: up to 7 samples 512 bytes for each multiprocessor, from 8 to 90 2048
+# for each sample.
+NODES = ["mcb*c", [0, 512, 0, 0, 8], [0, 0, 0, 1, 0]]
+LOOP: dict[str, Any] = {
+    "outputs": ["1"],
+    "kernels": {"kind": [0], "site": [0], "before": [3], "outputs": [0], "takes_blas": []},
+    "pool": [
+        [2, 100, *NODES, "<", [2, 4, 1], "h", [3]],
+        [2, 90, "bc*", [0, 2048, 0], [0, 0, 1], "", [], "h", [2]],
+    ],
+    "chips": {"8.6": {"blas_bytes": 0, "first": 2, "last": 100, "cases": [[0, 1]]}},
+}
+ABOUT = {"job": JOB, "batch": 5, "capability": [8, 6]}
+LOOPS: dict[str, Any] = {
+    "format": 4,
+    "about": ABOUT | {"multiprocessors": 28},
+    "traces": [
+        OWN
+        | {"alloc": OWN["alloc"] | {"optional": [False, False]}}
+        | {"details": {name: [] for name in ("block", "shape", "dtype", "source", "code")}}
+    ],
+    "loops": [LOOP],
+}
+
+
+def written(folder: Path, document: object) -> Path:
+    path = folder / "hand.trace"
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    return path
+
+
+def scratch(path: Path, batch: int, chip: Chip) -> tuple[list[int], tuple[str, ...]]:
+    trace = open_saved(path).traces.at(batch, chip)
+    taken = [event.fixed_bytes for event in trace.events if isinstance(event, Alloc)]
+    return taken, trace.notes
+
+
+def test_older_files_plan_as_before(tmp_path: Path) -> None:
+    """A file of format 1 is a line for all batch sizes, on every GPU, with a note on other ones."""
+    path = written(tmp_path, {"format": 1, "about": ABOUT} | OWN)
+    saved = open_saved(path)
+    assert (saved.batch, saved.capability, saved.traces.is_any_batch) == (5, (8, 6), True)
+    assert scratch(path, 7, Chip((8, 6), 28)) == ([4096, 7168], ())
+    note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
+    assert scratch(path, 1, Chip((9, 0), 132)) == ([4096, 1024], (note,))
+    single = OWN | {
+        "batches": [5],
+        "alloc": OWN["alloc"] | {"per_sample_bytes": [0, 0], "fixed_bytes": [1, 2]},
+    }
+    path = written(tmp_path, {"format": 1, "about": ABOUT} | single)
+    assert scratch(path, 5, Chip((8, 6), 28)) == ([1, 2], ())
+    with pytest.raises(UsageError, match="this trace holds for batch 5 only; trace batch 6 anew"):
+        scratch(path, 6, Chip((8, 6), 28))
+
+
+def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
+    """Kernels take what their terms say, of the case that answers."""
+    path = written(tmp_path, LOOPS)
+    assert scratch(path, 7, Chip((8, 6), 28)) == ([4096, 7168, 28 * 512], ())
+    assert scratch(path, 7, Chip((8, 6), 40)) == ([4096, 7168, 40 * 512], ())
+    assert scratch(path, 8, Chip((8, 6), 40)) == ([4096, 8192, 8 * 2048], ())
+    trace = open_saved(path).traces.at(7, Chip((8, 6), 28))
+    assert trace == Trace(
+        (
+            *(Mark(0, Phase.SETUP), Alloc(0, 4096, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
+            *(Alloc(1, 7168, 0, Role.ACTIVATION, 0), Alloc(3, 14336, 0, Role.WORKSPACE, 0), Free(3)),
+            Mark(1, Phase.END),
+        ),
+        (Site("fc", "mm"),),
+        (7,),
+    )
+
+
+def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
+    """Beyond its batch sizes and its GPUs it gives what it knows nearby, and a note."""
+    path = written(tmp_path, LOOPS)
+    said = (
+        "the file does not know what all kernels take at batch {} on {} multiprocessors; some are given what "
+    )
+    at = "they take at batch {} on {} multiprocessors"
+    assert scratch(path, 1, Chip((8, 6), 40)) == (
+        [4096, 1024, 40 * 512],
+        (said.format(1, 40) + at.format(2, 40),),
+    )
+    assert scratch(path, 200, Chip((8, 6), 40)) == (
+        [4096, 204800, 81 * 2048],
+        (
+            said.format(200, 40) + at.format(81, 40),
+            "the file's loop was held against runs up to batch 100 only",
+        ),
+    )
+    note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
+    assert scratch(path, 9, Chip((9, 0), 132)) == ([4096, 9216, 9 * 2048], (note,))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "flaw"),
+    [
+        (
+            "about.multiprocessors",
+            "28",
+            "broken job of a trace: TypeError: multiprocessors are a whole number",
+        ),
+        ("about.capability", [9, 0], "broken loops of a trace: none is of the GPU that was planned for"),
+        ("loops.0", {}, "broken loops of a trace: KeyError: 'chips'"),
+        ("loops.0.chips.8~6.first", 0, "broken loops of a trace: ValueError: batch sizes from 0 to 100"),
+        ("loops.0.chips.8~6.last", 1, "broken loops of a trace: ValueError: batch sizes from 2 to 1"),
+        (
+            "loops.0.chips.8~6.blas_bytes",
+            -1,
+            "broken loops of a trace: ValueError: batch sizes from 2 to 100, -1",
+        ),
+        ("loops.0.chips.8~6.cases", [[7]], "broken loops of a trace: IndexError: list index out of range"),
+        ("loops.0.chips.8~6.cases", [[-1]], "broken loops of a trace: IndexError: place -1"),
+        ("loops.0.chips.8~6.cases", [], "broken loops of a trace: ValueError: a kernel of no kind"),
+        ("loops.0.chips.8~6.more", 1, "broken loops of a trace: ValueError: no mapping of blas_bytes"),
+        ("loops.0.kernels.before", [9], "broken loops of a trace: ValueError: kernels out of order"),
+        ("loops.0.kernels.before", [2], "broken loops of a trace: ValueError: a kernel's output is no block"),
+        ("loops.0.kernels.outputs", [-1], "broken loops of a trace: IndexError: place -1"),
+        ("loops.0.kernels.kind", [0.0], "broken loops of a trace: TypeError: whole numbers are wanted"),
+        ("loops.0.outputs", ["x"], "broken loops of a trace: ValueError: outputs are written with 0 and 1"),
+        (
+            "loops.0.outputs",
+            ["0" * 2**24 + "1"],
+            "broken loops of a trace: ValueError: more than 16777216 events",
+        ),
+        ("loops.0.pool.0.5", "<<", "broken loops of a trace: ValueError: zip() argument 2 is shorter"),
+        ("loops.0.pool.0.6", [2, 4], "broken loops of a trace: ValueError: zip() argument 3 is shorter"),
+        ("loops.0.pool.0.7", "x", "broken loops of a trace: ValueError: a kernel does what no kernel does"),
+        ("loops.0.pool.0.7", ["pt"], "broken loops of a trace: TypeError: operations, comparisons and steps"),
+        ("loops.0.chips.8~6.cases", [[0] * 2**18], "broken loops of a trace: ValueError: 1835008 terms"),
+        (
+            "loops.0.pool.0.3",
+            [0, 2**62, 0, 0, 8],
+            "broken loops of a trace: a kernel takes more than any GPU",
+        ),
+    ],
+)
+def test_broken_loops_are_refused(tmp_path: Path, place: str, value: object, flaw: str) -> None:
+    """One wrong value is one line that says so, and no work that grows with what a file claims."""
+    document = deepcopy(LOOPS)
+    inner: Any = document
+    *steps, last = (int(step) if step.isdigit() else step.replace("~", ".") for step in place.split("."))
+    for step in steps:
+        inner = inner[step]
+    inner[last] = value
+    path = written(tmp_path, document)
+    with pytest.raises(DataFileError) as caught:
+        open_saved(path).traces.at(7, Chip((8, 6), 28))
+    assert str(caught.value).startswith(f"{path}: {flaw}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_of_loops_is_small(tmp_path: Path) -> None:
+    """Loops of all compute capabilities share their own events: a transformer's layer in a few KiB."""
+    path = tmp_path / "x.trace"
+    estimate(Encoder, 8, gpu="RTX 3060", **WORDS, save_trace=path)
+    assert path.stat().st_size < 2**15
+    saved = load_saved(path)
+    assert {name for said in saved.loops for name in said["chips"]} >= {"6.0", "7.5", "8.6", "9.0", "12.0"}

@@ -24,13 +24,13 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import find_device
 from planner.hardware.calibration import Calibration, Key, Observation, Point, fit_points, origin_of
 from planner.jobs import SOURCES, Job, load_catalogue
-from planner.planning import Estimate, Plan, Tell, Tracer, trace_workload
-from planner.program import Chip, Outcome, chip_of
+from planner.planning import Estimate, OnProgress, Plan, TraceSource, trace_workload
+from planner.program import Outcome, Target
 
 RUNS = "runs"
 LONGEST_RUN_SECONDS = 600.0
 
-OpenTracer = Callable[[Job, Chip, Tell], Tracer]
+OpenTracer = Callable[[Job, Target, OnProgress], TraceSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Calibrated:
 
 
 def calibrate(
-    job: Job, batches: Sequence[int], out_dir: Path, minutes: float, tell: Tell, alloc_conf: str = ""
+    job: Job, batches: Sequence[int], out_dir: Path, minutes: float, tell: OnProgress, alloc_conf: str = ""
 ) -> Calibrated:
     """Measure a job at these batch sizes, fit, and keep runs and calibration in the folder.
 
@@ -66,7 +66,7 @@ def calibrate(
 
 
 def calibrate_campaign(
-    out_dir: Path, minutes: float, tell: Tell, path: Path = STANDARD, sources: Collection[str] = SOURCES
+    out_dir: Path, minutes: float, tell: OnProgress, path: Path = STANDARD, sources: Collection[str] = SOURCES
 ) -> Calibrated:
     """Run a campaign file, by default the one that ships, as far as the time goes; see `calibrate`.
 
@@ -77,7 +77,9 @@ def calibrate_campaign(
     return calibrate_series(series, out_dir, minutes, tell)
 
 
-def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, tell: Tell) -> Calibrated:
+def calibrate_series(
+    campaign: Sequence[Series], out_dir: Path, minutes: float, tell: OnProgress
+) -> Calibrated:
     """What `calibrate` and `calibrate_campaign` share. `minutes` bounds the measuring."""
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
@@ -90,7 +92,7 @@ def calibrate_series(campaign: Sequence[Series], out_dir: Path, minutes: float, 
     return Calibrated(harvest, calibrations, failures)
 
 
-def import_records(folder: Path, out_dir: Path, tell: Tell) -> Imported:
+def import_records(folder: Path, out_dir: Path, tell: OnProgress) -> Imported:
     """Take over a folder of the self-contained measuring script: runs, histories, calibrations; needs no GPU.
 
     A run that is there already stays as it is; runs on emulated GPUs stay emulated. Raises DataFileError.
@@ -111,7 +113,10 @@ def import_records(folder: Path, out_dir: Path, tell: Tell) -> Imported:
 
 
 def keep_observations(
-    observations: Iterable[Observation], out_dir: Path, tell: Tell, open_tracer: OpenTracer | None = None
+    observations: Iterable[Observation],
+    out_dir: Path,
+    tell: OnProgress,
+    open_tracer: OpenTracer | None = None,
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
     """Replay each run's job, fit, and put both into the calibrations of the folder; needs no GPU.
 
@@ -137,21 +142,25 @@ def _without_cap(observations: Iterable[Observation]) -> list[Observation]:
     return [one for one in observations if one.settings.allocator_cap_bytes is None]
 
 
-def _tracer(job: Job, chip: Chip, tell: Tell) -> Tracer:
+def _tracer(job: Job, chip: Target, tell: OnProgress) -> TraceSource:
     return trace_workload(job, None, None, chip).open(tell)
 
 
-def _chip(key: Key) -> Chip:
+def _chip(key: Key) -> Target:
     """The card's, where the database knows it."""
     try:
-        known = find_device(key.gpu).chip
+        known = find_device(key.gpu).target
     except UsageError:
-        return chip_of(key.versions.capability)
-    return known if known.capability == key.versions.capability else chip_of(key.versions.capability)
+        return Target.for_capability(key.versions.capability)
+    return (
+        known
+        if known.capability == key.versions.capability
+        else Target.for_capability(key.versions.capability)
+    )
 
 
 def _replayed(
-    key: Key, observations: Sequence[Observation], tell: Tell, open_tracer: OpenTracer
+    key: Key, observations: Sequence[Observation], tell: OnProgress, open_tracer: OpenTracer
 ) -> list[Point]:
     """Each run with the peak that the replay without a limit says."""
     tracer = open_tracer(key.job, _chip(key), tell)
@@ -235,7 +244,7 @@ def verify_limit(
     plan: Plan,
     estimate_at: Callable[[int], Estimate],
     alloc_conf: str,
-    tell: Tell,
+    tell: OnProgress,
     probe: Callable[..., Observation] = measure,
 ) -> LimitCheck:
     """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.

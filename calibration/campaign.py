@@ -16,7 +16,7 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import MIB
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
-from planner.planning import Tell
+from planner.planning import OnProgress
 
 SHORTEST_PROBE_SECONDS = 15  # with less time left none is begun
 LONGEST_PROBE_SECONDS = 600
@@ -30,7 +30,7 @@ class Lab:
     folder: Path  # one file for each run
     measure: Measure
     seconds_left: Callable[[], float]
-    tell: Tell  # hears one short line for each run
+    tell: OnProgress  # hears one short line for each run
 
 
 @dataclass(frozen=True, slots=True)

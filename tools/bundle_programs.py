@@ -23,7 +23,7 @@ from planner.jobs.job import Job, split_model
 from planner.jobs.resolve import resolve_job
 from planner.planning.source import complete_from_library
 from planner.program.stored_loop import Capability, StoredLoop
-from planner.program.target import Chip, chip_of
+from planner.program.target import Target
 from planner.store.bundled_store import INDEX, SHIPPED, save_shipped, shipped_name
 from planner.store.fingerprint import LIBRARIES, tracer_digest
 
@@ -40,7 +40,7 @@ def capabilities() -> list[Capability]:
     return [GENERIC_CAPABILITY, *sorted(capability for capability in known if capability >= OLDEST)]
 
 
-def loops_of(job: Job, chips: list[Chip]) -> list[dict[Capability, StoredLoop]]:
+def loops_of(job: Job, chips: list[Target]) -> list[dict[Capability, StoredLoop]]:
     """The job's loops; those that differ in their kernels' scratch memory only lie together."""
     keeper = open_keeper(job, lambda line: None)
     found: list[dict[Capability, StoredLoop]] = []
@@ -83,7 +83,7 @@ def main() -> int:
 
 def make_all(folder: Path) -> None:
     """Write the traces of all jobs, and the index."""
-    chips = [chip_of(capability) for capability in capabilities()]
+    chips = [Target.for_capability(capability) for capability in capabilities()]
     catalogue = load_catalogue()
     index: dict[str, object] = {"planner": tracer_digest()}
     traces: dict[str, dict[str, list[str]]] = {}

@@ -11,7 +11,7 @@ from benchmarks.published.allocator import replay_published
 from planner.allocator.replay import Replay
 from planner.hardware.device import MIB
 from planner.program.bounds import least_bytes
-from planner.program.events import Alloc, Event, Free, Outcome, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Outcome, Trace
 
 LOADED_LATER_MIB = (
     70  # the middle of 20 to 120, which others inferred for these runs; see planner/hardware/context.py
@@ -54,7 +54,7 @@ def without(trace: Trace, term: str) -> Trace:
     families = scratch_families()
 
     def is_left_out(event: Event) -> bool:
-        if not isinstance(event, Alloc) or event.role is not Role.WORKSPACE:
+        if not isinstance(event, Alloc) or event.role is not Category.WORKSPACE:
             return False
         return term in ("no_scratch", families.get(trace.sites[event.site].op, "no_other_scratch"))
 

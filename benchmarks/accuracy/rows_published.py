@@ -60,9 +60,9 @@ def xmem_rows(task: Published, peers: Peers) -> list[Row]:
     run, is_cnn = task.line, task.kind == CNNS
     job = cnn_job(run) if is_cnn else _completed(transformer_job(run, as_published=True))
     batch = int(run["batch"])
-    chip = find_device(run["gpu"]).chip
+    chip = find_device(run["gpu"]).target
     with nullcontext() if is_cnn else _transformers_4_51():
-        taken = trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
+        taken = trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
     found = variants(taken, batch)
     needed = found["planner"].needed_mib(batch)
     name = run["model"].split("(")[0]

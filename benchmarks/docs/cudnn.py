@@ -41,7 +41,7 @@ from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs.resolve import resolve_job
 from planner.program.convolution import Convolution, Direction, Workspaces
-from planner.program.target import Chip
+from planner.program.target import Target
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "cudnn_workspaces.csv"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cudnn.md"
@@ -192,7 +192,7 @@ def convolutions() -> Iterator[Convolution]:
                 if call.func in rules.RULES:
                     for kind, last in KINDS:
                         args, out = as_tensors(call.args, kind, last), as_tensors(call.out, kind, last)
-                        rules.RULES[call.func](args, out, Chip((8, 6), 82, note))
+                        rules.RULES[call.func](args, out, Target((8, 6), 82, note))
     return iter(seen)
 
 

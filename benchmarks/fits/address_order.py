@@ -62,13 +62,13 @@ def main() -> None:
 
 def trace_run(run: dict[str, str]) -> Trace:
     """The run's trace on its card."""
-    chip = find_device(run["gpu"]).chip
+    chip = find_device(run["gpu"]).target
     is_cnn = run["library"] == "torchvision"
     job = job_of(run) if is_cnn else transformer_of(run, as_published=True)
     if is_cnn and run["campaign"].startswith("A"):
         job = replace(job, zero_grad=ZeroGrad.BEFORE_BACKWARD)
     with nullcontext() if is_cnn else as_transformers_4_51():
-        return trace(job, int(run["batch"]), chip.capability, multiprocessors=chip.multiprocessors)
+        return trace(job, int(run["batch"]), chip.capability, multiprocessors=chip.sm_count)
 
 
 if __name__ == "__main__":

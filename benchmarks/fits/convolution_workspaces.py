@@ -159,7 +159,7 @@ def read_runs(card: str) -> Iterator[Run]:
     for line, row in rows:
         if not row["peak_nvml_delta_mib"] or row["oom_on_full_gpu"] == "True":
             continue
-        capability = find_device(row["gpu"]).chip.capability
+        capability = find_device(row["gpu"]).target.capability
         with patch.dict("planner.capture.workspaces.nn.convolution.IMAGE_WISE", {capability: everywhere}):
             trace = trace_run(row)
         if any(isinstance(event, Alloc) and event.optional for event in trace.events):

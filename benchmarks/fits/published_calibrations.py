@@ -46,9 +46,9 @@ from planner.hardware.calibration.observation import Observation, Settings, Vers
 from planner.hardware.device import find_device
 from planner.hardware.residuals import Kind, load_residuals
 from planner.jobs.job import Job, Loss, Optimizer, ZeroGrad, freeze
-from planner.planning.max_batch import Tracer
+from planner.planning.max_batch import TraceSource
 from planner.program.events import Trace
-from planner.program.target import Chip
+from planner.program.target import Target
 
 CONFIDENCE = 0.99
 MOST_UNUSED = 0.05  # of a cap under which a run lived: wanted
@@ -92,7 +92,7 @@ class Sweep:
     """One job on one card at several batch sizes."""
 
     job: Job
-    at: Tracer
+    at: TraceSource
     points: tuple[Point, ...]
     runs: tuple[Run, ...]  # with their outcomes under caps
     unseen: tuple[Run, ...]  # of the same job, of a campaign that is not recorded
@@ -113,7 +113,7 @@ def published_job(run: Run) -> Job:
     return complete_by_library(job)
 
 
-def _lacking(run: Run, at: Tracer) -> int:
+def _lacking(run: Run, at: TraceSource) -> int:
     """What stood on the GPU before the first sample: of CNNs model and optimizer (published_outcomes.py)."""
     batch = int(run["batch"])
     return set_up_bytes(at(batch), batch) if run["library"] == "torchvision" else 0
@@ -164,7 +164,7 @@ def read_sweeps() -> list[Sweep]:
         mine = [run for run in runs if run["campaign"].startswith("A")]
         if len({run["batch"] for run in mine}) < 4:
             continue
-        chip = find_device(gpu).chip
+        chip = find_device(gpu).target
         at = _tracer(job, chip)
         ordered = sorted(mine, key=lambda run: int(run["batch"]))
         observed = [observation_of(run, _lacking(run, at)) for run in ordered]
@@ -176,7 +176,7 @@ def read_sweeps() -> list[Sweep]:
     return sorted(sweeps, key=lambda sweep: (sweep.job.model, sweep.job.optimizer))
 
 
-def _tracer(job: Job, chip: Chip) -> Tracer:
+def _tracer(job: Job, chip: Target) -> TraceSource:
     """Takes each batch size once: what kernels take beside tensors follows no line."""
     if job.model.startswith("hf:T5"):  # had no other attention in 4.51
         job = replace(job, model_args=(*job.model_args, ("attn_implementation", "eager")))
@@ -184,9 +184,9 @@ def _tracer(job: Job, chip: Chip) -> Tracer:
     @cache
     def take(batch: int) -> Trace:
         if not job.model.startswith("hf:"):
-            return trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
+            return trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
         with as_transformers_4_51():
-            return trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
+            return trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
 
     return take
 

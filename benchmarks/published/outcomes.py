@@ -26,7 +26,7 @@ from benchmarks.published.allocator import replay_published
 from planner.capture.session import trace
 from planner.hardware.device import find_device
 from planner.jobs.job import Job, Optimizer, ZeroGrad, parse_tensor_spec
-from planner.program.events import Mark, Outcome, Phase, Trace
+from planner.program.events import Outcome, Phase, PhaseStart, Trace
 
 RUNS = Path(__file__).parent / "runs_torch26.csv"
 MIB = 2**20
@@ -52,13 +52,15 @@ def job_of(run: dict[str, str]) -> Job:
 
 def trace_run(run: dict[str, str]) -> Trace:
     """The run's trace on its card."""
-    chip = find_device(run["gpu"]).chip
-    return trace(job_of(run), int(run["batch"]), chip.capability, multiprocessors=chip.multiprocessors)
+    chip = find_device(run["gpu"]).target
+    return trace(job_of(run), int(run["batch"]), chip.capability, multiprocessors=chip.sm_count)
 
 
 def set_up_bytes(taken: Trace, batch: int) -> int:
     """What is reserved once the model and the optimizer stand on the GPU."""
-    events = takewhile(lambda event: not isinstance(event, Mark) or event.phase is Phase.SETUP, taken.events)
+    events = takewhile(
+        lambda event: not isinstance(event, PhaseStart) or event.phase is Phase.SETUP, taken.events
+    )
     return replay_published(replace(taken, events=tuple(events)), batch).peak_reserved_bytes
 
 

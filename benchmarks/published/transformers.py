@@ -31,7 +31,7 @@ from planner.capture.session import trace
 from planner.hardware.device import find_device
 from planner.jobs.job import Job, ZeroGrad
 from planner.jobs.resolve import resolve_job
-from planner.program.target import Chip
+from planner.program.target import Target
 
 CONFIGS = Path(__file__).with_name("hf")
 OTHERS = ("xmem", "dnnmem", "schedtune", "llmem")
@@ -75,9 +75,9 @@ def compare(runs: Iterable[dict[str, str]], versions: Versions, *, as_published:
     """All runs that show a peak: not those that died on the whole card."""
 
     @cache
-    def reserved_mib(job: Job, batch: int, chip: Chip) -> float:
+    def reserved_mib(job: Job, batch: int, chip: Target) -> float:
         with versions():
-            taken = trace(job, batch, chip.capability, multiprocessors=chip.multiprocessors)
+            taken = trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
         return replay_published(taken, batch).peak_reserved_bytes / MIB
 
     return [
@@ -85,7 +85,7 @@ def compare(runs: Iterable[dict[str, str]], versions: Versions, *, as_published:
             run,
             float(run["peak_nvml_delta_mib"]),
             reserved_mib(
-                job_of(run, as_published=as_published), int(run["batch"]), find_device(run["gpu"]).chip
+                job_of(run, as_published=as_published), int(run["batch"]), find_device(run["gpu"]).target
             ),
         )
         for run in runs

@@ -49,7 +49,7 @@ def check(model: str) -> None:
     seen = {}
     different = 0
     for fit in gpus(model).fits:
-        key = (fit.budget.device.chip, fit.budget.arena)
+        key = (fit.budget.device.target, fit.budget.arena)
         if key in seen:
             continue
         alone = seen[key] = max_batch(model, gpu=fit.budget.device).max_batch
@@ -65,7 +65,7 @@ def verdicts(model: str, fit: CardFit, alone: int) -> str:
     job, _, _ = job_of(model, {})
     constructor = find_constructor(job)
     sizes = sorted({alone, alone + 1, fit.max_batch, fit.max_batch + 1})
-    chip = fit.budget.device.chip
+    chip = fit.budget.device.target
     said = []
     for size in sizes:
         taken = trace(
@@ -73,7 +73,7 @@ def verdicts(model: str, fit: CardFit, alone: int) -> str:
             size,
             chip.capability,
             lambda job: construct_model(job, constructor),
-            multiprocessors=chip.multiprocessors,
+            multiprocessors=chip.sm_count,
         )
         said.append(f"{size} {replay_trace(taken, size, fit.budget.arena).outcome}")
     return ", ".join(said)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
-from planner.program import Alloc, Free, Mark, Outcome, Phase, Role, Trace
+from planner.program import Alloc, Category, Free, Outcome, Phase, PhaseStart, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def replay_trace(trace: Trace, batch: int, arena: Arena = UNLIMITED) -> Replay:
     return _run(trace, batch, arena, len(trace.events))[0]
 
 
-def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Role, int]:
+def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Category, int]:
     """Bytes of the blocks in use right after the event with this index, by role; unused roles are 0.
 
     Blocks count whole, as torch's `memory_allocated` counts them.
@@ -92,7 +92,7 @@ def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Role,
     return _live(trace, _run(trace, batch, arena, event + 1)[1], event)
 
 
-def replay_with_live(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Role, int]]:
+def replay_with_live(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Category, int]]:
     """The replay, and what lives at its allocated peak, as `live_at` tells it."""
     run, sizes = _run(trace, batch, arena, len(trace.events))
     return run, _live(trace, sizes, run.peak_event)
@@ -140,9 +140,9 @@ def _least(*bounds: int | None) -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Role, int]:
+def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Category, int]:
     """`sizes` are those of the blocks that were served, by birth."""
-    alive: dict[int, tuple[Role, int]] = {}
+    alive: dict[int, tuple[Category, int]] = {}
     served = iter(sizes)
     for entry in trace.events[: event + 1]:
         if isinstance(entry, Alloc):
@@ -152,7 +152,7 @@ def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Role, int]:
             alive[entry.block] = entry.role, size_bytes
         elif isinstance(entry, Free):
             del alive[entry.block]
-    totals = dict.fromkeys(Role, 0)
+    totals = dict.fromkeys(Category, 0)
     for role, size_bytes in alive.values():
         totals[role] += size_bytes
     return totals
@@ -165,7 +165,7 @@ def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, lis
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
     sizes: list[int] = []
-    mark = Mark(0, Phase.SETUP)
+    mark = PhaseStart(0, Phase.SETUP)
     failure = None
     peak_bytes = peak_event = 0
     steps: list[Peaks] = []

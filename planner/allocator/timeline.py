@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.replay import Arena, after_refusal, check_batch, open_allocator
-from planner.program import Alloc, Event, Free, Mark, Phase, Role, Trace
+from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Timeline:
 
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
-    by_role: Mapping[Role, tuple[int, ...]]
-    marks: tuple[tuple[int, Mark], ...]  # index of the event, the mark
+    by_role: Mapping[Category, tuple[int, ...]]
+    marks: tuple[tuple[int, PhaseStart], ...]  # index of the event, the mark
 
     @property
     def peak_event(self) -> int:
@@ -73,12 +73,12 @@ def play(trace: Trace, batch: int, allocator: CachingAllocator) -> Iterator[tupl
 def take_timeline(trace: Trace, batch: int, arena: Arena) -> Timeline:
     """The levels after each event of a trace, up to the request that fails if one does."""
     allocator = open_allocator(arena)
-    live: dict[int, tuple[Role, int]] = {}
-    levels = dict.fromkeys(Role, 0)
-    columns: dict[Role, list[int]] = {role: [] for role in Role}
+    live: dict[int, tuple[Category, int]] = {}
+    levels = dict.fromkeys(Category, 0)
+    columns: dict[Category, list[int]] = {role: [] for role in Category}
     allocated: list[int] = []
     reserved: list[int] = []
-    marks: list[tuple[int, Mark]] = []
+    marks: list[tuple[int, PhaseStart]] = []
     for index, event, block in play(trace, batch, allocator):
         if isinstance(event, Alloc):
             if block is None:
@@ -120,12 +120,12 @@ def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:
     return tuple(peaks.values())
 
 
-def _stretches(timeline: Timeline) -> Iterator[tuple[int, int, Mark]]:
+def _stretches(timeline: Timeline) -> Iterator[tuple[int, int, PhaseStart]]:
     """First event, end and mark of each stretch in which more than the mark happens; set-up comes first."""
     total = len(timeline.allocated_bytes)
     starts = [index for index, _ in timeline.marks]
     if not starts or starts[0] > 0:
-        yield 0, starts[0] if starts else total, Mark(0, Phase.SETUP)
+        yield 0, starts[0] if starts else total, PhaseStart(0, Phase.SETUP)
     for (start, mark), end in zip(timeline.marks, [*starts[1:], total], strict=bool(starts)):
         if end - start > 1:
             yield start, end, mark

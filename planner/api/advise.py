@@ -21,15 +21,15 @@ from planner.planning import (
     LARGEST_BATCH,
     Advice,
     Factory,
+    OnProgress,
     Open,
     Recipe,
-    Tell,
-    Tracer,
+    TraceSource,
     advise as advise_on,
     check_batch,
     trace_workload,
 )
-from planner.program import Chip
+from planner.program import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,15 @@ def advise(model: Model | None = None, batch: int | None = None, **options: Unpa
     size = batch_of(batch, known, job)
     check_batch(job, size)
     budget = calibrate_budget(budget, job, options)
-    open_tracer = _opener(factory, budget.device.chip, tell)
+    open_tracer = _opener(factory, budget.device.target, tell)
     recipe = Recipe(job, size, budget.arena.rules)
     open_tracer(recipe)  # imports what is needed
     import_seconds = perf_counter() - start
     return AdviceResult(advise_on(recipe, budget, open_tracer, tell), import_seconds)
 
 
-def _opener(factory: Factory | None, chip: Chip, tell: Tell) -> Open:
-    def open_tracer(recipe: Recipe) -> Tracer:
+def _opener(factory: Factory | None, chip: Target, tell: OnProgress) -> Open:
+    def open_tracer(recipe: Recipe) -> TraceSource:
         return trace_workload(recipe.job, None, factory, chip).open(tell)
 
     return open_tracer

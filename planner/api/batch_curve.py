@@ -38,7 +38,7 @@ def batch_curve(
     (options.get("tell") or silent)(f"replaying {len(table.fits)} GPUs")
     known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
-        first = table.traces.at(FIT_BATCHES[0], asked.device.chip)
+        first = table.traces.at(FIT_BATCHES[0], asked.device.target)
         known.insert(0, (judge_budget(asked, table.job, first), None))
     names = [budget.device.name for budget, _ in known]
     return take_curve(known, table.traces, batch, names.index(asked.device.name))

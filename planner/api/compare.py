@@ -22,7 +22,7 @@ from planner.errors import UsageError
 from planner.hardware import GENERIC_CAPABILITY, Budget
 from planner.hardware.calibration import find_run
 from planner.jobs import CatalogueEntry, Job, check_count, load_catalogue
-from planner.planning import LARGEST_BATCH, Tell, check_batch, estimate, over_epoch, trace_workload
+from planner.planning import LARGEST_BATCH, OnProgress, check_batch, estimate, over_epoch, trace_workload
 from planner.planning.estimators import (
     Comparison,
     Kept,
@@ -42,7 +42,7 @@ from planner.planning.estimators import (
     quick_plan,
     refuse_unknown_options,
 )
-from planner.program import chip_of
+from planner.program import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def compare(
     run = find_run(stored, wanted_of(budget, job, options), size)
     measured = (run and measured_by_run(run)) or _measured(job, size, tell)
     budget = _as_measured(budget, measured, options)
-    tracer = trace_workload(job, known, factory, budget.device.chip).open(tell)
+    tracer = trace_workload(job, known, factory, budget.device.target).open(tell)
     build = open_builder(job, factory, tell)
     tell(f"tracing batch {size}")
     own = estimate(job, over_epoch(job, size, tracer), size, budget)
@@ -191,7 +191,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
     return replace(budget, arena=replace(budget.arena, rules=rules))
 
 
-def _measured(job: Job, batch: int, tell: Tell) -> Measured | str:
+def _measured(job: Job, batch: int, tell: OnProgress) -> Measured | str:
     """The stored peak of a job of the catalogue, or why there is none."""
     catalogue = load_catalogue()
     entry = catalogue.get(job.model)
@@ -204,7 +204,9 @@ def _measured(job: Job, batch: int, tell: Tell) -> Measured | str:
     return measured_from(peak, reserved, [_kept(name, catalogue[name], tell) for name in peak.kept])
 
 
-def _kept(name: str, entry: CatalogueEntry, tell: Tell) -> Kept:
+def _kept(name: str, entry: CatalogueEntry, tell: OnProgress) -> Kept:
     tell(f"tracing {name}, which stayed on the GPU")
-    tracer = trace_workload(entry.job, entry.batch, None, chip_of(GENERIC_CAPABILITY)).open(silent)
+    tracer = trace_workload(entry.job, entry.batch, None, Target.for_capability(GENERIC_CAPABILITY)).open(
+        silent
+    )
     return Kept(name, kept_after(tracer(entry.batch), entry.batch))

@@ -26,8 +26,8 @@ from planner.planning import (
     BatchCurve,
     Estimate,
     Explanation,
+    OnProgress,
     Shown,
-    Tell,
     Workload,
     check_batch,
     estimate as estimate_batch,
@@ -167,7 +167,7 @@ def _open(
     model: Model | None, batch: int | None, against: ReadRecording | None, options: Options
 ) -> _Setting:
     budget = budget_of(options)
-    chip = budget.device.chip
+    chip = budget.device.target
     if options.get("trace") is not None:
         workload = workload_of(model, options, budget)
         size = batch_of(batch, workload.batch, workload.job)
@@ -205,7 +205,7 @@ def _evaluating(job: Job) -> Job:
     )
 
 
-def _evaluation(setting: _Setting, tell: Tell) -> Trace | None:
+def _evaluation(setting: _Setting, tell: OnProgress) -> Trace | None:
     """The trace of inference; None where the model cannot run in eval mode, as some detectors cannot."""
     if setting.evaluation is None:
         return None

@@ -32,17 +32,17 @@ from planner.planning import (
     CardFit,
     CardTable,
     Factory,
+    OnProgress,
     OverEpoch,
     Seconds,
-    Tell,
-    Tracer,
+    TraceSource,
     check_batch,
     fit_cards,
     starter_of,
     take_alone,
     trace_workload,
 )
-from planner.program import Chip, Floor, Outcome, Trace, find_growth, least_bytes
+from planner.program import Floor, Outcome, Target, Trace, find_growth, least_bytes
 from planner.report.commands import growth_text
 from planner.store import KeptCards, SavedTraces, open_saved
 
@@ -137,13 +137,13 @@ def gpus(
     if batch is not None:
         check_batch(job, batch)
     budgets = _budgets(cards, job, options)
-    first = traces.at(FIT_BATCHES[0], budgets[0].device.chip)
+    first = traces.at(FIT_BATCHES[0], budgets[0].device.target)
     budgets = [judge_budget(budget, job, first) for budget in budgets]
     fits = _fit(job, traces, budgets, batch, multiple)
     kept = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
     traced = traces.loops.seconds if isinstance(traces, _FromLoops) else 0.0
     seconds = Seconds(traced, perf_counter() - opened - traced)
-    any_trace = traces.at(fits[0].batch, fits[0].budget.device.chip)
+    any_trace = traces.at(fits[0].batch, fits[0].budget.device.target)
     table = CardTable(
         job,
         batch,
@@ -176,7 +176,7 @@ def _notes(
         return one.notes
     from planner.capture import notes_on_cudnn
 
-    capabilities = {fit.budget.device.chip.capability for fit in fits}
+    capabilities = {fit.budget.device.target.capability for fit in fits}
     told = [note for capability in sorted(capabilities) for note in notes_on_cudnn(job, capability)]
     return tuple(dict.fromkeys((*one.notes, *told)))
 
@@ -224,13 +224,13 @@ class _FromLoops:
     job: Job
     factory: Factory | None
     loops: "Loops"
-    tell: Tell
+    tell: OnProgress
     note: str
-    _slow: dict[Chip, Tracer] = field(default_factory=dict)
+    _slow: dict[Target, TraceSource] = field(default_factory=dict)
     _quick: dict[int, "Loop"] = field(default_factory=dict)  # by the loop that it is the same as
     _floors: dict[int, Floor] = field(default_factory=dict)  # of each loop
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         loop = self.loop(chip)
         if loop is None:
             return self._slow[chip](batch)
@@ -240,11 +240,11 @@ class _FromLoops:
         taken = quick.at(batch, self.loops.equip(chip))
         return replace(taken, notes=(*taken.notes, self.note))
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         loop = self.loop(chip)
         return None if loop is None else (id(loop), loop.answers(batch, self.loops.equip(chip)))
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         loop = self.loop(chip)
         if loop is None:
             return _no_floor
@@ -252,11 +252,11 @@ class _FromLoops:
             self._floors[id(loop)] = least_bytes(loop.own)
         return self._floors[id(loop)]
 
-    def distrust(self, chip: Chip) -> None:
+    def distrust(self, chip: Target) -> None:
         """Take every trace for such GPUs by itself from now on."""
         self._slow[chip] = trace_workload(self.job, None, self.factory, chip, take_alone).open(self.tell)
 
-    def loop(self, chip: Chip) -> "Loop | None":
+    def loop(self, chip: Target) -> "Loop | None":
         """The loop that answers for such GPUs."""
         from planner.capture.symbolic import UnsteadyError
 
@@ -273,7 +273,7 @@ def _no_floor(batch: int) -> int:
 
 
 def _open(
-    model: Model | None, options: Options, tell: Tell
+    model: Model | None, options: Options, tell: OnProgress
 ) -> tuple[Job, "SavedTraces | _FromLoops | FromApart | KeptCards"]:
     """The job and its traces; imports what they need."""
     path = options.get("trace")
@@ -318,30 +318,30 @@ def _fit(
     doubted = _doubted(traces, fits)
     for chip in doubted:
         traces.distrust(chip)
-    again = [budget for budget in budgets if budget.device.chip in doubted]
-    kept = [fit for fit in fits if fit.budget.device.chip not in doubted]
+    again = [budget for budget in budgets if budget.device.target in doubted]
+    kept = [fit for fit in fits if fit.budget.device.target not in doubted]
     said = {fit.budget.arena: fit.max_batch for fit in fits}  # by the loop, which is not far off
     return (*kept, *fit_cards(again, played, batch, said, multiple_of))
 
 
-def _doubted(traces: _FromLoops, fits: Sequence[CardFit]) -> set[Chip]:
+def _doubted(traces: _FromLoops, fits: Sequence[CardFit]) -> set[Target]:
     """The kinds of GPUs whose loop is not what a run at their largest answer gives.
 
     Where a loop proves wrong it is for large batches, as beyond 2**31 elements: those that stay below are
     found by bisection.
     """
-    users: dict[int, dict[Chip, int]] = {}
+    users: dict[int, dict[Target, int]] = {}
     for fit in sorted(fits, key=lambda fit: fit.max_batch):
-        loop = traces.loop(fit.budget.device.chip)
+        loop = traces.loop(fit.budget.device.target)
         if loop is not None:
             largest = users.setdefault(id(loop), {})
-            largest.pop(fit.budget.device.chip, None)
-            largest[fit.budget.device.chip] = max(1, fit.max_batch)
+            largest.pop(fit.budget.device.target, None)
+            largest[fit.budget.device.target] = max(1, fit.max_batch)
 
-    def differs(user: tuple[Chip, int]) -> bool:
+    def differs(user: tuple[Target, int]) -> bool:
         return bool(traces.loops.confirm(user[1], user[0]))
 
-    doubted: set[Chip] = set()
+    doubted: set[Target] = set()
     for largest in users.values():
         rising = list(largest.items())
         if differs(rising[-1]):

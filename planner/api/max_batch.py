@@ -25,7 +25,7 @@ from planner.planning import (
     LARGEST_BATCH,
     Estimate,
     Plan,
-    Tracer,
+    TraceSource,
     Workload,
     check_batch,
     estimate as estimate_batch,
@@ -221,7 +221,7 @@ def estimate(
     return result
 
 
-def _save(result: object, workload: Workload, tracer: Tracer, batch: int, options: Options) -> None:
+def _save(result: object, workload: Workload, tracer: TraceSource, batch: int, options: Options) -> None:
     path = options.get("save_trace")
     if path is None:
         return

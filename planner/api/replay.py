@@ -14,7 +14,7 @@ from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rule
 from planner.api.request import budget_of
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
-from planner.planning import Tell, trace_workload
+from planner.planning import OnProgress, trace_workload
 from planner.planning.process import (
     TRACED_STEPS,
     Account,
@@ -51,7 +51,7 @@ class ReplayOptions(TypedDict, total=False):
     gpu_mib: int | None
     allocator_cap_mib: int | None  # what is left to torch's allocator
     alloc_conf: str | None
-    tell: Tell | None  # hears one short line for each thing that takes time
+    tell: OnProgress | None  # hears one short line for each thing that takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _of_torch(version: str, rules: AllocatorRules) -> Iterator[str]:
 class _Tracing:
     """Takes each trace once, and remembers what the answer must repeat."""
 
-    def __init__(self, device: Device, tell: Tell) -> None:
+    def __init__(self, device: Device, tell: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0
         self._device = device
         self._tell = tell
@@ -189,7 +189,7 @@ class _Tracing:
         """The job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            tracer = trace_workload(job, batch, None, self._device.chip).open(self._tell)
+            tracer = trace_workload(job, batch, None, self._device.target).open(self._tell)
             opened = perf_counter()
             self._tell(f"tracing {job.model} at batch {batch}")
             self._taken[job, batch] = tracer(batch)

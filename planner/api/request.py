@@ -51,7 +51,7 @@ from planner.jobs import (
 from planner.planning import (
     LARGEST_BATCH,
     Factory,
-    Tell,
+    OnProgress,
     Workload,
     complete_from_library,
     kept_workload,
@@ -89,8 +89,8 @@ class Options(PlainOptions, total=False):
     trace: str | PathLike[str] | None  # plan from this file in place of a model
     save_trace: str | PathLike[str] | None
     cache: str | PathLike[str] | None  # a folder that traces are kept in; None: each is taken anew
-    warn: Tell | None  # hears one line of what went wrong with that and did not matter
-    tell: Tell | None  # hears one short line for each thing that takes time
+    warn: OnProgress | None  # hears one line of what went wrong with that and did not matter
+    tell: OnProgress | None  # hears one short line for each thing that takes time
 
 
 DEFAULT_CONFIDENCE = 0.99
@@ -179,7 +179,7 @@ def wanted_of(budget: Budget, job: Job, options: Options) -> Wanted:
 
 def workload_of(model: Model | None, options: Options, budget: Budget) -> Workload:
     """The job and where its traces come from. Raises UsageError or DataFileError."""
-    chip = budget.device.chip
+    chip = budget.device.target
     path = options.get("trace")
     if path is not None:
         _refuse_beside_trace(model, options)

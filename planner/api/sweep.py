@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.errors import UsageError
 from planner.jobs import CatalogueEntry, JobOptions, resolve_job
-from planner.planning import Tell
+from planner.planning import OnProgress
 from planner.planning.sweep import (
     Cell,
     Done,
@@ -52,7 +52,7 @@ def sweep(
     options: Mapping[str, Any],
     store: Store,
     engine: Engine,
-    tell: Tell,
+    tell: OnProgress,
 ) -> SweepResult:
     """Compute what the store does not have yet; `options` are those of `planner.gpus` for all jobs.
 

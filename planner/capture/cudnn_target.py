@@ -4,18 +4,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.jobs import Job
-from planner.program import Chip
+from planner.program import Target
 
 if TYPE_CHECKING:
     from planner.hardware.cudnn import Cudnn
 
 
-def equip(chip: Chip, job: Job) -> Chip:
+def equip(chip: Target, job: Job) -> Target:
     """With the library that the job asks for the workspaces of convolutions. Raises UsageError."""
-    if not job.cudnn or chip.cudnn is not None:
+    if not job.cudnn or chip.conv_workspace_query is not None:
         return chip
     library = _library_of(job)
-    return replace(chip, cudnn=library.benchmarked if job.cudnn_benchmark else library.workspaces)
+    return replace(
+        chip, conv_workspace_query=library.benchmarked if job.cudnn_benchmark else library.workspaces
+    )
 
 
 def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from planner.capture.values.reads import Reading, take_reading
 from planner.capture.values.with_values import built_with_values, values_kept
 from planner.errors import BatchTooLargeError, PlannerError
 from planner.jobs import Job, Mode
-from planner.program import Phase, Role, Trace, chip_of
+from planner.program import Category, Phase, Target, Trace
 
 __all__ = ["trace"]
 
@@ -91,7 +91,7 @@ def _trace(
             size,
             Recorder(
                 model,
-                equip(chip_of(capability, multiprocessors), job),
+                equip(Target.for_capability(capability, multiprocessors), job),
                 details,
                 calls,
                 run,
@@ -162,13 +162,13 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
 def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
     recorder.mark(0, Phase.SETUP)
     for plain in tensors_put_on_gpu(model):
-        recorder.adopt(plain, Role.PARAMETER, "", "to")
+        recorder.adopt(plain, Category.PARAMETER, "", "to")
     for name, module in _in_order_of_apply(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:
-                recorder.adopt(tensor, Role.PARAMETER, name, "to")
+                recorder.adopt(tensor, Category.PARAMETER, name, "to")
         for buffer in flatten_weights(module):
-            recorder.adopt(buffer, Role.PARAMETER, name, "flatten_parameters")
+            recorder.adopt(buffer, Category.PARAMETER, name, "flatten_parameters")
     criterion = build_criterion(job)
     parameters = [*model.parameters(), *_adopt_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
@@ -196,7 +196,7 @@ def _adopt_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterato
     if module is not None:
         name = type(module).__name__
         for tensor in (*module.parameters(), *module.buffers()):
-            recorder.adopt(tensor, Role.PARAMETER, name, "to")
+            recorder.adopt(tensor, Category.PARAMETER, name, "to")
         yield from module.parameters()
 
 
@@ -212,11 +212,11 @@ def _label(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: op
         return
     for parameter in parameters:
         if parameter.grad is not None:
-            recorder.label(parameter.grad, Role.GRADIENT)
+            recorder.label(parameter.grad, Category.GRADIENT)
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor):
-                recorder.label(value, Role.OPTIMIZER)
+                recorder.label(value, Category.OPTIMIZER)
 
 
 def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

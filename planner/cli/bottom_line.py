@@ -8,7 +8,7 @@ from typing import TextIO
 
 from planner.cli.output import print_progress
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 _LEAST_ROWS = 4  # a lower terminal is left to the command
 # Of a VT100: down and up by a line at the same column, the cursor's place, the lines that scroll.
@@ -16,7 +16,7 @@ _MAKE_ROOM, _SAVE, _RESTORE, _ERASE = "\x1bD\x1b[1A", "\x1b7", "\x1b8", "\x1b[2K
 
 
 @contextmanager
-def live_progress() -> Iterator[tuple[Tell, float]]:
+def live_progress() -> Iterator[tuple[OnProgress, float]]:
     """Return a function that shows one line of progress, and how many seconds apart it is to be called.
 
     On a terminal the line stands at the bottom and is replaced; elsewhere each is printed.

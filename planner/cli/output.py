@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from planner.cli.options import OutputOptions
 from planner.errors import UnsavedError
-from planner.planning import Tell
+from planner.planning import OnProgress
 
 SILENT_SECONDS = 2  # after which a line of progress counts
 WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow
@@ -60,7 +60,7 @@ def answering_first(write: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def working() -> Iterator[Tell]:
+def working() -> Iterator[OnProgress]:
     """Keep what a model prints off standard output, and show on a terminal what is being done.
 
     Gives a function that shows a line in place of the one before; none is left in the end.
@@ -70,14 +70,14 @@ def working() -> Iterator[Tell]:
 
 
 @contextmanager
-def working_for_minutes() -> Iterator[Tell]:
+def working_for_minutes() -> Iterator[OnProgress]:
     """Do as `working` does, and print each line where standard error is no terminal."""
     with _telling(print_progress) as tell:
         yield tell
 
 
 @contextmanager
-def _telling(elsewhere: Tell) -> Iterator[Tell]:
+def _telling(elsewhere: OnProgress) -> Iterator[OnProgress]:
     with redirect_stdout(sys.stderr):
         if sys.stderr.isatty():
             with _rewriting() as tell:
@@ -92,7 +92,7 @@ def print_progress(line: str) -> None:
 
 
 @contextmanager
-def _rewriting() -> Iterator[Tell]:
+def _rewriting() -> Iterator[OnProgress]:
     progress = _Progress()
     done = Event()
 

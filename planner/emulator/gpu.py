@@ -26,13 +26,13 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
     shared_per_block, threads, blocks = LIMITS[device.capability]
     major, minor = device.capability
     shared_reserved = 1024 if major >= 8 else 0  # of an SM's shared memory, for each block
-    described = describe_for_cudnn(device.capability, device.chip.multiprocessors)
+    described = describe_for_cudnn(device.capability, device.target.sm_count)
     fields: dict[str, str | int] = {
         "name": f"NVIDIA {device.name.replace(';', ',')} {EMULATED}",
         "count": count,
         "major": major,
         "minor": minor,
-        "sm_count": device.chip.multiprocessors,
+        "sm_count": device.target.sm_count,
         "total_bytes": device.total.value,
         "usable_bytes": device.usable.value,
         "context_bytes": device.context.value if context_bytes is None else context_bytes,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.errors import DataFileError
-from planner.program import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
+from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
 
 
 class HistoryEvent(NamedTuple):
@@ -42,7 +42,7 @@ class Holder(NamedTuple):
     """A tensor that is told by its memory."""
 
     address: int
-    role: Role
+    role: Category
     module: str
 
 
@@ -101,7 +101,7 @@ def _history(rank: int, pid: int, data: dict[str, Any]) -> History:
 
 def _course(data: dict[str, Any]) -> Course:
     tables = [
-        tuple(Holder(address, Role(role), module) for address, role, module in table)
+        tuple(Holder(address, Category(role), module) for address, role, module in table)
         for table in data["tables"]
     ]
     return Course(
@@ -142,7 +142,7 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
         if event.action == "a":
             close_row()
             live[event.address] = allocated
-            events.append(Alloc(allocated, event.size_bytes, 0, Role.TEMPORARY, event.site))
+            events.append(Alloc(allocated, event.size_bytes, 0, Category.TEMPORARY, event.site))
             allocated += 1
         elif event.action == "c":
             if event.address not in live:
@@ -152,36 +152,42 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
     close_row()
     scratch = _scratch(allocated, deaths, scratch_depth)
     named = (
-        replace(event, role=Role.WORKSPACE) if isinstance(event, Alloc) and event.block in scratch else event
+        replace(event, role=Category.WORKSPACE)
+        if isinstance(event, Alloc) and event.block in scratch
+        else event
         for event in events
     )
     return Trace(_with_end(tuple(named)), history.sites, (batch,))
 
 
-def _phase_marks(history: History) -> tuple[Mark, deque[tuple[int, Mark]]]:
+def _phase_marks(history: History) -> tuple[PhaseStart, deque[tuple[int, PhaseStart]]]:
     """Return the phase in which a history begins, and where others do; without a course each step is one."""
     ends = [(end.allocated + end.freed, end.step) for end in history.step_ends]
     if history.course is None:
-        return Mark(1, Phase.FORWARD), deque((place, Mark(step + 1, Phase.FORWARD)) for place, step in ends)
+        return PhaseStart(1, Phase.FORWARD), deque(
+            (place, PhaseStart(step + 1, Phase.FORWARD)) for place, step in ends
+        )
     places = [place for place, _ in ends]
-    marks: deque[tuple[int, Mark]] = deque()
-    last = Mark(0, Phase.SETUP)
+    marks: deque[tuple[int, PhaseStart]] = deque()
+    last = PhaseStart(0, Phase.SETUP)
     for mark in history.course.marks:
         step = 1 + bisect_right(places, mark.place)
-        now = Mark(0 if mark.phase is Phase.SETUP else step, mark.phase)
+        now = PhaseStart(0 if mark.phase is Phase.SETUP else step, mark.phase)
         if now != last:
             marks.append((mark.place, now))
         last = now
-    return Mark(0, Phase.SETUP), marks
+    return PhaseStart(0, Phase.SETUP), marks
 
 
 def _with_end(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """Return the events with the end of the loop where a script asks for nothing after its last step."""
-    at, mark = next((i, event) for i, event in reversed(list(enumerate(events))) if isinstance(event, Mark))
+    at, mark = next(
+        (i, event) for i, event in reversed(list(enumerate(events))) if isinstance(event, PhaseStart)
+    )
     follows = any(isinstance(event, Alloc) for event in events[at:])
     if mark.phase is not Phase.INPUTS or follows:
         return events
-    return (*events[:at], Mark(mark.step - 1, Phase.END), *events[at + 1 :])
+    return (*events[:at], PhaseStart(mark.step - 1, Phase.END), *events[at + 1 :])
 
 
 def _scratch(births: int, deaths: Mapping[int, int], most: int) -> set[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import DataFileError, UsageError
 from planner.hardware.context import context_size, typical_context
-from planner.program import Chip, chip_of
+from planner.program import Target
 
 MIB = 2**20
 DEVICES_FOLDER: Path = Path(__file__).with_name("devices")
@@ -88,10 +88,10 @@ class Device:
     about: About | None = None  # None where the card's file says nothing
 
     @property
-    def chip(self) -> Chip:
+    def target(self) -> Target:
         """What decides its kernels; with the multiprocessors of the largest such card where nobody knows."""
         count = None if self.about is None else self.about.multiprocessors
-        return chip_of(self.capability, None if count is None else round(count.value))
+        return Target.for_capability(self.capability, None if count is None else round(count.value))
 
 
 # A straight line through `total - usable` of the cards in devices/*.yaml, and the deviation around it, as

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from planner.hardware.residuals import Kind, Published, Residuals, Spread, load_residuals, quantile
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
-from planner.program import FROM_CHANCE, Alloc, Role, Trace
+from planner.program import FROM_CHANCE, Alloc, Category, Trace
 
 FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces of cuDNN matter little
 LARGE_PARAMETERS = 10**9
@@ -132,7 +132,7 @@ def _is_integer(spec: TensorSpec) -> bool:
 
 
 def _is_large(job: Job, trace: Trace) -> bool:
-    owned = (event for event in trace.events if isinstance(event, Alloc) and event.role is Role.PARAMETER)
+    owned = (event for event in trace.events if isinstance(event, Alloc) and event.role is Category.PARAMETER)
     element = 2 if job.precision in _HALF else 4
     return sum(event.fixed_bytes for event in owned) >= LARGE_PARAMETERS * element
 

@@ -39,10 +39,10 @@ from .growth_limit import (
 from .max_batch import (
     FIT_BATCHES as FIT_BATCHES,
     Estimate as Estimate,
+    OnProgress as OnProgress,
     Plan as Plan,
     Seconds as Seconds,
-    Tell as Tell,
-    Tracer as Tracer,
+    TraceSource as TraceSource,
     estimate as estimate,
     plan_max_batch as plan_max_batch,
     without_end as without_end,

@@ -14,7 +14,7 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import Budget
 from planner.planning.changes import Change, Recipe, apply_all, changes_for
 from planner.planning.epoch import over_epoch
-from planner.planning.max_batch import Estimate, Tell, Tracer, estimate
+from planner.planning.max_batch import Estimate, OnProgress, TraceSource, estimate
 from planner.program import Outcome, Trace
 
 LARGEST_SET = 3
@@ -24,7 +24,7 @@ ENOUGH = 8  # sets that fit, after which no more are looked for
 HOPEFUL_SHARE = 0.7
 RESOLUTION_BYTES = 2**20
 
-Open = Callable[[Recipe], Tracer]  # the tracer of a changed job
+Open = Callable[[Recipe], TraceSource]  # the tracer of a changed job
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Advice:
     seconds: float
 
 
-def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: Tell = lambda line: None) -> Advice:
+def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: OnProgress = lambda line: None) -> Advice:
     """Try changes by themselves, then in pairs and triples, until enough sets are found that fit."""
     start = perf_counter()
     failed: dict[str, str] = {}

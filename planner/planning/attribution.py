@@ -22,7 +22,7 @@ from planner.allocator import (
     take_timeline,
 )
 from planner.hardware.cudnn import LayerWorkspace, layer_workspaces
-from planner.program import Alloc, Detail, Free, Mark, Phase, Role, Trace
+from planner.program import Alloc, Category, Free, Phase, PhaseStart, TensorProvenance, Trace
 
 MOST_GAPS = 10  # that are told; there may be thousands
 
@@ -53,12 +53,12 @@ class LiveBlock:
     block: int
     size_bytes: int  # as the allocator counts it
     requested_bytes: int
-    role: Role
+    role: Category
     module: str
     op: str
     step: int  # in which it was asked for
     phase: Phase
-    detail: Detail | None  # shape, dtype and source line, where the trace has them
+    detail: TensorProvenance | None  # shape, dtype and source line, where the trace has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ModuleShare:
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
     own_bytes: int
-    by_role: Mapping[Role, int]  # of `size_bytes`
+    by_role: Mapping[Category, int]  # of `size_bytes`
     children: tuple["ModuleShare", ...]  # by falling size
 
 
@@ -109,7 +109,7 @@ class Explanation:
 
     run: Replay
     peak: Moment
-    at_peak: Mapping[Role, int]  # adds up to the allocated peak
+    at_peak: Mapping[Category, int]  # adds up to the allocated peak
     modules: ModuleShare  # likewise
     blocks: tuple[LiveBlock, ...]  # likewise; by falling size
     fragmentation: Fragmentation
@@ -150,9 +150,9 @@ def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = N
 
 def moment_of(trace: Trace, event: int) -> Moment:
     """Where in the loop an event happens."""
-    mark = Mark(0, Phase.SETUP)
+    mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
-        if isinstance(entry, Mark):
+        if isinstance(entry, PhaseStart):
             mark = entry
     asked = trace.events[event]
     if not isinstance(asked, Alloc):
@@ -166,8 +166,8 @@ def _look(
 ) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
     """The blocks in use after the event `peak`, and the free memory after the event `reserved_peak`."""
     allocator = open_allocator(arena)
-    live: dict[int, tuple[Alloc, Mark, Block]] = {}
-    mark = Mark(0, Phase.SETUP)
+    live: dict[int, tuple[Alloc, PhaseStart, Block]] = {}
+    mark = PhaseStart(0, Phase.SETUP)
     blocks: tuple[LiveBlock, ...] = ()
     fragmentation = None
     for index, event, block in play(trace, batch, allocator):
@@ -175,7 +175,7 @@ def _look(
             live[event.block] = event, mark, block
         elif isinstance(event, Free):
             del live[event.block]
-        elif isinstance(event, Mark):
+        elif isinstance(event, PhaseStart):
             mark = event
         if index == peak:
             blocks = _live_blocks(trace, batch, live)
@@ -189,7 +189,7 @@ def _look(
 
 
 def _live_blocks(
-    trace: Trace, batch: int, live: Mapping[int, tuple[Alloc, Mark, Block]]
+    trace: Trace, batch: int, live: Mapping[int, tuple[Alloc, PhaseStart, Block]]
 ) -> tuple[LiveBlock, ...]:
     details = {detail.block: detail for detail in trace.details}
     return tuple(
@@ -247,7 +247,7 @@ def _by_step(phases: Sequence[PhasePeak]) -> tuple[StepPeak, ...]:
 
 @dataclass(slots=True)
 class _Node:
-    own: dict[Role, int] = field(default_factory=dict)
+    own: dict[Category, int] = field(default_factory=dict)
     children: dict[str, "_Node"] = field(default_factory=dict)
 
 
@@ -266,7 +266,9 @@ def _share(name: str, node: _Node) -> ModuleShare:
     children = [_share(f"{name}.{part}" if name else part, child) for part, child in node.children.items()]
     children.sort(key=lambda child: -child.size_bytes)  # stable: else in the model's order
     own_bytes = sum(node.own.values())
-    by_role = {role: node.own.get(role, 0) + sum(child.by_role[role] for child in children) for role in Role}
+    by_role = {
+        role: node.own.get(role, 0) + sum(child.by_role[role] for child in children) for role in Category
+    }
     return ModuleShare(
         name, own_bytes + sum(child.size_bytes for child in children), own_bytes, by_role, tuple(children)
     )

@@ -11,7 +11,7 @@ from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.planning.fleet import Traces, is_plain
 from planner.planning.max_batch import without_end
 from planner.planning.search import LARGEST_BATCH
-from planner.program import Chip, Floor, Outcome, Trace
+from planner.program import Floor, Outcome, Target, Trace
 
 BEYOND = 1.35  # of the largest batch size of a card: how far its curve goes
 ENDLESS_BEYOND = 4  # times the batch asked for, on a card without end
@@ -67,7 +67,7 @@ def take_curve(
     for number, (_, most) in enumerate(cards):
         for size in curve_sizes(most, batch, CHOSEN_GRID if number == chosen else OTHER_GRID):
             wanted.setdefault(size, []).append(number)
-    floors = {chip: traces.floor(chip) for chip in {budget.device.chip for budget, _ in cards}}
+    floors = {chip: traces.floor(chip) for chip in {budget.device.target for budget, _ in cards}}
     points: list[list[CurvePoint]] = [[] for _ in cards]
     for size in sorted(wanted):
         runs = _Runs(size, traces, floors)
@@ -114,15 +114,15 @@ class _Runs:
 
     batch: int
     traces: Traces
-    floors: Mapping[Chip, Floor]
-    _number: dict[Chip, int] = field(default_factory=dict)  # of its trace among the distinct ones
+    floors: Mapping[Target, Floor]
+    _number: dict[Target, int] = field(default_factory=dict)  # of its trace among the distinct ones
     _kin: dict[Hashable, int] = field(default_factory=dict)  # the same by what their traces are known by
     _distinct: list[Trace] = field(default_factory=list)
     _done: dict[tuple[int, Arena], Replay] = field(default_factory=dict)
 
     def on(self, budget: Budget) -> tuple[Outcome, Replay]:
         """What comes of the batch on a card, and the run that the figures are of."""
-        arena, chip = budget.arena, budget.device.chip
+        arena, chip = budget.arena, budget.device.target
         endless = self._replay(chip, without_end(arena))
         room = room_bytes(arena)
         if is_plain(arena) and (room is None or endless.peak_reserved_bytes <= room):
@@ -132,7 +132,7 @@ class _Runs:
         run = self._replay(chip, arena)
         return run.outcome, endless if run.outcome is Outcome.DOES_NOT_FIT else run
 
-    def _replay(self, chip: Chip, arena: Arena) -> Replay:
+    def _replay(self, chip: Target, arena: Arena) -> Replay:
         if chip not in self._number:
             self._number[chip] = self._number_of(chip)
         key = self._number[chip], arena
@@ -140,7 +140,7 @@ class _Runs:
             self._done[key] = replay_trace(self._distinct[key[0]], self.batch, arena)
         return self._done[key]
 
-    def _number_of(self, chip: Chip) -> int:
+    def _number_of(self, chip: Target) -> int:
         kin = self.traces.kin(self.batch, chip)
         if kin is None or kin not in self._kin:
             number = self._place(self.traces.at(self.batch, chip))

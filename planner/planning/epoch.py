@@ -16,11 +16,22 @@ from dataclasses import dataclass, replace
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode
 from planner.planning.search import LARGEST_BATCH
-from planner.program import Alloc, Asked, Detail, Event, Free, Mark, Phase, Role, Site, Trace
+from planner.program import (
+    Alloc,
+    Category,
+    ConvWorkspace,
+    Event,
+    Free,
+    Phase,
+    PhaseStart,
+    Site,
+    TensorProvenance,
+    Trace,
+)
 
 Source = Callable[[int], Trace]  # the trace at a batch size
 
-_FIXED = frozenset((Role.GRADIENT, Role.OPTIMIZER, Role.PARAMETER))  # as large for any batch size
+_FIXED = frozenset((Category.GRADIENT, Category.OPTIMIZER, Category.PARAMETER))  # as large for any batch size
 
 _Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether the batch is the smaller one
 
@@ -103,7 +114,7 @@ class _Stretch:
 class _Kind:
     """What is told of a block that outlives its stretch, apart from when it was born."""
 
-    role: Role
+    role: Category
     of: str | int  # its module, or its size in bytes where that does not depend on the batch size
     number: int  # among such blocks of the stretch
 
@@ -131,16 +142,16 @@ def _part(trace: Trace, batch: int) -> _Parted:
     events: list[Event] = []
     step = 0
     for event in trace.events:
-        if isinstance(event, Mark) and (event.phase is Phase.INPUTS or event.step > step):
+        if isinstance(event, PhaseStart) and (event.phase is Phase.INPUTS or event.step > step):
             stretches.append(_Stretch(step, tuple(events)))
             events, step = [], event.step
-        if not isinstance(event, Mark) or event.phase is not Phase.END:
+        if not isinstance(event, PhaseStart) or event.phase is not Phase.END:
             events.append(event)
     stretches.append(_Stretch(step, tuple(events)))
     lasting: dict[int, tuple[int, _Kind]] = {}
     for index, stretch in enumerate(stretches):
         gone = {event.block for event in stretch.events if isinstance(event, Free)}
-        counts: dict[tuple[Role, str | int], int] = {}
+        counts: dict[tuple[Category, str | int], int] = {}
         for event in stretch.events:
             if isinstance(event, Alloc) and event.block not in gone:
                 is_fixed = event.role in _FIXED
@@ -167,8 +178,8 @@ class _Player:
     def __init__(self, full: Trace, smaller: Trace, batch: int, last: int) -> None:
         self._full, self._smaller = _part(full, batch), _part(smaller, last)
         self._events: list[Event] = []
-        self._details: list[Detail] = []
-        self._asked: list[Asked] = []
+        self._details: list[TensorProvenance] = []
+        self._asked: list[ConvWorkspace] = []
         self._sites: dict[Site, int] = {}
         self._alive: dict[tuple[int, _Kind], int] = {}  # by the stretch of the new trace
         self._played: list[list[_Kind]] = []  # what outlived each stretch
@@ -189,8 +200,8 @@ class _Player:
         for place, (parted, index, number) in enumerate(plan):
             if not self._play(parted, index, place, number):
                 return None
-        if isinstance(full.trace.events[-1], Mark) and full.trace.events[-1].phase is Phase.END:
-            self._events.append(Mark(len(order), Phase.END))
+        if isinstance(full.trace.events[-1], PhaseStart) and full.trace.events[-1].phase is Phase.END:
+            self._events.append(PhaseStart(len(order), Phase.END))
         return self._trace()
 
     def _play(self, parted: _Parted, index: int, place: int, step: int) -> bool:
@@ -215,7 +226,7 @@ class _Player:
                     return False
                 self._events.append(Free(block))
             else:
-                self._events.append(Mark(step, event.phase))
+                self._events.append(PhaseStart(step, event.phase))
         self._details += [
             replace(detail, block=names[detail.block])
             for detail in parted.trace.details

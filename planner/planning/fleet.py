@@ -19,7 +19,7 @@ from planner.jobs import Job
 from planner.planning.epoch import last_batch, most_batch, over_epoch
 from planner.planning.max_batch import Seconds, without_end
 from planner.planning.search import LARGEST_BATCH, boundary_by_line, boundary_near, climb_islands
-from planner.program import Chip, Floor, Outcome, Trace
+from planner.program import Floor, Outcome, Target, Trace
 
 _REMEMBERED_TRACES = 4  # the cards of one memory ask for the same batch sizes
 USUAL_ERROR = 2  # of a guess, in samples; of large batches, a hundredth
@@ -31,13 +31,13 @@ USUAL_SHARE = 0.97  # of what the floor allows, most jobs reach about so much
 class Traces(Protocol):
     """Where the traces of a job come from, for a batch size on a GPU of one kind."""
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """The whole trace."""
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         """Equal for kinds of GPUs that run the same events; None where only the traces themselves tell."""
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         """A bound from below; a function that gives 0 will do."""
 
 
@@ -48,17 +48,17 @@ class OverEpoch:
     job: Job
     traces: Traces
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """As `over_epoch` puts it together."""
         return over_epoch(self.job, batch, lambda size: self.traces.at(size, chip))
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         """Both batch sizes decide."""
         sizes = [size for size in (batch, last_batch(self.job, batch)) if size]
         known = tuple(self.traces.kin(size, chip) for size in sizes)
         return None if None in known else known
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         """That of full batches; above the epoch there is nothing to find."""
         floor, most = self.traces.floor(chip), most_batch(self.job)
         return lambda batch: floor(batch) if batch <= most else ENDLESS_BYTES
@@ -112,7 +112,7 @@ def curve(table: CardTable, points: int = 40) -> tuple[tuple[int, int], ...]:
     plain, arena = replace(budget, correction=None), without_end(budget.arena)
     found = []
     for size in sizes:
-        run = replay_trace(table.traces.at(size, budget.device.chip), size, arena)
+        run = replay_trace(table.traces.at(size, budget.device.target), size, arena)
         found.append((size, process_bytes(plain, run.peak_reserved_bytes)))
     return tuple(found)
 
@@ -138,7 +138,7 @@ def fit_cards(
     hints: dict[int, int] = {}
     shared: dict[tuple[Hashable, int], int] = {}
     shelves = [
-        _Shelf(_Runs(traces, Chip(*kind), traces.floor(Chip(*kind)), shared, hints), tuple(group))
+        _Shelf(_Runs(traces, Target(*kind), traces.floor(Target(*kind)), shared, hints), tuple(group))
         for kind, group in groupby(cards, key=_kind)
     ]
     gaps: list[tuple[int, int]] = []  # the floor's largest batch, and how far below it a card stays
@@ -155,8 +155,8 @@ def fit_cards(
 
 
 def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
-    chip = budget.device.chip
-    return chip.capability, chip.multiprocessors
+    chip = budget.device.target
+    return chip.capability, chip.sm_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class _Runs:
     """Replays of the cards with one kind of GPU, each made once."""
 
     traces: Traces
-    chip: Chip
+    chip: Target
     floor: Floor
     shared: dict[
         tuple[Hashable, int], int

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from planner.allocator import Arena, Block, after_refusal, open_allocator, room_bytes
-from planner.program import Action, Ask, GiveBack, Growth, Keep, Loop, Role, Trace, fold
+from planner.program import Action, Ask, Category, GiveBack, Growth, Keep, Loop, Trace, fold
 
 MOST_EVENTS = 300_000  # that are played for it, which takes about a second
 
@@ -36,7 +36,7 @@ def find_step_limit(
 
 def _without_roles(step: tuple[Action, ...]) -> list[Action]:
     """What a forward pass leaves at the very end counts as activations, with the same requests."""
-    return [replace(one, role=Role.TEMPORARY) if isinstance(one, Ask) else one for one in step]
+    return [replace(one, role=Category.TEMPORARY) if isinstance(one, Ask) else one for one in step]
 
 
 def _played(loop: Loop, arena: Arena, most: int) -> int | None:

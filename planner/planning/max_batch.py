@@ -23,9 +23,9 @@ from planner.planning.search import Search, boundary_near, largest, largest_by_l
 from planner.program import (
     FROM_CHANCE,
     RANDOM_COURSE,
+    Category,
     Growth,
     Outcome,
-    Role,
     Trace,
     align,
     find_growth,
@@ -40,8 +40,8 @@ FIT_BATCHES = (
 
 MOST_REFITS = 6  # after which each batch size near the last answer is traced by itself
 
-Tracer = Callable[[int], Trace]  # the job's trace at a batch size
-Tell = Callable[[str], None]  # hears one short line for each thing that takes time
+TraceSource = Callable[[int], Trace]  # the job's trace at a batch size
+OnProgress = Callable[[str], None]  # hears one short line for each thing that takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Estimate:
     outcome: Outcome
     run: Replay  # under the budget where the batch fits; of a card without end where it does not
     failed: Replay | None  # the failing run under the budget where the batch does not fit
-    at_peak: Mapping[Role, int]  # bytes by role at the allocated peak; they add up to it
+    at_peak: Mapping[Category, int]  # bytes by role at the allocated peak; they add up to it
     process_bytes: int  # context and reserved peak, calibrated where that is known: what nvidia-smi shows
     process_upper_bytes: int  # the same at the confidence
     unknown_ops: tuple[str, ...]
@@ -166,7 +166,7 @@ def collecting_rarely() -> Iterator[None]:
 
 @collecting_rarely()
 def plan_max_batch(
-    job: Job, budget: Budget, tracer: Tracer, tell: Tell = lambda line: None, multiple_of: int = 1
+    job: Job, budget: Budget, tracer: TraceSource, tell: OnProgress = lambda line: None, multiple_of: int = 1
 ) -> Plan:
     """The largest batch size that fits the budget: from two traces if they align, refitted at the answer.
 
@@ -319,7 +319,7 @@ def _search_drawn(job: Job, arena: Arena, traces: "_Traces") -> Search:
 class _Traces:
     """Takes each trace once and counts the time; a failure is remembered too."""
 
-    def __init__(self, tracer: Tracer, tell: Tell) -> None:
+    def __init__(self, tracer: TraceSource, tell: OnProgress) -> None:
         self.seconds = 0.0
         self.too_large: dict[int, str] = {}  # batch sizes with more values than can be read, and why
         self._tracer, self._tell = tracer, tell

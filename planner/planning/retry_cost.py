@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.allocator import Arena, SegmentEvent, open_allocator, play
-from planner.program import Mark, Trace
+from planner.program import PhaseStart, Trace
 
 _FREES = ("segment_free", "segment_unmap")
 
@@ -24,7 +24,7 @@ def count_retries(trace: Trace, batch: int, arena: Arena) -> tuple[RetryCost, ..
     costs: list[RetryCost] = []
     retries = step = 0
     for _, event, _ in play(trace, batch, allocator):
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             if event.step > step > 0:
                 costs.append(_cost(changes, allocator.retries - retries))
                 retries = allocator.retries

@@ -8,12 +8,12 @@ from typing import Any
 
 from planner._support.versions import installed_version
 from planner.jobs import Job, is_completed_by_library
-from planner.planning.max_batch import Tell, Tracer
-from planner.program import Chip, Trace, chip_of
+from planner.planning.max_batch import OnProgress, TraceSource
+from planner.program import Target, Trace
 from planner.store import Fresh, KeptCards, KeptTracer, Shelves, open_saved, save_job
 
 Factory = Callable[[], object]  # returns an nn.Module
-Take = Callable[[Job, int, Chip, Callable[[Job], Any]], Trace]  # the last one builds the model
+Take = Callable[[Job, int, Target, Callable[[Job], Any]], Trace]  # the last one builds the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +22,31 @@ class Workload:
 
     job: Job
     batch: int | None  # the job's own batch size, where it has one
-    chip: Chip  # of the GPU that is traced for
-    open: Callable[[Tell], Tracer]  # may import torch; the tracer takes each trace once
-    keeper: Callable[[Tell], Fresh] | None = None  # takes its loops; None where the model runs elsewhere
+    chip: Target  # of the GPU that is traced for
+    open: Callable[[OnProgress], TraceSource]  # may import torch; the tracer takes each trace once
+    keeper: Callable[[OnProgress], Fresh] | None = (
+        None  # takes its loops; None where the model runs elsewhere
+    )
 
 
-def take_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
+def take_trace(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -> Trace:
     """The trace as plans need it."""
     from planner.capture import trace
 
-    return trace(job, size, chip.capability, build, multiprocessors=chip.multiprocessors)
+    return trace(job, size, chip.capability, build, multiprocessors=chip.sm_count)
 
 
-def take_alone(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
+def take_alone(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -> Trace:
     """The same, run in any case: what other runs of the job tell is not enough for whoever asks for this."""
     return take_trace(job, size, chip, build)
 
 
-def take_detailed_trace(job: Job, size: int, chip: Chip, build: Callable[[Job], Any]) -> Trace:
+def take_detailed_trace(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -> Trace:
     """The trace with the details of its blocks, as explanations want them."""
     from planner.capture import trace
     from planner.capture.recorder import Details
 
-    return trace(job, size, chip.capability, build, Details(), multiprocessors=chip.multiprocessors)
+    return trace(job, size, chip.capability, build, Details(), multiprocessors=chip.sm_count)
 
 
 def complete_from_library(job: Job, shelves: Shelves | None = None) -> Job:
@@ -65,14 +67,14 @@ def _completed(job: Job) -> Job:
 
 
 def trace_workload(
-    job: Job, batch: int | None, factory: Factory | None, chip: Chip, take: Take = take_trace
+    job: Job, batch: int | None, factory: Factory | None, chip: Target, take: Take = take_trace
 ) -> Workload:
     """The workload of a job that is traced; with a factory, of the model that it returns.
 
     `take_trace` runs the model as often as it takes to tell all traces, the others once for each of them.
     """
 
-    def start(tell: Tell) -> Tracer:
+    def start(tell: OnProgress) -> TraceSource:
         tell("importing torch and the model's library")
         from planner.capture.models import construct_model, find_constructor
         from planner.capture.symbolic import Foretold
@@ -92,7 +94,7 @@ def trace_workload(
 
         return tracer
 
-    def keep(tell: Tell) -> Fresh:
+    def keep(tell: OnProgress) -> Fresh:
         from planner.capture.symbolic import open_keeper, open_keeper_of
 
         return open_keeper(job, tell) if factory is None else open_keeper_of(job, factory, tell)
@@ -100,20 +102,20 @@ def trace_workload(
     return Workload(job, batch, chip, start, keep)
 
 
-def _taken(take: Take, job: Job, chip: Chip, build: Callable[[Job], Any], size: int) -> Trace:
+def _taken(take: Take, job: Job, chip: Target, build: Callable[[Job], Any], size: int) -> Trace:
     return take(job, size, chip, build)
 
 
-def kept_workload(job: Job, batch: int | None, chip: Chip, shelves: Shelves) -> Workload:
+def kept_workload(job: Job, batch: int | None, chip: Target, shelves: Shelves) -> Workload:
     """The workload of a job the traces of which are kept; torch is imported for what no shelf has."""
 
-    def start(tell: Tell) -> Tracer:
+    def start(tell: OnProgress) -> TraceSource:
         return KeptTracer(job, chip, shelves, starter_of(job, tell))
 
     return Workload(job, batch, chip, start, lambda tell: KeptCards(job, shelves, starter_of(job, tell)))
 
 
-def starter_of(job: Job, tell: Tell) -> Callable[[], Fresh]:
+def starter_of(job: Job, tell: OnProgress) -> Callable[[], Fresh]:
     """What imports torch and the model's library, once it is called, to take traces that are kept."""
 
     def start() -> Fresh:
@@ -125,7 +127,7 @@ def starter_of(job: Job, tell: Tell) -> Callable[[], Fresh]:
     return start
 
 
-def load_workload(path: Path, chip: Chip) -> Workload:
+def load_workload(path: Path, chip: Target) -> Workload:
     """The workload of a file that `save_workload` wrote, to be planned for `chip`; torch is not needed.
 
     Raises DataFileError for a broken file; its tracer raises UsageError for a batch size that the file says
@@ -133,13 +135,13 @@ def load_workload(path: Path, chip: Chip) -> Workload:
     """
     saved = open_saved(path)
 
-    def start(tell: Tell) -> Tracer:
+    def start(tell: OnProgress) -> TraceSource:
         return cache(lambda size: saved.traces.at(size, chip))
 
-    return Workload(saved.job, saved.batch, chip_of(saved.capability), start)
+    return Workload(saved.job, saved.batch, Target.for_capability(saved.capability), start)
 
 
-def save_workload(workload: Workload, tracer: Tracer, batch: int, path: Path, tell: Tell) -> None:
+def save_workload(workload: Workload, tracer: TraceSource, batch: int, path: Path, tell: OnProgress) -> None:
     """Write what plans by itself without torch, at every batch size as the job itself where it has loops."""
     keeper = None
     if workload.keeper is not None and not workload.job.cudnn:  # a library answers only while one traces

@@ -8,12 +8,11 @@ from .bounds import (
     least_bytes as least_bytes,
 )
 from .convolution import (
-    Asked as Asked,
     Convolution as Convolution,
+    ConvWorkspace as ConvWorkspace,
     Direction as Direction,
     Engine as Engine,
     Workspaces as Workspaces,
-    row_of as row_of,
 )
 from .cublas import (
     parse_workspace_config as parse_workspace_config,
@@ -23,15 +22,15 @@ from .events import (
     FROM_CHANCE as FROM_CHANCE,
     RANDOM_COURSE as RANDOM_COURSE,
     Alloc as Alloc,
-    Detail as Detail,
+    Category as Category,
     Event as Event,
     Free as Free,
     GrowthSource as GrowthSource,
-    Mark as Mark,
     Outcome as Outcome,
     Phase as Phase,
-    Role as Role,
+    PhaseStart as PhaseStart,
     Site as Site,
+    TensorProvenance as TensorProvenance,
     Trace as Trace,
     check as check,
 )
@@ -72,6 +71,5 @@ from .stored_loop import (
     written as written,
 )
 from .target import (
-    Chip as Chip,
-    chip_of as chip_of,
+    Target as Target,
 )

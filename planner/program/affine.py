@@ -12,7 +12,7 @@ it as it was at the batch size that was traced last, and is refitted at the answ
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.program.events import Alloc, Event, Free, Mark, Role, Site, Trace
+from planner.program.events import Alloc, Category, Event, Free, PhaseStart, Site, Trace
 
 Slot = Sequence[Alloc | Free]  # scratch that is taken or given back between two other events
 Slots = list[Slot]
@@ -95,7 +95,7 @@ def _part(trace: Trace) -> _Parted:
     events: list[Event] = []
     slots: list[list[Alloc | Free]] = [[]]
     for event in trace.events:
-        if isinstance(event, Alloc) and event.role is Role.WORKSPACE and event.block in given_back:
+        if isinstance(event, Alloc) and event.role is Category.WORKSPACE and event.block in given_back:
             scratch.add(event.block)
             slots[-1].append(event)
         elif isinstance(event, Free) and event.block in scratch:
@@ -237,7 +237,7 @@ def _merge(events: Sequence[Event], slots: Sequence[Slot]) -> tuple[Event, ...]:
     free = max((event.block for event in merged if isinstance(event, Alloc)), default=-1) + 1
     names: dict[int, int] = {}
     for index, event in enumerate(merged):
-        if isinstance(event, Mark) or event.block >= 0:
+        if isinstance(event, PhaseStart) or event.block >= 0:
             continue
         name = names.setdefault(event.block, free + len(names))
         merged[index] = replace(event, block=name)
@@ -254,7 +254,7 @@ def _first_difference(one: Trace, ones: Sequence[Event], other: Trace, others: S
         elif isinstance(a, Free) and isinstance(b, Free):
             same = twins.get(a.block) == b.block
         else:
-            same = a == b and isinstance(a, Mark)
+            same = a == b and isinstance(a, PhaseStart)
         if not same:
             return (
                 f"event {index} is {_describe(one, a)} at {_batches(one)} and {_describe(other, b)} at "

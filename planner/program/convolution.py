@@ -46,7 +46,7 @@ class Workspaces:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ConvWorkspace:
     """The convolution for which a block is scratch memory, as an explanation wants it: one row of a table."""
 
     block: int
@@ -63,6 +63,14 @@ class Asked:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
 
+    @classmethod
+    def from_query(
+        cls, block: int, query: Convolution, engine: Engine | None, *, searched: bool
+    ) -> "ConvWorkspace":
+        """Return the row of a block; without an engine, of a workspace that a fitted expression gives."""
+        number, notes = (-1, "") if engine is None else (engine.number, ", ".join(engine.notes))
+        return cls(block, searched, number, notes, **{name: getattr(query, name) for name in _OF_CONVOLUTION})
+
     @property
     def convolution(self) -> Convolution:
         """The call, as the library was asked for it."""
@@ -72,10 +80,6 @@ class Asked:
 _OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
 
 
-def row_of(block: int, asked: Convolution, engine: Engine | None, *, searched: bool) -> Asked:
-    """The row of a block; without an engine, one that a fitted term tells."""
-    number, notes = (-1, "") if engine is None else (engine.number, ", ".join(engine.notes))
-    return Asked(block, searched, number, notes, **{name: getattr(asked, name) for name in _OF_CONVOLUTION})
-
-
-Answer = Callable[[tuple[int, int], int, Convolution], Workspaces]  # compute capability, multiprocessors
+ConvWorkspaceQuery = Callable[
+    [tuple[int, int], int, Convolution], Workspaces
+]  # compute capability, multiprocessors

@@ -8,13 +8,13 @@ loads them.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.program.convolution import Asked
+from planner.program.convolution import ConvWorkspace
 
 RANDOM_COURSE = "random numbers on the CPU"  # stands in a note of traces in which chance decides conditions
 FROM_CHANCE = "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
 
 
-class Role(StrEnum):
+class Category(StrEnum):
     """What a block of memory is for; the categories of every breakdown."""
 
     PARAMETER = "parameters"  # weights and registered buffers
@@ -52,7 +52,7 @@ class Alloc:
     block: int  # names the block for its `Free`; unique in a trace
     fixed_bytes: int
     per_sample_bytes: int
-    role: Role
+    role: Category
     site: int  # index into `Trace.sites`
     optional: bool = False  # where it is refused, the process goes another way, as if the block had no bytes
 
@@ -69,14 +69,14 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PhaseStart:
     """From here on events belong to this phase of this step; steps count from 1, set-up is step 0."""
 
     step: int
     phase: Phase
 
 
-Event = Alloc | Free | Mark
+Event = Alloc | Free | PhaseStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
+class TensorProvenance:
     """What an explanation says of a block beyond its size; taken on demand and at one batch size only."""
 
     block: int
@@ -125,8 +125,10 @@ class Trace:
         str, ...
     ] = ()  # operators with neither a rule nor a declaration that they take no scratch
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
-    details: tuple[Detail, ...] = ()  # of some blocks, by rising birth; none unless they were asked for
-    asked: tuple[Asked, ...] = ()  # the same of scratch memory of convolutions
+    details: tuple[
+        TensorProvenance, ...
+    ] = ()  # of some blocks, by rising birth; none unless they were asked for
+    asked: tuple[ConvWorkspace, ...] = ()  # the same of scratch memory of convolutions
     growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
 
     @property

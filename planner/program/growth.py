@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.program.events import Alloc, Free, GrowthSource, Mark, Phase, Site, Trace
+from planner.program.events import Alloc, Free, GrowthSource, Phase, PhaseStart, Site, Trace
 
 FEWEST_STEPS = 3  # what two steps hold at their ends does not tell state from growth
 _ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
@@ -80,7 +80,7 @@ def _held_at_ends(trace: Trace, batch: int) -> list[Counter[int]]:
         elif isinstance(event, Free):
             site, size_bytes = alive.pop(event.block)
             held[site] -= size_bytes
-        elif isinstance(event, Mark) and (event.step > step or event.phase is Phase.END):
+        elif isinstance(event, PhaseStart) and (event.step > step or event.phase is Phase.END):
             if step:
                 ends.append(held.copy())
             step = event.step

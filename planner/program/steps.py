@@ -6,7 +6,7 @@ played any number of times and two steps can be compared.
 
 from dataclasses import dataclass
 
-from planner.program.events import Free, Mark, Phase, Role, Trace
+from planner.program.events import Category, Free, Phase, PhaseStart, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Ask:
     """A block is asked for. The asked-for blocks of each step are numbered from 0."""
 
     size_bytes: int
-    role: Role
+    role: Category
     optional: bool = False  # where it is refused, the process goes another way
 
 
@@ -71,7 +71,7 @@ def fold(trace: Trace, batch: int) -> Loop:
     asked = 0
     for event in trace.events:
         now = len(steps) - 1
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             if event.step > now:
                 steps.append([])
                 asked = 0
@@ -82,7 +82,7 @@ def fold(trace: Trace, batch: int) -> Loop:
             steps[-1].append(GiveBack(now - step, number))
         else:
             size_bytes = event.bytes_at(batch)
-            if event.role is Role.WORKSPACE and event.block not in freed:
+            if event.role is Category.WORKSPACE and event.block not in freed:
                 steps[-1].append(Keep(size_bytes))
                 continue
             born[event.block] = (now, asked)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from planner.program.events import Alloc, Event, Free, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Trace
 from planner.program.expr import Answer, Case, Guard, check_case, work_out
 
 # Passing block, one that the kernel does without where it is refused, held block, next output, all outputs
@@ -136,13 +136,13 @@ def kernel_events(
             del held[-1 - size : -1]
         elif size > 0:
             block = number + len(events)
-            events.append(Alloc(block, size, 0, Role.WORKSPACE, site, letter == "t"))
+            events.append(Alloc(block, size, 0, Category.WORKSPACE, site, letter == "t"))
             if letter == "h":
                 held.append(block)
             else:
                 events.append(Free(block))
     if blas_bytes:
-        events.append(Alloc(number + len(events), blas_bytes, 0, Role.WORKSPACE, site))
+        events.append(Alloc(number + len(events), blas_bytes, 0, Category.WORKSPACE, site))
     return [*events, *(Free(block) for block in reversed(held))]
 
 

@@ -1,28 +1,30 @@
-"""As much of a GPU as decides which kernels run and what they take."""
+"""The properties of a GPU that decide which kernels run and what they allocate."""
 
 from dataclasses import dataclass
 
-from planner.program.convolution import Answer
+from planner.program.convolution import ConvWorkspaceQuery
 
+Capability = tuple[int, int]
 
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """What a rule may know of a GPU."""
-
-    capability: tuple[int, int]
-    multiprocessors: int
-    cudnn: Answer | None = None  # what takes the workspaces of convolutions; None: as published runs show
-
-
-# The largest card of each compute capability, by NVIDIA's data sheets: V100, TITAN RTX, A100, A40 and
+# The largest GPU of each compute capability, by NVIDIA's data sheets: V100, TITAN RTX, A100, A40 and
 # A6000, RTX 6000 Ada, H100 SXM, B200, RTX PRO 6000.
-_MULTIPROCESSORS = {
+_SM_COUNTS = {
     (7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188,
 }  # fmt: skip
 
 
-def chip_of(capability: tuple[int, int], multiprocessors: int | None = None) -> Chip:
-    """The chip; where nobody knows its multiprocessors, those of the largest card, which take most scratch
-    memory, or of an A100.
-    """
-    return Chip(capability, multiprocessors or _MULTIPROCESSORS.get(capability, 108))
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The properties of a GPU that workspace rules may use."""
+
+    capability: Capability
+    sm_count: int
+    conv_workspace_query: ConvWorkspaceQuery | None = None  # None: convolutions as published runs show them
+
+    @classmethod
+    def for_capability(cls, capability: Capability, sm_count: int | None = None) -> "Target":
+        """Return the target of a compute capability.
+
+        Without `sm_count`, that of the largest such GPU, which takes most workspace, or of an A100.
+        """
+        return cls(capability, sm_count or _SM_COUNTS.get(capability, 108))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from planner.hardware import ENDLESS_BYTES, MIB, Measured
 from planner.planning import Estimate
-from planner.program import Role
+from planner.program import Category
 
 
 def breakdown(estimate: Estimate) -> dict[str, int]:
@@ -24,7 +24,7 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
         **{role.value: size_bytes for role, size_bytes in estimate.at_peak.items()},
         "fragmentation": fragmentation - less_fragmentation,
     }
-    parts[Role.WORKSPACE.value] += max(0, change)
+    parts[Category.WORKSPACE.value] += max(0, change)
     return parts
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from planner._support.versions import installed_version, public_version
 from planner.errors import DataFileError
 from planner.jobs import Job, job_from_json, job_to_json
-from planner.program import Capability, Chip, StoredLoop, loop_from_json, loops_to_json
+from planner.program import Capability, StoredLoop, Target, loop_from_json, loops_to_json
 from planner.store.codec import load_trace, save_trace
 from planner.store.fingerprint import traced, tracer_digest
 from planner.store.kept_traces import BROKEN, Found, torch_of
@@ -33,11 +33,11 @@ class ShippedShelf:
 
     folder: Path = SHIPPED
 
-    def run(self, job: Job, chip: Chip, batch: int) -> Found | None:
+    def run(self, job: Job, chip: Target, batch: int) -> Found | None:
         """Single runs ship among the loops."""
         return None
 
-    def loops(self, job: Job, chip: Chip) -> Iterator[Found]:
+    def loops(self, job: Job, chip: Target) -> Iterator[Found]:
         """The job's loops for such GPUs, and the run at batch 1 that stands beside some."""
         named = shipped_name(job)
         if not self._would_be_the_same(named):

@@ -20,7 +20,18 @@ from typing import Any, TypeVar
 from planner._support.atomic_write import save
 from planner._support.gzip_text import pack, read_packed
 from planner.errors import DataFileError
-from planner.program import Alloc, Asked, Detail, Event, Free, GrowthSource, Mark, Site, Trace, check
+from planner.program import (
+    Alloc,
+    ConvWorkspace,
+    Event,
+    Free,
+    GrowthSource,
+    PhaseStart,
+    Site,
+    TensorProvenance,
+    Trace,
+    check,
+)
 
 FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL, FORMAT_OF_LOOPS, FORMAT_WITH_ASKED = 1, 2, 3, 4, 5
 FORMAT_WITH_GROWTH, FORMAT_OF_GROWING_LOOPS = 6, 7
@@ -54,7 +65,7 @@ def save_trace(trace: Trace, path: Path, about: Said) -> None:
         **_document(trace),
     }
     if trace.asked or trace.growth_sources:
-        document |= {"format": FORMAT_WITH_ASKED, "asked": _columns(Asked, trace.asked)}
+        document |= {"format": FORMAT_WITH_ASKED, "asked": _columns(ConvWorkspace, trace.asked)}
         if trace.growth_sources:
             document |= {"format": FORMAT_WITH_GROWTH, **_growth(trace)}
     elif any(isinstance(event, Alloc) and event.optional for event in trace.events):
@@ -97,8 +108,8 @@ def _document(trace: Trace) -> Said:
         "kind": "".join(map(_letter, trace.events)),
         "alloc": _columns(Alloc, trace.events),
         "free": _columns(Free, trace.events),
-        "mark": _columns(Mark, trace.events),
-        "details": _columns(Detail, trace.details),
+        "mark": _columns(PhaseStart, trace.events),
+        "details": _columns(TensorProvenance, trace.details),
     }
 
 
@@ -156,8 +167,10 @@ def _trace(document: Said) -> Trace:
         batches=tuple(_list("batches", int, document["batches"])),
         unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
         notes=tuple(_list("notes", str, document["notes"])),
-        details=tuple(_rows("details", Detail, document["details"])) if "details" in document else (),
-        asked=tuple(_rows("asked", Asked, document["asked"])) if "asked" in document else (),
+        details=tuple(_rows("details", TensorProvenance, document["details"]))
+        if "details" in document
+        else (),
+        asked=tuple(_rows("asked", ConvWorkspace, document["asked"])) if "asked" in document else (),
         growth_sources=tuple(_rows("growth_sources", GrowthSource, document["growth_sources"]))
         if "growth_sources" in document
         else (),
@@ -167,7 +180,7 @@ def _trace(document: Said) -> Trace:
 
 
 def _letter(event: Event) -> str:
-    return type(event).__name__[0].lower()
+    return "m" if isinstance(event, PhaseStart) else type(event).__name__[0].lower()
 
 
 def _columns(kind: type, rows: Iterable[object]) -> dict[str, list[Any]]:
@@ -217,7 +230,7 @@ def _events(document: Said) -> Iterator[Event]:
     columns: dict[str, list[Event]] = {
         "a": _rows("alloc", Alloc, document["alloc"]),
         "f": _rows("free", Free, document["free"]),
-        "m": _rows("mark", Mark, document["mark"]),
+        "m": _rows("mark", PhaseStart, document["mark"]),
     }
     kind = document["kind"]
     if not isinstance(kind, str) or not set(kind) <= columns.keys():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from planner.jobs import Job
-from planner.program import Chip, Floor, StoredLoop, Trace, least_bytes
+from planner.program import Floor, StoredLoop, Target, Trace, least_bytes
 from planner.store.kept_tracer import Fresh, KeptTracer, Shelves
 
 
@@ -15,17 +15,17 @@ class KeptCards:
     job: Job
     shelves: Shelves
     start: Callable[[], Fresh]  # imports torch
-    _tracers: dict[Chip, KeptTracer] = field(default_factory=dict)
+    _tracers: dict[Target, KeptTracer] = field(default_factory=dict)
     _fresh: list[Fresh] = field(default_factory=list)  # one at most
     _numbers: dict[int, int] = field(default_factory=dict)  # of loops by their identity
     _distinct: dict[Hashable, int] = field(default_factory=dict)
     _kept: list[StoredLoop] = field(default_factory=list)  # so that no identity comes again
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """The whole trace."""
         return self._tracer(chip)(batch)
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         """Which loop answers, with what its kernels take."""
         found = self._tracer(chip).answers(batch)
         if found is None:
@@ -41,17 +41,17 @@ class KeptCards:
             self._kept.append(loop)
         return self._numbers[id(loop)]
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         """What the model's own tensors take at the least, where it has a loop."""
         loop = self._tracer(chip).loop()
         return (lambda batch: 0) if loop is None else least_bytes(loop.own.events)
 
-    def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
+    def loops(self, chip: Target) -> tuple[StoredLoop, ...]:
         """The job's loop on such a GPU, where it has one: `planner.store.kept_tracer.Fresh` over shelves."""
         loop = self._tracer(chip).loop()
         return () if loop is None else (loop,)
 
-    def run(self, batch: int, chip: Chip) -> StoredLoop:
+    def run(self, batch: int, chip: Target) -> StoredLoop:
         """What answers for one batch size."""
         tracer = self._tracer(chip)
         tracer(batch)
@@ -59,7 +59,7 @@ class KeptCards:
         assert found is not None  # it was just told
         return found[0]
 
-    def _tracer(self, chip: Chip) -> KeptTracer:
+    def _tracer(self, chip: Target) -> KeptTracer:
         if chip not in self._tracers:
             alike = (found for known, found in self._tracers.items() if known.capability == chip.capability)
             tracer = next(alike, None)

@@ -7,7 +7,7 @@ from typing import Protocol
 from planner._support.versions import installed_version, public_version
 from planner.jobs import Job
 from planner.planning import FIT_BATCHES
-from planner.program import Answers, Chip, StoredLoop, Trace
+from planner.program import Answers, StoredLoop, Target, Trace
 from planner.store.bundled_store import ShippedShelf
 from planner.store.kept_traces import Found, Shelf, UserShelf
 
@@ -15,10 +15,10 @@ from planner.store.kept_traces import Found, Shelf, UserShelf
 class Fresh(Protocol):
     """Takes traces with torch."""
 
-    def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
+    def loops(self, chip: Target) -> tuple[StoredLoop, ...]:
         """The job's loop where it has one, and what belongs beside it."""
 
-    def run(self, batch: int, chip: Chip) -> StoredLoop:
+    def run(self, batch: int, chip: Target) -> StoredLoop:
         """One batch size."""
 
 
@@ -45,7 +45,7 @@ class KeptTracer:
     """The job's traces from shelves; what none has is traced, and kept on the user's."""
 
     job: Job
-    chip: Chip
+    chip: Target
     shelves: Shelves
     start: Callable[[], Fresh]  # imports torch
     _known: list[Found] = field(default_factory=list)
@@ -64,7 +64,7 @@ class KeptTracer:
     def answers(self, batch: int) -> tuple[StoredLoop, Answers] | None:
         """The loop that answers for a batch size, with what its kernels take; None where none is known."""
         for found in self._known:
-            answers = found.loop.answers(batch, self.chip.multiprocessors)
+            answers = found.loop.answers(batch, self.chip.sm_count)
             if answers is not None:
                 return found.loop, answers
         return None
@@ -87,7 +87,7 @@ class KeptTracer:
 
     def _from_known(self, batch: int) -> Trace | None:
         for found in self._known:
-            trace = found.loop.at(batch, self.chip.multiprocessors)
+            trace = found.loop.at(batch, self.chip.sm_count)
             if trace is not None:
                 if found.torch not in self._notes:
                     self._notes[found.torch] = _note(found.torch)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from planner._support.versions import installed_version
 from planner.errors import UsageError
 from planner.jobs import Job, job_from_json, job_to_json
-from planner.program import Chip, StoredLoop, Trace, loop_from_json, loops_to_json
+from planner.program import StoredLoop, Target, Trace, loop_from_json, loops_to_json
 from planner.store.cache_dir import TraceCache
 from planner.store.fingerprint import Key, key_of
 
@@ -31,10 +31,10 @@ class Found:
 class Shelf(Protocol):
     """A place of kept traces."""
 
-    def loops(self, job: Job, chip: Chip) -> Iterator[Found]:
+    def loops(self, job: Job, chip: Target) -> Iterator[Found]:
         """The job's loops on such a GPU."""
 
-    def run(self, job: Job, chip: Chip, batch: int) -> Found | None:
+    def run(self, job: Job, chip: Target, batch: int) -> Found | None:
         """The job's run at this batch size."""
 
     def completed(self, job: Job) -> Job | None:
@@ -48,17 +48,17 @@ class UserShelf:
     cache: TraceCache
     _keys: dict[Job, Key | None] = field(default_factory=dict)
 
-    def loops(self, job: Job, chip: Chip) -> Iterator[Found]:
+    def loops(self, job: Job, chip: Target) -> Iterator[Found]:
         """The job's loop, if one is kept."""
         found = self._found(job, chip, _loop_held(chip))
         if found is not None:
             yield found
 
-    def run(self, job: Job, chip: Chip, batch: int) -> Found | None:
+    def run(self, job: Job, chip: Target, batch: int) -> Found | None:
         """The run at this batch size."""
         return self._found(job, chip, _run_held(chip, batch))
 
-    def _found(self, job: Job, chip: Chip, held: dict[str, Any]) -> Found | None:
+    def _found(self, job: Job, chip: Target, held: dict[str, Any]) -> Found | None:
         key = self._key(job, held)
         found = None if key is None else self.cache.read(key)
         if key is None or found is None:
@@ -88,7 +88,7 @@ class UserShelf:
         if key is not None:
             self.cache.write(key, _NO_TRACE, {"completed": job_to_json(completed)})
 
-    def keep_loop(self, job: Job, chip: Chip, loop: StoredLoop) -> None:
+    def keep_loop(self, job: Job, chip: Target, loop: StoredLoop) -> None:
         """Keep a loop, or a run at one batch size."""
         held = _loop_held(chip) if loop.last > loop.first else _run_held(chip, loop.first)
         key = self._key(job, held)
@@ -103,13 +103,13 @@ class UserShelf:
         return None if key is None else key | held
 
 
-def _loop_held(chip: Chip) -> dict[str, Any]:
+def _loop_held(chip: Target) -> dict[str, Any]:
     return {"holds": "loop", "capability": list(chip.capability)}
 
 
-def _run_held(chip: Chip, batch: int) -> dict[str, Any]:
+def _run_held(chip: Target, batch: int) -> dict[str, Any]:
     held = {"holds": "run", "capability": list(chip.capability), "batch": batch}
-    return held | {"multiprocessors": chip.multiprocessors}
+    return held | {"multiprocessors": chip.sm_count}
 
 
 def torch_of(about: Mapping[str, Any]) -> str:

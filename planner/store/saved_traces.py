@@ -15,9 +15,9 @@ from planner.program import (
     Alloc,
     Answers,
     Capability,
-    Chip,
     Floor,
     StoredLoop,
+    Target,
     Trace,
     Written,
     least_bytes,
@@ -34,13 +34,13 @@ _BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 class SavedTraces(Protocol):
     """Traces for a batch size on a GPU of one kind; `planner.planning.fleet.Traces` as well."""
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """The whole trace. Raises UsageError for a batch size that the file says nothing about."""
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         """Equal for kinds of GPUs that run the same events; None where only the traces themselves tell."""
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         """What tensors take at the least."""
 
     @property
@@ -77,13 +77,13 @@ def open_saved(path: Path) -> SavedJob:
         ) from error
     capability = (major, minor)
     if saved.loops:
-        loops = _Loops(path, saved, Chip(capability, multiprocessors))
+        loops = _Loops(path, saved, Target(capability, multiprocessors))
         loops.check()
         return SavedJob(job, batch, capability, loops)
     return SavedJob(job, batch, capability, _Whole(path, saved.traces[0], capability))
 
 
-def _noted(trace: Trace, traced: Capability, chip: Chip) -> Trace:
+def _noted(trace: Trace, traced: Capability, chip: Target) -> Trace:
     """With a note where the GPU is none of those that the trace is of."""
     if traced == chip.capability:
         return trace
@@ -103,16 +103,16 @@ class _Whole:
     def is_any_batch(self) -> bool:
         return self.trace.is_affine
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         if not self.trace.is_affine and (batch,) != self.trace.batches:
             only = f"this trace holds for batch {self.trace.batches[0]} only"
             raise UsageError(f"{self.path}: {only}; trace batch {batch} anew")
         return _noted(_at(self.trace, batch), self.capability, chip)
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         return None
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         return least_bytes(self.trace.events) if self.trace.is_affine else lambda batch: 0
 
 
@@ -138,7 +138,7 @@ class _Loops:
 
     path: Path
     saved: Saved
-    chip: Chip  # that was planned for
+    chip: Target  # that was planned for
     _known: dict[Capability, tuple[StoredLoop, ...]] = field(default_factory=dict)
 
     @property
@@ -150,45 +150,45 @@ class _Loops:
         if not self._of(self.chip.capability):
             raise self._broken("none is of the GPU that was planned for")
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         loop, answers, notes = self._told(batch, chip)
         trace = loop.told(batch, answers)
         trace = _noted(trace, self._capability(chip), chip)
         return replace(trace, notes=(*trace.notes, *notes))
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         loop, answers, notes = self._told(batch, chip)
         return id(loop.own), loop.kernels, loop.blas_bytes, answers, notes
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         return least_bytes(self._of(self._capability(chip))[0].own.events)
 
-    def _capability(self, chip: Chip) -> Capability:
+    def _capability(self, chip: Target) -> Capability:
         return chip.capability if self._of(chip.capability) else self.chip.capability
 
-    def _told(self, batch: int, chip: Chip) -> Told:
+    def _told(self, batch: int, chip: Target) -> Told:
         """The loop that answers for a batch size on a GPU, and what its kernels take there."""
         loops = self._of(self._capability(chip))
         for loop in loops:
-            answers = loop.answers(batch, chip.multiprocessors)
+            answers = loop.answers(batch, chip.sm_count)
             if answers is not None:
                 return loop, self._checked(answers), ()
         return self._nearby(loops[0], batch, chip)
 
-    def _nearby(self, loop: StoredLoop, batch: int, chip: Chip) -> Told:
+    def _nearby(self, loop: StoredLoop, batch: int, chip: Target) -> Told:
         """The loop with kernels that take what they do nearby, where it does not know better."""
         inside = min(max(batch, loop.first), loop.last)
         others: set[tuple[int, int]] = set()
         answers = []
         for cases in loop.cases:
-            places = _places(loop, inside, chip.multiprocessors, self.chip.multiprocessors)
+            places = _places(loop, inside, chip.sm_count, self.chip.sm_count)
             tries = ((place, written(cases, *place)) for place in places)
             found = next(((place, steps) for place, steps in tries if steps is not None), None)
             if found is None:
                 raise UsageError(f"{self.path}: nothing is known of batch {batch}; trace it anew")
             others.add(found[0])
             answers.append(found[1])
-        notes = _notes(others - {(batch, chip.multiprocessors)}, batch, chip)
+        notes = _notes(others - {(batch, chip.sm_count)}, batch, chip)
         if batch > loop.last:
             notes = (*notes, f"the file's loop was held against runs up to batch {loop.last} only")
         return loop, self._checked(tuple(answers)), notes
@@ -229,9 +229,9 @@ def _largest(steps: Written) -> int:
     return max((size for _, size in steps), default=0)
 
 
-def _notes(others: set[tuple[int, int]], batch: int, chip: Chip) -> tuple[str, ...]:
+def _notes(others: set[tuple[int, int]], batch: int, chip: Target) -> tuple[str, ...]:
     if not others:
         return ()
     at = ", ".join(f"batch {size} on {count} multiprocessors" for size, count in sorted(others))
-    here = f"batch {batch} on {chip.multiprocessors} multiprocessors"
+    here = f"batch {batch} on {chip.sm_count} multiprocessors"
     return (f"the file does not know what all kernels take at {here}; some are given what they take at {at}",)

@@ -8,8 +8,8 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.hardware import load_devices
 from planner.jobs import Job, job_to_json
-from planner.planning import FIT_BATCHES, Tracer
-from planner.program import Capability, Chip, StoredLoop, Trace, align, chip_of, loops_to_json, refit
+from planner.planning import FIT_BATCHES, TraceSource
+from planner.program import Capability, StoredLoop, Target, Trace, align, loops_to_json, refit
 from planner.store.codec import save_loops, save_trace
 from planner.store.kept_tracer import Fresh
 
@@ -17,7 +17,9 @@ Group = dict[Capability, StoredLoop]  # loops that differ in their cases only
 _UNTAKEN = (PlannerError, ImportError)  # the second where traces were kept and no torch is installed
 
 
-def save_job(job: Job, batch: int, chip: Chip, tracer: Tracer, keeper: Fresh | None, path: Path) -> None:
+def save_job(
+    job: Job, batch: int, chip: Target, tracer: TraceSource, keeper: Fresh | None, path: Path
+) -> None:
     """Write a file that plans by itself, at `batch` unless another is asked for.
 
     `keeper` takes loops; without one, or where the job has none, the file holds one trace: for all batch
@@ -34,10 +36,10 @@ def save_job(job: Job, batch: int, chip: Chip, tracer: Tracer, keeper: Fresh | N
     for group in groups:
         own = next(iter(group.values())).own
         loops.append((replace(own, notes=(*own.notes, *more)), loops_to_json(group)))
-    save_loops(loops, path, about | {"multiprocessors": chip.multiprocessors})
+    save_loops(loops, path, about | {"multiprocessors": chip.sm_count})
 
 
-def _whole(tracer: Tracer, batch: int) -> Trace:
+def _whole(tracer: TraceSource, batch: int) -> Trace:
     affine = align(*map(tracer, FIT_BATCHES))
     if isinstance(affine, Trace):
         affine = refit(affine, tracer(batch))
@@ -51,7 +53,7 @@ def _whole(tracer: Tracer, batch: int) -> Trace:
 # ---- loops
 
 
-def take_groups(keeper: Fresh, chip: Chip, batch: int) -> list[Group]:
+def take_groups(keeper: Fresh, chip: Target, batch: int) -> list[Group]:
     """The job's loops on all GPUs that the planner knows, and its runs where they do not answer: one sample,
     and the batch size that was planned with the next one. None where the job has no loop on this GPU.
 
@@ -63,7 +65,7 @@ def take_groups(keeper: Fresh, chip: Chip, batch: int) -> list[Group]:
     groups: list[Group] = []
     _place(groups, chip, [*loops, *_runs(keeper, chip, loops, (1, batch, batch + 1))])
     others = {device.capability for device in load_devices()} - {chip.capability}
-    for other in map(chip_of, sorted(others)):
+    for other in map(Target.for_capability, sorted(others)):
         with suppress(*_UNTAKEN):  # what such a GPU cannot run is not in the file
             loops = _answering(keeper, other, FIT_BATCHES)
             if loops:
@@ -71,18 +73,18 @@ def take_groups(keeper: Fresh, chip: Chip, batch: int) -> list[Group]:
     return groups
 
 
-def _answering(keeper: Fresh, chip: Chip, batches: Sequence[int]) -> tuple[StoredLoop, ...]:
+def _answering(keeper: Fresh, chip: Target, batches: Sequence[int]) -> tuple[StoredLoop, ...]:
     loops = keeper.loops(chip)
     is_known = all(_answer(loops, chip, batch) for batch in batches)
     return loops if is_known else ()
 
 
-def _answer(loops: Iterable[StoredLoop], chip: Chip, batch: int) -> bool:
-    return any(loop.answers(batch, chip.multiprocessors) is not None for loop in loops)
+def _answer(loops: Iterable[StoredLoop], chip: Target, batch: int) -> bool:
+    return any(loop.answers(batch, chip.sm_count) is not None for loop in loops)
 
 
 def _runs(
-    keeper: Fresh, chip: Chip, loops: Sequence[StoredLoop], batches: Sequence[int]
+    keeper: Fresh, chip: Target, loops: Sequence[StoredLoop], batches: Sequence[int]
 ) -> Iterator[StoredLoop]:
     for batch in sorted(set(batches)):
         if not _answer(loops, chip, batch):
@@ -92,7 +94,7 @@ def _runs(
                     yield run
 
 
-def _place(groups: list[Group], chip: Chip, loops: Iterable[StoredLoop]) -> None:
+def _place(groups: list[Group], chip: Target, loops: Iterable[StoredLoop]) -> None:
     for loop in loops:
         alike = (group for group in groups if chip.capability not in group and _is_like(group, loop))
         group = next(alike, None)

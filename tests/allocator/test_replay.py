@@ -6,21 +6,21 @@ from hypothesis import given, settings, strategies as st
 from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf
 from planner.allocator.replay import UNLIMITED, Arena, Failure, Peaks, Replay, live_at, replay_trace
 from planner.errors import UsageError
-from planner.program.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
 
 # At batch 2: 30 MiB and 12 MiB in segments of their own, 1,024 bytes of a segment of 2 MiB; the last block
 # takes the whole of the 12 MiB, as 1 MiB is too little to be split off.
 STEP: tuple[Event, ...] = (
-    Mark(0, Phase.SETUP),
-    Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0),
-    Mark(1, Phase.FORWARD),
-    Alloc(1, 0, 6 * MIB, Role.ACTIVATION, 1),
-    Alloc(2, 1000, 0, Role.WORKSPACE, 2),
+    PhaseStart(0, Phase.SETUP),
+    Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0),
+    PhaseStart(1, Phase.FORWARD),
+    Alloc(1, 0, 6 * MIB, Category.ACTIVATION, 1),
+    Alloc(2, 1000, 0, Category.WORKSPACE, 2),
     Free(1),
-    Mark(1, Phase.BACKWARD),
-    Alloc(3, 11 * MIB, 0, Role.GRADIENT, 0),
-    Mark(1, Phase.END),
+    PhaseStart(1, Phase.BACKWARD),
+    Alloc(3, 11 * MIB, 0, Category.GRADIENT, 0),
+    PhaseStart(1, Phase.END),
 )
 JOB = Trace(STEP, SITES, (2, 3))
 
@@ -96,7 +96,7 @@ def test_fits_with_retries(arena: Arena) -> None:
 )
 def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outcome, peak_mib: int) -> None:
     """Where an optional block is refused the run goes on, as if it had no bytes."""
-    workspace = Alloc(1, 30 * MIB, 0, Role.WORKSPACE, 1, optional=True)
+    workspace = Alloc(1, 30 * MIB, 0, Category.WORKSPACE, 1, optional=True)
     events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
     run = replay_trace(Trace(events, SITES, (1,)), 1, Arena(capacity_mib * MIB))
     assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
@@ -104,7 +104,13 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
 
 def test_end_is_not_the_peak() -> None:
     """What is alive at the end of the loop is counted there, apart from the peak."""
-    events = (Mark(1, Phase.FORWARD), alloc(0, 2 * MIB), alloc(1, 3 * MIB), Free(0), Mark(1, Phase.END))
+    events = (
+        PhaseStart(1, Phase.FORWARD),
+        alloc(0, 2 * MIB),
+        alloc(1, 3 * MIB),
+        Free(0),
+        PhaseStart(1, Phase.END),
+    )
     assert replay_trace(Trace(events, SITES, (8,)), 8) == Replay(
         batch=8,
         outcome=Outcome.FITS,
@@ -120,14 +126,14 @@ def test_end_is_not_the_peak() -> None:
 
 def three_steps() -> Trace:
     """30 MiB to begin with; 12 more in the first step, 20 for good made in it, 14 in the second and third."""
-    step = lambda number, size: (Mark(number, Phase.FORWARD), alloc(number, size * MIB), Free(number))  # noqa: E731
+    step = lambda number, size: (PhaseStart(number, Phase.FORWARD), alloc(number, size * MIB), Free(number))  # noqa: E731
     events = (
-        *(Mark(0, Phase.SETUP), alloc(10, 32 * MIB), Free(10), alloc(0, 30 * MIB)),
+        *(PhaseStart(0, Phase.SETUP), alloc(10, 32 * MIB), Free(10), alloc(0, 30 * MIB)),
         *step(1, 12),
-        *(Mark(1, Phase.OPTIMIZER), alloc(4, 20 * MIB)),
+        *(PhaseStart(1, Phase.OPTIMIZER), alloc(4, 20 * MIB)),
         *step(2, 14),
         *step(3, 14),
-        Mark(3, Phase.END),
+        PhaseStart(3, Phase.END),
     )
     return Trace(events, SITES, (1,))
 
@@ -153,7 +159,13 @@ def test_peaks_of_steps_that_never_began() -> None:
 
 def test_a_step_takes_at_least_what_the_one_before_left() -> None:
     """A step without any request peaks at what is there when it begins."""
-    events = (Mark(1, Phase.FORWARD), alloc(0, 30 * MIB), alloc(1, 40 * MIB), Free(1), Mark(2, Phase.FORWARD))
+    events = (
+        PhaseStart(1, Phase.FORWARD),
+        alloc(0, 30 * MIB),
+        alloc(1, 40 * MIB),
+        Free(1),
+        PhaseStart(2, Phase.FORWARD),
+    )
     assert replay_trace(Trace(events, SITES, (1,)), 1).later_steps == Peaks(30 * MIB, 70 * MIB)
 
 
@@ -161,7 +173,7 @@ def test_empty_trace() -> None:
     """A trace without events takes nothing."""
     nothing = Trace((), (), (1,))
     assert replay_trace(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
-    assert live_at(nothing, 1, UNLIMITED, 0) == dict.fromkeys(Role, 0)
+    assert live_at(nothing, 1, UNLIMITED, 0) == dict.fromkeys(Category, 0)
 
 
 def test_no_samples_no_memory() -> None:
@@ -218,15 +230,15 @@ def test_another_batch_is_refused() -> None:
     ("event", "alive"),
     [
         (0, {}),
-        (1, {Role.PARAMETER: 30 * MIB}),
-        (4, {Role.PARAMETER: 30 * MIB, Role.ACTIVATION: 12 * MIB, Role.WORKSPACE: 1024}),
-        (5, {Role.PARAMETER: 30 * MIB, Role.WORKSPACE: 1024}),
-        (8, {Role.PARAMETER: 30 * MIB, Role.WORKSPACE: 1024, Role.GRADIENT: 12 * MIB}),
+        (1, {Category.PARAMETER: 30 * MIB}),
+        (4, {Category.PARAMETER: 30 * MIB, Category.ACTIVATION: 12 * MIB, Category.WORKSPACE: 1024}),
+        (5, {Category.PARAMETER: 30 * MIB, Category.WORKSPACE: 1024}),
+        (8, {Category.PARAMETER: 30 * MIB, Category.WORKSPACE: 1024, Category.GRADIENT: 12 * MIB}),
     ],
 )
-def test_live_at(event: int, alive: dict[Role, int]) -> None:
+def test_live_at(event: int, alive: dict[Category, int]) -> None:
     """The blocks alive after an event count whole, each for its role."""
-    assert live_at(JOB, 2, UNLIMITED, event) == dict.fromkeys(Role, 0) | alive
+    assert live_at(JOB, 2, UNLIMITED, event) == dict.fromkeys(Category, 0) | alive
 
 
 capacities = st.one_of(st.none(), st.integers(0, 150).map(lambda number: number * MIB))

@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import DataFileError
 from planner.hardware.residuals import RESIDUALS_FILE, Kind, load_residuals, quantile
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MIB = 2**20
@@ -143,11 +143,11 @@ def test_a_term_left_out() -> None:
 
     sites = (Site("", "aten.sum.dim_IntList"), Site("fc", "aten.mm.default"))
     events = (
-        Mark(0, Phase.SETUP),
-        Alloc(0, MIB, 0, Role.PARAMETER, 1),
-        Alloc(1, MIB, 0, Role.WORKSPACE, 0),
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, MIB, 0, Category.PARAMETER, 1),
+        Alloc(1, MIB, 0, Category.WORKSPACE, 0),
         Free(1),
-        Alloc(2, MIB, 0, Role.WORKSPACE, 1),
+        Alloc(2, MIB, 0, Category.WORKSPACE, 1),
     )
     trace = Trace(events, sites, (1,))
     assert without(trace, "no_reductions").events == (*events[:2], events[4])
@@ -160,8 +160,8 @@ def test_needed_memory() -> None:
     """A block that can be released before a larger one is asked for is not needed beside it."""
     from benchmarks.accuracy.ablations import variants, verdicts
 
-    events = (Mark(1, Phase.FORWARD), Alloc(0, 100 * MIB, 0, Role.TEMPORARY, 0), Free(0))
-    trace = Trace((*events, Alloc(1, 200 * MIB, 0, Role.TEMPORARY, 0)), (Site("", "x"),), (1,))
+    events = (PhaseStart(1, Phase.FORWARD), Alloc(0, 100 * MIB, 0, Category.TEMPORARY, 0), Free(0))
+    trace = Trace((*events, Alloc(1, 200 * MIB, 0, Category.TEMPORARY, 0)), (Site("", "x"),), (1,))
     found = variants(trace, 1)
     assert found["planner"].reserved_mib == 300
     assert found["planner"].needed_mib(1) == pytest.approx(200, abs=1)

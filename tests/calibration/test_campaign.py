@@ -24,10 +24,10 @@ from planner.hardware.calibration.observation import Observation
 from planner.hardware.device import generic_device
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Mode, Optimizer
-from planner.planning.max_batch import Tracer, estimate
+from planner.planning.max_batch import TraceSource, estimate
 from planner.program.affine import align
-from planner.program.events import Event, Mark, Outcome, Phase, Site, Trace
-from planner.program.target import Chip
+from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
+from planner.program.target import Target
 from tests.helpers.runs import CARD, JOB, OTHER_JOB, RUN, FakeMeasure
 from tests.helpers.traces import alloc
 
@@ -305,12 +305,12 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.parent.iterdir()].count(tmp_path.name) == 1
 
 
-def line(job: Job, chip: Chip, tell: object) -> Tracer:
+def line(job: Job, chip: Target, tell: object) -> TraceSource:
     """Traces of a job of 100 MiB and 10 MiB a sample."""
 
     def trace(batch: int) -> Trace:
         events: tuple[Event, ...] = (
-            Mark(1, Phase.FORWARD),
+            PhaseStart(1, Phase.FORWARD),
             alloc(0, 100 * MIB),
             alloc(1, 10 * MIB * batch),
         )
@@ -324,8 +324,8 @@ def test_runs_become_a_calibration_that_the_planner_reads(tmp_path: Path) -> Non
     measure = FakeMeasure()
     observations = run(tmp_path / "runs", measure, (Series(JOB, (8, 16, 32, 64)), SERIES[1])).observations
 
-    def tracer(job: Job, chip: Chip, tell: object) -> Tracer:
-        assert chip == Chip((8, 6), 28)
+    def tracer(job: Job, chip: Target, tell: object) -> TraceSource:
+        assert chip == Target((8, 6), 28)
         if job == OTHER_JOB:
             raise ModelError("vgg11: fails")
         return line(job, chip, tell)

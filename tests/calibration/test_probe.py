@@ -31,7 +31,7 @@ from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Loss, Mode, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.planning.process.file import find_process_file
 from planner.planning.process.model import Reading
-from planner.program.events import Alloc, Mark, Phase
+from planner.program.events import Alloc, Phase, PhaseStart
 from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.helpers.runs import RUN
 
@@ -104,10 +104,10 @@ def test_real_tensors_run_the_very_loop_that_is_traced(job: Job) -> None:
 def test_real_tensors_pass_the_marks_of_the_recorded_trace() -> None:
     """The recorder's marks are the phases of the run with real tensors, and its sizes those of that run."""
     job = training()
-    marks: list[Mark] = []
-    run_real(job, 4, "cpu", lambda step, phase: marks.append(Mark(step, phase)), lambda _: tiny())
+    marks: list[PhaseStart] = []
+    run_real(job, 4, "cpu", lambda step, phase: marks.append(PhaseStart(step, phase)), lambda _: tiny())
     trace = trace_of(tiny, job, 4, AMPERE)
-    assert [event for event in trace.events if isinstance(event, Mark)] == marks
+    assert [event for event in trace.events if isinstance(event, PhaseStart)] == marks
     born = [event.fixed_bytes for event in trace.events if isinstance(event, Alloc)]
     placed = [tensor.nbytes for child in tiny() for tensor in child.parameters()]
     copied = [

@@ -15,10 +15,10 @@ from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.device import MIB, find_device
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
-from planner.planning.max_batch import Tracer
+from planner.planning.max_batch import TraceSource
 from planner.planning.source import Workload
-from planner.program.events import Alloc, Mark, Phase, Role, Site, Trace
-from planner.program.target import Chip
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace
+from planner.program.target import Target
 from planner.store.codec import save_trace
 from tests.helpers.calibrations import FIT, JOB, KEY, REFUSAL, calibration, observation
 from tests.helpers.runs import CARD, FakeMeasure
@@ -49,18 +49,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMeasure:
 def toy() -> Trace:
     """100 MiB and 10 MiB a sample."""
     events = (
-        Mark(0, Phase.SETUP),
-        Alloc(0, 100 * MIB, 0, Role.PARAMETER, 0),
-        Mark(1, Phase.FORWARD),
-        Alloc(1, 0, 10 * MIB, Role.ACTIVATION, 0),
-        Mark(1, Phase.END),
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, 100 * MIB, 0, Category.PARAMETER, 0),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, 0, 10 * MIB, Category.ACTIVATION, 0),
+        PhaseStart(1, Phase.END),
     )
     return Trace(events, (Site("fc", "to"),), (2, 3))
 
 
-def tracer(job: Job, capability: tuple[int, int], tell: object) -> Tracer:
+def tracer(job: Job, capability: tuple[int, int], tell: object) -> TraceSource:
     def trace(batch: int) -> Trace:
-        events = (Mark(1, Phase.FORWARD), Alloc(0, (100 + 10 * batch) * MIB, 0, Role.ACTIVATION, 0))
+        events = (PhaseStart(1, Phase.FORWARD), Alloc(0, (100 + 10 * batch) * MIB, 0, Category.ACTIVATION, 0))
         return Trace(events, (Site("", "to"),), (batch,))
 
     return trace
@@ -493,7 +493,7 @@ def test_calibrate_under_settings(options: str, tmp_path: Path, gpu: FakeMeasure
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any model's traces follow the formula of the made-up runs."""
 
-    def workload(job: Job, batch: int | None, chip: Chip, shelves: object) -> Workload:
+    def workload(job: Job, batch: int | None, chip: Target, shelves: object) -> Workload:
         return Workload(job, batch, chip, lambda tell: tracer(job, chip.capability, tell))
 
     monkeypatch.setattr("planner.api.request.kept_workload", workload)

@@ -15,7 +15,7 @@ from planner.allocator.history.history import History, HistoryEvent
 from planner.cli import run
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
-from planner.program.events import Alloc, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace
 from planner.store.codec import save_trace
 from planner.store.saved_traces import open_saved
 
@@ -224,8 +224,12 @@ def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Captur
 def toy(tmp_path: Path) -> Path:
     """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
     events = (
-        *(Mark(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Role.PARAMETER, 0)),
-        *(Mark(1, Phase.FORWARD), Alloc(1, 0, 2 * MIB, Role.ACTIVATION, 0), Mark(1, Phase.END)),
+        *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Category.PARAMETER, 0)),
+        *(
+            PhaseStart(1, Phase.FORWARD),
+            Alloc(1, 0, 2 * MIB, Category.ACTIVATION, 0),
+            PhaseStart(1, Phase.END),
+        ),
     )
     job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
     about = {"job": job_to_json(job), "batch": 5, "capability": [8, 6]}

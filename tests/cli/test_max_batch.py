@@ -19,7 +19,7 @@ from planner.cli.output import working
 from planner.errors import UnsavedError, UsageError
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.store.codec import save_trace
 
 ROOT = Path(__file__).parents[2]
@@ -123,13 +123,13 @@ def toy_trace(tmp_path: Path) -> Path:
     return saved(tmp_path / "toy.trace", Trace(toy_events(2 * MIB), (Site("fc", "to"),), (2, 3)))
 
 
-def toy_events(per_sample_bytes: int, fixed_bytes: int = 0) -> tuple[Alloc | Free | Mark, ...]:
+def toy_events(per_sample_bytes: int, fixed_bytes: int = 0) -> tuple[Alloc | Free | PhaseStart, ...]:
     return (
-        Mark(0, Phase.SETUP),
-        Alloc(0, 3 * MIB, 0, Role.PARAMETER, 0),
-        Mark(1, Phase.FORWARD),
-        Alloc(1, fixed_bytes, per_sample_bytes, Role.ACTIVATION, 0),
-        Mark(1, Phase.END),
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, 3 * MIB, 0, Category.PARAMETER, 0),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, fixed_bytes, per_sample_bytes, Category.ACTIVATION, 0),
+        PhaseStart(1, Phase.END),
     )
 
 

@@ -8,11 +8,11 @@ import pytest
 from torch import nn
 
 from planner.allocator.replay import UNLIMITED, live_at, replay_trace
-from planner.program.events import Phase, Role, Trace
+from planner.program.events import Category, Phase, Trace
 from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 
 
-def end_bytes(trace: Trace, *roles: Role) -> int:
+def end_bytes(trace: Trace, *roles: Category) -> int:
     """What blocks of these roles hold after the last step."""
     batch = trace.batches[0]
     live = live_at(trace, batch, UNLIMITED, len(trace.events) - 1)
@@ -58,7 +58,7 @@ def test_peak_allocated_is_the_notebooks_less_what_earlier_models_left(
 ) -> None:
     """Within 1 % of the measured peak less the parameters and gradients of the models before."""
     earlier = ORDER[: ORDER.index(name)]
-    left = sum(end_bytes(notebook[model], Role.PARAMETER, Role.GRADIENT) for model in earlier) / MIB
+    left = sum(end_bytes(notebook[model], Category.PARAMETER, Category.GRADIENT) for model in earlier) / MIB
     run = replay_trace(notebook[name], notebook[name].batches[0])
     assert run.peak_allocated_bytes / MIB == pytest.approx(NOTEBOOK[name] - left, rel=0.01)
 
@@ -67,7 +67,7 @@ def test_vgg16_bn_lacks_only_cudnns_workspaces(notebook: dict[str, Trace]) -> No
     """VGG16-BN, whose peak lies inside a convolution, comes out below the measured peak and within 4 %
     of it.
     """
-    left = end_bytes(notebook["cnn"], Role.PARAMETER, Role.GRADIENT) / MIB
+    left = end_bytes(notebook["cnn"], Category.PARAMETER, Category.GRADIENT) / MIB
     ratio = replay_trace(notebook["vgg16_bn"], 128).peak_allocated_bytes / MIB / (NOTEBOOK["vgg16_bn"] - left)
     assert 0.96 < ratio < 1
 
@@ -80,7 +80,7 @@ AFTER_TRAINING = {"vgg16_bn": 1125.1, "resnet50": 1307.0, "vit_b_16": 1967.2}
 def test_allocated_after_training_is_the_notebooks(name: str, notebook: dict[str, Trace]) -> None:
     """Within 0.3 % of what is printed, with the parameters and gradients of the models before."""
     earlier = ORDER[: ORDER.index(name)]
-    left = sum(end_bytes(notebook[model], Role.PARAMETER, Role.GRADIENT) for model in earlier)
+    left = sum(end_bytes(notebook[model], Category.PARAMETER, Category.GRADIENT) for model in earlier)
     run = replay_trace(notebook[name], notebook[name].batches[0])
     assert (left + run.end_allocated_bytes) / MIB == pytest.approx(AFTER_TRAINING[name], rel=0.003)
 

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from planner.allocator.config import MIB
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
 from planner.store.codec import save_trace
 from tests.helpers.traces import SITES
 
 ROOT = Path(__file__).parents[2]
 TRACE = Trace(
     events=(
-        Mark(0, Phase.SETUP),
-        Alloc(0, 97 * MIB, 0, Role.PARAMETER, 0),
-        Mark(1, Phase.FORWARD),
-        Alloc(1, 0, 602_112, Role.INPUT, 0),
-        Alloc(2, 100, 51_380_224, Role.ACTIVATION, 1),
-        Mark(1, Phase.BACKWARD),
-        Alloc(3, 97 * MIB, 0, Role.GRADIENT, 2),
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, 97 * MIB, 0, Category.PARAMETER, 0),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, 0, 602_112, Category.INPUT, 0),
+        Alloc(2, 100, 51_380_224, Category.ACTIVATION, 1),
+        PhaseStart(1, Phase.BACKWARD),
+        Alloc(3, 97 * MIB, 0, Category.GRADIENT, 2),
         Free(2),
-        Mark(1, Phase.END),
+        PhaseStart(1, Phase.END),
     ),
     sites=SITES,
     batches=(2, 3, 64),

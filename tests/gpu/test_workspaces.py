@@ -11,7 +11,7 @@ from torch.nn import functional
 from planner.capture.workspaces.registry import RULES, Made, Trial
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
-from planner.program.target import Chip
+from planner.program.target import Target
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def test_a_gpu_takes_what_the_library_says(
         func = aten.convolution_backward.default
     taken, out = level_above(func, args)
     processors = torch.cuda.get_device_properties().multi_processor_count
-    chip = Chip(torch.cuda.get_device_capability(), processors, library.workspaces)
+    chip = Target(torch.cuda.get_device_capability(), processors, library.workspaces)
     said = RULES[func](on_meta(args), on_meta(out), chip)
     made, levels = 0, [0]
     for step in said:

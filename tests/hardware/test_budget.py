@@ -20,7 +20,7 @@ from planner.hardware.budget import (
 from planner.hardware.device import Device, Measured, unlimited_device
 from planner.hardware.likeness import Likeness, margins_of
 from planner.hardware.residuals import Kind, Spread
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from tests.helpers.traces import UNTIMED
 
 RULES = AllocatorRules()
@@ -233,13 +233,13 @@ def blocks(size_mib: int) -> Trace:
     """A block that is given back before one of twice its size is taken: the first can be released."""
     size = size_mib * MIB
     events = (
-        Mark(0, Phase.SETUP),
-        Mark(1, Phase.FORWARD),
-        Alloc(0, size, 0, Role.TEMPORARY, 0),
+        PhaseStart(0, Phase.SETUP),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(0, size, 0, Category.TEMPORARY, 0),
         Free(0),
-        Alloc(1, 2 * size, 0, Role.TEMPORARY, 0),
+        Alloc(1, 2 * size, 0, Category.TEMPORARY, 0),
         Free(1),
-        Mark(1, Phase.END),
+        PhaseStart(1, Phase.END),
     )
     return Trace(events, (Site("", "aten.add.Tensor"),), (1,))
 
@@ -263,9 +263,14 @@ def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: f
 
 def test_what_a_kernel_can_do_without_is_not_needed() -> None:
     """Of 9,600 MiB: tensors of 5,000 are safe though a kernel would like 6,000 more beside them."""
-    workspace = Alloc(1, 6_000 * MIB, 0, Role.WORKSPACE, 0, optional=True)
-    events = (Mark(1, Phase.FORWARD), Alloc(0, 5_000 * MIB, 0, Role.TEMPORARY, 0), workspace, Free(1))
-    trace = Trace((*events, Mark(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), (1,))
+    workspace = Alloc(1, 6_000 * MIB, 0, Category.WORKSPACE, 0, optional=True)
+    events = (
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(0, 5_000 * MIB, 0, Category.TEMPORARY, 0),
+        workspace,
+        Free(1),
+    )
+    trace = Trace((*events, PhaseStart(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), (1,))
     run = replay_trace(trace, 1)
     assert run.peak_allocated_bytes == 11_000 * MIB
     chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), trace, run)

@@ -26,10 +26,10 @@ from planner.planning.source import load_workload
 from planner.planning.sweep.grid import load_grid
 from planner.planning.sweep.results import Store
 from planner.planning.sweep.task import Done, Task, device_digest
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.expr import Answer, Case, Guard
 from planner.program.stored_loop import Kernel, StoredLoop, loops_to_json
-from planner.program.target import Chip
+from planner.program.target import Target
 from planner.store.cache_dir import TraceCache
 from planner.store.codec import load_trace, save_loops, save_trace
 from planner.store.saved_traces import open_saved
@@ -39,8 +39,12 @@ from tests.helpers.runs import RUN
 CATALOGUE = load_catalogue()
 TRACE = Trace(
     (
-        *(Mark(0, Phase.SETUP), Alloc(0, 37632, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
-        *(Alloc(7, -64, 802816, Role.ACTIVATION, 1), Free(7), Mark(1, Phase.END)),
+        *(
+            PhaseStart(0, Phase.SETUP),
+            Alloc(0, 37632, 0, Category.PARAMETER, 0),
+            PhaseStart(1, Phase.FORWARD),
+        ),
+        *(Alloc(7, -64, 802816, Category.ACTIVATION, 1), Free(7), PhaseStart(1, Phase.END)),
     ),
     (Site("", "to"), Site("conv1", "aten.convolution.default")),
     (2, 3, 128),
@@ -150,12 +154,12 @@ READERS: dict[str, Reader] = {
         load_trace, gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))), pack=_gzip
     ),
     "workload": Reader(
-        lambda path: load_workload(path, Chip((8, 6), 84)).open(_told)(3),
+        lambda path: load_workload(path, Target((8, 6), 84)).open(_told)(3),
         gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
         pack=_gzip,
     ),
     "saved loops": Reader(
-        lambda path: open_saved(path).traces.at(7, Chip((8, 6), 84)),
+        lambda path: open_saved(path).traces.at(7, Target((8, 6), 84)),
         gzip.decompress(_written(lambda path: save_loops([(LOOP.own, _SAID)], path, _ABOUT_LOOPS))),
         pack=_gzip,
     ),

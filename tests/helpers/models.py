@@ -12,7 +12,7 @@ from planner.allocator.config import AllocatorRules
 from planner.capture.session import trace
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
 
 AMPERE = (8, 6)
 HOPPER = (9, 0)
@@ -57,7 +57,7 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
     seen = []
     now = Phase.SETUP
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             now = event.phase
         elif isinstance(event, Free):
             allocator.free(blocks.pop(event.block))
@@ -75,13 +75,13 @@ def story_of_tensors(trace: Trace) -> list[str]:
     born: dict[int, Alloc] = {}
     lines = []
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             lines.append(f"{event.phase} {event.step}")
         elif isinstance(event, Free):
-            if born[event.block].role is not Role.WORKSPACE:
+            if born[event.block].role is not Category.WORKSPACE:
                 lines.append(f"-{born[event.block].fixed_bytes}")
         else:
             born[event.block] = event
-            if event.role is not Role.WORKSPACE:
+            if event.role is not Category.WORKSPACE:
                 lines.append(f"+{event.fixed_bytes} {event.role}")
     return lines

@@ -2,7 +2,7 @@
 
 from planner.emulator.history import Course, CourseMark, History, HistoryEvent, Holder, StepEnd
 from planner.hardware.device import MIB
-from planner.program.events import Phase, Role, Site
+from planner.program.events import Category, Phase, Site
 
 LINE = 1  # index of the site of the line that copies the batch
 SITES = (Site("train.py:9", "linear"), Site("train.py:7", "train"), Site("", ""))
@@ -41,8 +41,15 @@ MARKS = (
     CourseMark(14, Phase.BACKWARD, ""),
 )
 HELD = (
-    (2, (Holder(10, Role.PARAMETER, "a"),)),
-    (10, (Holder(10, Role.PARAMETER, "a"), Holder(60, Role.GRADIENT, "a"), Holder(70, Role.OPTIMIZER, "a"))),
-    (15, (Holder(61, Role.GRADIENT, "a"), Holder(99, Role.GRADIENT, "b"))),
+    (2, (Holder(10, Category.PARAMETER, "a"),)),
+    (
+        10,
+        (
+            Holder(10, Category.PARAMETER, "a"),
+            Holder(60, Category.GRADIENT, "a"),
+            Holder(70, Category.OPTIMIZER, "a"),
+        ),
+    ),
+    (15, (Holder(61, Category.GRADIENT, "a"), Holder(99, Category.GRADIENT, "b"))),
 )
 TWO_STEPS = history(MOVES, Course(MARKS, HELD), StepEnd(7, 3, 1))

@@ -5,14 +5,16 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings, strategies as st
 
 from planner.allocator.config import MIB
-from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # for slow machines
 
 SITES = (Site("", "to"), Site("features.0", "aten.convolution"), Site("classifier", "aten.addmm"))
 
 
-def alloc(block: int, fixed_bytes: int, per_sample_bytes: int = 0, role: Role = Role.TEMPORARY) -> Alloc:
+def alloc(
+    block: int, fixed_bytes: int, per_sample_bytes: int = 0, role: Category = Category.TEMPORARY
+) -> Alloc:
     """A block at the first site."""
     return Alloc(block, fixed_bytes, per_sample_bytes, role, 0)
 
@@ -48,13 +50,13 @@ def affine_traces(draw: st.DrawFn, most_events: int = 30) -> Trace:
         turn = draw(st.integers(0, 9))
         if turn == 0:
             step += draw(st.integers(0, 1))
-            events.append(Mark(step, draw(st.sampled_from([p for p in Phase if p is not Phase.END]))))
+            events.append(PhaseStart(step, draw(st.sampled_from([p for p in Phase if p is not Phase.END]))))
         elif turn < 4 and alive:
             events.append(Free(alive.pop(draw(st.integers(0, len(alive) - 1)))))
         else:
             slope = draw(st.one_of(st.just(0), _sizes))
             at_one = draw(_sizes) if slope == 0 else draw(st.one_of(st.just(0), st.just(slope), _sizes))
-            role, site = draw(st.sampled_from(Role)), draw(st.integers(0, len(sites) - 1))
+            role, site = draw(st.sampled_from(Category)), draw(st.integers(0, len(sites) - 1))
             optional = draw(st.integers(0, 9)) == 9
             events.append(Alloc(number, at_one - slope, slope, role, site, optional))
             alive.append(number)

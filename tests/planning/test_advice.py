@@ -15,7 +15,7 @@ from planner.hardware.device import Device, Measured
 from planner.jobs.job import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
 from planner.planning.advice import Advice, Open, advise
 from planner.planning.changes import Recipe, apply_all, changes_for
-from planner.program.events import Alloc, Event, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
 from planner.report.commands.advise import advice_text, advice_to_json
 
 JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
@@ -41,9 +41,9 @@ def needs(recipe: Recipe) -> int:
 
 def toy(recipe: Recipe) -> Iterator[Event]:
     """One block of what the toy needs."""
-    yield Mark(1, Phase.FORWARD)
-    yield Alloc(0, needs(recipe) * MIB, 0, Role.ACTIVATION, 0)
-    yield Mark(1, Phase.END)
+    yield PhaseStart(1, Phase.FORWARD)
+    yield Alloc(0, needs(recipe) * MIB, 0, Category.ACTIVATION, 0)
+    yield PhaseStart(1, Phase.END)
 
 
 def tracer_of(recipe: Recipe) -> Open:

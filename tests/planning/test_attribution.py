@@ -22,11 +22,11 @@ from planner.planning.attribution import (
     explain,
     fold,
 )
-from planner.program.events import Alloc, Detail, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
 from planner.report.plots.timeline import draw_timeline
 from tests.helpers.traces import UNTIMED, traces
 
-NOTHING = dict.fromkeys(Role, 0)
+NOTHING = dict.fromkeys(Category, 0)
 SITES = (
     Site("", "aten.empty"),
     Site("body.0.conv", "aten.convolution.default"),
@@ -35,18 +35,23 @@ SITES = (
 )
 # Weights of 30 MiB, an input of 4 MiB, 24 and 12 MiB of activations, 30 MiB of gradients.
 EVENTS = (
-    *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 3)),
-    *(Mark(1, Phase.INPUTS), Alloc(1, 4 * MIB, 0, Role.INPUT, 0)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 3)),
+    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 4 * MIB, 0, Category.INPUT, 0)),
     *(
-        Mark(1, Phase.FORWARD),
-        Alloc(2, 24 * MIB - 100, 0, Role.ACTIVATION, 1),
-        Alloc(3, 12 * MIB, 0, Role.ACTIVATION, 2),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(2, 24 * MIB - 100, 0, Category.ACTIVATION, 1),
+        Alloc(3, 12 * MIB, 0, Category.ACTIVATION, 2),
     ),
-    *(Mark(1, Phase.BACKWARD), Alloc(4, 30 * MIB, 0, Role.GRADIENT, 3), Free(3), Free(2)),
-    *(Mark(2, Phase.INPUTS), Free(1), Alloc(5, 4 * MIB, 0, Role.INPUT, 0), Mark(2, Phase.END)),
+    *(PhaseStart(1, Phase.BACKWARD), Alloc(4, 30 * MIB, 0, Category.GRADIENT, 3), Free(3), Free(2)),
+    *(
+        PhaseStart(2, Phase.INPUTS),
+        Free(1),
+        Alloc(5, 4 * MIB, 0, Category.INPUT, 0),
+        PhaseStart(2, Phase.END),
+    ),
 )
 LITERAL = Trace(
-    EVENTS, SITES, (8,), details=(Detail(2, (8, 3, 512, 512), "float32", "net.py:7", "x = f(x)"),)
+    EVENTS, SITES, (8,), details=(TensorProvenance(2, (8, 3, 512, 512), "float32", "net.py:7", "x = f(x)"),)
 )
 
 
@@ -61,30 +66,30 @@ def test_the_peak_of_a_literal_trace() -> None:
     assert found.run.peak_allocated_bytes == 100 * MIB
     assert found.at_peak == {
         **NOTHING,
-        Role.PARAMETER: 30 * MIB,
-        Role.INPUT: 4 * MIB,
-        Role.ACTIVATION: 36 * MIB,
-        Role.GRADIENT: 30 * MIB,
+        Category.PARAMETER: 30 * MIB,
+        Category.INPUT: 4 * MIB,
+        Category.ACTIVATION: 36 * MIB,
+        Category.GRADIENT: 30 * MIB,
     }
-    step, activation, detail = Phase.FORWARD, Role.ACTIVATION, LITERAL.details[0]
+    step, activation, detail = Phase.FORWARD, Category.ACTIVATION, LITERAL.details[0]
     conv, relu = "aten.convolution.default", "aten.relu.default"
     assert found.blocks == (
-        LiveBlock(0, 30 * MIB, 30 * MIB, Role.PARAMETER, "head", "to", 0, Phase.SETUP, None),
-        LiveBlock(4, 30 * MIB, 30 * MIB, Role.GRADIENT, "head", "to", 1, Phase.BACKWARD, None),
+        LiveBlock(0, 30 * MIB, 30 * MIB, Category.PARAMETER, "head", "to", 0, Phase.SETUP, None),
+        LiveBlock(4, 30 * MIB, 30 * MIB, Category.GRADIENT, "head", "to", 1, Phase.BACKWARD, None),
         LiveBlock(2, 24 * MIB, 24 * MIB - 100, activation, "body.0.conv", conv, 1, step, detail),
         LiveBlock(3, 12 * MIB, 12 * MIB, activation, "body.1", relu, 1, step, None),
-        LiveBlock(1, 4 * MIB, 4 * MIB, Role.INPUT, "", "aten.empty", 1, Phase.INPUTS, None),
+        LiveBlock(1, 4 * MIB, 4 * MIB, Category.INPUT, "", "aten.empty", 1, Phase.INPUTS, None),
     )
 
 
 def test_modules_of_a_literal_trace() -> None:
     """A tree by qualified names, the larger child first, what belongs to no module at the root."""
-    acting = {**NOTHING, Role.ACTIVATION: 24 * MIB}
+    acting = {**NOTHING, Category.ACTIVATION: 24 * MIB}
     conv = ModuleShare("body.0.conv", 24 * MIB, 24 * MIB, acting, ())
     zero = ModuleShare("body.0", 24 * MIB, 0, acting, (conv,))
-    one = ModuleShare("body.1", 12 * MIB, 12 * MIB, {**NOTHING, Role.ACTIVATION: 12 * MIB}, ())
-    body = ModuleShare("body", 36 * MIB, 0, {**NOTHING, Role.ACTIVATION: 36 * MIB}, (zero, one))
-    both = {**NOTHING, Role.PARAMETER: 30 * MIB, Role.GRADIENT: 30 * MIB}
+    one = ModuleShare("body.1", 12 * MIB, 12 * MIB, {**NOTHING, Category.ACTIVATION: 12 * MIB}, ())
+    body = ModuleShare("body", 36 * MIB, 0, {**NOTHING, Category.ACTIVATION: 36 * MIB}, (zero, one))
+    both = {**NOTHING, Category.PARAMETER: 30 * MIB, Category.GRADIENT: 30 * MIB}
     head = ModuleShare("head", 60 * MIB, 60 * MIB, both, ())
     root = explained().modules
     assert root == ModuleShare("", 100 * MIB, 4 * MIB, explained().at_peak, (head, body))
@@ -96,9 +101,17 @@ def test_modules_of_a_literal_trace() -> None:
 def test_gaps_of_a_literal_trace() -> None:
     """What is reserved and not allocated at the reserved peak is gaps, free segments, and no more."""
     events = (
-        *(Mark(0, Phase.SETUP), Alloc(0, 2 * MIB, 0, Role.PARAMETER, 3), Alloc(1, 5 * MIB, 0, Role.INPUT, 0)),
-        *(Alloc(2, 14 * MIB, 0, Role.INPUT, 0), Free(2), Free(0)),
-        *(Mark(1, Phase.FORWARD), Alloc(3, 40 * MIB - 24, 0, Role.ACTIVATION, 1), Mark(1, Phase.END)),
+        *(
+            PhaseStart(0, Phase.SETUP),
+            Alloc(0, 2 * MIB, 0, Category.PARAMETER, 3),
+            Alloc(1, 5 * MIB, 0, Category.INPUT, 0),
+        ),
+        *(Alloc(2, 14 * MIB, 0, Category.INPUT, 0), Free(2), Free(0)),
+        *(
+            PhaseStart(1, Phase.FORWARD),
+            Alloc(3, 40 * MIB - 24, 0, Category.ACTIVATION, 1),
+            PhaseStart(1, Phase.END),
+        ),
     )
     found = explained(Trace(events, SITES, (8,))).fragmentation
     assert found == Fragmentation(
@@ -131,7 +144,7 @@ def test_levels_of_a_literal_trace() -> None:
 
 def test_evaluation_is_replayed_beside() -> None:
     """A second trace is replayed in the same arena."""
-    other = Trace((Mark(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Role.PARAMETER, 3)), SITES, (8,))
+    other = Trace((PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Category.PARAMETER, 3)), SITES, (8,))
     assert explained().evaluation is None
     assert explain(LITERAL, 8, UNLIMITED, other).evaluation == replay_trace(other, 8)
 

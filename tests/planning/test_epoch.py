@@ -19,7 +19,7 @@ from planner.hardware.calibration.model import _same_job
 from planner.hardware.device import find_device
 from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
 from planner.planning.epoch import last_batch, over_epoch
-from planner.program.events import Alloc, Free, Mark, Outcome, Phase, Role, Site, Trace, check
+from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site, Trace, check
 from planner.store.fingerprint import key_of
 from tests.helpers.models import job_of, trace_of
 
@@ -168,7 +168,7 @@ def test_a_single_sample_may_make_another_gradient() -> None:
     job = job_of("7x16", mode=Mode.TRAIN, steps=3, dataset_size=65)
     full, alone = (trace_of(Token, job, batch) for batch in (64, 1))
     sizes = [
-        sorted(e.fixed_bytes for e in one.events if isinstance(e, Alloc) and e.role is Role.GRADIENT)
+        sorted(e.fixed_bytes for e in one.events if isinstance(e, Alloc) and e.role is Category.GRADIENT)
         for one in (full, alone)
     ]
     assert sizes[0] != sizes[1] and len(sizes[0]) == len(sizes[1])
@@ -220,14 +220,17 @@ def test_a_batch_above_the_epoch_is_refused() -> None:
 
 def by_hand() -> Trace:
     """Three steps: one block of 8 MiB a sample for each step's length, one of 1 MiB that goes in the next."""
-    events: list[Alloc | Free | Mark] = [Mark(0, Phase.SETUP), Alloc(0, MIB, 0, Role.PARAMETER, 0)]
+    events: list[Alloc | Free | PhaseStart] = [
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, MIB, 0, Category.PARAMETER, 0),
+    ]
     for step in (1, 2, 3):
         work, held = 10 * step, 10 * step + 1
-        events += [Mark(step, Phase.INPUTS), Alloc(work, 0, 8 * MIB, Role.TEMPORARY, 0)]
-        events.append(Alloc(held, 0, MIB, Role.TEMPORARY, 0))
+        events += [PhaseStart(step, Phase.INPUTS), Alloc(work, 0, 8 * MIB, Category.TEMPORARY, 0)]
+        events.append(Alloc(held, 0, MIB, Category.TEMPORARY, 0))
         events += [Free(held - 10)] if step > 1 else []
         events.append(Free(work))
-    return Trace((*events, Mark(3, Phase.END)), (Site("", "op"),), (2, 3))
+    return Trace((*events, PhaseStart(3, Phase.END)), (Site("", "op"),), (2, 3))
 
 
 def test_a_smaller_batch_lifts_the_reserved_peak() -> None:

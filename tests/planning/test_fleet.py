@@ -24,8 +24,8 @@ from planner.planning.fleet import CardFit, CardTable, fit_cards
 from planner.planning.max_batch import Seconds
 from planner.planning.search import boundary_near, largest
 from planner.program.bounds import least_bytes
-from planner.program.events import Alloc, Outcome, Role, Trace
-from planner.program.target import Chip
+from planner.program.events import Alloc, Category, Outcome, Trace
+from planner.program.target import Target
 from tests.helpers.models import AMPERE
 from tests.helpers.traces import SITES, UNTIMED, affine_traces
 
@@ -92,14 +92,14 @@ class FromTrace:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.asked = trace, 0
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         self.asked += 1
         return self.trace
 
-    def kin(self, batch: int, chip: Chip) -> object:
+    def kin(self, batch: int, chip: Target) -> object:
         return "all the same"
 
-    def floor(self, chip: Chip) -> object:
+    def floor(self, chip: Target) -> object:
         return least_bytes(self.trace.events)
 
 
@@ -137,10 +137,10 @@ class Bumpy(FromTrace):
     """A block of 2 MiB for each sample, and one of 999 MiB beside it at batches 101 and 102."""
 
     def __init__(self) -> None:
-        super().__init__(Trace((Alloc(0, 0, 2 * MIB, Role.ACTIVATION, 0),), SITES, (2, 3)))
+        super().__init__(Trace((Alloc(0, 0, 2 * MIB, Category.ACTIVATION, 0),), SITES, (2, 3)))
 
-    def at(self, batch: int, chip: Chip) -> Trace:
-        more = (Alloc(1, 999 * MIB, 0, Role.WORKSPACE, 0),) if batch in (101, 102) else ()
+    def at(self, batch: int, chip: Target) -> Trace:
+        more = (Alloc(1, 999 * MIB, 0, Category.WORKSPACE, 0),) if batch in (101, 102) else ()
         return replace(self.trace, events=(*self.trace.events, *more))
 
 
@@ -177,14 +177,14 @@ def test_a_boundary_from_any_guess(boundary: int, guess: int, more: int) -> None
 
 def test_probes_are_few() -> None:
     """Cards of one kind cost a few traces each, and cards of one memory those of one."""
-    from planner.program.events import Alloc, Mark, Phase, Role, Site
+    from planner.program.events import Alloc, Category, Phase, PhaseStart, Site
 
     events = (
-        Mark(0, Phase.SETUP),
-        Alloc(0, 300 * MIB, 0, Role.PARAMETER, 0),
-        Mark(1, Phase.FORWARD),
-        Alloc(1, 0, 3 * MIB + 12345, Role.ACTIVATION, 0),
-        Mark(1, Phase.END),
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, 300 * MIB, 0, Category.PARAMETER, 0),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, 0, 3 * MIB + 12345, Category.ACTIVATION, 0),
+        PhaseStart(1, Phase.END),
     )
     traces = FromTrace(Trace(events, (Site("", "to"),), (2, 3)))
     rooms = [*range(4000, 24000, 1000), *[24000] * 10]
@@ -289,15 +289,15 @@ def with_margin(card: Device) -> Budget:
 
 
 def taken() -> Trace:
-    from planner.program.events import Alloc, Mark, Phase, Role, Site
+    from planner.program.events import Alloc, Category, Phase, PhaseStart, Site
 
     return Trace(
         (
-            Mark(0, Phase.SETUP),
-            Alloc(0, 600 * MIB, 0, Role.PARAMETER, 0),
-            Mark(1, Phase.FORWARD),
-            Alloc(1, 0, 50 * MIB, Role.ACTIVATION, 0),
-            Mark(1, Phase.END),
+            PhaseStart(0, Phase.SETUP),
+            Alloc(0, 600 * MIB, 0, Category.PARAMETER, 0),
+            PhaseStart(1, Phase.FORWARD),
+            Alloc(1, 0, 50 * MIB, Category.ACTIVATION, 0),
+            PhaseStart(1, Phase.END),
         ),
         (Site("", "to"),),
         (2, 3),

@@ -14,7 +14,7 @@ from planner.hardware.device import Device, Measured, generic_device, unlimited_
 from planner.jobs.job import Job
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.planning.search import LARGEST_BATCH
-from planner.program.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.traces import SITES, UNTIMED
 
 JOB = Job("made up")
@@ -30,26 +30,26 @@ def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorRules 
 
 def steps_of(activation: Size, parameter_bytes: int, batch: int) -> Trace:
     """Two training steps of a layer: parameter, input, activation and workspace, gradient."""
-    events: list[Event] = [Mark(0, Phase.SETUP), Alloc(0, parameter_bytes, 0, Role.PARAMETER, 0)]
+    events: list[Event] = [PhaseStart(0, Phase.SETUP), Alloc(0, parameter_bytes, 0, Category.PARAMETER, 0)]
     for step in (1, 2):
         x, y, scratch, grad = range(10 * step, 10 * step + 4)
         events += [
-            Mark(step, Phase.FORWARD),
-            Alloc(x, 602_112 * batch, 0, Role.INPUT, 0),
-            Alloc(y, activation(batch), 0, Role.ACTIVATION, 1),
-            Alloc(scratch, 8_519_680, 0, Role.WORKSPACE, 1),
+            PhaseStart(step, Phase.FORWARD),
+            Alloc(x, 602_112 * batch, 0, Category.INPUT, 0),
+            Alloc(y, activation(batch), 0, Category.ACTIVATION, 1),
+            Alloc(scratch, 8_519_680, 0, Category.WORKSPACE, 1),
             Free(scratch),
-            Mark(step, Phase.BACKWARD),
-            Alloc(grad, parameter_bytes, 0, Role.GRADIENT, 1),
+            PhaseStart(step, Phase.BACKWARD),
+            Alloc(grad, parameter_bytes, 0, Category.GRADIENT, 1),
             Free(y),
             Free(x),
-            Mark(step, Phase.OPTIMIZER),
+            PhaseStart(step, Phase.OPTIMIZER),
             Free(grad),
         ]
-    return Trace((*events, Mark(2, Phase.END)), SITES, (batch,), ("aten.mystery",), ("made up",))
+    return Trace((*events, PhaseStart(2, Phase.END)), SITES, (batch,), ("aten.mystery",), ("made up",))
 
 
-class Tracer:
+class TraceSource:
     """The traces of a job, and for which batch sizes they were asked."""
 
     def __init__(self, activation: Size, parameter_bytes: int = 30 * MIB) -> None:
@@ -81,7 +81,7 @@ def assert_identities(result: Estimate) -> None:
     """The figures of an estimate that say the same thing in two ways."""
     run, context = result.run, result.budget.device.context.value
     assert run.failure is None
-    assert set(result.at_peak) == set(Role)
+    assert set(result.at_peak) == set(Category)
     assert sum(result.at_peak.values()) == run.peak_allocated_bytes
     assert result.process_bytes == context + run.peak_reserved_bytes
     fragmentation_bytes = run.peak_reserved_bytes - run.peak_allocated_bytes
@@ -110,7 +110,7 @@ def test_largest_by_brute_force(
     slope: int, parameter_bytes: int, capacity_mib: int, confidence: float
 ) -> None:
     """The plan's batch size fits by its own trace, and no other in reach above it does."""
-    tracer = Tracer(lambda batch: slope * batch, parameter_bytes)
+    tracer = TraceSource(lambda batch: slope * batch, parameter_bytes)
     budget = budget_of(capacity_mib, confidence)
     plan = plan_max_batch(JOB, budget, tracer)
     answer = plan.search.largest
@@ -125,7 +125,7 @@ def test_largest_by_brute_force(
 
 def test_affine_job() -> None:
     """A job of straight lines is traced at 2, 3 and the answer, whose estimates then hold for all batches."""
-    tracer, told = Tracer(linear), list[str]()
+    tracer, told = TraceSource(linear), list[str]()
     plan = plan_max_batch(JOB, budget_of(300), tracer, told.append)
     assert plan.search.largest == tracer.largest(Arena(300 * MIB), 100) == 42  # 30 + 26 + 214 + 30 MiB
     assert plan.search.first_failure == 43
@@ -144,7 +144,7 @@ def with_workspaces(size: Size, batch: int) -> Trace:
     taken = steps_of(linear, 30 * MIB, batch)
 
     def resized(event: Event) -> Event:
-        if isinstance(event, Alloc) and event.role is Role.WORKSPACE:
+        if isinstance(event, Alloc) and event.role is Category.WORKSPACE:
             return replace(event, fixed_bytes=size(batch))
         return event
 
@@ -188,7 +188,7 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
 )
 def test_job_that_is_no_line(activation: Size, reason: str) -> None:
     """Where sizes are no straight lines, every probe is traced by itself, once, and the notes say why."""
-    tracer = Tracer(activation)
+    tracer = TraceSource(activation)
     plan = plan_max_batch(JOB, budget_of(300), tracer)
     answer = plan.search.largest
     assert answer == tracer.largest(Arena(300 * MIB), 3 * answer)
@@ -209,7 +209,7 @@ def test_job_that_is_no_line(activation: Size, reason: str) -> None:
     assert_identities(plan.first_failure)
 
 
-class OtherAtOne(Tracer):
+class OtherAtOne(TraceSource):
     """A job that takes another block at batch 1 than at all others, after its parameter."""
 
     def __init__(self, activation: Size, at_one_bytes: int, else_bytes: int) -> None:
@@ -218,7 +218,9 @@ class OtherAtOne(Tracer):
 
     def at(self, batch: int) -> Trace:
         whole = super().at(batch)
-        kind, size = (Role.TEMPORARY, self.at_one_bytes) if batch == 1 else (Role.WORKSPACE, self.else_bytes)
+        kind, size = (
+            (Category.TEMPORARY, self.at_one_bytes) if batch == 1 else (Category.WORKSPACE, self.else_bytes)
+        )
         return replace(whole, events=(*whole.events[:2], Alloc(99, size, 0, kind, 1), *whole.events[2:]))
 
 
@@ -246,7 +248,7 @@ def test_other_events_at_batch_one(
 
 def test_nothing_fits() -> None:
     """Where not even batch 1 fits, there is no largest batch, and the failure of 1 is told."""
-    plan = plan_max_batch(JOB, budget_of(29), Tracer(linear))
+    plan = plan_max_batch(JOB, budget_of(29), TraceSource(linear))
     assert (plan.search.largest, plan.search.comfortable, plan.search.first_failure) == (0, 0, 1)
     assert plan.at_max is None
     failed = plan.first_failure and plan.first_failure.failed
@@ -265,7 +267,7 @@ def test_nothing_fits() -> None:
 
 def test_everything_fits() -> None:
     """On a card without end nothing fails, and the largest batch size asked for is the answer."""
-    tracer = Tracer(linear)
+    tracer = TraceSource(linear)
     budget = make_budget(unlimited_device(), 0.99, AllocatorRules())
     plan = plan_max_batch(JOB, budget, tracer)
     assert (plan.search.largest, plan.search.first_failure) == (LARGEST_BATCH, None)
@@ -276,7 +278,7 @@ def test_everything_fits() -> None:
 
 def test_same_plan_twice() -> None:
     """Planning has no memory: the same job on the same card gives the same plan, times aside."""
-    one, other = (plan_max_batch(JOB, budget_of(300, 0.9), Tracer(linear)) for _ in range(2))
+    one, other = (plan_max_batch(JOB, budget_of(300, 0.9), TraceSource(linear)) for _ in range(2))
     assert without_times(one) == without_times(other)
 
 
@@ -284,10 +286,10 @@ def test_estimate_by_hand() -> None:
     """An estimate's roles at the peak, whole blocks, and its process as one takes them from the trace."""
     trace = Trace(
         (
-            Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0),
-            Alloc(1, 0, 6 * MIB, Role.ACTIVATION, 1),
+            Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0),
+            Alloc(1, 0, 6 * MIB, Category.ACTIVATION, 1),
             Free(1),
-            Alloc(2, 11 * MIB, 0, Role.GRADIENT, 0),
+            Alloc(2, 11 * MIB, 0, Category.GRADIENT, 0),
         ),
         SITES,
         (2, 3),
@@ -300,7 +302,7 @@ def test_estimate_by_hand() -> None:
         outcome=Outcome.FITS,
         run=Replay(2, Outcome.FITS, 42 * MIB, 42 * MIB, 42 * MIB, 0, None, 1, (Peaks(42 * MIB, 42 * MIB),)),
         failed=None,
-        at_peak=dict.fromkeys(Role, 0) | {Role.PARAMETER: 30 * MIB, Role.ACTIVATION: 12 * MIB},
+        at_peak=dict.fromkeys(Category, 0) | {Category.PARAMETER: 30 * MIB, Category.ACTIVATION: 12 * MIB},
         process_bytes=442 * MIB,
         process_upper_bytes=442 * MIB,
         unknown_ops=(),
@@ -314,7 +316,7 @@ def test_estimate_by_hand() -> None:
 def test_estimate_of_a_failure() -> None:
     """A batch that does not fit is estimated on a card without end, next to its failure on this one."""
     budget = budget_of(100)
-    trace = Tracer(linear).at(40)
+    trace = TraceSource(linear).at(40)
     result = estimate(JOB, trace, 40, budget)
     assert result.outcome is Outcome.DOES_NOT_FIT
     assert result.failed == replay_trace(trace, 40, Arena(100 * MIB))
@@ -325,7 +327,9 @@ def test_estimate_of_a_failure() -> None:
 def test_estimate_with_retries() -> None:
     """A batch that fits with retries is estimated as it runs on this card."""
     trace = Trace(
-        (Alloc(0, 20 * MIB, 0, Role.INPUT, 0), Free(0), Alloc(1, 22 * MIB, 0, Role.INPUT, 0)), SITES, (1,)
+        (Alloc(0, 20 * MIB, 0, Category.INPUT, 0), Free(0), Alloc(1, 22 * MIB, 0, Category.INPUT, 0)),
+        SITES,
+        (1,),
     )
     result = estimate(JOB, trace, 1, budget_of(30))
     assert result.outcome is Outcome.FITS_WITH_RETRIES
@@ -335,7 +339,7 @@ def test_estimate_with_retries() -> None:
 
 def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
     """Where a batch fails for a fraction of the rules, its peaks are those of a card without any bound."""
-    trace = Trace((Alloc(0, 0, 64 * MIB, Role.INPUT, 0), Mark(1, Phase.END)), SITES, (2, 3))
+    trace = Trace((Alloc(0, 0, 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, (2, 3))
     rules = AllocatorRules(per_process_memory_fraction=0.1)
     found = estimate(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
     assert found.outcome is Outcome.DOES_NOT_FIT

@@ -13,7 +13,7 @@ from planner.errors import UsageError
 from planner.hardware.device import MIB, find_device
 from planner.planning.retry_cost import RetryCost, count_retries
 from planner.planning.search import boundary_by_line
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.commands.max_batch import retries_text
 from tests.helpers.traces import UNTIMED
 
@@ -21,10 +21,14 @@ RESNET = ["max-batch", "--model", "torchvision:resnet18", "--gpu", "L4"]
 # Two steps, in each of which a block is larger than what the one before it has left.
 GROWING = Trace(
     (
-        *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0)),
-        *(Mark(1, Phase.FORWARD), Alloc(1, 40 * MIB, 0, Role.TEMPORARY, 0), Free(1)),
-        *(Alloc(2, 50 * MIB, 0, Role.TEMPORARY, 0), Free(2)),
-        *(Mark(2, Phase.FORWARD), Alloc(3, 55 * MIB, 0, Role.TEMPORARY, 0), Mark(2, Phase.END)),
+        *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0)),
+        *(PhaseStart(1, Phase.FORWARD), Alloc(1, 40 * MIB, 0, Category.TEMPORARY, 0), Free(1)),
+        *(Alloc(2, 50 * MIB, 0, Category.TEMPORARY, 0), Free(2)),
+        *(
+            PhaseStart(2, Phase.FORWARD),
+            Alloc(3, 55 * MIB, 0, Category.TEMPORARY, 0),
+            PhaseStart(2, Phase.END),
+        ),
     ),
     (Site("", "to"),),
     (1,),

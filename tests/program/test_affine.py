@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from planner.allocator.replay import replay_trace
 from planner.program.affine import align, refit
-from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace, check
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace, check
 from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
 
 
@@ -16,11 +16,11 @@ def trace(batch: int, *events: Event, sites: tuple[Site, ...] = SITES) -> Trace:
 
 
 BASE = (
-    Mark(1, Phase.FORWARD),
-    Alloc(0, 2048, 0, Role.INPUT, 0),
-    Alloc(1, 4096, 0, Role.ACTIVATION, 1),
+    PhaseStart(1, Phase.FORWARD),
+    Alloc(0, 2048, 0, Category.INPUT, 0),
+    Alloc(1, 4096, 0, Category.ACTIVATION, 1),
     Free(0),
-    Mark(1, Phase.BACKWARD),
+    PhaseStart(1, Phase.BACKWARD),
 )
 
 
@@ -64,13 +64,13 @@ def test_sites_are_compared_by_what_they_name() -> None:
     [
         (
             2,
-            Alloc(1, 4096, 0, Role.ACTIVATION, 2),
+            Alloc(1, 4096, 0, Category.ACTIVATION, 2),
             "event 2 is aten.convolution in features.0 taking block 1 for activations at batch 2 and "
             "aten.addmm in classifier taking block 1 for activations at batch 3",
         ),
         (
             2,
-            Alloc(1, 4096, 0, Role.TEMPORARY, 1),
+            Alloc(1, 4096, 0, Category.TEMPORARY, 1),
             "event 2 is aten.convolution in features.0 taking block 1 for activations at batch 2 and "
             "aten.convolution in features.0 taking block 1 for temporaries at batch 3",
         ),
@@ -82,13 +82,13 @@ def test_sites_are_compared_by_what_they_name() -> None:
         ),
         (
             3,
-            Alloc(2, 512, 0, Role.WORKSPACE, 2),
+            Alloc(2, 512, 0, Category.WORKSPACE, 2),
             "event 3 is block 0 of to in the loop given back at batch 2 and "
             "aten.addmm in classifier taking block 2 for workspaces at batch 3",
         ),
         (
             4,
-            Mark(2, Phase.BACKWARD),
+            PhaseStart(2, Phase.BACKWARD),
             "event 4 is the mark of step 1, backward at batch 2 and the mark of step 2, backward at batch 3",
         ),
         (
@@ -127,8 +127,8 @@ def test_different_lengths() -> None:
 )
 def test_no_line(low_bytes: int, high_bytes: int, flaw: str) -> None:
     """A size that is no line through whole bytes for every batch size is refused with its place."""
-    first = trace(2, alloc(0, 512), Alloc(1, low_bytes, 0, Role.ACTIVATION, 1))
-    second = trace(4, alloc(0, 512), Alloc(1, high_bytes, 0, Role.ACTIVATION, 1))
+    first = trace(2, alloc(0, 512), Alloc(1, low_bytes, 0, Category.ACTIVATION, 1))
+    second = trace(4, alloc(0, 512), Alloc(1, high_bytes, 0, Category.ACTIVATION, 1))
     assert align(first, second) == (
         f"event 1: block 1 (aten.convolution in features.0) takes {low_bytes} bytes at batch 2 and "
         f"{high_bytes} at batch 4: {flaw}"
@@ -139,7 +139,7 @@ def test_confirm_refuses_a_parabola() -> None:
     """A size that two batch sizes take for a line is found out by the third."""
 
     def at(batch: int) -> Trace:
-        return trace(batch, alloc(0, 512), Alloc(1, batch * batch + 10 * batch, 0, Role.ACTIVATION, 1))
+        return trace(batch, alloc(0, 512), Alloc(1, batch * batch + 10 * batch, 0, Category.ACTIVATION, 1))
 
     affine = align(at(2), at(3))
     assert isinstance(affine, Trace)
@@ -168,7 +168,7 @@ def with_scratch(sizes: tuple[int, ...], batch: int) -> Trace:
     """The base with scratch of these sizes, one after the other, before the second operator's output."""
     scratch: list[Event] = []
     for number, size in enumerate(sizes, 10):
-        scratch += [Alloc(number, size, 0, Role.WORKSPACE, 1), Free(number)]
+        scratch += [Alloc(number, size, 0, Category.WORKSPACE, 1), Free(number)]
     return trace(batch, *BASE[:2], *scratch, *BASE[2:])
 
 
@@ -177,9 +177,9 @@ def test_scratch_that_follows_a_line_is_a_line() -> None:
     assert align(with_scratch((1000, 64), 2), with_scratch((1500, 64), 3)) == Trace(
         (
             *BASE[:2],
-            Alloc(10, 0, 500, Role.WORKSPACE, 1),
+            Alloc(10, 0, 500, Category.WORKSPACE, 1),
             Free(10),
-            Alloc(11, 64, 0, Role.WORKSPACE, 1),
+            Alloc(11, 64, 0, Category.WORKSPACE, 1),
             Free(11),
             *BASE[2:],
         ),
@@ -201,7 +201,7 @@ def test_scratch_that_follows_none_is_that_of_the_second(low: tuple[int, ...], h
         first, second, batches = with_scratch(low, 2), with_scratch(high, 3), (2, 3)
     expected: list[Event] = []
     for number, size in enumerate(high, 2):  # names that come after those of the base
-        expected += [Alloc(number, size, 0, Role.WORKSPACE, 1), Free(number)]
+        expected += [Alloc(number, size, 0, Category.WORKSPACE, 1), Free(number)]
     assert align(first, second) == Trace((*BASE[:2], *expected, *BASE[2:]), SITES, batches)
 
 
@@ -213,9 +213,9 @@ def test_refit_takes_the_scratch_of_the_third() -> None:
     assert refit(affine, with_scratch((4000, 512), 9)) == Trace(
         (
             *BASE[:2],
-            Alloc(2, 4000, 0, Role.WORKSPACE, 1),
+            Alloc(2, 4000, 0, Category.WORKSPACE, 1),
             Free(2),
-            Alloc(3, 512, 0, Role.WORKSPACE, 1),
+            Alloc(3, 512, 0, Category.WORKSPACE, 1),
             Free(3),
             *BASE[2:],
         ),
@@ -228,21 +228,21 @@ def test_scratch_around_an_output_is_replaced_whole() -> None:
     """Scratch that is taken before an output and given back after it keeps its birth and death together."""
 
     def around(size: int, batch: int) -> Trace:
-        held = Alloc(10, size, 0, Role.WORKSPACE, 1)
+        held = Alloc(10, size, 0, Category.WORKSPACE, 1)
         return trace(batch, *BASE[:2], held, BASE[2], Free(10), *BASE[3:])
 
     def merged(block: Alloc) -> tuple[Event, ...]:
         return (*BASE[:2], block, BASE[2], Free(block.block), *BASE[3:])
 
     affine = align(around(1000, 2), around(1500, 3))
-    assert affine == Trace(merged(Alloc(10, 0, 500, Role.WORKSPACE, 1)), SITES, (2, 3))
+    assert affine == Trace(merged(Alloc(10, 0, 500, Category.WORKSPACE, 1)), SITES, (2, 3))
     changed = align(around(1500, 2), around(1000, 3))
-    assert changed == Trace(merged(Alloc(2, 1000, 0, Role.WORKSPACE, 1)), SITES, (2, 3))
+    assert changed == Trace(merged(Alloc(2, 1000, 0, Category.WORKSPACE, 1)), SITES, (2, 3))
 
 
 def test_workspace_that_is_kept_is_no_passing_scratch() -> None:
     """A workspace that is never given back has to be there in both traces."""
-    kept = Alloc(10, 512, 0, Role.WORKSPACE, 1)
+    kept = Alloc(10, 512, 0, Category.WORKSPACE, 1)
     other = trace(3, *BASE[:2], kept, *BASE[2:])
     assert align(trace(2, *BASE), other) == (
         "event 2 is aten.convolution in features.0 taking block 1 for activations at batch 2 and "
@@ -261,7 +261,7 @@ def test_refitted_trace_replays_as_the_third(affine: Trace, batch: int, data: st
         events: list[Event] = []
         for index, event in enumerate((*taken.events, None)):
             if index in scratch:
-                events += [Alloc(1000 + index, scratch[index], 0, Role.WORKSPACE, 0), Free(1000 + index)]
+                events += [Alloc(1000 + index, scratch[index], 0, Category.WORKSPACE, 0), Free(1000 + index)]
             events += [] if event is None else [event]
         return replace(taken, events=tuple(events))
 

@@ -10,7 +10,7 @@ from planner.errors import UsageError
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.jobs.job import Mode
 from planner.program.cublas import parse_workspace_config, workspace_bytes
-from planner.program.events import Alloc, Free, Role, Trace
+from planner.program.events import Alloc, Category, Free, Trace
 from planner.store.fingerprint import key_of
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 
@@ -77,7 +77,7 @@ def kept(trace: Trace) -> list[int]:
     return [
         event.fixed_bytes
         for event in trace.events
-        if isinstance(event, Alloc) and event.role is Role.WORKSPACE and event.block not in dead
+        if isinstance(event, Alloc) and event.role is Category.WORKSPACE and event.block not in dead
     ]
 
 

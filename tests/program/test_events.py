@@ -3,16 +3,16 @@
 import pytest
 from hypothesis import given
 
-from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Trace, check
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace, check
 from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
 
 WHOLE: tuple[Event, ...] = (
-    Mark(0, Phase.SETUP),
-    alloc(0, 512, role=Role.PARAMETER),
-    Mark(1, Phase.FORWARD),
+    PhaseStart(0, Phase.SETUP),
+    alloc(0, 512, role=Category.PARAMETER),
+    PhaseStart(1, Phase.FORWARD),
     alloc(1, 1024),
     Free(1),
-    Mark(1, Phase.END),
+    PhaseStart(1, Phase.END),
 )
 
 
@@ -42,7 +42,7 @@ WHOLE: tuple[Event, ...] = (
             "event 1: the size of block 1 is negative at some batch",
         ),
         (
-            (alloc(0, 512), Mark(1, Phase.END), Free(0)),
+            (alloc(0, 512), PhaseStart(1, Phase.END), Free(0)),
             (4,),
             "event 2: something happens after the end",
         ),
@@ -52,21 +52,26 @@ WHOLE: tuple[Event, ...] = (
             "event 1: sizes per sample in a trace of one batch size",
         ),
         (
-            (alloc(0, 512), Alloc(1, 512, 0, Role.INPUT, 3), Free(0)),
+            (alloc(0, 512), Alloc(1, 512, 0, Category.INPUT, 3), Free(0)),
             (4,),
             "event 1: there is no site 3",
         ),
         (
-            (alloc(0, 512), Alloc(1, 512, 0, Role.INPUT, -1), Free(0)),
+            (alloc(0, 512), Alloc(1, 512, 0, Category.INPUT, -1), Free(0)),
             (4,),
             "event 1: there is no site -1",
         ),
         (
-            (Mark(1, Phase.FORWARD), alloc(0, 512), Mark(2, Phase.INPUTS), Mark(1, Phase.FORWARD)),
+            (
+                PhaseStart(1, Phase.FORWARD),
+                alloc(0, 512),
+                PhaseStart(2, Phase.INPUTS),
+                PhaseStart(1, Phase.FORWARD),
+            ),
             (4,),
             "event 3: step 1 comes after step 2",
         ),
-        ((Mark(-1, Phase.SETUP), alloc(0, 512), Free(0)), (4,), "event 0: step -1 comes after step 0"),
+        ((PhaseStart(-1, Phase.SETUP), alloc(0, 512), Free(0)), (4,), "event 0: step -1 comes after step 0"),
         (WHOLE, (), "batch sizes () are no positive numbers"),
         (WHOLE, (0,), "batch sizes (0,) are no positive numbers"),
         (WHOLE, (2, -3), "batch sizes (2, -3) are no positive numbers"),

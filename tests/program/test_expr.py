@@ -18,11 +18,11 @@ from planner.jobs.job import Job, Mode, Precision
 from planner.program.events import Trace
 from planner.program.expr import Case, Guard, check_case, work_out
 from planner.program.stored_loop import loop_from_json, loops_to_json
-from planner.program.target import Chip, chip_of
+from planner.program.target import Target
 from tests.helpers.models import job_of
 from tests.program.test_specialize import Attending, on_meta, training
 
-CHIPS = (Chip((8, 6), 84), Chip((8, 6), 28), Chip((9, 0), 132), Chip((7, 5), 40))
+CHIPS = (Target((8, 6), 84), Target((8, 6), 28), Target((9, 0), 132), Target((7, 5), 40))
 
 Program = list[tuple[str, int, int]]
 
@@ -66,10 +66,10 @@ def test_a_case_says_what_the_rule_would_say_or_nothing(
     """At its own batch size always, at any other exactly or not at all, whatever the rule computes."""
     record = Record(batch)
 
-    def rule(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Any, ...]:
-        return run_program(program, args[0], chip.multiprocessors)
+    def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Any, ...]:
+        return run_program(program, args[0], chip.sm_count)
 
-    case = ask(rule, (Number(record, 3 * batch + 1, (1, 3)),), None, Chip((8, 6), processors), record)
+    case = ask(rule, (Number(record, 3 * batch + 1, (1, 3)),), None, Target((8, 6), processors), record)
     check_case(case)
 
     def plain(other: int, count: int) -> list[tuple[str, int]]:
@@ -105,7 +105,7 @@ def test_what_no_rule_computes_is_not_worked_out() -> None:
         check_case(Case(1, 9, (("+", 0, 1),), (), ()))
 
 
-def stored(build: Callable[[], Any], job: Job, chip: Chip) -> tuple[Loops, Any]:
+def stored(build: Callable[[], Any], job: Job, chip: Target) -> tuple[Loops, Any]:
     loops = Loops(job, on_meta(build), lambda line: None)
     return loops, Keeper(loops).loops(chip)[0]
 
@@ -118,14 +118,14 @@ def test_a_stored_loop_is_the_loop(precision: Precision) -> None:
         loops, loop = stored(Attending, job, chip)
         known = 0
         for batch in (2, 3, 5, 17, 64, 333, 1000, 4097):
-            for count in (chip.multiprocessors, 28):
+            for count in (chip.sm_count, 28):
                 found = loop.at(batch, count)
                 if found is not None:
                     known += 1
-                    assert differs(found, loops.at(batch, Chip(chip.capability, count))) == ""
+                    assert differs(found, loops.at(batch, Target(chip.capability, count))) == ""
         assert known >= 15
-        assert loop.at(1, chip.multiprocessors) is None
-        assert loop.at(loop.last + 1, chip.multiprocessors) is None
+        assert loop.at(1, chip.sm_count) is None
+        assert loop.at(loop.last + 1, chip.sm_count) is None
 
 
 def test_a_stored_run_is_the_run() -> None:
@@ -142,7 +142,9 @@ def test_loops_as_json() -> None:
     """Loops of two capabilities share what they have in common and come back whole."""
     job = job_of("3x64x64", mode=Mode.INFER, steps=1)
     loops = Loops(job, on_meta(Attending), lambda line: None)
-    ampere, ada = (Keeper(loops).loops(chip_of(capability))[0] for capability in ((8, 6), (8, 9)))
+    ampere, ada = (
+        Keeper(loops).loops(Target.for_capability(capability))[0] for capability in ((8, 6), (8, 9))
+    )
     said = loops_to_json({(8, 6): ampere, (8, 9): ada})
     assert loop_from_json(ampere.own, said, (8, 6)) == ampere
     assert loop_from_json(ada.own, said, (8, 9)) == ada
@@ -175,7 +177,7 @@ def test_broken_loops_are_refused() -> None:
 def test_a_rule_that_only_a_run_can_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a rule looks at what no sketch has, a loop answers nothing, and each batch size is run."""
 
-    def rule(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Any, ...]:
+    def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Any, ...]:
         return (Held(512 + args[0].storage_offset()),)
 
     monkeypatch.setitem(RULES, torch.ops.aten.convolution.default, rule)

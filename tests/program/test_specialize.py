@@ -14,11 +14,13 @@ from planner.capture.symbolic.fit_lines import find_loop
 from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
 from planner.capture.symbolic.recast import differs
 from planner.jobs.job import Job, Mode, Optimizer, Precision
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
-from planner.program.target import Chip, chip_of
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from planner.program.target import Target
 from tests.helpers.models import AMPERE, HOPPER, job_of
 
-GA102, TU102, AD102, GH100 = (chip_of(capability) for capability in (AMPERE, (7, 5), (8, 9), HOPPER))
+GA102, TU102, AD102, GH100 = (
+    Target.for_capability(capability) for capability in (AMPERE, (7, 5), (8, 9), HOPPER)
+)
 CAPABILITIES = ((6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 
@@ -70,7 +72,7 @@ def test_a_loop_is_what_a_run_gives(capability: tuple[int, int], multiprocessors
     job = training()
     loops = loops_of(Attending, job)
     loops.of(GA102)
-    chip = Chip(capability, multiprocessors)
+    chip = Target(capability, multiprocessors)
     for batch in (2, 7, 64, 1000):
         run = trace(job, batch, capability, on_meta(Attending), multiprocessors=multiprocessors)
         assert differs(loops.at(batch, chip), run) == ""
@@ -81,9 +83,9 @@ def test_scratch_memory_follows_the_gpu_and_no_line() -> None:
     """What the rules say is asked for every batch size and GPU, where a straight line would be wrong."""
     loops = loops_of(Attending, training())
 
-    def scratch(batch: int, chip: Chip) -> list[int]:
+    def scratch(batch: int, chip: Target) -> list[int]:
         events = loops.at(batch, chip).events
-        return [e.fixed_bytes for e in events if isinstance(e, Alloc) and e.role is Role.WORKSPACE]
+        return [e.fixed_bytes for e in events if isinstance(e, Alloc) and e.role is Category.WORKSPACE]
 
     few, many, hopper = scratch(2, GA102), scratch(2000, GA102), scratch(2000, GH100)
     assert len(few) < len(many)
@@ -108,7 +110,7 @@ def test_the_opening_is_the_beginning() -> None:
     loop = loops_of(Attending, training()).of(GA102)
     whole, opening = loop.at(9, GA102).events, loop.opening_at(9, GA102).events
     assert whole[: len(opening)] == opening
-    assert whole[len(opening)] == Mark(2, Phase.INPUTS)
+    assert whole[len(opening)] == PhaseStart(2, Phase.INPUTS)
 
 
 def test_few_runs_serve_many_gpus() -> None:
@@ -117,7 +119,7 @@ def test_few_runs_serve_many_gpus() -> None:
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
         training(),
     )
-    assert len({id(loops.of(chip_of(capability))) for capability in CAPABILITIES}) == 1
+    assert len({id(loops.of(Target.for_capability(capability))) for capability in CAPABILITIES}) == 1
     assert loops.runs == 2
 
 
@@ -147,7 +149,7 @@ def test_refused_pairs_of_runs() -> None:
     """Sizes on no line of whole bytes, sizes that shrink, and deaths in another order are refused."""
 
     def birth(block: int, size: int) -> Alloc:
-        return Alloc(block, size, 0, Role.TEMPORARY, 0)
+        return Alloc(block, size, 0, Category.TEMPORARY, 0)
 
     pairs = [
         ((birth(0, 5),), (birth(0, 8),), 4, "on no line through whole numbers"),
@@ -166,9 +168,9 @@ def test_refused_pairs_of_runs() -> None:
 
 def test_what_two_traces_differ_in() -> None:
     """The first event that is another one; numbers of blocks do not count."""
-    born = Alloc(0, 8, 0, Role.TEMPORARY, 0)
-    renamed = Alloc(7, 8, 0, Role.TEMPORARY, 0)
-    larger = Alloc(0, 9, 0, Role.TEMPORARY, 0)
+    born = Alloc(0, 8, 0, Category.TEMPORARY, 0)
+    renamed = Alloc(7, 8, 0, Category.TEMPORARY, 0)
+    larger = Alloc(0, 9, 0, Category.TEMPORARY, 0)
     one = one_run(2, born, Free(0)).trace
     assert differs(one, one_run(2, renamed, Free(7)).trace) == ""
     assert differs(one, one_run(2, larger, Free(0)).trace) == "event 0 at batch 2"
@@ -210,4 +212,7 @@ def test_calls_of_a_run() -> None:
     products = [call for call in calls.found if call.func is torch.ops.aten.addmm.default]
     assert [call.site.op for call in products] == ["aten.addmm.default"]
     inside = run.events[products[0].start : products[0].end]
-    assert [event.role for event in inside if isinstance(event, Alloc)] == [Role.ACTIVATION, Role.WORKSPACE]
+    assert [event.role for event in inside if isinstance(event, Alloc)] == [
+        Category.ACTIVATION,
+        Category.WORKSPACE,
+    ]

@@ -6,53 +6,53 @@ import pytest
 
 from planner.capture.session import trace
 from planner.jobs.catalogue import load_catalogue
-from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from planner.program.steps import Ask, GiveBack, Keep, Loop, fold
 from tests.helpers.models import AMPERE
 from tests.helpers.traces import SITES, alloc
 
 SETUP: tuple[Event, ...] = (
-    Mark(0, Phase.SETUP),
-    Alloc(0, 30, 0, Role.PARAMETER, 0),
-    Mark(1, Phase.INPUTS),
-    Alloc(1, 0, 6, Role.INPUT, 0),
-    Mark(1, Phase.FORWARD),
-    Alloc(2, 7, 0, Role.WORKSPACE, 0),  # given back
+    PhaseStart(0, Phase.SETUP),
+    Alloc(0, 30, 0, Category.PARAMETER, 0),
+    PhaseStart(1, Phase.INPUTS),
+    Alloc(1, 0, 6, Category.INPUT, 0),
+    PhaseStart(1, Phase.FORWARD),
+    Alloc(2, 7, 0, Category.WORKSPACE, 0),  # given back
     Free(2),
-    Alloc(3, 8, 0, Role.WORKSPACE, 0),  # not given back
-    Alloc(4, 1, 1, Role.TEMPORARY, 0),
+    Alloc(3, 8, 0, Category.WORKSPACE, 0),  # not given back
+    Alloc(4, 1, 1, Category.TEMPORARY, 0),
 )
 STEP_2: tuple[Event, ...] = (
-    Mark(2, Phase.INPUTS),
+    PhaseStart(2, Phase.INPUTS),
     Free(1),
-    Alloc(5, 0, 6, Role.INPUT, 0),
-    Mark(2, Phase.FORWARD),
-    Alloc(6, 1, 1, Role.TEMPORARY, 0),
+    Alloc(5, 0, 6, Category.INPUT, 0),
+    PhaseStart(2, Phase.FORWARD),
+    Alloc(6, 1, 1, Category.TEMPORARY, 0),
     Free(4),
 )
 
 
 def test_fold() -> None:
     """Sizes are those of the batch, blocks named by the age of their step; kept workspaces stand apart."""
-    trace = Trace((*SETUP, *STEP_2, Mark(2, Phase.END)), SITES, (2, 3))
+    trace = Trace((*SETUP, *STEP_2, PhaseStart(2, Phase.END)), SITES, (2, 3))
     assert fold(trace, 2) == Loop(
-        setup=(Phase.SETUP, Ask(30, Role.PARAMETER)),
+        setup=(Phase.SETUP, Ask(30, Category.PARAMETER)),
         steps=(
             (
                 Phase.INPUTS,
-                Ask(12, Role.INPUT),
+                Ask(12, Category.INPUT),
                 Phase.FORWARD,
-                Ask(7, Role.WORKSPACE),
+                Ask(7, Category.WORKSPACE),
                 GiveBack(0, 1),
                 Keep(8),
-                Ask(3, Role.TEMPORARY),
+                Ask(3, Category.TEMPORARY),
             ),
             (
                 Phase.INPUTS,
                 GiveBack(1, 0),
-                Ask(12, Role.INPUT),
+                Ask(12, Category.INPUT),
                 Phase.FORWARD,
-                Ask(3, Role.TEMPORARY),
+                Ask(3, Category.TEMPORARY),
                 GiveBack(1, 2),
             ),
         ),
@@ -61,7 +61,7 @@ def test_fold() -> None:
 
 def looping(*sizes: int) -> Loop:
     """A loop whose steps ask for one block each."""
-    return Loop((), tuple((Ask(size, Role.TEMPORARY),) for size in sizes))
+    return Loop((), tuple((Ask(size, Category.TEMPORARY),) for size in sizes))
 
 
 def test_a_settled_loop_repeats_its_last_step() -> None:
@@ -84,7 +84,7 @@ def test_an_unsettled_loop_has_no_further_steps(loop: Loop) -> None:
 def test_a_trace_of_no_steps_is_its_setup() -> None:
     """A trace without steps folds into a loop without any."""
     assert fold(Trace((alloc(0, 5), Free(0)), SITES, (1,)), 1) == Loop(
-        (Ask(5, Role.TEMPORARY), GiveBack(0, 0)), ()
+        (Ask(5, Category.TEMPORARY), GiveBack(0, 0)), ()
     )
 
 

@@ -23,8 +23,18 @@ from planner.planning.attribution import Shown, explain
 from planner.planning.batch_curve import BatchCurve, CurvePoint, Grid, curve_sizes, take_curve
 from planner.planning.max_batch import estimate, without_end
 from planner.program.bounds import Floor, least_bytes
-from planner.program.events import Alloc, Detail, Free, Mark, Outcome, Phase, Role, Site, Trace
-from planner.program.target import Chip
+from planner.program.events import (
+    Alloc,
+    Category,
+    Free,
+    Outcome,
+    Phase,
+    PhaseStart,
+    Site,
+    TensorProvenance,
+    Trace,
+)
+from planner.program.target import Target
 from planner.report.page.page import page_data, page_html
 from planner.report.summary import summary_of
 from planner.store.codec import save_trace
@@ -34,12 +44,17 @@ NOBODY = make_budget(unlimited_device(), 0.99, AllocatorRules())
 SITES = (Site("", "aten.empty"), Site("body.0.conv", "aten.convolution.default"), Site("head", "to"))
 # Weights of 300 MiB, an input of 4 MiB a sample, 40 MiB of activations a sample, gradients of 300 MiB.
 EVENTS = (
-    *(Mark(0, Phase.SETUP), Alloc(0, 300 * MIB, 0, Role.PARAMETER, 2)),
-    *(Mark(1, Phase.INPUTS), Alloc(1, 0, 4 * MIB, Role.INPUT, 0)),
-    *(Mark(1, Phase.FORWARD), Alloc(2, 0, 24 * MIB, Role.ACTIVATION, 1)),
-    *(Alloc(3, 0, 16 * MIB, Role.ACTIVATION, 2), Alloc(4, 5 * MIB, 0, Role.WORKSPACE, 1), Free(4)),
-    *(Mark(1, Phase.BACKWARD), Alloc(5, 300 * MIB, 0, Role.GRADIENT, 2), Free(3), Free(2)),
-    *(Mark(2, Phase.INPUTS), Free(1), Alloc(6, 0, 4 * MIB, Role.INPUT, 0), Mark(2, Phase.END)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 300 * MIB, 0, Category.PARAMETER, 2)),
+    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 0, 4 * MIB, Category.INPUT, 0)),
+    *(PhaseStart(1, Phase.FORWARD), Alloc(2, 0, 24 * MIB, Category.ACTIVATION, 1)),
+    *(Alloc(3, 0, 16 * MIB, Category.ACTIVATION, 2), Alloc(4, 5 * MIB, 0, Category.WORKSPACE, 1), Free(4)),
+    *(PhaseStart(1, Phase.BACKWARD), Alloc(5, 300 * MIB, 0, Category.GRADIENT, 2), Free(3), Free(2)),
+    *(
+        PhaseStart(2, Phase.INPUTS),
+        Free(1),
+        Alloc(6, 0, 4 * MIB, Category.INPUT, 0),
+        PhaseStart(2, Phase.END),
+    ),
 )
 TOY = Trace(EVENTS, SITES, (2, 3))
 JOB = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=2)
@@ -53,13 +68,13 @@ class _Same:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         return self._trace
 
-    def kin(self, batch: int, chip: Chip) -> object:
+    def kin(self, batch: int, chip: Target) -> object:
         return "all the same"
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         return least_bytes(self._trace.events)
 
 
@@ -154,7 +169,7 @@ def test_each_point_is_the_estimate(trace: Trace, budgets: list[Any], most: int,
 
 def test_pages_may_pass_the_cap() -> None:
     """Where segments expand, 20 MiB and a byte fit under a cap of 23 MiB: the pages of 20 MiB pass it."""
-    events = (Alloc(0, 20 * MIB + 1, 0, Role.ACTIVATION, 0), Mark(1, Phase.FORWARD))
+    events = (Alloc(0, 20 * MIB + 1, 0, Category.ACTIVATION, 0), PhaseStart(1, Phase.FORWARD))
     trace = Trace(events, (Site("", "aten.empty"),), (2, 3))
     card = make_budget(generic_device(1100), 0.9, AllocatorRules(expandable_segments=True), 23 * MIB)
     curve = take_curve([(card, 1)], _Same(trace), 1)
@@ -251,7 +266,7 @@ def test_the_curve_in_the_page_is_the_curve() -> None:
 def test_names_cannot_leave_their_place() -> None:
     """A module, operator or line of code may hold any text; the page shows it and does not run it."""
     evil = "</script><script>alert(1)</script><b>"
-    details = (Detail(2, (8, 3), "float32", f"{evil}.py:7", f"x = {evil}"),)
+    details = (TensorProvenance(2, (8, 3), "float32", f"{evil}.py:7", f"x = {evil}"),)
     trace = Trace(EVENTS, (SITES[0], Site(evil, evil), SITES[2]), (2, 3), details=details)
     page = page_of(trace)
     assert evil not in page

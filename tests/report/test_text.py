@@ -29,7 +29,7 @@ from planner.jobs.job import (
     ZeroGrad,
 )
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.assumptions import assumptions
 from planner.report.commands.as_json import estimate_to_json, plan_to_json
 from planner.report.commands.max_batch import estimate_text, max_batch_text
@@ -62,30 +62,39 @@ CONTEXT = Measured(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED)
 # activations of 7 MiB a sample, gradients, and the optimizer's state after the first step.
 SITES = (Site("fc", "to"), Site("", "aten.empty.memory_format"), Site("fc", "aten.addmm.default"))
 EVENTS = (
-    *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0)),
-    *(Mark(1, Phase.INPUTS), Alloc(1, 0, MIB, Role.INPUT, 1)),
-    *(Mark(1, Phase.FORWARD), Alloc(2, 8 * MIB, 0, Role.WORKSPACE, 2)),
-    *(Alloc(3, 0, 5 * MIB, Role.TEMPORARY, 2), Alloc(10, 0, 5 * MIB, Role.TEMPORARY, 2), Free(3), Free(10)),
-    Alloc(4, 0, 7 * MIB, Role.ACTIVATION, 2),
-    *(Mark(1, Phase.BACKWARD), Alloc(5, 30 * MIB, 0, Role.GRADIENT, 2), Free(4)),
-    *(Mark(1, Phase.OPTIMIZER), Alloc(6, 60 * MIB, 0, Role.OPTIMIZER, 1), Free(1)),
-    *(Mark(2, Phase.INPUTS), Alloc(7, 0, MIB, Role.INPUT, 1)),
-    *(Mark(2, Phase.FORWARD), Alloc(8, 0, 5 * MIB, Role.TEMPORARY, 2), Free(8)),
-    *(Alloc(9, 0, 7 * MIB, Role.ACTIVATION, 2), Mark(2, Phase.BACKWARD), Free(9)),
-    *(Mark(2, Phase.OPTIMIZER), Mark(2, Phase.END)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0)),
+    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 0, MIB, Category.INPUT, 1)),
+    *(PhaseStart(1, Phase.FORWARD), Alloc(2, 8 * MIB, 0, Category.WORKSPACE, 2)),
+    *(
+        Alloc(3, 0, 5 * MIB, Category.TEMPORARY, 2),
+        Alloc(10, 0, 5 * MIB, Category.TEMPORARY, 2),
+        Free(3),
+        Free(10),
+    ),
+    Alloc(4, 0, 7 * MIB, Category.ACTIVATION, 2),
+    *(PhaseStart(1, Phase.BACKWARD), Alloc(5, 30 * MIB, 0, Category.GRADIENT, 2), Free(4)),
+    *(PhaseStart(1, Phase.OPTIMIZER), Alloc(6, 60 * MIB, 0, Category.OPTIMIZER, 1), Free(1)),
+    *(PhaseStart(2, Phase.INPUTS), Alloc(7, 0, MIB, Category.INPUT, 1)),
+    *(PhaseStart(2, Phase.FORWARD), Alloc(8, 0, 5 * MIB, Category.TEMPORARY, 2), Free(8)),
+    *(Alloc(9, 0, 7 * MIB, Category.ACTIVATION, 2), PhaseStart(2, Phase.BACKWARD), Free(9)),
+    *(PhaseStart(2, Phase.OPTIMIZER), PhaseStart(2, Phase.END)),
 )
 # A step whose second block is larger than the first, which the allocator has kept: below 120 MiB even one
 # sample takes a retry.
 GROWING = (
-    *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
-    *(Alloc(1, 40 * MIB, MIB, Role.TEMPORARY, 2), Free(1), Alloc(2, 50 * MIB, MIB, Role.ACTIVATION, 2)),
-    Mark(1, Phase.END),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0), PhaseStart(1, Phase.FORWARD)),
+    *(
+        Alloc(1, 40 * MIB, MIB, Category.TEMPORARY, 2),
+        Free(1),
+        Alloc(2, 50 * MIB, MIB, Category.ACTIVATION, 2),
+    ),
+    PhaseStart(1, Phase.END),
 )
 UNKNOWN_OPS = ("aten.convolution.default", "aten.sum.dim_IntList")
 NOTES = ("traced with PyTorch 9.9",)
 
 
-def traced(batch: int, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Trace:
+def traced(batch: int, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Trace:
     """The trace as if taken at this batch size."""
     at_batch = (
         replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
@@ -107,7 +116,7 @@ def estimated(batch: int, card: Budget, job: Job = JOB) -> Estimate:
     return pinned(estimate(job, traced(batch), batch, card))
 
 
-def planned(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Plan:
+def planned(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Plan:
     """A plan, as repeatable."""
     plan = plan_max_batch(JOB, card, lambda batch: traced(batch, events))
     return replace(
@@ -119,7 +128,7 @@ def planned(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> P
     )
 
 
-def refusing_retries(card: Budget, events: tuple[Alloc | Free | Mark, ...] = EVENTS) -> Plan:
+def refusing_retries(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Plan:
     """The same, for somebody to whom retries are no answer."""
     return replace(planned(card, events), no_retries=True)
 
@@ -341,7 +350,7 @@ def test_rounded_parts_add_up(sizes: list[int], digits: int) -> None:
 def test_breakdown_of_json_adds_up(batch: int, fixed_bytes: int, context_bytes: int) -> None:
     """The breakdown in the JSON adds up to `process_mib`, whatever the sizes."""
     card = budget(None, replace(unlimited(), context=replace(CONTEXT, value=context_bytes)))
-    events = (Mark(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, 0, Role.PARAMETER, 0), *EVENTS[2:])
+    events = (PhaseStart(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, 0, Category.PARAMETER, 0), *EVENTS[2:])
     said = estimate_to_json(estimate(JOB, traced(batch, events), batch, card), 1.5)
     parts = [Decimal(str(part)) for part in said["breakdown_mib"].values()]
     assert sum(parts) == Decimal(str(said["process_mib"]))

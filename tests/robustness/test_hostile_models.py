@@ -35,7 +35,7 @@ from planner.hardware.calibration.model import Point, Refusal
 from planner.jobs.job import Job, parse_tensor_spec
 from planner.planning.sweep.results import Store
 from planner.planning.sweep.task import Done, Task
-from planner.program.events import Mark, Phase, Site, Trace
+from planner.program.events import Phase, PhaseStart, Site, Trace
 from planner.store.cache_dir import TraceCache
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.runs import RUN
@@ -513,7 +513,7 @@ ORIGINS = Origins("measured", "a", "torch 2.13")
 
 def _write_all(folder: Path, numbers: range, tell: int) -> None:
     """Write each number into a calibration, a trace, a cache and a folder of results; then tell it."""
-    small = Trace((Mark(0, Phase.SETUP),), (Site("", "to"),), (2,))
+    small = Trace((PhaseStart(0, Phase.SETUP),), (Site("", "to"),), (2,))
     store, task = Store(folder / "sweep", "", print), Task("m", "r", RUN.job, (), {})
     cache = TraceCache(folder / "cache", print)
     for number in numbers:

@@ -14,13 +14,13 @@ from planner import max_batch
 from planner._support.versions import installed_version, public_version
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.resolve import is_completed_by_library, resolve_job
-from planner.program.target import Chip, chip_of
+from planner.program.target import Target
 from planner.store.bundled_store import INDEX, SHIPPED, ShippedShelf, shipped_name
 from planner.store.fingerprint import tracer_digest
 from tests.store.test_cache_dir import WITHOUT_TORCH, told
 
 STALE = "the shipped traces are not those of this tracer: run `make traces`"
-GENERIC = chip_of((8, 6))
+GENERIC = Target.for_capability((8, 6))
 
 
 def shipped_index() -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_a_new_installation_answers_without_torch(tmp_path: Path) -> None:
         assert done.returncode == (1 if model == "llama_70b" else 0)
 
 
-def found(shelf: ShippedShelf, chip: Chip = GENERIC) -> int:
+def found(shelf: ShippedShelf, chip: Target = GENERIC) -> int:
     catalogue = load_catalogue()
     return len(list(shelf.loops(resolve_job("resnet50", catalogue), chip)))
 
@@ -100,7 +100,7 @@ def test_other_versions_use_none(tmp_path: Path) -> None:
     }
     same = index | {"versions": here}
     assert found(with_index(same)) == 1
-    assert found(with_index(same), Chip((5, 0), 10)) == 0
+    assert found(with_index(same), Target((5, 0), 10)) == 0
     assert found(with_index(same | {"planner": "another"})) == 0
     assert found(with_index(same | {"versions": {job: {"torch": "1.0"} for job in here}})) == 0
     assert found(with_index(same | {"versions": {job: {"not-installed": "1.0"} for job in here}})) == 1

@@ -17,7 +17,7 @@ from planner._support.versions import installed_version, public_version
 from planner.cli import run
 from planner.hardware.device import find_device
 from planner.jobs.job import Job
-from planner.program.events import Alloc, Role, Site, Trace
+from planner.program.events import Alloc, Category, Site, Trace
 from planner.store.cache_dir import TraceCache, open_cache
 from planner.store.fingerprint import file_digest, key_of, name_of
 
@@ -287,7 +287,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(model: Path, monkeypatch: p
 
 
 def one_trace(number: int) -> Trace:
-    births = tuple(Alloc(block, 512 + number, 0, Role.PARAMETER, 0) for block in range(200))
+    births = tuple(Alloc(block, 512 + number, 0, Category.PARAMETER, 0) for block in range(200))
     return Trace(births, (Site("", "op"),), (1,))
 
 

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from planner.errors import DataFileError
-from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Site, Trace, check
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace, check
 from planner.store import codec as trace_file
 from planner.store.codec import Saved, load_saved, load_trace, save_loops, save_trace
 from tests.helpers.traces import UNTIMED, traces
 
 EVENTS: tuple[Event, ...] = (
-    Mark(0, Phase.SETUP),
-    Alloc(0, 37632, 0, Role.PARAMETER, 0),
-    Mark(1, Phase.FORWARD),
-    Alloc(7, -64, 802816, Role.ACTIVATION, 1),
+    PhaseStart(0, Phase.SETUP),
+    Alloc(0, 37632, 0, Category.PARAMETER, 0),
+    PhaseStart(1, Phase.FORWARD),
+    Alloc(7, -64, 802816, Category.ACTIVATION, 1),
     Free(7),
-    Mark(1, Phase.END),
+    PhaseStart(1, Phase.END),
 )
 SITES = (Site("", "to"), Site("conv1", "aten.convolution.default"))
 TRACE = Trace(EVENTS, SITES, (2, 3, 128), ("aten.mystery.default",), ("traced with torch 2.13",))
@@ -56,7 +56,7 @@ scalars = st.one_of(
     st.integers(-(2**70), 2**70),
     st.floats(),
     texts,
-    st.sampled_from([*Role, *Phase, "afm"]),
+    st.sampled_from([*Category, *Phase, "afm"]),
 )
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4)

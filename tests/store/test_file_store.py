@@ -18,8 +18,8 @@ from planner.hardware.device import find_device
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.source import Workload, save_workload
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
-from planner.program.target import Chip
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from planner.program.target import Target
 from planner.store.codec import load_saved, load_trace
 from planner.store.saved_traces import open_saved
 
@@ -172,16 +172,20 @@ def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
     job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
 
     def traced(batch: int) -> Trace:
-        events = (Mark(1, Phase.FORWARD), Alloc(0, 512 * batch, 0, Role.ACTIVATION, 0), Mark(1, Phase.END))
+        events = (
+            PhaseStart(1, Phase.FORWARD),
+            Alloc(0, 512 * batch, 0, Category.ACTIVATION, 0),
+            PhaseStart(1, Phase.END),
+        )
         return Trace(events, (Site("fc", "mm"),), (batch,))
 
     def refuse(tell: object) -> NoReturn:
         raise AssertionError("loops were taken")
 
-    workload = Workload(job, 5, Chip((8, 6), 28), lambda tell: traced, refuse)
+    workload = Workload(job, 5, Target((8, 6), 28), lambda tell: traced, refuse)
     save_workload(workload, traced, 5, tmp_path / "x.trace", lambda line: None)
     note = "scratch memory of kernels is as traced at batches 2 and 3 and 5; at others it may differ"
-    assert scratch(tmp_path / "x.trace", 7, Chip((8, 6), 28)) == ([7 * 512], (note,))
+    assert scratch(tmp_path / "x.trace", 7, Target((8, 6), 28)) == ([7 * 512], (note,))
 
 
 def test_a_refused_sample_is_told_of(tmp_path: Path) -> None:
@@ -249,7 +253,7 @@ def written(folder: Path, document: object) -> Path:
     return path
 
 
-def scratch(path: Path, batch: int, chip: Chip) -> tuple[list[int], tuple[str, ...]]:
+def scratch(path: Path, batch: int, chip: Target) -> tuple[list[int], tuple[str, ...]]:
     trace = open_saved(path).traces.at(batch, chip)
     taken = [event.fixed_bytes for event in trace.events if isinstance(event, Alloc)]
     return taken, trace.notes
@@ -260,31 +264,35 @@ def test_older_files_plan_as_before(tmp_path: Path) -> None:
     path = written(tmp_path, {"format": 1, "about": ABOUT} | OWN)
     saved = open_saved(path)
     assert (saved.batch, saved.capability, saved.traces.is_any_batch) == (5, (8, 6), True)
-    assert scratch(path, 7, Chip((8, 6), 28)) == ([4096, 7168], ())
+    assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168], ())
     note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
-    assert scratch(path, 1, Chip((9, 0), 132)) == ([4096, 1024], (note,))
+    assert scratch(path, 1, Target((9, 0), 132)) == ([4096, 1024], (note,))
     single = OWN | {
         "batches": [5],
         "alloc": OWN["alloc"] | {"per_sample_bytes": [0, 0], "fixed_bytes": [1, 2]},
     }
     path = written(tmp_path, {"format": 1, "about": ABOUT} | single)
-    assert scratch(path, 5, Chip((8, 6), 28)) == ([1, 2], ())
+    assert scratch(path, 5, Target((8, 6), 28)) == ([1, 2], ())
     with pytest.raises(UsageError, match="this trace holds for batch 5 only; trace batch 6 anew"):
-        scratch(path, 6, Chip((8, 6), 28))
+        scratch(path, 6, Target((8, 6), 28))
 
 
 def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
     """Kernels take what their terms say, of the case that answers."""
     path = written(tmp_path, LOOPS)
-    assert scratch(path, 7, Chip((8, 6), 28)) == ([4096, 7168, 28 * 512], ())
-    assert scratch(path, 7, Chip((8, 6), 40)) == ([4096, 7168, 40 * 512], ())
-    assert scratch(path, 8, Chip((8, 6), 40)) == ([4096, 8192, 8 * 2048], ())
-    trace = open_saved(path).traces.at(7, Chip((8, 6), 28))
+    assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168, 28 * 512], ())
+    assert scratch(path, 7, Target((8, 6), 40)) == ([4096, 7168, 40 * 512], ())
+    assert scratch(path, 8, Target((8, 6), 40)) == ([4096, 8192, 8 * 2048], ())
+    trace = open_saved(path).traces.at(7, Target((8, 6), 28))
     assert trace == Trace(
         (
-            *(Mark(0, Phase.SETUP), Alloc(0, 4096, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
-            *(Alloc(1, 7168, 0, Role.ACTIVATION, 0), Alloc(3, 14336, 0, Role.WORKSPACE, 0), Free(3)),
-            Mark(1, Phase.END),
+            *(
+                PhaseStart(0, Phase.SETUP),
+                Alloc(0, 4096, 0, Category.PARAMETER, 0),
+                PhaseStart(1, Phase.FORWARD),
+            ),
+            *(Alloc(1, 7168, 0, Category.ACTIVATION, 0), Alloc(3, 14336, 0, Category.WORKSPACE, 0), Free(3)),
+            PhaseStart(1, Phase.END),
         ),
         (Site("fc", "mm"),),
         (7,),
@@ -298,11 +306,11 @@ def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
         "the file does not know what all kernels take at batch {} on {} multiprocessors; some are given what "
     )
     at = "they take at batch {} on {} multiprocessors"
-    assert scratch(path, 1, Chip((8, 6), 40)) == (
+    assert scratch(path, 1, Target((8, 6), 40)) == (
         [4096, 1024, 40 * 512],
         (said.format(1, 40) + at.format(2, 40),),
     )
-    assert scratch(path, 200, Chip((8, 6), 40)) == (
+    assert scratch(path, 200, Target((8, 6), 40)) == (
         [4096, 204800, 81 * 2048],
         (
             said.format(200, 40) + at.format(81, 40),
@@ -310,7 +318,7 @@ def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
         ),
     )
     note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
-    assert scratch(path, 9, Chip((9, 0), 132)) == ([4096, 9216, 9 * 2048], (note,))
+    assert scratch(path, 9, Target((9, 0), 132)) == ([4096, 9216, 9 * 2048], (note,))
 
 
 @pytest.mark.parametrize(
@@ -366,7 +374,7 @@ def test_broken_loops_are_refused(tmp_path: Path, place: str, value: object, fla
     inner[last] = value
     path = written(tmp_path, document)
     with pytest.raises(DataFileError) as caught:
-        open_saved(path).traces.at(7, Chip((8, 6), 28))
+        open_saved(path).traces.at(7, Target((8, 6), 28))
     assert str(caught.value).startswith(f"{path}: {flaw}")
     assert len(str(caught.value).splitlines()) == 1
 

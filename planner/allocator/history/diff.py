@@ -19,7 +19,7 @@ from planner.allocator.history.sequences import (
     marks_of_trace,
     peak_of,
 )
-from planner.program import Phase, Role, Trace
+from planner.program import Category, Phase, Trace
 
 
 class Kind(StrEnum):
@@ -261,7 +261,7 @@ def _extras(
             kind = Kind.WORKSPACE if lives[index] == matched and _dies(recorded[index]) else Kind.BLOCK
             found.append(_extra(kind, index, recorded[index], peaks[1]))
         for index in range(before[0], one):
-            kind = Kind.SCRATCH if traced[index].role is Role.WORKSPACE else Kind.TENSOR
+            kind = Kind.SCRATCH if traced[index].role is Category.WORKSPACE else Kind.TENSOR
             found.append(_extra(kind, index, traced[index], peaks[0]))
         before = (one + step, other + step)
         matched += step

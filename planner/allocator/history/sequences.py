@@ -10,7 +10,7 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
 from planner.allocator.history.lcs import Pair
-from planner.program import Alloc, Free, Mark, Phase, Role, Trace
+from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Birth:
     phase: Phase = Phase.SETUP
     module: str = ""
     op: str = ""
-    role: Role | None = None
+    role: Category | None = None
     where: str = ""
 
 
@@ -76,9 +76,9 @@ def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Bir
         if isinstance(event, Free):
             deaths[event.block] = births
     found = []
-    mark = Mark(0, Phase.SETUP)
+    mark = PhaseStart(0, Phase.SETUP)
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             mark = event
         elif isinstance(event, Alloc):
             size = event.bytes_at(batch)
@@ -103,7 +103,7 @@ def marks_of_trace(trace: Trace) -> list[RecordedMark]:
     marks, births = [], 0
     for event in trace.events:
         births += isinstance(event, Alloc)
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             marks.append(RecordedMark(births, event.step, event.phase))
     return marks
 

@@ -16,7 +16,7 @@ from planner.allocator.blocks import SegmentEvent, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.replay import Arena, open_allocator
 from planner.allocator.timeline import play
-from planner.program import Alloc, Free, Mark, Phase, Role, Trace
+from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads
 LOOP = "training loop"
@@ -39,7 +39,7 @@ def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
     live: dict[int, _Live] = {}
     entries: list[dict[str, Any]] = []
     for _, event, block in play(trace, batch, allocator):
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             frames.mark = event
             continue
         if isinstance(event, Alloc):
@@ -77,7 +77,7 @@ class _Live:
 
     address: int
     requested_bytes: int
-    role: Role
+    role: Category
     frames: Frames
 
 
@@ -85,10 +85,10 @@ class _FrameMaker:
     """Stacks of modules; equal ones are one object, which keeps the pickle small."""
 
     def __init__(self, trace: Trace) -> None:
-        self.mark = Mark(0, Phase.SETUP)
+        self.mark = PhaseStart(0, Phase.SETUP)
         self._trace = trace
         self._details = {detail.block: detail for detail in trace.details}
-        self._made: dict[tuple[int, str, str, Mark], Frames] = {}
+        self._made: dict[tuple[int, str, str, PhaseStart], Frames] = {}
 
     def of(self, event: Alloc) -> Frames:
         """The stack of an allocation, innermost first: the operator, its line, its modules, the loop."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from planner.capture.loop.runtime import Label
 from planner.jobs import Job
-from planner.program import Role
+from planner.program import Category
 
 FIRST_BUCKET_BYTES = 2**20  # reducer.hpp: kDefaultFirstBucketBytes
 BUCKET_BYTES = 25 * 2**20  # reducer.hpp: kDefaultBucketBytesCap
@@ -73,7 +73,7 @@ class Buckets:
             first = self._parameters[bucket[0]]
             elements = sum(self._parameters[index].numel() for index in bucket)
             flat = torch.empty(elements, dtype=first.dtype, device=first.device)
-            self._label(flat, Role.GRADIENT)
+            self._label(flat, Category.GRADIENT)
             offset = 0
             for index in bucket:
                 parameter = self._parameters[index]

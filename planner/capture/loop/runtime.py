@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from torch import Tensor, optim
 
-from planner.program import Phase, Role
+from planner.program import Category, Phase
 
 Fetch = Callable[[], tuple[tuple[Any, ...], dict[str, Any], Any]]  # inputs, keyword inputs, target
 OnPhase = Callable[[int, Phase], None]
-Label = Callable[[Tensor, Role], None]
+Label = Callable[[Tensor, Category], None]
 
 
 class Scaler(Protocol):
@@ -23,7 +23,7 @@ class Scaler(Protocol):
     def update(self) -> None: ...
 
 
-def _unheard(tensor: Tensor, role: Role) -> None:
+def _unheard(tensor: Tensor, role: Category) -> None:
     """Nobody asks what a tensor is for."""
 
 

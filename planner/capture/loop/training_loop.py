@@ -36,7 +36,7 @@ from planner.jobs import (
     batch_of_specs,
     is_code,
 )
-from planner.program import Phase, Role
+from planner.program import Category, Phase
 
 __all__ = [
     "Fetch",
@@ -176,7 +176,7 @@ def _train(script: _Script) -> None:
     job = script.job
     if script.average is not None:
         for tensor in (*script.average.parameters(), *script.average.buffers()):
-            script.machine.label(tensor, Role.OPTIMIZER)
+            script.machine.label(tensor, Category.OPTIMIZER)
     with torch.enable_grad():
         for step in range(1, job.steps + 1):
             if job.evaluate and step == job.steps:

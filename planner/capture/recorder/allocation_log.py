@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.capture.recorder.provenance import Details
-from planner.program import Alloc, Event, Free, Mark, Phase, Role, Site
+from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class Block:
 
     number: int
     size_bytes: int
-    role: Role
+    role: Category
     site: int
     optional: bool = False
 
@@ -32,7 +32,7 @@ class BlockLog:
     """The log of one run; `entries` are births, the numbers of blocks that die, and marks."""
 
     def __init__(self, details: Details | None) -> None:
-        self.entries: list[Block | int | Mark] = []
+        self.entries: list[Block | int | PhaseStart] = []
         self._details = details
         self._alive: dict[int, Block] = {}
         self._blocks = 0
@@ -43,16 +43,16 @@ class BlockLog:
     def mark(self, step: int, phase: Phase) -> None:
         """From here on, births and deaths belong to this phase of this step; after the end none is told."""
         self._sum = None
-        self.entries.append(Mark(step, phase))
+        self.entries.append(PhaseStart(step, phase))
         self._closed = phase is Phase.END
 
     def keep_for_backward(self) -> None:
         """What is temporary and still alive turns out to be held for the backward pass."""
         for block in self._alive.values():
-            if block.role is Role.TEMPORARY:
-                block.role = Role.ACTIVATION
+            if block.role is Category.TEMPORARY:
+                block.role = Category.ACTIVATION
 
-    def birth(self, size_bytes: int, role: Role, op: str, module: str) -> Block:
+    def birth(self, size_bytes: int, role: Category, op: str, module: str) -> Block:
         """A new block, asked for by an operator in a module."""
         self._sum = None
         sites, number = self._sites, self._blocks

@@ -17,7 +17,7 @@ from types import CodeType
 import torch
 from torch import Tensor
 
-from planner.program import Asked, Detail
+from planner.program import ConvWorkspace, TensorProvenance
 
 _LONGEST_CODE = 100  # characters of a source line that are kept
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep  # the planner
@@ -40,7 +40,7 @@ class Details:
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _asked: dict[int, Asked] = field(default_factory=dict)  # likewise
+    _asked: dict[int, ConvWorkspace] = field(default_factory=dict)  # likewise
     _skipped: dict[CodeType, str] = field(default_factory=dict)  # code object -> "skip", "stop" or ""
     _known: dict[tuple[str, int], _Line] = field(default_factory=dict)
     # At each operator of a forward pass: the number of the next autograd node, and the line that runs.
@@ -70,22 +70,22 @@ class Details:
         """The block holds this tensor."""
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
-    def on_workspace(self, asked: Asked) -> None:
+    def on_workspace(self, asked: ConvWorkspace) -> None:
         """The block that it names is scratch memory of a convolution."""
         self._asked[asked.block] = asked
 
-    def asked_of(self, blocks: list[int]) -> tuple[Asked, ...]:
+    def asked_of(self, blocks: list[int]) -> tuple[ConvWorkspace, ...]:
         """The convolutions for which some of these blocks are scratch memory."""
         return tuple(self._asked[block] for block in blocks if block in self._asked)
 
-    def of(self, blocks: list[int]) -> tuple[Detail, ...]:
+    def of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
         """The details of these blocks, as far as there are any."""
         found = []
         for block in blocks:
             line = self._lines.get(block, _NO_LINE)
             shape, dtype = self._tensors.get(block, ((), ""))
             if dtype or line.source:
-                found.append(Detail(block, shape, dtype, line.source, line.code))
+                found.append(TensorProvenance(block, shape, dtype, line.source, line.code))
         return tuple(found)
 
     def _line_behind(self, sequence_number: int) -> _Line:

@@ -38,7 +38,7 @@ from planner.capture.workspaces.registry import (
 )
 from planner.capture.workspaces.steps import positional
 from planner.capture.workspaces.tensor.gemm import OPS as BLAS
-from planner.program import Alloc, Chip, Phase, Role, Site, Trace
+from planner.program import Alloc, Category, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
 
@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         model: nn.Module,
-        chip: Chip,
+        chip: Target,
         details: Details | None = None,
         calls: Calls | None = None,
         run: Run = run_on_meta,
@@ -106,13 +106,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = phase
         self._log.mark(step, phase)
 
-    def adopt(self, tensor: Tensor, role: Role, module: str, op: str) -> None:
+    def adopt(self, tensor: Tensor, role: Category, module: str, op: str) -> None:
         """Record a tensor that exists already as a block that is asked for now; a view of a known
         storage is not.
         """
         self._note(tensor, role, op, module)
 
-    def label(self, tensor: Tensor, role: Role) -> None:
+    def label(self, tensor: Tensor, role: Category) -> None:
         """Say afterwards what the block behind `tensor` was for."""
         owner = self._owners.get(tensor.untyped_storage()._cdata)
         if owner is not None:
@@ -168,7 +168,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op
 
     def _classify(self, func: Any) -> str:
-        if state_of(func) is State.UNKNOWN and not (self._chip.cudnn is not None and func in OF_CUDNN):
+        if state_of(func) is State.UNKNOWN and not (
+            self._chip.conv_workspace_query is not None and func in OF_CUDNN
+        ):
             self.unknown_ops.add(str(func))
         schema = func._schema
         if schema.name in ("aten::resize_", "aten::resize_as_", "aten::set_"):
@@ -181,7 +183,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "creates"
 
     def _note_outputs(self, op: _Operator, out: Any) -> None:
-        role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
+        role = Category.INPUT if self._phase is Phase.INPUTS else Category.TEMPORARY
         if isinstance(out, Tensor):
             self._note(out, role, op.name)
             return
@@ -195,7 +197,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = out.untyped_storage()
         owner = self._owners.get(storage._cdata)
         if owner is None:
-            self._note(out, Role.TEMPORARY, op.name)
+            self._note(out, Category.TEMPORARY, op.name)
         elif owner.block.size_bytes != storage.nbytes():
             old = owner.block
             owner.block = self._birth(storage.nbytes(), old.role, op.name)
@@ -217,7 +219,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_outputs(op, out)
         if op.uses_blas:
             for size in self._workspaces.first_use(op.func, args, self._phase):
-                self._birth(size, Role.WORKSPACE, op.name)
+                self._birth(size, Category.WORKSPACE, op.name)
         while held:
             self._log.death(held.pop())
         if self._calls is not None and (op.rule is not None or op.uses_blas):
@@ -243,7 +245,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_steps(self, op: _Operator, steps: tuple[Step, ...], outputs: list[Tensor]) -> list[Block]:
         """Record what a rule wrote down; the result is what the kernel holds until it returns."""
-        role = Role.INPUT if self._phase is Phase.INPUTS else Role.TEMPORARY
+        role = Category.INPUT if self._phase is Phase.INPUTS else Category.TEMPORARY
         held: list[Block] = []
         coming = list(outputs)
         if not {Made.OUTPUT, Made.SECOND, Made.REST} & {step for step in steps if isinstance(step, Made)}:
@@ -265,15 +267,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 del held[-1 - step.blocks : -1]
             elif isinstance(step, Held):
                 if step.size_bytes:  # no rule gives back one of no bytes
-                    held.append(self._birth(step.size_bytes, Role.WORKSPACE, op.name))
+                    held.append(self._birth(step.size_bytes, Category.WORKSPACE, op.name))
             elif isinstance(step, Trial):
-                block = self._birth(step.size_bytes, Role.WORKSPACE, op.name)
+                block = self._birth(step.size_bytes, Category.WORKSPACE, op.name)
                 block.optional = True
                 if self._details is not None and step.why is not None:
                     self._details.on_workspace(step.why(block.number))
                 self._log.death(block)
             elif isinstance(step, int) and step:
-                self._log.death(self._birth(step, Role.WORKSPACE, op.name))
+                self._log.death(self._birth(step, Category.WORKSPACE, op.name))
         return held
 
     def _new_tensors(self, func: Any, out: Any) -> list[Tensor]:
@@ -296,7 +298,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 found.setdefault(key, tensor)
         return list(found.values())
 
-    def _note(self, tensor: Tensor, role: Role, op: str, module: str | None = None) -> None:
+    def _note(self, tensor: Tensor, role: Category, op: str, module: str | None = None) -> None:
         if not tensor.is_meta:
             return
         storage = tensor.untyped_storage()
@@ -317,7 +319,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self._owners[owner.key]
         self._log.death(owner.block)
 
-    def _birth(self, size_bytes: int, role: Role, op: str, module: str | None = None) -> Block:
+    def _birth(self, size_bytes: int, role: Category, op: str, module: str | None = None) -> Block:
         where = self._scopes.name_in(self._phase) if module is None else module
         return self._log.birth(size_bytes, role, op, where)
 

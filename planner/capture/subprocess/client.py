@@ -22,15 +22,15 @@ from planner.errors import BatchTooLargeError, DataFileError, ModelError, Planne
 from planner.jobs import Job, job_to_json
 from planner.planning import (
     Factory,
+    OnProgress,
     Take,
-    Tell,
-    Tracer,
+    TraceSource,
     Workload,
     take_detailed_trace,
     take_trace,
     trace_workload,
 )
-from planner.program import Chip, Trace
+from planner.program import Target, Trace
 from planner.store import load_trace
 
 DEFAULT_LIMIT_SECONDS = 600.0
@@ -40,7 +40,7 @@ _KINDS: dict[str, type[PlannerError]] = {
     kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
 }
 
-Opener = Callable[[Job, int | None, Factory | None, Chip, Take], Workload]  # as `trace_workload`
+Opener = Callable[[Job, int | None, Factory | None, Target, Take], Workload]  # as `trace_workload`
 
 
 def limit_of(options: Mapping[str, object]) -> float | None:
@@ -73,11 +73,11 @@ def opener_of(options: Mapping[str, object]) -> Opener:
         return trace_workload
 
     def open_apart(
-        job: Job, batch: int | None, factory: Factory | None, chip: Chip, take: Take = take_trace
+        job: Job, batch: int | None, factory: Factory | None, chip: Target, take: Take = take_trace
     ) -> Workload:
         kind = "details" if take is take_detailed_trace else "plain"
 
-        def start(tell: Tell) -> Tracer:
+        def start(tell: OnProgress) -> TraceSource:
             tell("starting a process for the model")
             apart = apart_of(job, factory, limit_seconds, kind)
             return cache(lambda size: apart.trace(size, chip))
@@ -110,10 +110,10 @@ class Apart:
         weakref.finalize(self, _end, self._process)
         self._job = {"job": job_to_json(job), "kind": kind, "limit_seconds": limit_seconds}
 
-    def trace(self, batch: int, chip: Chip) -> Trace:
+    def trace(self, batch: int, chip: Target) -> Trace:
         """The trace of a batch size. Raises what the child raised, ModelError where it gave no answer."""
         path = Path(self._folder.name) / f"{batch}.trace"
-        asked = {"batch": batch, "capability": chip.capability, "multiprocessors": chip.multiprocessors}
+        asked = {"batch": batch, "capability": chip.capability, "multiprocessors": chip.sm_count}
         try:
             answer = self._ask({**self._job, **asked, "path": str(path)})
         except BaseException:

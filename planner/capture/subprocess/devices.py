@@ -7,8 +7,8 @@ from functools import cache
 from planner.capture.subprocess.client import Apart
 from planner.hardware import Budget
 from planner.jobs import Job
-from planner.planning import CardFit, Estimate, Tracer, estimate, over_epoch, plan_max_batch
-from planner.program import Chip, Floor, Trace
+from planner.planning import CardFit, Estimate, TraceSource, estimate, over_epoch, plan_max_batch
+from planner.program import Floor, Target, Trace
 
 
 @dataclass(slots=True)
@@ -17,19 +17,19 @@ class FromApart:
 
     job: Job
     apart: Apart
-    _tracers: dict[Chip, Tracer] = field(default_factory=dict)
+    _tracers: dict[Target, TraceSource] = field(default_factory=dict)
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """The whole trace."""
         if chip not in self._tracers:
             self._tracers[chip] = cache(lambda size: self.apart.trace(size, chip))
         return self._tracers[chip](batch)
 
-    def kin(self, batch: int, chip: Chip) -> Hashable:
+    def kin(self, batch: int, chip: Target) -> Hashable:
         """Only the traces tell."""
         return None
 
-    def floor(self, chip: Chip) -> Floor:
+    def floor(self, chip: Target) -> Floor:
         """Nothing is known from below."""
         return lambda batch: 0
 
@@ -38,7 +38,7 @@ class FromApart:
         return tuple(self._fit(budget, batch, multiple_of) for budget in budgets)
 
     def _fit(self, budget: Budget, batch: int | None, multiple_of: int) -> CardFit:
-        chip = budget.device.chip
+        chip = budget.device.target
         plan = plan_max_batch(self.job, budget, lambda size: self.at(size, chip), multiple_of=multiple_of)
         size = batch or plan.search.largest or 1
         found: Estimate | None = plan.at_max if size == plan.search.largest else None

@@ -13,8 +13,8 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.jobs import job_from_json
-from planner.planning import Tracer, take_detailed_trace, take_trace, trace_workload
-from planner.program import Chip
+from planner.planning import TraceSource, take_detailed_trace, take_trace, trace_workload
+from planner.program import Target
 from planner.store import save_trace
 
 _GRACE_SECONDS = 5  # the parent stops this process first, if it is still there
@@ -35,11 +35,11 @@ def main() -> None:
 
 
 def _answers(requests: Any) -> Iterator[dict[str, str]]:
-    tracers: dict[Chip, Tracer] = {}
+    tracers: dict[Target, TraceSource] = {}
     for line in requests:
         said = json.loads(line)
         major, minor = said["capability"]
-        chip = Chip((major, minor), said["multiprocessors"])
+        chip = Target((major, minor), said["multiprocessors"])
         try:
             # Where the parent was killed, nobody else stops a model that hangs.
             faulthandler.dump_traceback_later(said["limit_seconds"] + _GRACE_SECONDS, exit=True)

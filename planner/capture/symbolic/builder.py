@@ -18,10 +18,10 @@ from planner.capture.symbolic.fit_lines import find_loop
 from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
 from planner.capture.symbolic.recast import Loop, differs, opening_end
 from planner.jobs import Job, Mode
-from planner.program import Chip, Trace
+from planner.program import Target, Trace
 
 RUN_BATCHES = (2, 3)  # at batch 1 broadcasting takes shortcuts, so it is no end of a straight line
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class Loops:
 
     job: Job
     build: Callable[[Job], nn.Module]
-    tell: Tell
+    tell: OnProgress
     runs: int = 0  # of the model so far
     seconds: float = 0.0  # that they took
     _found: list[tuple[Watched, Loop]] = field(default_factory=list)
 
-    def of(self, chip: Chip) -> Loop:
+    def of(self, chip: Target) -> Loop:
         """The loop that such a GPU runs. Raises UnsteadyError where no two runs make one."""
         for watched, loop in self._found:
             if watched.agrees(chip.capability):
@@ -50,7 +50,7 @@ class Loops:
         self._found.append((watched, known))
         return known
 
-    def _known(self, chip: Chip, watched: Watched) -> Loop | None:
+    def _known(self, chip: Target, watched: Watched) -> Loop | None:
         """A loop that was found for others and that this GPU runs too. Where steps are alike, one tells."""
         loops = list({id(loop): loop for _, loop in self._found}.values())
         if not loops:
@@ -63,24 +63,24 @@ class Loops:
         step = replace(once, events=once.events[: opening_end(once.events)])
         return next((loop for loop in loops if not differs(loop.opening_at(batch, chip), step)), None)
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """The trace of a batch size on such a GPU. Raises UnsteadyError."""
         return self.of(chip).at(batch, self.equip(chip))
 
-    def equip(self, chip: Chip) -> Chip:
+    def equip(self, chip: Target) -> Target:
         """The chip as the job's rules see it. Raises UsageError."""
         return equip(chip, self.job)
 
-    def confirm(self, batch: int, chip: Chip) -> str:
+    def confirm(self, batch: int, chip: Target) -> str:
         """Where a run differs from what its loop says; "" where it does not."""
         run = self.run(batch, chip)
         return differs(self.at(batch, chip), run.trace)
 
-    def run(self, batch: int, chip: Chip, watched: Watched | None = None) -> Run:
+    def run(self, batch: int, chip: Target, watched: Watched | None = None) -> Run:
         """One run of the job. `watched`, the chip's capability, remembers what the run asks of it."""
         return self._run(self.job, batch, chip, Watched(chip.capability) if watched is None else watched)
 
-    def _run(self, job: Job, batch: int, chip: Chip, watched: Watched) -> Run:
+    def _run(self, job: Job, batch: int, chip: Target, watched: Watched) -> Run:
         major, minor = chip.capability
         self.tell(f"tracing batch {batch} for compute capability {major}.{minor}")
         start = perf_counter()
@@ -92,7 +92,7 @@ class Loops:
             self.build,
             calls=calls,
             path_of=watched,
-            multiprocessors=chip.multiprocessors,
+            multiprocessors=chip.sm_count,
         )
         self.runs += 1
         self.seconds += perf_counter() - start

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.capture.symbolic.kernel_calls import Kind, Run, UnsteadyError, join, line_through
 from planner.capture.symbolic.recast import Kernel, Loop, opening_end
-from planner.program import Alloc, Event, Free, Role, Trace
+from planner.program import Alloc, Category, Event, Free, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def _take_apart(run: Run) -> tuple[list[Event], list[_Place]]:
         done = call.end
         freed = {event.block for event in inside if isinstance(event, Free)}
         births = [event for event in inside if isinstance(event, Alloc)]
-        scratch = [event for event in births if event.role is Role.WORKSPACE]
-        outputs = [event for event in births if event.role is not Role.WORKSPACE]
+        scratch = [event for event in births if event.role is Category.WORKSPACE]
+        outputs = [event for event in births if event.role is not Category.WORKSPACE]
         if call.outputs and len(outputs) != sum(call.outputs):
             raise UnsteadyError(f"{call.func} returns a tensor that was there before")
         kept = sum(event.block not in freed for event in scratch)  # cuBLAS's, once for each thread

@@ -18,7 +18,7 @@ from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
 from planner.capture.symbolic.recast import Loop, differs
 from planner.errors import ModelError
 from planner.jobs import Job
-from planner.program import FROM_CHANCE, Alloc, Chip, Event, Free, Trace
+from planner.program import FROM_CHANCE, Alloc, Event, Free, Target, Trace
 
 BEYOND = (
     8  # the third run is this part of the batch size above what is asked for: neighbours will be asked for
@@ -30,7 +30,7 @@ class Foretold:
     """The traces of a job, by batch size."""
 
     job: Job
-    chip: Chip
+    chip: Target
     build: Callable[[Job], nn.Module]
     _runs: dict[int, Run] = field(default_factory=dict)  # at the ends of the loop
     _loop: Loop | None = None
@@ -67,7 +67,7 @@ class Foretold:
         self._is_steady = False
 
     def _run(self, batch: int, calls: Calls | None = None) -> Trace:
-        capability, count = self.chip.capability, self.chip.multiprocessors
+        capability, count = self.chip.capability, self.chip.sm_count
         return trace(self.job, batch, capability, self.build, calls=calls, multiprocessors=count)
 
 

@@ -17,11 +17,11 @@ from planner.capture.workspaces.registry import rule_of
 from planner.capture.workspaces.steps import letter_of
 from planner.program import (
     Alloc,
-    Chip,
     Event,
     Free,
-    Mark,
     Phase,
+    PhaseStart,
+    Target,
     Trace,
     Written,
     kernel_events,
@@ -56,18 +56,18 @@ class Loop:
     kinds: tuple[Kind, ...]
     first_number: int  # of blocks that are not in `own`
     second_step: int  # so many events of `own` come before it
-    asked: dict[tuple[int, int, Chip], Written]  # what the rules have said already
+    asked: dict[tuple[int, int, Target], Written]  # what the rules have said already
     passed: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict)  # to them, at one batch size
     placed: dict[tuple[int, Written, int], list[Event]] = field(default_factory=dict)  # of each kernel
     cublas_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG
 
-    def at(self, batch: int, chip: Chip) -> Trace:
+    def at(self, batch: int, chip: Target) -> Trace:
         """The trace that a run at this batch size on such a GPU would give. Blocks have other numbers, and
         those of scratch memory come again when they are free.
         """
         return self._splice(batch, chip, len(self.own))
 
-    def opening_at(self, batch: int, chip: Chip) -> Trace:
+    def opening_at(self, batch: int, chip: Target) -> Trace:
         """The same up to the second step, or the end."""
         return self._splice(batch, chip, self.second_step)
 
@@ -81,12 +81,12 @@ class Loop:
         )
         return replace(self, kernels=kernels, placed={})
 
-    def answers(self, batch: int, chip: Chip) -> tuple[Hashable, ...]:
+    def answers(self, batch: int, chip: Target) -> tuple[Hashable, ...]:
         """All that can differ between GPUs at a batch size: what the kernels take."""
         steps = (self._steps(kind, batch, chip) for kind in range(len(self.kinds)))
         return workspace_bytes(chip.capability, self.cublas_config), *steps
 
-    def _splice(self, batch: int, chip: Chip, stop: int) -> Trace:
+    def _splice(self, batch: int, chip: Target, stop: int) -> Trace:
         events: list[Event] = []
         done, own = 0, self.own
         first: _Known = {}
@@ -131,7 +131,7 @@ class Loop:
             found = self.placed[key] = kernel_events(steps, outputs, blas_bytes, kernel.site, number)
         return found
 
-    def _steps(self, kind: int, batch: int, chip: Chip) -> Written:
+    def _steps(self, kind: int, batch: int, chip: Target) -> Written:
         key = (kind, batch, chip)
         found = self.asked.get(key)
         if found is None:
@@ -152,7 +152,7 @@ class Loop:
 
 def opening_end(events: Sequence[Event]) -> int:
     """So many events come before the second step, or the end."""
-    marks = ((index, event) for index, event in enumerate(events) if isinstance(event, Mark))
+    marks = ((index, event) for index, event in enumerate(events) if isinstance(event, PhaseStart))
     later = (index for index, mark in marks if mark.step > 1 or mark.phase is Phase.END)
     return next(later, len(events))
 
@@ -169,7 +169,7 @@ def differs(one: Trace, other: Trace) -> str:
         elif isinstance(a, Free) and isinstance(b, Free):
             same = numbers.get(a.block) == b.block
         else:
-            same = isinstance(a, Mark) and a == b
+            same = isinstance(a, PhaseStart) and a == b
         if not same:
             return f"event {index} at batch {batch}"
     return "" if len(one.events) == len(other.events) else f"the number of events at batch {batch}"

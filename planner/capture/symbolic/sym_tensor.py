@@ -11,7 +11,7 @@ from torch import Tensor
 from planner.capture.symbolic.sym_int import Number, Record, as_number
 from planner.capture.workspaces.registry import Rule, Step
 from planner.capture.workspaces.steps import letter_of
-from planner.program import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case, Chip
+from planner.program import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case, Target
 
 
 class UnknownToSketchesError(Exception):
@@ -97,13 +97,13 @@ class Sketch:
         raise UnknownToSketchesError(name)
 
 
-def ask(rule: Rule, args: Any, out: Any, chip: Chip, record: Record) -> Case:
+def ask(rule: Rule, args: Any, out: Any, chip: Target, record: Record) -> Case:
     """What the rule answers to arguments with Numbers of this record in them.
 
     Raises UnknownToSketchesError: only a run can tell.
     """
-    processors = Number(record, chip.multiprocessors, None, record.place((MULTIPROCESSORS, 0, 0)))
-    steps = rule(args, out, Chip(chip.capability, processors))  # type: ignore[arg-type]
+    processors = Number(record, chip.sm_count, None, record.place((MULTIPROCESSORS, 0, 0)))
+    steps = rule(args, out, Target(chip.capability, processors))  # type: ignore[arg-type]
     answers = tuple(_answer(record, step) for step in steps)
     return _pruned(Case(record.low, record.high, tuple(record.nodes), tuple(record.guards), answers))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from planner.capture.models.registry import construct_model, find_constructor
-from planner.capture.symbolic.builder import Loops, Tell, UnsteadyError
+from planner.capture.symbolic.builder import Loops, OnProgress, UnsteadyError
 from planner.capture.symbolic.capability_guards import Watched
 from planner.capture.symbolic.fit_lines import find_loop
 from planner.capture.symbolic.kernel_calls import Line, Run, Shape
@@ -20,12 +20,12 @@ from planner.program import (
     FROM_CHANCE,
     Alloc,
     Case,
-    Chip,
+    Category,
     Event,
     Free,
     Kernel,
-    Role,
     StoredLoop,
+    Target,
     tried,
     work_out,
     workspace_bytes,
@@ -47,7 +47,7 @@ MULTIPROCESSORS = (14, 20, 24, 28, 34, 40, 46, 58, 68, 72, 80, 84, 108, 128, 132
 
 
 def _find_loops(
-    loops: Loops, chip: Chip, confirmed: dict[int, int], run: Callable[[int, Chip], StoredLoop]
+    loops: Loops, chip: Target, confirmed: dict[int, int], run: Callable[[int, Target], StoredLoop]
 ) -> tuple[StoredLoop, ...]:
     """`run` takes the run at batch 1; `confirmed` remembers for each loop, by identity, up to which batch
     size it was found to hold.
@@ -67,7 +67,7 @@ def _find_loops(
     return (found, run(1, chip)) if _is_large(loop) else (found,)
 
 
-def _confirmed(loops: Loops, loop: Loop, chip: Chip) -> int:
+def _confirmed(loops: Loops, loop: Loop, chip: Target) -> int:
     """The largest batch size tried at which a run does what the loop says; 0 for a loop that is wrong."""
     other = 0  # a batch size at which a run does something else
     for most_bytes in CONFIRMED_BYTES:
@@ -79,7 +79,7 @@ def _confirmed(loops: Loops, loop: Loop, chip: Chip) -> int:
     return 0
 
 
-def _followed(loops: Loops, chip: Chip, batch: int, other: int) -> int:
+def _followed(loops: Loops, chip: Target, batch: int, other: int) -> int:
     """A batch size at which the loop holds, near the first one at which it does not, between these two."""
     while other - batch > max(1, batch // NEAR):
         middle = (batch + other) // 2
@@ -98,13 +98,13 @@ class Keeper:
     _confirmed: dict[int, int] = field(default_factory=dict)
     _alone: dict[int, list[tuple[Watched, Run]]] = field(default_factory=dict)  # by batch size
 
-    def loops(self, chip: Chip) -> tuple[StoredLoop, ...]:
+    def loops(self, chip: Target) -> tuple[StoredLoop, ...]:
         """The job's loop on GPUs of this compute capability, and a large job's run at batch 1, since small
         cards ask for that; none where the job has no loop that holds.
         """
         return _find_loops(self.runs, chip, self._confirmed, self.run)
 
-    def run(self, batch: int, chip: Chip) -> StoredLoop:
+    def run(self, batch: int, chip: Target) -> StoredLoop:
         """A run at one batch size, as a loop that holds for no other. One run serves all GPUs that answer
         what it asked as the one did that it is of. Raises the errors of a trace.
         """
@@ -119,28 +119,28 @@ class Keeper:
         return _as_loop(self.runs, run, chip)
 
 
-def open_keeper(job: Job, tell: Tell) -> Keeper:
+def open_keeper(job: Job, tell: OnProgress) -> Keeper:
     """Imports the library of the job's model. Raises UsageError or ModelError."""
     return open_keeper_of(job, find_constructor(job), tell)
 
 
-def open_keeper_of(job: Job, constructor: Callable[..., Any], tell: Tell) -> Keeper:
+def open_keeper_of(job: Job, constructor: Callable[..., Any], tell: OnProgress) -> Keeper:
     """The same for a job whose model this makes."""
     return Keeper(Loops(job, lambda job: construct_model(job, constructor), tell))
 
 
-def _as_loop(loops: Loops, run: Run, chip: Chip) -> StoredLoop:
+def _as_loop(loops: Loops, run: Run, chip: Target) -> StoredLoop:
     (batch,) = run.trace.batches
     with suppress(UnsteadyError):
         found = _stored(_still(run, loops), chip, batch, batch)
-        again = found.at(batch, chip.multiprocessors)
+        again = found.at(batch, chip.sm_count)
         if again is not None and not differs(again, run.trace):
             return found
     # Its kernels cannot be told from the rest, so it holds for these multiprocessors only.
     return StoredLoop(run.trace, (), (), 0, batch, batch)
 
 
-def _run_elsewhere(loops: Loops, run: Run, chip: Chip) -> StoredLoop | None:
+def _run_elsewhere(loops: Loops, run: Run, chip: Target) -> StoredLoop | None:
     """The run as it goes on another GPU; None where its kernels cannot be told from the rest."""
     (batch,) = run.trace.batches
     try:
@@ -148,7 +148,7 @@ def _run_elsewhere(loops: Loops, run: Run, chip: Chip) -> StoredLoop | None:
     except UnsteadyError:
         return None
     found = _stored(still, chip, batch, batch)
-    again = found.at(batch, chip.multiprocessors)
+    again = found.at(batch, chip.sm_count)
     same = again is not None and not differs(again, still.at(batch, loops.equip(chip)))
     return found if same else None
 
@@ -181,10 +181,10 @@ def _is_large(loop: Loop) -> bool:
 
 
 def _is_parameter(event: Event) -> TypeGuard[Alloc]:
-    return isinstance(event, Alloc) and event.role is Role.PARAMETER
+    return isinstance(event, Alloc) and event.role is Category.PARAMETER
 
 
-def _stored(loop: Loop, chip: Chip, first: int, last: int) -> StoredLoop:
+def _stored(loop: Loop, chip: Target, first: int, last: int) -> StoredLoop:
     kernels = tuple(
         Kernel(kernel.kind, kernel.site, kernel.before, kernel.outputs, kernel.takes_blas)
         for kernel in loop.kernels
@@ -194,7 +194,7 @@ def _stored(loop: Loop, chip: Chip, first: int, last: int) -> StoredLoop:
     return StoredLoop(own, kernels, cases, workspace_bytes(chip.capability, loop.cublas_config), first, last)
 
 
-def _cases_known(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:
+def _cases_known(func: Any, args: Any, out: Any, chip: Target, first: int, last: int) -> list[Case]:
     """The cases; none for a rule that only a run can ask, so that the loop says nothing of any batch size."""
     try:
         return _cases(func, args, out, chip, first, last)
@@ -202,7 +202,7 @@ def _cases_known(func: Any, args: Any, out: Any, chip: Chip, first: int, last: i
         return []
 
 
-def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) -> list[Case]:
+def _cases(func: Any, args: Any, out: Any, chip: Target, first: int, last: int) -> list[Case]:
     """What the rule of an operator answers to these batch sizes, as far as they are tried."""
     rule = rule_of(func)
     if rule is None:
@@ -211,14 +211,14 @@ def _cases(func: Any, args: Any, out: Any, chip: Chip, first: int, last: int) ->
     for batch in tried(first, last):
         if found and found[-1].low <= batch <= found[-1].high and not found[-1].guards:
             continue
-        for count in (chip.multiprocessors, *MULTIPROCESSORS):
+        for count in (chip.sm_count, *MULTIPROCESSORS):
             if len(found) == MOST_CASES:
                 return found
-            if count != chip.multiprocessors and not any(case.asks_multiprocessors for case in found):
+            if count != chip.sm_count and not any(case.asks_multiprocessors for case in found):
                 break
             if all(work_out(case, batch, count) is None for case in reversed(found)):
                 record = Record(batch)
-                asked = Chip(chip.capability, count)
+                asked = Target(chip.capability, count)
                 found.append(ask(rule, _numbered(args, record), _numbered(out, record), asked, record))
     return found
 

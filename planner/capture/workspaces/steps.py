@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import channels_last, suggests_channels_last
-from planner.program import Asked, Chip
+from planner.program import ConvWorkspace, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Held:
 
 
 # For what the block of this number is; called for explanations alone, since shapes may not be numbers else.
-Why = Callable[[int], Asked]
+Why = Callable[[int], ConvWorkspace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def letter_of(step: Step) -> tuple[str, Any]:
     return "p", step
 
 
-Rule = Callable[[tuple[Any, ...], Any, Chip], tuple[Step, ...]]  # arguments, result, chip
+Rule = Callable[[tuple[Any, ...], Any, Target], tuple[Step, ...]]  # arguments, result, chip
 
 
 def released(held: Sequence[Step]) -> tuple[Step, ...]:

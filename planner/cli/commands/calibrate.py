@@ -14,7 +14,7 @@ from planner.cli.words import Option
 from planner.errors import ModelError, UsageError
 from planner.hardware.calibration import Calibration, Fit
 from planner.jobs import allowed_sources, check_count, shown
-from planner.planning import LARGEST_BATCH, Tell
+from planner.planning import LARGEST_BATCH, OnProgress
 from planner.report import mib, wrapped
 from planner.report.commands import SCHEMA, calibration_text, calibration_to_json
 
@@ -149,7 +149,9 @@ def _refuse_beside(way: str, job: JobOptions, campaign: CampaignOptions) -> None
         raise UsageError("--minutes and --import: records are taken over without measuring; leave one")
 
 
-def _measure(job: JobOptions, campaign: CampaignOptions, folder: Path, minutes: float, tell: Tell) -> Report:
+def _measure(
+    job: JobOptions, campaign: CampaignOptions, folder: Path, minutes: float, tell: OnProgress
+) -> Report:
     from calibration.calibrate import calibrate, calibrate_campaign
     from calibration.campaign_file import STANDARD as STANDARD_FILE
 
@@ -177,7 +179,7 @@ def _report(found: "Calibrated", folder: Path) -> Report:
     return Report(folder, harvest.new, harvest.left, limits, calibrations, failures, (), date.today())
 
 
-def _import(source: Path, folder: Path, tell: Tell) -> Report:
+def _import(source: Path, folder: Path, tell: OnProgress) -> Report:
     from calibration.calibrate import import_records
 
     if not source.is_dir():

@@ -19,7 +19,7 @@ from planner.cli.output import answer, working
 from planner.cli.words import Argument, Option
 from planner.errors import UsageError
 from planner.jobs import check_count, shown
-from planner.planning import Tell
+from planner.planning import OnProgress
 
 if TYPE_CHECKING:
     from planner.api.sweep import SweepResult
@@ -66,7 +66,7 @@ def sweep_command(options: SweepOptions, stored: CalibrationOptions, output: Out
     return 1 if swept.table.failures else 0
 
 
-def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: Tell) -> "SweepResult":
+def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: OnProgress) -> "SweepResult":
     from planner.api.sweep import sweep
     from planner.capture.subprocess import limit_of
     from planner.jobs import allowed_sources, load_catalogue

@@ -25,7 +25,7 @@ from planner.hardware import (
     load_devices,
 )
 from planner.hardware.calibration import is_card
-from planner.planning import Estimate, Tell
+from planner.planning import Estimate, OnProgress
 from planner.report.commands import LimitReport, Report
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def verify_command(
     return 0 if report.holds else 1
 
 
-def _verify_batch(batch: int, options: dict[str, Any], tell: Tell) -> Report:
+def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> Report:
     from calibration.calibrate import verify
     from calibration.probe.client import measure
     from planner import estimate
@@ -78,7 +78,7 @@ def _verify_batch(batch: int, options: dict[str, Any], tell: Tell) -> Report:
     return Report(found, result.import_seconds)
 
 
-def _verify_limit(options: dict[str, Any], tell: Tell) -> LimitReport:
+def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitReport:
     from calibration.calibrate import verify_limit
     from calibration.probe.client import measure
     from planner import estimate, max_batch

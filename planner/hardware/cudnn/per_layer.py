@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.hardware.cudnn.workspace_breakdown import Part, Term, name_parts
-from planner.program import Alloc, Asked, Direction, Trace
+from planner.program import Alloc, ConvWorkspace, Direction, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def _rows(trace: Trace, batch: int) -> Iterator[LayerWorkspace]:
         )
 
 
-def _parts(row: Asked, size_bytes: int) -> tuple[Part, ...]:
+def _parts(row: ConvWorkspace, size_bytes: int) -> tuple[Part, ...]:
     if row.engine < 0:
         return (Part(Term.IMAGES, "w", row.x[0], size_bytes),)
     return name_parts(row.convolution, tuple(row.notes.split(", ")), size_bytes)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from planner.emulator import Course, CourseMark, History, HistoryEvent, Holder, trace_of
-from planner.program import Alloc, Detail, Event, Phase, Role, Site, Trace
+from planner.program import Alloc, Category, Event, Phase, Site, TensorProvenance, Trace
 
 _Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, what is noted there
 # The first of several holders names a block.
-_PRECEDENCE = (Role.PARAMETER, Role.OPTIMIZER, Role.GRADIENT, Role.INPUT, Role.ACTIVATION)
+_PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Category.INPUT, Category.ACTIVATION)
 
 
 def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
@@ -31,11 +31,11 @@ def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
     for event in plain.events:
         if isinstance(event, Alloc):
             block = blocks[event.block]
-            role = Role.WORKSPACE if block.is_kept(kept_bytes) else block.role or event.role
+            role = Category.WORKSPACE if block.is_kept(kept_bytes) else block.role or event.role
             site = Site(block.module, block.op)
             event = replace(event, role=role, site=sites.setdefault(site, len(sites)))
             if block.line:
-                details.append(Detail(event.block, (), "", block.line, _code(block.line)))
+                details.append(TensorProvenance(event.block, (), "", block.line, _code(block.line)))
         events.append(event)
     return Trace(tuple(events), tuple(sites), (batch,), details=tuple(details))
 
@@ -55,15 +55,17 @@ class _Block:
     phase: Phase
     module: str
     step: int  # optimizer steps that ended before its birth
-    role: Role | None = None
+    role: Category | None = None
     dies_in: int | None = None  # the same at its death; None: it never dies
 
     def is_kept(self, kept_bytes: int) -> bool:
         """Return whether it is a workspace that cuBLAS keeps."""
         outlives_step = self.dies_in is None or self.dies_in > self.step
-        return self.requested_bytes == kept_bytes and outlives_step and self.role in (None, Role.ACTIVATION)
+        return (
+            self.requested_bytes == kept_bytes and outlives_step and self.role in (None, Category.ACTIVATION)
+        )
 
-    def hold(self, role: Role, module: str) -> None:
+    def hold(self, role: Category, module: str) -> None:
         """Take this role unless a surer one is known."""
         if self.role is None or _PRECEDENCE.index(role) < _PRECEDENCE.index(self.role):
             self.role = role
@@ -100,7 +102,7 @@ class _Walk:
             self._begin_backward()
         for block in self._first:
             if block.line in self._copying:
-                block.hold(Role.INPUT, "")
+                block.hold(Category.INPUT, "")
         return self.blocks
 
     def _happen(self, event: HistoryEvent, history: History, step: int) -> None:
@@ -130,13 +132,13 @@ class _Walk:
             self._first = list(self._alive())
         for block in self._alive():
             if block.phase is Phase.INPUTS and block.role is None:
-                block.hold(Role.INPUT, "")
+                block.hold(Category.INPUT, "")
                 self._copying.add(block.line)
 
     def _begin_backward(self) -> None:
         for block in self._alive():
             if block.phase is Phase.FORWARD:
-                block.hold(Role.ACTIVATION, "")
+                block.hold(Category.ACTIVATION, "")
 
     def _alive(self) -> Iterable[_Block]:
         return (self.blocks[number] for number in self._live.values())

@@ -8,7 +8,7 @@ from planner.allocator import AllocatorRules, Arena, parse_alloc_conf, replay_tr
 from planner.emulator import EmulatedRun, History, trace_of
 from planner.errors import UsageError
 from planner.hardware import ENDLESS_BYTES, Device
-from planner.program import Alloc, Event, Mark, Outcome, Phase, Trace, align, rounded_line
+from planner.program import Alloc, Event, Outcome, Phase, PhaseStart, Trace, align, rounded_line
 
 _SCRATCH_DEPTHS = range(4)
 _WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
@@ -99,7 +99,9 @@ def _until(trace: Trace, steps: int | None) -> Trace:
     if steps is None:
         return trace
     events: Sequence[Event] = trace.events
-    end = next((i for i, event in enumerate(events) if event == Mark(steps + 1, Phase.FORWARD)), len(events))
+    end = next(
+        (i for i, event in enumerate(events) if event == PhaseStart(steps + 1, Phase.FORWARD)), len(events)
+    )
     return Trace(tuple(events[:end]), trace.sites, trace.batches)
 
 

@@ -11,7 +11,7 @@ from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Archive, Figure, Kind, Source
 from planner.planning.estimators.quick import QuickEstimate
 from planner.planning.max_batch import Estimate
-from planner.program import Outcome, Role, Trace
+from planner.program import Category, Outcome, Trace
 
 ALLOCATED, RESERVED, PROCESS = "allocated", "reserved", "process"
 
@@ -178,4 +178,4 @@ def kept_after(trace: Trace, batch: int) -> int:
     Blocks as the allocator gave them, which may be larger than the tensors.
     """
     live = live_at(trace, batch, UNLIMITED, len(trace.events) - 1)
-    return live[Role.PARAMETER] + live[Role.GRADIENT]
+    return live[Category.PARAMETER] + live[Category.GRADIENT]

@@ -16,14 +16,14 @@ from planner.planning.estimators.quick import (
     peer_estimate,
     recipe_of,
 )
-from planner.planning.max_batch import Tell
+from planner.planning.max_batch import OnProgress
 from planner.planning.source import Factory
 
 Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta
 PEERS = tuple(method for method in Method if method is not Method.TRACE)
 
 
-def open_builder(job: Job, factory: Factory | None, tell: Tell) -> Build:
+def open_builder(job: Job, factory: Factory | None, tell: OnProgress) -> Build:
     """What builds the job's model without weights, as often as it is called; imports torch.
 
     Raises UsageError for a model that its source does not know.
@@ -36,7 +36,7 @@ def open_builder(job: Job, factory: Factory | None, tell: Tell) -> Build:
 
 
 def quick_estimate(
-    method: Method, job: Job, batch: int, budget: Budget, build: Build, tell: Tell
+    method: Method, job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
 ) -> QuickEstimate:
     """One batch size by any method but the trace.
 
@@ -56,7 +56,7 @@ def quick_estimate(
     return peer_estimate(method, job, batch, budget, found, perf_counter() - start)
 
 
-def quick_plan(job: Job, budget: Budget, build: Build, tell: Tell) -> QuickPlan:
+def quick_plan(job: Job, budget: Budget, build: Build, tell: OnProgress) -> QuickPlan:
     """The largest batch size by the formula. Raises as `quick_estimate` does."""
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
@@ -68,7 +68,7 @@ def quick_plan(job: Job, budget: Budget, build: Build, tell: Tell) -> QuickPlan:
 
 
 def ask_peers(
-    job: Job, batch: int, budget: Budget, build: Build, tell: Tell
+    job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
 ) -> dict[Method, QuickEstimate | str]:
     """Every method but the trace: its estimate, or in one line why it has none."""
     said: dict[Method, QuickEstimate | str] = {}

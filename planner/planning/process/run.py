@@ -31,7 +31,7 @@ from planner.planning.process.model import (
     find_flaw,
     size_bytes,
 )
-from planner.program import Ask, GiveBack, Keep, Loop, Phase, Role, Trace, fold
+from planner.program import Ask, Category, GiveBack, Keep, Loop, Phase, Trace, fold
 
 JobTracer = Callable[[Job, int], Trace]  # a job's trace at a batch size
 
@@ -86,7 +86,7 @@ class _Running:
     model: _Placed
     zeroed_in: Phase | None = None  # where in the first step gradients of an earlier loop die
     # Live blocks with their roles, by the step that asked for them and their number there.
-    held: dict[tuple[int, int], tuple[Block, Role]] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[Block, Category]] = field(default_factory=dict)
 
 
 class _Machine:
@@ -196,7 +196,7 @@ class _Machine:
         weights = running.model.weights
         asks = [action for action in running.loop.setup if isinstance(action, Ask)]
         for number, ask in enumerate(asks):
-            if ask.role is Role.PARAMETER:
+            if ask.role is Category.PARAMETER:
                 if number not in weights:
                     weights[number] = self._malloc(ask.size_bytes)
                 running.held[0, number] = weights[number], ask.role
@@ -241,9 +241,9 @@ class _Machine:
     def _leave(self, running: _Running) -> None:
         """The names of a loop die; the model keeps its weights and gradients."""
         for block, role in running.held.values():
-            if role is Role.GRADIENT:
+            if role is Category.GRADIENT:
                 running.model.gradients.append(block)
-            elif role is not Role.PARAMETER:
+            elif role is not Category.PARAMETER:
                 self._allocator.free(block)
 
     def _malloc(self, size: int, is_optional: bool = False) -> Block:

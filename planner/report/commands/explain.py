@@ -14,7 +14,7 @@ from planner.planning import (
     Shown,
     fold,
 )
-from planner.program import Phase, Role
+from planner.program import Category, Phase
 from planner.report.assumptions import short_op
 from planner.report.commands.explain_diff import difference_lines
 from planner.report.commands.explain_workspaces import parts_text, sureness, workspace_text, workspaces_title
@@ -125,7 +125,7 @@ class ModuleRow:
     level: int
     size_bytes: int
     mostly: str  # the category that it holds most of
-    role: Role | None  # the same; None for the sum of the smaller ones
+    role: Category | None  # the same; None for the sum of the smaller ones
 
 
 def readable_depth(modules: ModuleShare) -> int:
@@ -165,7 +165,7 @@ def module_rows(share: ModuleShare, level: int, total: int) -> Iterator[ModuleRo
         yield ModuleRow(f"({len(rest)} smaller {noun})", level, sum(size for size, _ in rest), "", None)
 
 
-def _own_roles(share: ModuleShare) -> dict[Role, int]:
+def _own_roles(share: ModuleShare) -> dict[Category, int]:
     """What a module holds without its children, by role."""
     return {
         role: size_bytes - sum(child.by_role[role] for child in share.children)

@@ -7,7 +7,7 @@ from planner.allocator import PhasePeak, Replay
 from planner.allocator.history import Difference, SidePeak
 from planner.jobs import job_to_json
 from planner.planning import Estimate, Explanation, LiveBlock, ModuleShare, Moment, Shown, fold
-from planner.program import Role
+from planner.program import Category
 from planner.report.commands.as_json import SCHEMA, estimate_to_json
 from planner.report.commands.explain import readable_depth
 from planner.report.commands.explain_diff import group_extras
@@ -73,7 +73,7 @@ def _moment(moment: Moment) -> dict[str, Any]:
 
 
 def _roles(by_role: Any) -> dict[str, int]:
-    return {role.value: by_role[role] for role in Role}
+    return {role.value: by_role[role] for role in Category}
 
 
 def _module(share: ModuleShare) -> dict[str, Any]:

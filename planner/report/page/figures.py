@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 from planner.allocator import Timeline, thin
 from planner.hardware import MIB
 from planner.planning import BatchCurve, CardCurve, Explanation
-from planner.program import Alloc, Event, Free, Mark, Phase, Trace
+from planner.program import Alloc, Event, Free, Phase, PhaseStart, Trace
 from planner.report.assumptions import short_op
 from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
 
@@ -116,7 +116,7 @@ def births_of(trace: Trace) -> Mapping[int, Alloc]:
 def _happening(trace: Trace, births: Mapping[int, Alloc], index: int) -> str:
     """What an event does, in words for a hover."""
     event: Event = trace.events[index]
-    if isinstance(event, Mark):
+    if isinstance(event, PhaseStart):
         return f"step {event.step}, {event.phase} begins"
     born = births[event.block] if isinstance(event, Free) else event
     site = trace.sites[born.site]

@@ -7,7 +7,7 @@ from plotly import graph_objects as go
 
 from planner.hardware import MIB
 from planner.planning import Explanation
-from planner.program import Role
+from planner.program import Category
 from planner.report.assumptions import short_op
 from planner.report.page.figures import Figure, escape_hover, make_figure
 from planner.report.plots.colours import CATEGORY_COLOURS
@@ -57,7 +57,7 @@ def _rows(explanation: Explanation, model: str) -> Iterator[_Row]:
         parent = _id(share.name.rpartition(".")[0]) if share.name else ""
         yield _id(share.name), parent, escape_hover(label), share.size_bytes, None, known
         pending += share.children
-    leaves: dict[tuple[str, str, Role], _Leaf] = {}
+    leaves: dict[tuple[str, str, Category], _Leaf] = {}
     for block in explanation.blocks:  # by falling size
         leaf = leaves.setdefault((block.module, block.op, block.role), _Leaf())
         leaf.size_bytes += block.size_bytes

@@ -33,7 +33,7 @@ from planner.allocator.replay import UNLIMITED
 from planner.errors import DataFileError, UsageError
 from planner.jobs.job import Job, parse_tensor_spec
 from planner.jobs.resolve import complete_job
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.commands.explain_diff import difference_lines, group_extras
 from tests.helpers.traces import UNTIMED, affine_traces
 
@@ -88,7 +88,7 @@ def marks_of(trace: Trace) -> tuple[RecordedMark, ...]:
     marks = []
     for event in trace.events:
         births += isinstance(event, Alloc)
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             marks.append(RecordedMark(births, event.step, event.phase))
     return tuple(marks)
 
@@ -165,14 +165,19 @@ def test_random_insertions_and_deletions_are_recovered(
 CONV, NORM, COPY = "aten.convolution.default", "aten.native_batch_norm.default", "aten.copy"
 SITES = (Site("", COPY), Site("a.conv", CONV), Site("a.norm", NORM))
 EVENTS = (
-    *(Mark(1, Phase.INPUTS), Alloc(0, 3 * MIB, 0, Role.INPUT, 0)),
+    *(PhaseStart(1, Phase.INPUTS), Alloc(0, 3 * MIB, 0, Category.INPUT, 0)),
     *(
-        Mark(1, Phase.FORWARD),
-        Alloc(1, 8 * MIB, 0, Role.ACTIVATION, 1),
-        Alloc(2, 8 * MIB, 0, Role.TEMPORARY, 2),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, 8 * MIB, 0, Category.ACTIVATION, 1),
+        Alloc(2, 8 * MIB, 0, Category.TEMPORARY, 2),
     ),
-    *(Alloc(3, 1024, 0, Role.WORKSPACE, 2), Free(3), Free(2), Alloc(4, 5 * MIB, 0, Role.ACTIVATION, 1)),
-    Mark(1, Phase.END),
+    *(
+        Alloc(3, 1024, 0, Category.WORKSPACE, 2),
+        Free(3),
+        Free(2),
+        Alloc(4, 5 * MIB, 0, Category.ACTIVATION, 1),
+    ),
+    PhaseStart(1, Phase.END),
 )
 LITERAL = Trace(EVENTS, SITES, (8,))
 MARKS = (RecordedMark(0, 1, Phase.INPUTS), RecordedMark(1, 1, Phase.FORWARD))

@@ -15,7 +15,7 @@ from planner.allocator.history.snapshot_writer import make_snapshot, save_snapsh
 from planner.allocator.replay import UNLIMITED, Arena, replay_trace
 from planner.allocator.segments import TOP_ADDRESS
 from planner.errors import DataFileError
-from planner.program.events import Alloc, Detail, Free, Mark, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
 from tests.helpers.traces import UNTIMED, traces
 
 # What torch/utils/viz/MemoryViz.js of torch 2.13 knows to read.
@@ -27,16 +27,16 @@ JS_OPCODES = {
 }
 SITES = (Site("a.conv", "aten.convolution.default"), Site("", "aten.empty"))
 EVENTS = (
-    *(Mark(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Role.PARAMETER, 0)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Category.PARAMETER, 0)),
     *(
-        Mark(1, Phase.FORWARD),
-        Alloc(1, 700, 0, Role.INPUT, 1),
+        PhaseStart(1, Phase.FORWARD),
+        Alloc(1, 700, 0, Category.INPUT, 1),
         Free(1),
-        Alloc(2, 30 * MIB, 0, Role.ACTIVATION, 0),
+        Alloc(2, 30 * MIB, 0, Category.ACTIVATION, 0),
     ),
-    Mark(1, Phase.END),
+    PhaseStart(1, Phase.END),
 )
-DETAILS = (Detail(2, (8, 3), "float32", "net/model.py:7", "x = self.conv(x)"),)
+DETAILS = (TensorProvenance(2, (8, 3), "float32", "net/model.py:7", "x = self.conv(x)"),)
 LITERAL = Trace(EVENTS, SITES, (8,), details=DETAILS)
 
 

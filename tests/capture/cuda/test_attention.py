@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from planner.capture.cuda.sdpa_backend import Kernel, Request, choose
 from planner.capture.workspaces.nn.mem_efficient_attention import Variant, backward_variant
 from planner.jobs.job import Mode
-from planner.program.events import Alloc, Role, Trace
+from planner.program.events import Alloc, Category, Trace
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 
 A100, VOLTA, TURING, ADA = (8, 0), (7, 0), (7, 5), (8, 9)
@@ -127,7 +127,7 @@ def _deterministic() -> Iterator[None]:
 
 # ---- memory
 
-Row = tuple[str, Role, int]
+Row = tuple[str, Category, int]
 
 
 class Attention(nn.Module):
@@ -166,7 +166,7 @@ def taken(trace: Trace, name: str) -> list[Row]:
     ]
 
 
-def sizes(trace: Trace, name: str, direction: str, role: Role | None = None) -> list[int]:
+def sizes(trace: Trace, name: str, direction: str, role: Category | None = None) -> list[int]:
     """The bytes of `taken` in one direction."""
     return [size for way, what, size in taken(trace, name) if way == direction and role in (None, what)]
 
@@ -214,7 +214,7 @@ def test_backward_copies_a_gradient_of_another_layout() -> None:
     """
     trace = train("12x197x64", sequence_first=True)
     first = [(role, size) for way, role, size in taken(trace, "efficient") if way == "backward"][:2]
-    assert first == [(Role.WORKSPACE, 4 * WHOLE), (Role.TEMPORARY, 4 * WHOLE)]
+    assert first == [(Category.WORKSPACE, 4 * WHOLE), (Category.TEMPORARY, 4 * WHOLE)]
 
 
 def test_backward_of_halves_computes_delta_inside() -> None:
@@ -279,7 +279,7 @@ def test_flash_copies_a_gradient_of_another_layout() -> None:
     """grad_out.contiguous() as (batch, rows, heads, width), before the gradients are made."""
     trace = train("12x197x64", dtype="float16", sequence_first=True)
     roles = [(role, size) for way, role, size in taken(trace, "flash") if way == "backward"]
-    assert roles[:2] == [(Role.WORKSPACE, 2 * WHOLE), (Role.TEMPORARY, 2 * WHOLE)]
+    assert roles[:2] == [(Category.WORKSPACE, 2 * WHOLE), (Category.TEMPORARY, 2 * WHOLE)]
 
 
 def test_flash_pads_heads_to_eight() -> None:
@@ -314,7 +314,7 @@ def test_a_learned_bias_gets_its_gradient_in_full() -> None:
     """As in T5: the gradient of an expanded bias is batch x heads x rows x columns in steps of 16, and is
     summed afterwards.
     """
-    backward = sizes(train("12x200x64", mask="bias"), "efficient", "backward", Role.TEMPORARY)
+    backward = sizes(train("12x200x64", mask="bias"), "efficient", "backward", Category.TEMPORARY)
     assert backward == [4 * 2 * 12 * 200 * 64] * 3 + [4 * 2 * 12 * 200 * 208]
 
 
@@ -357,7 +357,7 @@ class _SelfAttention(nn.Module):
 
 def forward_of(trace: Trace) -> list[tuple[str, int]]:
     """Operators and bytes of a forward pass, without parameters, inputs and workspaces."""
-    left_out = (Role.PARAMETER, Role.INPUT, Role.WORKSPACE)
+    left_out = (Category.PARAMETER, Category.INPUT, Category.WORKSPACE)
     events = [e for e in trace.events if isinstance(e, Alloc) and e.role not in left_out]
     return [(operator(trace, e), e.fixed_bytes) for e in events]
 

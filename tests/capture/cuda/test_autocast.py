@@ -16,7 +16,7 @@ from planner.capture.cuda.autocast import op_lists as lists
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.errors import ModelError
 from planner.jobs.job import Loss, Mode, Precision
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
 from tests.helpers.models import AMPERE, born, job_of, trace_of
 
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -272,7 +272,7 @@ def copies(trace: Trace, size: int) -> list[tuple[Phase, Phase | None]]:
     births: dict[int, Phase] = {}
     deaths: dict[int, Phase] = {}
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             phase = event.phase
         elif isinstance(event, Free):
             deaths[event.block] = phase
@@ -452,7 +452,7 @@ def test_recurrent_layers_run_in_float16(precision: Precision) -> None:
     ]
     assert [e.fixed_bytes for e in made if e.fixed_bytes == 2 * flat] == [2 * flat]
     assert made[-1].block in {e.block for e in trace.events if isinstance(e, Free)}
-    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Role.GRADIENT]
+    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT]
     assert sorted(gradients) == [96, 96, 480, 576]
     assert born(trace, "_cudnn_rnn.default").count(3 * 7 * 6 * 2) == 1  # the output
 

@@ -11,7 +11,7 @@ from planner.capture.session import trace
 from planner.errors import ModelError
 from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
 from planner.jobs.resolve import resolve_job
-from planner.program.events import Alloc, Role, Trace, check
+from planner.program.events import Alloc, Category, Trace, check
 from tests.helpers.models import AMPERE, born
 
 WIDE = 1024 * 1024 * 4  # bytes of the tensor that most of the models below make
@@ -95,7 +95,7 @@ def more(self, x):
     return self.wide * x.mean()
 """
     found = trace_file(tmp_path, body)
-    kept = [e.fixed_bytes for e in found.events if isinstance(e, Alloc) and e.role is Role.PARAMETER]
+    kept = [e.fixed_bytes for e in found.events if isinstance(e, Alloc) and e.role is Category.PARAMETER]
     assert kept.count(WIDE) == 1
 
 

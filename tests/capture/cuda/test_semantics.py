@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.jobs.job import Mode
-from planner.program.events import Alloc, Free, Role
+from planner.program.events import Alloc, Category, Free
 from tests.capture.recorder.test_recorder import Apply
 from tests.helpers.models import AMPERE, HOPPER, MIB, born, job_of, trace_of
 
@@ -58,9 +58,9 @@ def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int
     for mode, count in ((Mode.TRAIN, 2), (Mode.INFER, 1)):
         trace = trace_of(layer, job_of("4", mode=mode, steps=3), 2, capability)
         deaths = {event.block for event in trace.events if isinstance(event, Free)}
-        taken = [e for e in trace.events if isinstance(e, Alloc) and e.role is Role.WORKSPACE]
+        taken = [e for e in trace.events if isinstance(e, Alloc) and e.role is Category.WORKSPACE]
         assert [e.fixed_bytes for e in taken if e.block not in deaths] == [workspace] * count
-    assert Role.WORKSPACE not in {
+    assert Category.WORKSPACE not in {
         e.role for e in trace_of(lambda: Apply(torch.relu), job_of("4"), 2).events if isinstance(e, Alloc)
     }
 

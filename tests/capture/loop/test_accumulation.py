@@ -11,7 +11,7 @@ from planner.capture.session import trace
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Optimizer, parse_tensor_spec
 from planner.jobs.resolve import MAX_ACCUMULATE, resolve_job
-from planner.program.events import Alloc, Free, Mark, Phase, Trace
+from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
 
 JOB = Job(
     "torchvision:resnet18",
@@ -31,7 +31,7 @@ def events_by_micro_batch(one: Trace) -> list[list[tuple[object, ...]]]:
     births = {event.block: number for number, event in enumerate(one.events) if isinstance(event, Alloc)}
     start = 0
     for number, event in enumerate(one.events):
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             if event.step == 2 and event.phase is Phase.OPTIMIZER:
                 return found
             if event.step == 2 and event.phase is Phase.INPUTS:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from planner.capture.loop.checkpoint import checkpointed_blocks, find_blocks
 from planner.errors import ModelError
 from planner.jobs.job import Checkpoint, Job, Mode, Precision
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace, check
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, check
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 
 
@@ -80,9 +80,11 @@ def test_blocks_of_the_backward_pass_know_their_module_after_a_run_that_stopped_
     asked: list[str] = []
     phase = ""
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             phase = f"{event.phase} {event.step}"
-        elif isinstance(event, Alloc) and event.role is not Role.WORKSPACE and phase.startswith(("b", "i")):
+        elif (
+            isinstance(event, Alloc) and event.role is not Category.WORKSPACE and phase.startswith(("b", "i"))
+        ):
             site = trace.sites[event.site]
             asked.append(f"{phase}: {site.module} {site.op.split('.')[1]}")
     second = asked[asked.index("inputs 2:  empty") :]
@@ -112,7 +114,7 @@ def made_in_backward(trace: Trace, op: str) -> list[int]:
     phase = Phase.SETUP
     sizes = []
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             phase = event.phase
         elif isinstance(event, Alloc) and phase is Phase.BACKWARD and trace.sites[event.site].op == op:
             sizes.append(event.fixed_bytes)
@@ -145,11 +147,11 @@ def test_models_that_checkpoint_themselves_are_traced_with_either_kind(use_reent
     check(trace)
     alive: dict[int, int] = {}
     for event in trace.events:
-        if isinstance(event, Mark) and event.phase is Phase.BACKWARD:
+        if isinstance(event, PhaseStart) and event.phase is Phase.BACKWARD:
             break
         if isinstance(event, Free):
             alive.pop(event.block, None)
-        elif isinstance(event, Alloc) and event.role is Role.ACTIVATION:
+        elif isinstance(event, Alloc) and event.role is Category.ACTIVATION:
             alive[event.block] = event.fixed_bytes
     assert list(alive.values()) == [640, 640, 4]
     assert made_in_backward(trace, "aten.tanh.default") == [2560]

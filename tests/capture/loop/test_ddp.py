@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.capture.loop.ddp import assign_buckets, data_parallel
 from planner.jobs.job import Job, Mode, ZeroGrad
 from planner.jobs.resolve import merge_job
-from planner.program.events import Alloc, Role, check
+from planner.program.events import Alloc, Category, check
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 
 
@@ -199,7 +199,7 @@ def test_frozen_parameters_have_no_place_in_buckets() -> None:
     sizes = [
         event.fixed_bytes
         for event in trace.events
-        if isinstance(event, Alloc) and event.role is Role.GRADIENT
+        if isinstance(event, Alloc) and event.role is Category.GRADIENT
     ]
     assert sizes == [48, 48, 48, 48]
 

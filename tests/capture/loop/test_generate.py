@@ -15,7 +15,7 @@ from planner.capture.loop.runtime import Machine
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.errors import ModelError
 from planner.jobs.job import Job, Mode
-from planner.program.events import Alloc, Free, Mark, Role, Trace, check
+from planner.program.events import Alloc, Category, Free, PhaseStart, Trace, check
 from tests.helpers.models import job_of, trace_of
 
 prepare_torchvision()
@@ -179,12 +179,12 @@ def test_old_keys_go_as_soon_as_the_longer_ones_are_made() -> None:
 def test_what_is_left_at_the_end_is_the_model_and_the_text() -> None:
     """Prompt and text, and no role but those of inference."""
     trace = trace_of(llama, job(9, steps=2), BATCH)
-    freed = {e.block for e in trace.events if not isinstance(e, Alloc | Mark)}
+    freed = {e.block for e in trace.events if not isinstance(e, Alloc | PhaseStart)}
     left = [e for e in trace.events if isinstance(e, Alloc) and e.block not in freed]
-    kept = [e.fixed_bytes for e in left if e.role not in (Role.PARAMETER, Role.WORKSPACE)]
+    kept = [e.fixed_bytes for e in left if e.role not in (Category.PARAMETER, Category.WORKSPACE)]
     assert kept == [BATCH * PROMPT * 8, BATCH * (PROMPT + 9) * 8]
     assert {e.role for e in trace.events if isinstance(e, Alloc)} == {
-        *(Role.PARAMETER, Role.INPUT, Role.TEMPORARY, Role.WORKSPACE)
+        *(Category.PARAMETER, Category.INPUT, Category.TEMPORARY, Category.WORKSPACE)
     }
 
 

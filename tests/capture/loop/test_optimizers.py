@@ -14,8 +14,8 @@ from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
 from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, OptimizerImpl
 from planner.jobs.resolve import default_impl, merge_job
-from planner.program.events import Alloc, Mark, Phase, Role, Trace
-from planner.program.target import chip_of
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace
+from planner.program.target import Target
 from tests.helpers.models import AMPERE, job_of, trace_of
 
 
@@ -40,7 +40,7 @@ def story(trace: Trace, phase: Phase, step: int) -> str:
     sizes: dict[int, str] = {}
     now = False
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             now = (event.phase, event.step) == (phase, step)
         elif isinstance(event, Alloc):
             size = sizes[event.block] = NAMES.get(event.fixed_bytes, str(event.fixed_bytes))
@@ -189,11 +189,11 @@ def test_not_all_are_fused(kind: Optimizer) -> None:
 
 def record(model: nn.Module, body: Callable[[Recorder], None]) -> Trace:
     """The trace of what `body` does; set-up lasts until it marks another phase."""
-    recorder = Recorder(model, chip_of(AMPERE))
+    recorder = Recorder(model, Target.for_capability(AMPERE))
     with cuda_semantics(AMPERE):
         recorder.mark(0, Phase.SETUP)
         for tensor in (*model.parameters(), *model.buffers()):
-            recorder.adopt(tensor, Role.PARAMETER, "", "to")
+            recorder.adopt(tensor, Category.PARAMETER, "", "to")
         with recorder:
             body(recorder)
             recorder.mark(9, Phase.END)
@@ -310,7 +310,7 @@ def adapted(**fields: object) -> Trace:
     return trace_of(build, job_of("100", mode=Mode.TRAIN, optimizer=Optimizer.ADAMW, **fields), 2)
 
 
-def sizes(trace: Trace, role: Role) -> list[int]:
+def sizes(trace: Trace, role: Category) -> list[int]:
     return sorted(
         event.fixed_bytes for event in trace.events if isinstance(event, Alloc) and event.role is role
     )
@@ -322,17 +322,19 @@ LORA = [4 * 300] * 4
 def test_only_adapters_are_trained() -> None:
     """Frozen weights have neither gradients nor moments, and inputs are not kept for gradients of theirs."""
     whole, part = adapted(), adapted(train_only=("*.lora_*",))
-    assert sizes(part, Role.GRADIENT) == LORA
-    assert sizes(part, Role.OPTIMIZER) == sorted(2 * LORA)
-    assert len(sizes(whole, Role.GRADIENT)) == 8
-    assert sizes(part, Role.PARAMETER) == sizes(whole, Role.PARAMETER)
+    assert sizes(part, Category.GRADIENT) == LORA
+    assert sizes(part, Category.OPTIMIZER) == sorted(2 * LORA)
+    assert len(sizes(whole, Category.GRADIENT)) == 8
+    assert sizes(part, Category.PARAMETER) == sizes(whole, Category.PARAMETER)
 
 
 def test_activations_are_kept_only_where_needed() -> None:
     """What the first layer makes is kept for the weight of the second, and not if that is frozen as well."""
     layers = lambda: nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 30), nn.ReLU())  # noqa: E731
     kept = {
-        patterns: sizes(trace_of(layers, job_of("10", mode=Mode.TRAIN, freeze=patterns), 2), Role.ACTIVATION)
+        patterns: sizes(
+            trace_of(layers, job_of("10", mode=Mode.TRAIN, freeze=patterns), 2), Category.ACTIVATION
+        )
         for patterns in ((), ("0.*",), ("0.*", "2.weight"))
     }
     first, second, loss = 4 * 2 * 20, 4 * 2 * 30, 4
@@ -392,4 +394,4 @@ def test_patterns_that_make_no_sense(fields: dict[str, tuple[str, ...]], line: s
 def test_nothing_needs_to_be_trained_in_inference() -> None:
     """Without a training step, all parameters may be frozen."""
     trace = trace_of(Two, job_of("256", mode=Mode.INFER, freeze=("*",)), 2)
-    assert sizes(trace, Role.ACTIVATION) == []
+    assert sizes(trace, Category.ACTIVATION) == []

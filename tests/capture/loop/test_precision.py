@@ -20,7 +20,7 @@ from planner.jobs.job import (
     Precision,
     parse_tensor_spec,
 )
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
 from planner.report.assumptions import of_run
 from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.report.test_text import budget, estimated
@@ -189,9 +189,9 @@ def outside_of_modules(taken: Trace, phase: Phase, step: int) -> list[tuple[str,
     now = (0, Phase.SETUP)
     found = []
     for event in taken.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             now = (event.step, event.phase)
-        elif isinstance(event, Alloc) and now == (step, phase) and event.role is not Role.WORKSPACE:
+        elif isinstance(event, Alloc) and now == (step, phase) and event.role is not Category.WORKSPACE:
             site = taken.sites[event.site]
             if site.module == "":
                 name = site.op.removeprefix("aten.").removesuffix(".default")
@@ -254,7 +254,7 @@ def test_what_autograd_keeps(precision: Precision, memory_format: MemoryFormat) 
     kept = [
         (taken.sites[e.site].module, taken.sites[e.site].op.split(".")[1], e.fixed_bytes)
         for e in taken.events
-        if isinstance(e, Alloc) and e.role is Role.ACTIVATION
+        if isinstance(e, Alloc) and e.role is Category.ACTIVATION
     ]
     mixed = precision in (Precision.AMP_FP16, Precision.AMP_BF16)
     size = 4 if precision is Precision.FP32 else 2
@@ -275,7 +275,7 @@ def test_pure_half_precision_feeds_its_loss() -> None:
         "10", mode=Mode.TRAIN, target=parse_tensor_spec("7"), loss=Loss.MSE, precision=Precision.BF16
     )
     taken = trace_of(lambda: nn.Linear(10, 7), job, 3)
-    sizes = [e.fixed_bytes for e in taken.events if isinstance(e, Alloc) and e.role is Role.INPUT]
+    sizes = [e.fixed_bytes for e in taken.events if isinstance(e, Alloc) and e.role is Category.INPUT]
     assert sizes == [3 * 10 * 2, 3 * 7 * 2]
 
 

@@ -20,7 +20,7 @@ from planner.jobs.job import (
     ZeroGrad,
     parse_tensor_spec,
 )
-from planner.program.events import Alloc, Event, Free, Mark, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from tests.helpers.models import job_of, trace_of
 
 BATCH = 4
@@ -91,7 +91,7 @@ def taken(model: type[nn.Module], **fields: object) -> Trace:
     return trace_of(model, job, BATCH)
 
 
-def held(trace: Trace, until: Callable[[Event], bool] = lambda event: False) -> Counter[Role]:
+def held(trace: Trace, until: Callable[[Event], bool] = lambda event: False) -> Counter[Category]:
     """Bytes by role that are alive before the first event of a kind, or at the end."""
     alive: dict[int, Alloc] = {}
     for event in trace.events:
@@ -101,7 +101,7 @@ def held(trace: Trace, until: Callable[[Event], bool] = lambda event: False) -> 
             alive[event.block] = event
         elif isinstance(event, Free):
             del alive[event.block]
-    sizes: Counter[Role] = Counter()
+    sizes: Counter[Category] = Counter()
     for block in alive.values():
         sizes[block.role] += block.fixed_bytes
     return sizes
@@ -113,19 +113,19 @@ def peak(trace: Trace, step: int | None = None) -> int:
     now = most = 0
     counts = step is None
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             counts = step in (None, event.step)
         elif isinstance(event, Free):
             now -= alive.pop(event.block)
         else:
-            alive[event.block] = 0 if event.role is Role.WORKSPACE else event.fixed_bytes
+            alive[event.block] = 0 if event.role is Category.WORKSPACE else event.fixed_bytes
             now += alive[event.block]
             most = max(most, now) if counts else most
     return most
 
 
 def is_backward(event: Event) -> bool:
-    return isinstance(event, Mark) and event.phase is Phase.BACKWARD
+    return isinstance(event, PhaseStart) and event.phase is Phase.BACKWARD
 
 
 def parameters(model: type[nn.Module]) -> list[Tensor]:
@@ -160,8 +160,8 @@ def test_state_is_so_many_copies_of_the_weights(
     counted = (Optimizer.ADAM, Optimizer.ADAMW, Optimizer.ADAGRAD)
     counters = 4 * len(parameters(model)) if impl is OptimizerImpl.FUSED and optimizer in counted else 0
     end = held(taken(model, optimizer=optimizer, optimizer_impl=impl))
-    assert end[Role.OPTIMIZER] == copies * weights_bytes(model) + counters
-    assert end[Role.GRADIENT] == weights_bytes(model)
+    assert end[Category.OPTIMIZER] == copies * weights_bytes(model) + counters
+    assert end[Category.GRADIENT] == weights_bytes(model)
 
 
 @on_all
@@ -173,7 +173,7 @@ def test_adafactor_keeps_rows_and_columns(model: type[nn.Module]) -> None:
         else weight.nbytes
         for weight in parameters(model)
     )
-    assert held(taken(model, optimizer=Optimizer.ADAFACTOR))[Role.OPTIMIZER] == factored
+    assert held(taken(model, optimizer=Optimizer.ADAFACTOR))[Category.OPTIMIZER] == factored
 
 
 @on_all
@@ -182,8 +182,8 @@ def test_half_precision_halves(model: type[nn.Module], precision: Precision) -> 
     """Weights, gradients and moments take two bytes a number."""
     options = {"optimizer": Optimizer.ADAMW}
     half = held(taken(model, **options, precision=precision))
-    assert half[Role.GRADIENT] == weights_bytes(model) // 2
-    assert half[Role.OPTIMIZER] == weights_bytes(model)
+    assert half[Category.GRADIENT] == weights_bytes(model) // 2
+    assert half[Category.OPTIMIZER] == weights_bytes(model)
 
 
 @on_all
@@ -193,17 +193,17 @@ def test_autocast_keeps_weights_as_they_are(model: type[nn.Module], precision: P
     options = {"optimizer": Optimizer.ADAMW, "grad_scaler": precision is Precision.AMP_FP16}
     plain, mixed = taken(model), taken(model, **options, precision=precision)
     end = held(mixed)
-    assert end[Role.PARAMETER] == held(plain)[Role.PARAMETER]
-    assert end[Role.GRADIENT] == weights_bytes(model)
-    assert end[Role.OPTIMIZER] == 2 * weights_bytes(model)
+    assert end[Category.PARAMETER] == held(plain)[Category.PARAMETER]
+    assert end[Category.GRADIENT] == weights_bytes(model)
+    assert end[Category.OPTIMIZER] == 2 * weights_bytes(model)
 
 
 @on_all
 def test_ddp_holds_the_gradients_twice(model: type[nn.Module]) -> None:
     """Buckets beside the gradients; as views there is one copy."""
     one = weights_bytes(model)
-    assert held(taken(model, ddp=True))[Role.GRADIENT] == 2 * one
-    assert held(taken(model, ddp=True, ddp_bucket_view=True))[Role.GRADIENT] == one
+    assert held(taken(model, ddp=True))[Category.GRADIENT] == 2 * one
+    assert held(taken(model, ddp=True, ddp_bucket_view=True))[Category.GRADIENT] == one
 
 
 @on_all
@@ -212,8 +212,8 @@ def test_an_average_is_one_more_copy(model: type[nn.Module]) -> None:
     plain, averaged = held(taken(model)), held(taken(model, ema=True))
     with torch.device("meta"):
         buffers = sum(buffer.nbytes for buffer in model().buffers())
-    assert averaged[Role.OPTIMIZER] == weights_bytes(model) + buffers
-    assert averaged - Counter({Role.OPTIMIZER: averaged[Role.OPTIMIZER]}) == plain
+    assert averaged[Category.OPTIMIZER] == weights_bytes(model) + buffers
+    assert averaged - Counter({Category.OPTIMIZER: averaged[Category.OPTIMIZER]}) == plain
 
 
 @on_all
@@ -222,8 +222,8 @@ def test_frozen_weights_have_neither_gradients_nor_moments(model: type[nn.Module
     with torch.device("meta"):
         head = sum(weight.nbytes for name, weight in model().named_parameters() if name.startswith("head"))
     end = held(taken(model, optimizer=Optimizer.ADAMW, train_only=("head*",)))
-    assert end[Role.GRADIENT] == head
-    assert end[Role.OPTIMIZER] == 2 * head
+    assert end[Category.GRADIENT] == head
+    assert end[Category.OPTIMIZER] == 2 * head
     assert peak(taken(model, train_only=("head*",))) < peak(taken(model))
 
 
@@ -231,8 +231,8 @@ def test_frozen_weights_have_neither_gradients_nor_moments(model: type[nn.Module
 def test_checkpoints_leave_less_to_wait(model: type[nn.Module]) -> None:
     """Blocks that run again keep their inputs alone; weights, gradients and the rest are the same."""
     plain, again = taken(model), taken(model, checkpoint=Checkpoint.BLOCKS)
-    assert 2 * held(again, is_backward)[Role.ACTIVATION] < held(plain, is_backward)[Role.ACTIVATION]
-    assert held(again)[Role.GRADIENT] == held(plain)[Role.GRADIENT]
+    assert 2 * held(again, is_backward)[Category.ACTIVATION] < held(plain, is_backward)[Category.ACTIVATION]
+    assert held(again)[Category.GRADIENT] == held(plain)[Category.GRADIENT]
     assert peak(again) < peak(plain)
 
 
@@ -249,18 +249,18 @@ def test_checkpoints_leave_less_to_wait(model: type[nn.Module]) -> None:
 def test_recipes_that_leave_nothing_behind(model: type[nn.Module], options: dict[str, object]) -> None:
     """Micro-batches, clipping and another layout add nothing that outlives the step."""
     end = held(taken(model, **options))
-    assert end[Role.PARAMETER] == held(taken(model))[Role.PARAMETER]
-    assert end[Role.GRADIENT] == weights_bytes(model)
-    assert end[Role.OPTIMIZER] == 0
+    assert end[Category.PARAMETER] == held(taken(model))[Category.PARAMETER]
+    assert end[Category.GRADIENT] == weights_bytes(model)
+    assert end[Category.OPTIMIZER] == 0
 
 
 @on_all
 def test_gradients_go_where_they_are_told(model: type[nn.Module]) -> None:
     """Set to None after the step, none is left; kept, they are there in the next forward pass."""
     gone = taken(model, zero_grad=ZeroGrad.AFTER_STEP)
-    assert held(gone)[Role.GRADIENT] == 0
+    assert held(gone)[Category.GRADIENT] == 0
     kept = taken(model, zero_grad=ZeroGrad.AFTER_STEP, keep_grads=True)
-    assert held(kept)[Role.GRADIENT] == weights_bytes(model)
+    assert held(kept)[Category.GRADIENT] == weights_bytes(model)
     assert peak(gone) <= peak(kept)
 
 
@@ -269,7 +269,7 @@ def test_inference_holds_the_weights_alone(model: type[nn.Module]) -> None:
     """Neither gradients nor state nor activations, and less than in training at its highest."""
     infer = taken(model, mode=Mode.INFER)
     roles = {event.role for event in infer.events if isinstance(event, Alloc)}
-    assert roles <= {Role.PARAMETER, Role.INPUT, Role.TEMPORARY, Role.WORKSPACE}
+    assert roles <= {Category.PARAMETER, Category.INPUT, Category.TEMPORARY, Category.WORKSPACE}
     assert peak(infer) < peak(taken(model))
 
 

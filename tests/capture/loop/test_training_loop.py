@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from planner.capture.loop.runtime import Machine
 from planner.capture.loop.training_loop import run_loop
 from planner.jobs.job import ClipGradients, Job, Mode, ZeroGrad
-from planner.program.events import Alloc, Mark, Phase, Role, check
+from planner.program.events import Alloc, Category, Phase, PhaseStart, check
 from planner.report.assumptions import of_run
 from tests.calibration.test_probe import heard_on_cpu, heard_on_meta, training
 from tests.helpers.models import job_of, story_of_tensors, trace_of
@@ -72,7 +72,7 @@ def test_gradients_of_micro_batches_are_added_up() -> None:
 def test_gradients_are_let_go_of_once_in_a_step(when: ZeroGrad) -> None:
     """Wherever `zero_grad` stands, two steps of three micro-batches make two gradients that stay."""
     trace = trace_of(linear, job(accumulate=3, steps=2, zero_grad=when), 2)
-    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Role.GRADIENT]
+    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT]
     assert gradients == [140, 140]
 
 
@@ -262,7 +262,7 @@ def test_real_tensors_run_the_very_loop_that_is_traced(fields: dict[str, object]
 def test_marks_of_micro_batches_and_of_an_evaluation() -> None:
     """Phases repeat within their step, and steps count up."""
     trace = trace_of(linear, job(accumulate=2, evaluate=True, steps=2), 2)
-    marks = [f"{event.phase} {event.step}" for event in trace.events if isinstance(event, Mark)]
+    marks = [f"{event.phase} {event.step}" for event in trace.events if isinstance(event, PhaseStart)]
     batch = ["inputs", "forward", "backward"]
     passes = [*batch, *batch, "optimizer"]
     evaluation = ["inputs", "forward"] * 2

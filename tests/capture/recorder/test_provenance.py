@@ -14,7 +14,7 @@ from planner.capture.recorder.provenance import Details, short_path
 from planner.capture.session import trace
 from planner.jobs.job import Job, Mode
 from planner.program.affine import align
-from planner.program.events import Alloc, Detail, Mark, Phase, Trace, check
+from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, check
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.models import AMPERE, job_of, trace_of
 
@@ -60,10 +60,10 @@ def lines_of(trace: Trace, phase: Phase, op: str) -> list[tuple[tuple[int, ...],
     found = []
     now = Phase.SETUP
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             now = event.phase
         elif isinstance(event, Alloc) and now is phase and op in trace.sites[event.site].op:
-            detail = details.get(event.block, Detail(event.block, (), "", "", ""))
+            detail = details.get(event.block, TensorProvenance(event.block, (), "", "", ""))
             found.append((detail.shape, detail.code))
     return found
 
@@ -163,7 +163,7 @@ def test_check_refuses_details_of_nothing(batches: tuple[int, ...], details: lis
     plain = trace_of(Net, JOB, 2)
     born = [event.block for event in plain.events if isinstance(event, Alloc)]
     blocks = [born[0] if number == 0 else max(born) + 1 for number in details]
-    found = tuple(Detail(block, (1,), "float32", "", "") for block in blocks)
+    found = tuple(TensorProvenance(block, (1,), "float32", "", "") for block in blocks)
     with pytest.raises(ValueError, match=said):
         check(replace(plain, batches=batches, details=found))
 

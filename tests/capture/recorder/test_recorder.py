@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError
 from planner.jobs.job import Mode, Optimizer, OptimizerImpl, ZeroGrad
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Trace, check
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, check
 from tests.helpers.models import born, job_of, trace_of
 
 
@@ -29,7 +29,7 @@ def story(trace: Trace) -> list[str]:
     sizes: dict[int, int] = {}
     lines = []
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             lines.append(f"{event.phase} {event.step}")
         elif isinstance(event, Free):
             lines.append(f"-{sizes[event.block]}")
@@ -169,17 +169,17 @@ def test_roles_are_told_by_what_becomes_of_a_block() -> None:
         job_of("6", mode=Mode.TRAIN, steps=2, optimizer=Optimizer.ADAM),
         8,
     )
-    by_role: dict[Role, list[int]] = {}
+    by_role: dict[Category, list[int]] = {}
     for event in trace.events:
         if isinstance(event, Alloc):
             by_role.setdefault(event.role, []).append(event.fixed_bytes)
-    assert by_role[Role.PARAMETER] == [24, 24, 24, 24, 8]  # weight, bias, running statistics, count
-    assert by_role[Role.INPUT] == [192, 192]
-    assert by_role[Role.GRADIENT] == [24, 24] * 2
+    assert by_role[Category.PARAMETER] == [24, 24, 24, 24, 8]  # weight, bias, running statistics, count
+    assert by_role[Category.INPUT] == [192, 192]
+    assert by_role[Category.GRADIENT] == [24, 24] * 2
     assert (
-        by_role[Role.OPTIMIZER] == [24] * 4
+        by_role[Category.OPTIMIZER] == [24] * 4
     )  # two moments of two parameters; the step counts are on the CPU
-    assert by_role[Role.ACTIVATION] == [24, 24, 192, 4] * 2  # batch statistics, tanh, loss
+    assert by_role[Category.ACTIVATION] == [24, 24, 192, 4] * 2  # batch statistics, tanh, loss
 
 
 @pytest.mark.parametrize("impl", OptimizerImpl)
@@ -213,10 +213,10 @@ def test_adam_takes_temporaries_as_its_implementation_does(impl: OptimizerImpl) 
 def test_gradients_are_freed_where_zero_grad_stands(position: ZeroGrad, freed_in: str) -> None:
     """The first phase in which the weight's gradient of the first step dies."""
     trace = trace_of(lambda: nn.Linear(11, 13), job_of("11", mode=Mode.TRAIN, steps=2, zero_grad=position), 2)
-    gradients = [e.block for e in trace.events if isinstance(e, Alloc) and e.role is Role.GRADIENT]
+    gradients = [e.block for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT]
     phase = ""
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             phase = f"{event.phase} {event.step}"
         elif isinstance(event, Free) and event.block == gradients[0]:
             assert phase == freed_in
@@ -228,7 +228,9 @@ def test_kept_gradients_are_added_to_in_place() -> None:
     """With set_to_none=False the gradients of the first step serve for ever; later ones are added and die."""
     job = job_of("11", mode=Mode.TRAIN, steps=3, keep_grads=True)
     trace = trace_of(lambda: nn.Linear(11, 13, bias=False), job, 2)
-    assert [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Role.GRADIENT] == [572]
+    assert [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT] == [
+        572
+    ]
 
 
 def test_blocks_know_their_module_in_forward_and_backward() -> None:
@@ -238,7 +240,7 @@ def test_blocks_know_their_module_in_forward_and_backward() -> None:
     phase = Phase.SETUP
     seen: dict[Phase, list[str]] = {}
     for event in trace.events:
-        if isinstance(event, Mark):
+        if isinstance(event, PhaseStart):
             phase = event.phase
         elif isinstance(event, Alloc) and trace.sites[event.site].module:
             modules = seen.setdefault(phase, [])
@@ -264,7 +266,9 @@ def test_shared_parameters_are_one_block() -> None:
             return torch.tanh(self.two(self.one(x)))
 
     trace = trace_of(Tied, job_of("4"), 1)
-    assert [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Role.PARAMETER] == [64]
+    assert [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.PARAMETER] == [
+        64
+    ]
 
 
 def test_a_value_that_is_read_names_operator_module_and_line() -> None:

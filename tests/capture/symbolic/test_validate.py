@@ -12,11 +12,11 @@ from planner.capture.symbolic.recast import differs
 from planner.errors import ModelError
 from planner.jobs.job import Checkpoint, Job, Precision
 from planner.program.events import Trace, check
-from planner.program.target import chip_of
+from planner.program.target import Target
 from tests.helpers.models import AMPERE
 from tests.program.test_specialize import Attending, on_meta, training
 
-CHIP = chip_of(AMPERE)
+CHIP = Target.for_capability(AMPERE)
 
 
 class Blocks(nn.Module):

@@ -11,11 +11,11 @@ from planner.capture.session import trace
 from planner.capture.workspaces.registry import Held, Made, Release, State, Step, rule_of, state_of
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.jobs.resolve import resolve_job
-from planner.program.events import Alloc, Role
-from planner.program.target import Chip
+from planner.program.events import Alloc, Category
+from planner.program.target import Target
 from tests.helpers.models import AMPERE, born, job_of, trace_of
 
-CHIP = Chip(AMPERE, 84)
+CHIP = Target(AMPERE, 84)
 aten = torch.ops.aten
 
 
@@ -99,7 +99,7 @@ def test_nothing_of_a_detector_is_unknown_but_convolutions() -> None:
     of_nms = [
         event.fixed_bytes
         for event in taken.events
-        if isinstance(event, Alloc) and event.role is Role.WORKSPACE and "nms" in sites[event.site].op
+        if isinstance(event, Alloc) and event.role is Category.WORKSPACE and "nms" in sites[event.site].op
     ]
     assert max(of_nms) > 100_000
     assert state_of(torch.ops.torchvision.nms.default) is State.RULE

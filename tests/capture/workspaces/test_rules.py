@@ -12,7 +12,7 @@ from planner.capture.workspaces.tensor.reductions import reduction
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.jobs.job import Mode
 from planner.program.events import check
-from planner.program.target import chip_of
+from planner.program.target import Target
 from tests.capture.recorder.test_recorder import Apply, story
 from tests.helpers.models import AMPERE, HOPPER, born, job_of, trace_of
 
@@ -39,7 +39,7 @@ def last(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def steps(func: Any, *args: Any, out: Any = None, capability: tuple[int, int] = AMPERE) -> tuple[Step, ...]:
     """What the operator's rule says of these arguments; the result is torch's own where it is not given."""
     result = func(*args) if out is None else out
-    return tuple(RULES[func](args, result, chip_of(capability)))
+    return tuple(RULES[func](args, result, Target.for_capability(capability)))
 
 
 # ---- the recorder and the steps
@@ -119,7 +119,10 @@ def test_a_bias_gradient_splits_its_rows_over_the_gpu() -> None:
     """25,216 rows of 768: 168 blocks per output on 84 multiprocessors, each with 32 x 4 outputs in a buffer
     that has room for 128 times as many (Reduce.cuh multiplies by the block's width once more).
     """
-    assert reduction(meta(25216, 768), [0], 4, chip_of(AMPERE)) == (Held(4 * 768 * 168 * 128), Held(4 * 6))
+    assert reduction(meta(25216, 768), [0], 4, Target.for_capability(AMPERE)) == (
+        Held(4 * 768 * 168 * 128),
+        Held(4 * 6),
+    )
     assert steps(aten.sum.dim_IntList, meta(25216, 768), [0], True) == (Held(66_060_288), Held(24))
     hopper = steps(aten.sum.dim_IntList, meta(25216, 768), [0], True, capability=HOPPER)
     assert hopper == (Held(4 * 768 * 352 * 128), Held(24))

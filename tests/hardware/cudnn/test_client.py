@@ -23,8 +23,8 @@ from planner.hardware.cudnn.client import Cudnn, open_cudnn
 from planner.hardware.device import find_device
 from planner.jobs.job import Job, Mode, Optimizer
 from planner.program.convolution import Convolution, Direction, Workspaces
-from planner.program.events import Alloc, Role, Trace
-from planner.program.target import Chip, chip_of
+from planner.program.events import Alloc, Category, Trace
+from planner.program.target import Target
 from planner.store.fingerprint import key_of
 from tests.helpers.models import AMPERE, job_of
 
@@ -70,7 +70,7 @@ def forward(x: Tensor, weight: Tensor, *options: object) -> list[Convolution]:
     args = (x, weight, None, stride, padding, dilation, transposed, [0, 0], groups)
     told = Told()
     out = aten.convolution.default(*args)
-    RULES[aten.convolution.default](args, out, Chip(AMPERE, 28, told.workspaces))
+    RULES[aten.convolution.default](args, out, Target(AMPERE, 28, told.workspaces))
     return told.asked
 
 
@@ -153,7 +153,9 @@ def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Step,
     args = (grad, x, weight, [4], *geometry, mask)
     told = Told()
     out = aten.convolution_backward.default(*args)
-    return RULES[aten.convolution_backward.default](args, out, Chip(AMPERE, 28, told.workspaces)), told.asked
+    return RULES[aten.convolution_backward.default](
+        args, out, Target(AMPERE, 28, told.workspaces)
+    ), told.asked
 
 
 def test_gradients_are_made_one_after_the_other() -> None:
@@ -206,7 +208,9 @@ def workspaces_of(taken: Trace) -> list[int]:
     """In samples of the input, 4 x 16 x 16 numbers; what other kernels take is smaller than one."""
     (batch,) = taken.batches
     births = [event for event in taken.events if isinstance(event, Alloc)]
-    taken_bytes = [event.fixed_bytes for event in births if event.role is Role.WORKSPACE and event.optional]
+    taken_bytes = [
+        event.fixed_bytes for event in births if event.role is Category.WORKSPACE and event.optional
+    ]
     return [size // (4 * 4 * 16 * 16 * batch) for size in taken_bytes]
 
 
@@ -214,7 +218,7 @@ def workspaces_of(taken: Trace) -> list[int]:
 @pytest.mark.parametrize("benchmark", [False, True])
 def test_loops_tell_what_runs_record(told: Told, benchmark: bool, told_of: Callable[..., object]) -> None:
     """At any batch size, searches included."""
-    job, chip = training(benchmark=benchmark), chip_of(AMPERE)
+    job, chip = training(benchmark=benchmark), Target.for_capability(AMPERE)
     if told_of is Foretold:
         at = Foretold(job, chip, on_meta)
         for batch in (2, 3, 50):
@@ -224,7 +228,7 @@ def test_loops_tell_what_runs_record(told: Told, benchmark: bool, told_of: Calla
         loops = Loops(job, on_meta, lambda line: None)
         found = [loops.at(batch, chip) for batch in (7, 50)]
     for one, batch in zip(found, (7, 50), strict=True):
-        run = trace(job, batch, AMPERE, on_meta, multiprocessors=chip.multiprocessors)
+        run = trace(job, batch, AMPERE, on_meta, multiprocessors=chip.sm_count)
         assert differs(one, run) == ""
         assert run.unknown_ops == ()
         assert any("cuDNN 9.99.0" in note for note in run.notes)

@@ -20,9 +20,9 @@ from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.epoch import over_epoch
 from planner.planning.source import take_detailed_trace
 from planner.program.affine import align
-from planner.program.convolution import Asked, Convolution, Direction, Engine, Workspaces, row_of
+from planner.program.convolution import Convolution, ConvWorkspace, Direction, Engine, Workspaces
 from planner.program.events import Trace, check
-from planner.program.target import chip_of
+from planner.program.target import Target
 from planner.report.commands.explain_workspaces import parts_text, workspace_text
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.models import AMPERE
@@ -168,10 +168,10 @@ def test_a_row_gives_back_its_convolution() -> None:
     asked = Convolution(
         Direction.DATA, "float16", x, (5, 2, 1, 1), (1, 5, 3, 4), True, (0, 0), (1, 1), (1, 1)
     )
-    row = row_of(3, asked, Engine(4, ("a", "b"), 9), searched=False)
-    assert isinstance(row, Asked)
+    row = ConvWorkspace.from_query(3, asked, Engine(4, ("a", "b"), 9), searched=False)
+    assert isinstance(row, ConvWorkspace)
     assert (row.convolution, row.block, row.engine, row.notes) == (asked, 3, 4, "a, b")
-    assert row_of(3, asked, None, searched=False).engine == -1
+    assert ConvWorkspace.from_query(3, asked, None, searched=False).engine == -1
 
 
 # ---- what is told
@@ -280,7 +280,9 @@ def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
     )
     job = Job(f"{file}:Net", inputs=(TensorSpec((640, 2, 2)),), loss=Loss.MSE, steps=1)
     job = replace(job, target=TensorSpec((1280, 2, 2)))
-    workload = opener_of({"isolate": True})(job, None, None, chip_of((8, 6)), take_detailed_trace)
+    workload = opener_of({"isolate": True})(
+        job, None, None, Target.for_capability((8, 6)), take_detailed_trace
+    )
     (row,) = workload.open(lambda line: None)(4).asked
     assert (row.engine, row.direction, row.x, row.w) == (
         -1,

@@ -9,19 +9,19 @@ from planner.emulator.history import Course, History, HistoryEvent, StepEnd
 from planner.hardware.device import MIB
 from planner.planning.attribution import explain
 from planner.planning.command.attribution import attributed_trace
-from planner.program.events import Alloc, Free, Mark, Phase, Role, Site
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site
 from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, history
 
 
-def roles(one: History, kept_bytes: int = KEPT) -> list[Role]:
+def roles(one: History, kept_bytes: int = KEPT) -> list[Category]:
     """Return the roles of all blocks by birth."""
     return [event.role for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)]
 
 
 def test_categories() -> None:
     """Addresses tell what is held; being alive when the backward pass starts tells activations."""
-    first = [Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.WORKSPACE, Role.ACTIVATION]
-    later = [Role.GRADIENT, Role.OPTIMIZER, Role.INPUT, Role.ACTIVATION, Role.GRADIENT]
+    first = [Category.PARAMETER, Category.INPUT, Category.ACTIVATION, Category.WORKSPACE, Category.ACTIVATION]
+    later = [Category.GRADIENT, Category.OPTIMIZER, Category.INPUT, Category.ACTIVATION, Category.GRADIENT]
     assert roles(TWO_STEPS) == [*first, *later]
 
 
@@ -43,7 +43,7 @@ def test_modules_and_operators() -> None:
 def test_phases() -> None:
     """Each phase begins where the script began it; steps end with the optimizer's."""
     trace = attributed_trace(TWO_STEPS, 1, KEPT)
-    assert [(mark.step, mark.phase) for mark in trace.events if isinstance(mark, Mark)] == [
+    assert [(mark.step, mark.phase) for mark in trace.events if isinstance(mark, PhaseStart)] == [
         (0, Phase.SETUP),
         (1, Phase.FORWARD),
         (1, Phase.BACKWARD),
@@ -57,8 +57,8 @@ def test_phases() -> None:
 def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
     """No step begins without a request."""
     ended = history(MOVES[:14], Course(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
-    marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, Mark)]
-    assert marks[-2:] == [Mark(1, Phase.OPTIMIZER), Mark(1, Phase.END)]
+    marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, PhaseStart)]
+    assert marks[-2:] == [PhaseStart(1, Phase.OPTIMIZER), PhaseStart(1, Phase.END)]
 
 
 def test_categories_add_up_to_the_peak() -> None:
@@ -74,8 +74,8 @@ def test_what_cublas_keeps_is_a_workspace() -> None:
         TWO_STEPS, events=(*MOVES[:2], HistoryEvent("a", 30, KEPT, 0, 0), *MOVES[3:8], *MOVES[10:])
     )
     kept = replace(kept, course=Course(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
-    assert roles(kept)[2] is Role.WORKSPACE
-    assert roles(kept, kept_bytes=KEPT + 1)[2] is Role.ACTIVATION
+    assert roles(kept)[2] is Category.WORKSPACE
+    assert roles(kept, kept_bytes=KEPT + 1)[2] is Category.ACTIVATION
 
 
 def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
@@ -84,7 +84,13 @@ def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
     ended = history((*MOVES[:7], HistoryEvent("o", 0, MIB, 0, 0)), course)
     trace = attributed_trace(ended, 1, KEPT)
     assert roles(ended)[:5] == [
-        *(Role.PARAMETER, Role.TEMPORARY, Role.ACTIVATION, Role.WORKSPACE, Role.ACTIVATION)
+        *(
+            Category.PARAMETER,
+            Category.TEMPORARY,
+            Category.ACTIVATION,
+            Category.WORKSPACE,
+            Category.ACTIVATION,
+        )
     ]
     assert sum(isinstance(event, Free) for event in trace.events) == 1
 

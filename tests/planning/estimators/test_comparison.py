@@ -30,7 +30,7 @@ from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Source, load_measured
 from planner.planning.estimators.quick import QuickEstimate
 from planner.planning.max_batch import Estimate, estimate
-from planner.program.events import Alloc, Mark, Outcome, Phase, Role, Site, Trace
+from planner.program.events import Alloc, Category, Outcome, Phase, PhaseStart, Site, Trace
 from planner.report.commands.compare import comparison_text, comparison_to_json
 from planner.report.layout import WIDTH, signed_percent
 from planner.report.plots.comparison import draw_comparison
@@ -50,8 +50,12 @@ SOURCE = Source(
 )
 # 100 MiB of weights and 10 MiB of activations a sample; peak 200 MiB at batch 10.
 EVENTS = (
-    *(Mark(0, Phase.SETUP), Alloc(0, 100 * MIB, 0, Role.PARAMETER, 0), Mark(1, Phase.FORWARD)),
-    *(Alloc(1, 0, 10 * MIB, Role.ACTIVATION, 0), Mark(1, Phase.END)),
+    *(
+        PhaseStart(0, Phase.SETUP),
+        Alloc(0, 100 * MIB, 0, Category.PARAMETER, 0),
+        PhaseStart(1, Phase.FORWARD),
+    ),
+    *(Alloc(1, 0, 10 * MIB, Category.ACTIVATION, 0), PhaseStart(1, Phase.END)),
 )
 TRACE = Trace(EVENTS, (Site("fc", "to"),), (2, 3))
 BATCH = 10

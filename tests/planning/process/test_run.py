@@ -32,7 +32,7 @@ from planner.planning.process.model import (
     size_bytes,
 )
 from planner.planning.process.run import run
-from planner.program.events import Alloc, Event, Free, Mark, Outcome, Phase, Role, Trace
+from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.models import MIB
 from tests.helpers.traces import SITES
 
@@ -52,40 +52,40 @@ WORKSPACES = 10 + 18  # cuBLAS's of the two threads
 
 def events_of_training(steps: int, zero_grad: ZeroGrad, growth: int = 0) -> Iterator[Event]:
     """Set-up and steps; block 10 * step + k is the k-th of a step. With `growth`, outputs grow each step."""
-    yield Mark(0, Phase.SETUP)
-    yield Alloc(0, WEIGHT * MIB, 0, Role.PARAMETER, 0)
+    yield PhaseStart(0, Phase.SETUP)
+    yield Alloc(0, WEIGHT * MIB, 0, Category.PARAMETER, 0)
     for step in range(1, steps + 1):
         here, before = 10 * step, 10 * (step - 1)
-        yield Mark(step, Phase.INPUTS)
+        yield PhaseStart(step, Phase.INPUTS)
         yield from [Free(before + 1)] if step > 1 else []
-        yield Alloc(here + 1, INPUT * MIB, 0, Role.INPUT, 0)
-        yield Mark(step, Phase.FORWARD)
+        yield Alloc(here + 1, INPUT * MIB, 0, Category.INPUT, 0)
+        yield PhaseStart(step, Phase.FORWARD)
         yield from [Free(before + 4)] if step > 1 and zero_grad is ZeroGrad.BEFORE_FORWARD else []
-        yield Alloc(here + 2, HIDDEN * MIB, 0, Role.ACTIVATION, 0)
-        yield from [Alloc(5, 10 * MIB, 0, Role.WORKSPACE, 0)] if step == 1 else []
-        yield Alloc(here + 3, (OUTPUT + growth * step) * MIB, 0, Role.ACTIVATION, 0)
+        yield Alloc(here + 2, HIDDEN * MIB, 0, Category.ACTIVATION, 0)
+        yield from [Alloc(5, 10 * MIB, 0, Category.WORKSPACE, 0)] if step == 1 else []
+        yield Alloc(here + 3, (OUTPUT + growth * step) * MIB, 0, Category.ACTIVATION, 0)
         yield from [Free(before + 3)] if step > 1 else []
-        yield Mark(step, Phase.BACKWARD)
+        yield PhaseStart(step, Phase.BACKWARD)
         yield from [Free(before + 4)] if step > 1 and zero_grad is ZeroGrad.BEFORE_BACKWARD else []
-        yield from [Alloc(6, 18 * MIB, 0, Role.WORKSPACE, 0)] if step == 1 else []
-        yield Alloc(here + 4, WEIGHT * MIB, 0, Role.GRADIENT, 0)
+        yield from [Alloc(6, 18 * MIB, 0, Category.WORKSPACE, 0)] if step == 1 else []
+        yield Alloc(here + 4, WEIGHT * MIB, 0, Category.GRADIENT, 0)
         yield Free(here + 2)
-        yield Mark(step, Phase.OPTIMIZER)
+        yield PhaseStart(step, Phase.OPTIMIZER)
         yield from [Free(here + 4)] if zero_grad is ZeroGrad.AFTER_STEP else []
-    yield Mark(steps, Phase.END)
+    yield PhaseStart(steps, Phase.END)
 
 
 INFERENCE = (
-    Mark(0, Phase.SETUP),
-    Alloc(0, WEIGHT * MIB, 0, Role.PARAMETER, 0),
-    Mark(1, Phase.INPUTS),
-    Alloc(1, INPUT * MIB, 0, Role.INPUT, 0),
-    Mark(1, Phase.FORWARD),
-    Alloc(2, HIDDEN * MIB, 0, Role.TEMPORARY, 0),
-    Alloc(5, 10 * MIB, 0, Role.WORKSPACE, 0),
+    PhaseStart(0, Phase.SETUP),
+    Alloc(0, WEIGHT * MIB, 0, Category.PARAMETER, 0),
+    PhaseStart(1, Phase.INPUTS),
+    Alloc(1, INPUT * MIB, 0, Category.INPUT, 0),
+    PhaseStart(1, Phase.FORWARD),
+    Alloc(2, HIDDEN * MIB, 0, Category.TEMPORARY, 0),
+    Alloc(5, 10 * MIB, 0, Category.WORKSPACE, 0),
     Free(2),
-    Alloc(3, OUTPUT * MIB, 0, Role.TEMPORARY, 0),
-    Mark(1, Phase.END),
+    Alloc(3, OUTPUT * MIB, 0, Category.TEMPORARY, 0),
+    PhaseStart(1, Phase.END),
 )
 
 
@@ -307,9 +307,13 @@ def test_a_replaced_buffer_comes_back() -> None:
 
     def replacing(job: Job, batch: int) -> Trace:
         events = (
-            *(Mark(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Role.PARAMETER, 0)),
-            *(Alloc(1, 10 * MIB, 0, Role.PARAMETER, 0), Mark(1, Phase.INPUTS), Mark(1, Phase.FORWARD)),
-            *(Alloc(2, 10 * MIB, 0, Role.TEMPORARY, 0), Free(1), Mark(1, Phase.END)),
+            *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0)),
+            *(
+                Alloc(1, 10 * MIB, 0, Category.PARAMETER, 0),
+                PhaseStart(1, Phase.INPUTS),
+                PhaseStart(1, Phase.FORWARD),
+            ),
+            *(Alloc(2, 10 * MIB, 0, Category.TEMPORARY, 0), Free(1), PhaseStart(1, Phase.END)),
         )
         return Trace(events, SITES, (batch,))
 
@@ -325,7 +329,7 @@ def test_optimizer_state_of_the_setup_dies_with_the_loop() -> None:
 
     def adagrad(job: Job, batch: int) -> Trace:
         setup, parameter, *steps = events_of_training(job.steps, job.zero_grad)
-        state = Alloc(1, 30 * MIB, 0, Role.OPTIMIZER, 0)
+        state = Alloc(1, 30 * MIB, 0, Category.OPTIMIZER, 0)
         return Trace((setup, parameter, state, *steps), SITES, (batch,))
 
     def allocated(*steps: Step) -> int:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _safe_softmax(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _safe_softmax(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """The plain softmax, a mask of the entries at minus infinity and which rows have nothing else, before
     rows without any finite entry are zeroed in the output (ATen/native/transformers/attention.cpp).
     """
@@ -24,7 +24,7 @@ def _safe_softmax(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step,
     return (Held(tensor_bytes(out)), Held(out.numel()), Held(rows), Held(out.element_size()), Made.REST)
 
 
-def _flash(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _flash(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Nothing beside the outputs, if the call fills the GPU.
 
     A call with fewer than 1.6 blocks of 64 rows a multiprocessor is split over the keys, into partial
@@ -34,7 +34,7 @@ def _flash(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     return ()
 
 
-def _flash_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _flash_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Sums of rows and the queries' gradient in float32, rows in steps of 128 and heads in steps of 32, or
     64 above 128; and for grouped queries the gradients of keys and values for every head of the query.
 
@@ -59,14 +59,14 @@ def _copies_in_rows(*tensors: Tensor) -> tuple[Step, ...]:
     return tuple(Held(tensor_bytes(t)) for t in tensors if not t.transpose(1, 2).is_contiguous())
 
 
-def _cudnn(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _cudnn(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Nothing is known of a workspace: what cuDNN's engine asks for is its own (cudnn-frontend asks for
     none).
     """
     return ()
 
 
-def _cudnn_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _cudnn_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """One workspace: sums of rows and the queries' gradient in float32, and for grouped queries the
     gradients of keys and values for every head of the query.
 

@@ -1,8 +1,8 @@
 """Scratch memory of convolutions: what PyTorch itself takes, and what is known of cuDNN's.
 
 What cuDNN takes depends on which of its engines its heuristics choose. Where a library is at hand it is asked
-(`Chip.cudnn`). Else published runs fix one term, `ImageWise`; all else is taken to be nothing, and
-convolutions stay among the unknown operators of the answer. Depthwise convolutions that PyTorch runs with
+(`Target.conv_workspace_query`). Else published runs fix one term, `ImageWise`; all else is taken to be nothing,
+and convolutions stay among the unknown operators of the answer. Depthwise convolutions that PyTorch runs with
 kernels of its own take nothing.
 """
 
@@ -25,7 +25,7 @@ from planner.capture.workspaces.formats import (
 )
 from planner.capture.workspaces.steps import Held, Made, Rule, Search, Step, Trial, released, tensor_bytes
 from planner.capture.workspaces.tensor.reductions import reduction
-from planner.program import Asked, Chip, Convolution, Direction, row_of
+from planner.program import Convolution, ConvWorkspace, Direction, Target
 
 aten = torch.ops.aten
 
@@ -64,7 +64,7 @@ class ImageWise:
 IMAGE_WISE: Mapping[tuple[int, int], ImageWise] = {(8, 6): ImageWise(MIB, 9, 512 * MIB)}
 
 
-def _forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _forward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """aten::convolution: the forward pass, which for a transposed one is another's data gradient.
 
     Operands that are not in the format of the call are copied: the input before the output is made, the
@@ -82,7 +82,7 @@ def _forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     return (*given, *copy_to(x, is_last), Made.REST, *copy_to(weight, is_last), *runs)
 
 
-def _backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """aten::convolution_backward: data gradient, weight gradient, then the bias gradient, a sum of the
     output's gradient over all but the channels (ATen/native/Convolution.cpp, convolution_backward).
 
@@ -115,7 +115,7 @@ class _Backward:
     x: Tensor
     weight: Tensor
     shape: "_Shape"
-    chip: Chip
+    chip: Target
 
 
 def _shared_copies(call: _Backward, *, wants_weight: bool) -> tuple[tuple[Step, ...], "Laid", "Laid"]:
@@ -152,7 +152,7 @@ def _weight_gradient(call: _Backward, x: "Laid", grad: "Laid") -> tuple[Step, ..
     is_last = is_last_of(x, grad)
     pair = (x, grad) if call.shape.transposed else (grad, x)
     held = tuple(step for operand in pair for step in copy_to(operand, is_last))
-    if call.chip.cudnn is None:
+    if call.chip.conv_workspace_query is None:
         runs = _image_wise(call)
     else:
         first, last = (call.grad, call.x) if call.shape.transposed else (call.x, call.grad)
@@ -174,9 +174,9 @@ def _image_wise(call: _Backward) -> tuple[Step, ...]:
     if not size_bytes:
         return ()
 
-    def why(block: int) -> Asked:
+    def why(block: int) -> ConvWorkspace:
         seen = _seen(Direction.WEIGHT, call.x, weight, grad, shape, is_last=False)
-        return row_of(block, seen, None, searched=False)
+        return ConvWorkspace.from_query(block, seen, None, searched=False)
 
     return (Trial(size_bytes, why),)
 
@@ -217,19 +217,25 @@ def _engine(
     y: Tensor,
     shape: _Shape,
     is_last: bool,
-    chip: Chip,
+    chip: Target,
 ) -> tuple[Step, ...]:
     """What the library, where one is asked, says that it takes."""
-    if chip.cudnn is None or x.dtype not in _DTYPES or 0 in x.shape or 0 in y.shape or 0 in weight.shape:
+    if (
+        chip.conv_workspace_query is None
+        or x.dtype not in _DTYPES
+        or 0 in x.shape
+        or 0 in y.shape
+        or 0 in weight.shape
+    ):
         return ()
     asked = _seen(direction, x, weight, y, shape, is_last)
-    said = chip.cudnn(chip.capability, chip.multiprocessors, asked)
+    said = chip.conv_workspace_query(chip.capability, chip.sm_count, asked)
     steps: tuple[Step, ...] = ()
     if said.searched_bytes:
-        largest = partial(row_of, asked=asked, engine=said.searched, searched=True)
+        largest = partial(ConvWorkspace.from_query, query=asked, engine=said.searched, searched=True)
         steps += (Search(said.searched_bytes, largest),)
     if said.workspace_bytes:
-        runs = partial(row_of, asked=asked, engine=said.engine, searched=False)
+        runs = partial(ConvWorkspace.from_query, query=asked, engine=said.engine, searched=False)
         steps += (Trial(said.workspace_bytes, runs),)
     return steps
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Made, Release, Rule, Step, copies, tensor_bytes
 from planner.capture.workspaces.tensor.sorting import sort_steps
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
 _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: one bit for each of so many boxes
 
 
-def _nonzero(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _nonzero(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The count, which a reduction of CUB makes, and after the result a selection of CUB.
 
     How many elements CUB's blocks take is from memory; both temporary storages are a few KiB per million.
@@ -25,11 +25,11 @@ def _nonzero(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     many = args[0].numel()
     if not many:
         return ()
-    partial = min(-(-many // 4096), 40 * chip.multiprocessors)
+    partial = min(-(-many // 4096), 40 * chip.sm_count)
     return (*copies(args[0]), Held(4), 4 * partial, Made.REST, 8 * (32 + -(-many // 2048)))
 
 
-def _nms(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _nms(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """The order of the scores, the boxes in that order, and for each pair of boxes a bit."""
     boxes, scores = args[:2]
     many = boxes.shape[0]
@@ -49,11 +49,11 @@ def _nms(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
     )
 
 
-def _roi_align(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _roi_align(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     return (Made.REST, *copies(*args[:2])) if out.numel() else ()
 
 
-def _roi_align_backward(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _roi_align_backward(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     return (Made.REST, *copies(args[1])) if args[0].numel() else ()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from planner.capture.meta_kernels.strides import broadcast
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, copies, tensor_bytes
 from planner.capture.workspaces.tensor.reductions import reduction
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def _whole(x: Tensor, target: Tensor) -> int:
 def _result_first(at: int) -> Rule:
     """The scalar is made first (a structured operator); argument number `at` is the reduction."""
 
-    def rule(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
         if argument(args, at, 1) == _NONE:
             return ()
         return Made.REST, Held(_whole(args[0], args[1])), *reduction(args[0], None, 4, chip)
@@ -38,7 +38,7 @@ def _result_first(at: int) -> Rule:
 def _result_last(at: int, temporaries: int) -> Rule:
     """So many tensors like the loss are made first, the last of which is the result if it is not reduced."""
 
-    def rule(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+    def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
         whole = Held(_whole(args[0], args[1]))
         if argument(args, at, 1) == _NONE:
             return (*[whole] * (temporaries - 1), Made.REST)
@@ -47,20 +47,20 @@ def _result_last(at: int, temporaries: int) -> Rule:
     return rule
 
 
-def _binary_cross_entropy(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _binary_cross_entropy(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The unreduced loss is the result's own storage (cuda/layouts.py); its mean is copied into it."""
     if argument(args, 3, 1) == _NONE:
         return ()
     return Made.REST, Held(args[0].element_size()), *reduction(args[0], None, 4, chip)
 
 
-def _ctc_loss(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _ctc_loss(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Lengths and offsets of the targets on the GPU (ATen/native/cuda/LossCTC.cu)."""
     samples = 8 * args[0].shape[1]
     return (*copies(args[0]), Held(samples), Held(samples), Held(samples), Made.REST)
 
 
-def _ctc_loss_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _ctc_loss_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The backward variables, as large as the forward ones."""
     alpha = args[6]
     samples = 8 * args[1].shape[1]

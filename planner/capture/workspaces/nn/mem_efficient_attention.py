@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Made, ReleaseBeneath, Step, argument, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 _RF_WIDTH = 128  # up to this width of a head, every forward variant keeps its output in registers
 _ANY_WIDTH = 65536
@@ -39,7 +39,7 @@ class Variant:
         return self.half and (self.keeps_outputs or self.generation != 70)
 
 
-def forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def forward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """An accumulator in float32 beside the output, for halves whose heads do not fit in registers."""
     key, value = args[1], args[2]
     half = value.dtype is not torch.float32
@@ -48,7 +48,7 @@ def forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     return ()
 
 
-def backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """A contiguous gradient, the gradients, delta (the row sums of grad * out), and the accumulators.
 
     Where the kernel does not compute delta, the product, its row sums and their contiguous transpose, which

@@ -18,7 +18,7 @@ from planner.capture.workspaces.steps import (
     tensor_bytes,
 )
 from planner.capture.workspaces.tensor.reductions import Matrix, reduction
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -30,17 +30,17 @@ def _accumulator_bytes(x: Tensor) -> int:
 # ---- layer norm: ATen/native/cuda/layer_norm_kernel.cu
 
 
-def _layer_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _layer_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Contiguous copies of what is not, made before the outputs and held beside them."""
     x, _, weight, bias = args[:4]
     return (*copies(x, weight, bias), Made.REST)
 
 
-def _rms_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _rms_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     return (*copies(args[0], args[2]), Made.REST)
 
 
-def _layer_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _layer_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     grad, x, normalized, _, _, weight, _, mask = args
     rows, columns = _rows_and_columns(x, len(normalized))
     wanted = [t for t, asked in zip(out[1:], mask[1:], strict=True) if asked and t is not None]
@@ -50,7 +50,7 @@ def _layer_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[S
     )  # fmt: skip
 
 
-def _rms_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _rms_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     grad, x, normalized, _, weight, mask = args
     rows, columns = _rows_and_columns(x, len(normalized))
     wanted = [out[1]] if mask[1] and out[1] is not None else []
@@ -71,13 +71,13 @@ _MAX_BLOCKS = 64 * 1024 // 2
 
 
 def _gradients_of_scale(
-    wanted: list[Tensor], grad: Tensor, rows: int, columns: int, chip: Chip
+    wanted: list[Tensor], grad: Tensor, rows: int, columns: int, chip: Target
 ) -> tuple[Step, ...]:
     """`LaunchGammaBetaBackwardCUDAKernel`: with many rows, partial sums per block of rows, then their sum.
 
     The sum makes the gradient anew; what was made for it first is dropped only then.
     """
-    few = rows <= _MANY_ROWS or columns // 32 >= chip.multiprocessors // 2
+    few = rows <= _MANY_ROWS or columns // 32 >= chip.sm_count // 2
     if few or not wanted:
         return (Made.REST, *copies(grad))
     blocks = min(_MAX_BLOCKS // -(-columns // 32), -(-rows // _ROWS_PER_BLOCK))
@@ -93,7 +93,7 @@ def _gradients_of_scale(
 # ---- group norm: ATen/native/cuda/group_norm_kernel.cu
 
 
-def _group_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _group_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Scale and shift of every sample and channel; with channels last, moments of rows before."""
     x, weight, bias, samples, channels, pixels, groups = args[:7]
     steps: list[Step] = [Made.REST]
@@ -104,7 +104,7 @@ def _group_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]
     return tuple(steps)
 
 
-def _group_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _group_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Sums of grad * x and of grad per sample and channel, then the coefficients of the gradient."""
     _, x, _, _, weight, samples, channels, pixels, groups, mask = args
     unit = _accumulator_bytes(x)
@@ -147,7 +147,7 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
     return x.shape[0] <= (880801 if training else 65535) and x.numel() < 2**31 - 1
 
 
-def _batch_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _batch_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """cuDNN's workspace and reserve for the plain operation are taken for nothing, which measured peaks of
     models with batch norm bear out; the native kernel for channels last takes partial moments.
     """
@@ -157,7 +157,7 @@ def _batch_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]
     return _partial_moments(x, 4)
 
 
-def _batch_norm_backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _batch_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The native kernel for channels last makes the input's gradient last, from sums that it holds
     (Normalization.cuh, batch_norm_backward_reduce_cuda_channels_last_template).
     """

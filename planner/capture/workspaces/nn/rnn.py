@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Made, Release, Rule, Step, copies, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -106,7 +106,7 @@ def _seen(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
     return x.transpose(0, 1) if batch_first and not batch_sizes else x
 
 
-def _forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _forward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """A contiguous input, the outputs, a weight buffer where there was none, workspace, reserve space."""
     x, _, _, _, _, _, mode, hidden, projected, layers, batch_first, _, train, bidirectional, sizes = args[:15]
     space = _workspace(x, batch_first, sizes, mode, hidden, projected, layers, bidirectional)
@@ -114,7 +114,7 @@ def _forward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     return (*copies(_seen(x, batch_first, sizes)), *states, Held(space), Made.REST)
 
 
-def _backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """`_cudnn_rnn_backward_input`, then `_cudnn_rnn_backward_weight`, each with a workspace of its own."""
     x, _, _, _, hx, cx, output, grad, grad_hy, grad_cy, mode, hidden, projected, layers, batch_first = args[
         :15

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, copies, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _backward(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The product of gradient and output beside the result, and what of the product and the output is copied
     to be contiguous.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planner.capture.meta_kernels.strides import suggests_channels_last
 from planner.capture.workspaces.steps import Made, Rule, Step, argument, copies, copies_like, packed_copies
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -21,7 +21,7 @@ Copies = Callable[..., tuple[Step, ...]]
 
 
 def _copied(
-    find: Copies, positions: tuple[int, ...], args: tuple[Any, ...], out: Any, chip: Chip
+    find: Copies, positions: tuple[int, ...], args: tuple[Any, ...], out: Any, chip: Target
 ) -> tuple[Step, ...]:
     """Copies of these arguments, taken before the outputs are made."""
     tensors = [argument(args, position) for position in positions]
@@ -79,34 +79,34 @@ _PACKED: Mapping[Any, tuple[int, ...]] = {
 }
 
 
-def _gradient_like_input(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _gradient_like_input(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The gradient in the input's format (DilatedMaxPool2d.cu, AveragePool2d.cu)."""
     grad, x = args[:2]
     return (*copies_like(x, grad), Made.REST)
 
 
-def _gradient_of_adaptive_pool(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _gradient_of_adaptive_pool(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """With channels last any strides will do (AdaptiveAveragePooling.cu)."""
     grad, x = args[:2]
     return (*(() if suggests_channels_last(x) else copies(grad)), Made.REST)
 
 
-def _gradient_after_output(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _gradient_after_output(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """A packed gradient beside the output (UpSampleNearest2d.cu)."""
     return (Made.REST, *packed_copies(args[0]))
 
 
-def _gradient_of_bilinear(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _gradient_of_bilinear(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The same; a gradient of the output's size is copied as it is (UpSampleBilinear2d.cu)."""
     return () if args[0].shape == out.shape else _gradient_after_output(args, out, chip)
 
 
-def _nll_loss2d(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _nll_loss2d(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """Copies of what is not contiguous; the total weight is made before the loss (NLLLoss2d.cu)."""
     return (Made.SECOND, Made.OUTPUT, *copies(*(t for t in args[:3] if isinstance(t, Tensor))))
 
 
-def _dropout(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _dropout(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The mask is made before the output (Dropout.cu, dropout_cuda)."""
     return (Made.SECOND, Made.OUTPUT)
 

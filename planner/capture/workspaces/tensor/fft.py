@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, copies, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _fourier(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _fourier(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """cuFFT's work area (ATen/native/cuda/SpectralOps.cpp).
 
     Its size is cuFFT's secret; for lengths of small prime factors it is taken to be the larger of input and
@@ -21,13 +21,13 @@ def _fourier(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]
     return (*copies(x), Made.REST, max(tensor_bytes(x), tensor_bytes(out)))
 
 
-def _fourier_to_real(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _fourier_to_real(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """As `_fourier`, but it overwrites its input, which is copied first."""
     x = args[0]
     return Made.REST, Held(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 
 
-def _euclidean_distance(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _euclidean_distance(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """One product of rows extended by their norms and by ones (ATen/native/Distance.cpp)."""
     x, y = args[:2]
     steps: list[Step] = []

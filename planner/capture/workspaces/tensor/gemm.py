@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Rule, Step, tensor_bytes
-from planner.program import Chip, Phase, workspace_bytes
+from planner.program import Phase, Target, workspace_bytes
 
 aten = torch.ops.aten
 
@@ -75,11 +75,11 @@ def _unreadable(matrix: Tensor) -> tuple[Step, ...]:
     return (Held(tensor_bytes(matrix)),)
 
 
-def _of_two(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _of_two(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     return (*_unreadable(args[0]), *_unreadable(args[1]))
 
 
-def _of_three(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _of_three(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The first argument is added to the product."""
     return (*_unreadable(args[1]), *_unreadable(args[2]))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from planner.capture.meta_kernels.strides import broadcast
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, copies, tensor_bytes
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -19,7 +19,7 @@ _MASKS = (torch.bool, torch.uint8)
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
 
 
-def _embedding_backward(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _embedding_backward(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """Many indices are sorted, and equal ones summed ten at a time into partial rows in float32.
 
     ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. The partial rows are as many as a tenth of
@@ -58,7 +58,7 @@ def _partial_rows(indices: Tensor, many: int, rows: int, grad: Tensor, out: Tens
     )
 
 
-def _embedding_bag_backward(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _embedding_bag_backward(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """As `_embedding_backward`, always sorted (ATen/native/cuda/EmbeddingBag.cu); the maximum needs none."""
     grad, indices, rows, mode = args[0], args[1], args[6], args[8]
     if mode == 2:
@@ -67,7 +67,7 @@ def _embedding_bag_backward(args: tuple[Any, ...], out: Tensor, chip: Chip) -> t
     return (*copies(grad), *_sorted(indices, many), *_partial_rows(indices, many, rows, grad, out))
 
 
-def _index_put(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _index_put(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """Accumulation sorts the indices (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
 
     A mask becomes the indices of what it lets through, one for each of its dimensions, before anything is

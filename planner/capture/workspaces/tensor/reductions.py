@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ class _Dim(NamedTuple):
 
 
 def reduction(
-    x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int, chip: Chip
+    x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int, chip: Target
 ) -> tuple[Step, ...]:
     """Buffer and semaphores of a reduction of `x` over `dims` (all, if none are named).
 
@@ -81,7 +81,7 @@ def _coalesce(dims: list[_Dim]) -> list[_Dim]:
 
 def _split(
     reduced: list[_Dim], kept: list[_Dim], inputs: int, outputs: int, partial_bytes: int,
-    chip: Chip,
+    chip: Target,
 ) -> tuple[Step, ...]:  # fmt: skip
     """`setReduceConfig`, in its own order."""
     along = not kept or (
@@ -104,7 +104,7 @@ def _split(
         step_output *= block_y
     values = -(-inputs // step_input)
     grid = -(-(outputs // vector) // step_output)
-    target = chip.multiprocessors * (_THREADS.get(chip.capability, 2048) // (block_x * block_y))
+    target = chip.sm_count * (_THREADS.get(chip.capability, 2048) // (block_x * block_y))
     if not across_warps or values < _MAX_VALUES or grid > target:
         return ()
     blocks = max(min(-(-target // grid), -(-values // _MIN_VALUES)), -(-values // _MAX_VALUES))
@@ -140,31 +140,31 @@ def _partial_bytes(x: Tensor) -> int:
     return 8 if x.dtype in (torch.float64, torch.int64) else 4
 
 
-def _accumulating(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _accumulating(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     return reduction(args[0], argument(args, 1), _partial_bytes(args[0]), chip)
 
 
-def _over_everything(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _over_everything(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     return reduction(args[0], None, _partial_bytes(args[0]), chip)
 
 
-def _norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """`linalg_vector_norm(x, ord, dims)`."""
     return reduction(args[0], argument(args, 2), _partial_bytes(args[0]), chip)
 
 
-def _extremum(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _extremum(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """A value and its place: a pair of 16 bytes."""
     dim = argument(args, 1)
     return reduction(args[0], None if dim is None else [dim], 16, chip)
 
 
-def _variance(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _variance(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """`WelfordData` of SharedReduceOps.h: mean, sum of squares, count, count as a float."""
     return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, chip)
 
 
-def _logsumexp(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _logsumexp(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """ATen/native/ReduceOps.cpp: the maxima, then exp(x - maxima) in full; beside them the result is made."""
     return Held(tensor_bytes(out)), Held(tensor_bytes(args[0])), Made.REST
 
@@ -172,7 +172,7 @@ def _logsumexp(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ..
 _CHUNK = 65536  # elements of one block's work (ATen/native/cuda/MultiTensorApply.cuh)
 
 
-def _foreach_norm(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _foreach_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """ATen/native/cuda/ForeachReduceOp.cu: a partial result for each tensor and chunk of the largest."""
     tensors = args[0]
     chunks = max(-(-t.numel() // _CHUNK) for t in tensors)

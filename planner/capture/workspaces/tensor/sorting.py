@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, tensor_bytes
-from planner.program import Chip
+from planner.program import Target
 
 aten = torch.ops.aten
 
@@ -28,11 +28,11 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int) -> int:
     return many * (key_bytes + value_bytes) + 1024 * (8 + -(-many // 7680))
 
 
-def _sort(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _sort(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     return sort_steps(args[0], argument(args, 1, -1))
 
 
-def _sort_stable(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _sort_stable(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     return sort_steps(args[0], argument(args, 2, -1))
 
 
@@ -58,7 +58,7 @@ def sort_steps(x: Tensor, dim: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _topk(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _topk(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """A radix selection, then a sort of what was chosen: in place, or beside for more than 4096."""
     values, indices = out
     dim = argument(args, 2, -1)
@@ -68,20 +68,20 @@ def _topk(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
     return (Made.REST, *beside, *sort_steps(values, dim), tensor_bytes(indices))
 
 
-def _median(args: tuple[Any, ...], out: Any, chip: Chip) -> tuple[Step, ...]:
+def _median(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
     """The median of everything sorts everything."""
     flat = args[0].reshape(-1)
     return (Held(tensor_bytes(flat)), Held(8 * flat.numel()), *sort_steps(flat, 0), Made.REST)
 
 
-def _randperm(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _randperm(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """Random keys beside 0, 1, 2, ..., sorted by key (ATen/native/cuda/Randperm.cu)."""
     many = out.numel()
     keys = 8 * many
     return Made.REST, Held(8 * many), Held(keys), Held(keys), radix_sort_bytes(many, 8, out.element_size())
 
 
-def _multinomial(args: tuple[Any, ...], out: Tensor, chip: Chip) -> tuple[Step, ...]:
+def _multinomial(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
     """Without replacement: exponential noise over the weights, whose largest win (Distributions.cpp)."""
     replacement = argument(args, 2, False)
     if replacement and args[1] > 1:

@@ -1,7 +1,7 @@
 """Scratch memory of convolutions: what PyTorch itself takes, and what is known of cuDNN's.
 
 What cuDNN takes depends on which of its engines its heuristics choose. Where a library is at hand it is asked
-(`Target.conv_workspace_query`). Else published runs fix one term, `ImageWise`; all else is taken to be nothing,
+(`Target.conv_workspace_query`). Else published runs fix one term, `ImageWise`; all else is taken to be none,
 and convolutions stay among the unknown operators of the answer. Depthwise convolutions that PyTorch runs with
 kernels of its own take nothing.
 """

@@ -43,8 +43,8 @@ def scratch_families() -> Mapping[str, str]:
     families = {
         "no_reductions": {*reductions.RULES, *norms.RULES, *losses.RULES},
         "no_attention_scratch": set(attention.RULES),
-        "no_cublas": {*gemm.OPS, *gemm.RULES},
-        "no_convolution_scratch": {*convolution.RULES, *convolution.UNKNOWN},
+        "no_cublas": {*gemm.BLAS_OPS, *gemm.RULES},
+        "no_convolution_scratch": {*convolution.RULES, *convolution.CUDNN_OPS},
     }
     return {str(op): term for term, ops in families.items() for op in ops}
 

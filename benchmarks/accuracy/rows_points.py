@@ -20,7 +20,7 @@ from benchmarks.accuracy.rows import PEERS, Row, texts
 from benchmarks.docs import notebook
 from benchmarks.published.allocator import PUBLISHED, replay_published
 from planner.api.compare import compare
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.device import MIB
 from planner.hardware.likeness import kind_of
 from planner.jobs.catalogue import load_catalogue
@@ -148,7 +148,7 @@ def _t4(line: Mapping[str, str]) -> Iterator[Row]:
     job = resolve_job(name, {}, inputs=[parse_tensor_spec(text) for text in inputs], **options)
     job = complete_by_library(job)
     batch = int(line["batch"])
-    taken = trace(job, batch, TURING, multiprocessors=TURING_SMS)
+    taken = record(job, batch, TURING, sm_count=TURING_SMS)
     run = replay_published(taken, batch)
     kind = kind_of(job, taken)
     steps = run.later_steps or run.first_step  # peaks of one step, after another that warmed up
@@ -174,7 +174,7 @@ def _vit_l(line: Mapping[str, str]) -> Row:
         zero_grad="before-backward", evaluate=True, **options,
     )  # fmt: skip
     batch = int(line["batch"])
-    taken = trace(job, batch, A100, multiprocessors=A100_SMS)
+    taken = record(job, batch, A100, sm_count=A100_SMS)
     kind = f"{line['extra'].split(',')[0].split(' (')[0]}, {line['dtype_amp']}"
     case = f"vit_l_16 {options['optimizer']} {batch} ({kind})"
     note = ""
@@ -216,7 +216,7 @@ def _bert(line: Mapping[str, str]) -> Row | None:
     traces: dict[str, Trace] = {}
     for name, version in (("planner", as_torch_1_10), ("installed", nullcontext)):
         with version():
-            traces[name] = trace(job, batch, VOLTA, multiprocessors=VOLTA_SMS)
+            traces[name] = record(job, batch, VOLTA, sm_count=VOLTA_SMS)
     recipe = ", ".join(filter(None, (line["dtype_amp"], line["extra"])))
     case = f"bert-large {line['optimizer']} {batch} ({recipe})"
     return _point(

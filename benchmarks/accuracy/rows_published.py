@@ -14,7 +14,7 @@ from benchmarks.accuracy.rows import DIES, LIVES, PUBLISHED, Row, texts
 from benchmarks.published import timm_brackets
 from benchmarks.published.outcomes import MIB, RUNS, job_of as cnn_job, set_up_bytes
 from benchmarks.published.transformers import job_of as transformer_job
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.device import find_device
 from planner.hardware.likeness import kind_of
@@ -62,7 +62,7 @@ def xmem_rows(task: Published, peers: Peers) -> list[Row]:
     batch = int(run["batch"])
     chip = find_device(run["gpu"]).target
     with nullcontext() if is_cnn else _transformers_4_51():
-        taken = trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
+        taken = record(job, batch, chip.capability, sm_count=chip.sm_count)
     found = variants(taken, batch)
     needed = found["planner"].needed_mib(batch)
     name = run["model"].split("(")[0]
@@ -115,7 +115,7 @@ def timm_rows(task: Published, peers: Peers) -> list[Row]:
         case = f"{bracket['model']} {bracket['memory_format']} {batch}"
         kind = ""
         try:
-            taken = trace(job, batch, timm_brackets.AMPERE)
+            taken = record(job, batch, timm_brackets.AMPERE)
             found = variants(taken, batch)
             kind = kind_of(job, taken).value
         except PlannerError as error:

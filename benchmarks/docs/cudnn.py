@@ -34,7 +34,7 @@ from scipy.optimize import nnls
 import planner
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import RUNS, set_up_bytes, trace_run
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.capture.symbolic.kernel_calls import Calls
 from planner.capture.workspaces.nn import convolution as rules
 from planner.emulator.compiled import open_cudnn_with_cublaslt
@@ -187,7 +187,7 @@ def convolutions() -> Iterator[Convolution]:
         job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
         for batch in BATCHES:
             calls = Calls()
-            trace(job, batch, (8, 6), calls=calls)
+            record(job, batch, (8, 6), calls=calls)
             for call in calls.found:
                 if call.func in rules.RULES:
                     for kind, last in KINDS:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.published.allocator import PUBLISHED
 from planner.allocator.replay import Arena
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.device import unlimited_device
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job
@@ -80,7 +80,7 @@ def tables() -> dict[str, str]:
 
 def trace_generic(job: Job, batch: int) -> Trace:
     """A trace for the card of which nothing is known."""
-    return trace(job, batch, unlimited_device().capability)
+    return record(job, batch, unlimited_device().capability)
 
 
 def readings_of(process: Process, tracer: JobTracer, arena: Arena) -> dict[Key, Reading]:

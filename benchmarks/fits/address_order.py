@@ -24,7 +24,7 @@ from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
 from benchmarks.published.transformers import job_of as transformer_of
 from planner.allocator.replay import replay_trace
 from planner.capture.models.registry import import_transformers
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.device import find_device
 from planner.jobs.job import ZeroGrad
 from planner.program.events import Trace
@@ -68,7 +68,7 @@ def trace_run(run: dict[str, str]) -> Trace:
     if is_cnn and run["campaign"].startswith("A"):
         job = replace(job, zero_grad=ZeroGrad.BEFORE_BACKWARD)
     with nullcontext() if is_cnn else as_transformers_4_51():
-        return trace(job, int(run["batch"]), chip.capability, multiprocessors=chip.sm_count)
+        return record(job, int(run["batch"]), chip.capability, sm_count=chip.sm_count)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes, small
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
 from calibration.record import Origins, add_points, key_of
 from planner.capture.models.registry import complete_by_library, import_transformers
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.calibration.fit import LeftOut, fit_points, leave_one_batch_out
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.calibration.observation import Observation, Settings, Versions
@@ -184,9 +184,9 @@ def _tracer(job: Job, chip: Target) -> TraceSource:
     @cache
     def take(batch: int) -> Trace:
         if not job.model.startswith("hf:"):
-            return trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
+            return record(job, batch, chip.capability, sm_count=chip.sm_count)
         with as_transformers_4_51():
-            return trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
+            return record(job, batch, chip.capability, sm_count=chip.sm_count)
 
     return take
 

@@ -12,7 +12,7 @@ import sys
 
 from planner.allocator.config import MIB
 from planner.allocator.replay import Arena, replay_trace
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.jobs.job import Job, Optimizer, TensorSpec
 from planner.planning.search import _boundary, largest
 from planner.program.affine import align
@@ -44,7 +44,7 @@ def main() -> None:
         for optimizer in OPTIMIZERS:
             image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
             job = Job(f"torchvision:{model}", inputs=(image,), target=classes, optimizer=optimizer)
-            affine = align(trace(job, 2, AMPERE), trace(job, 3, AMPERE))
+            affine = align(record(job, 2, AMPERE), record(job, 3, AMPERE))
             assert isinstance(affine, Trace), affine
             least_bytes = replay_trace(affine, 1).peak_reserved_bytes
             bisected = missed = probes = 0

@@ -22,7 +22,7 @@ from torch import nn
 
 from planner.allocator.config import AllocatorRules
 from planner.capture.models.registry import build_model, complete_by_library
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import generic_device
@@ -131,7 +131,7 @@ def plan_row(entry: Entry, mode: Mode, budget: Budget) -> Row:
     def traced(batch: int) -> Trace:
         nonlocal taken
         taken += 1
-        return trace(job, batch, budget.device.capability, build)
+        return record(job, batch, budget.device.capability, build)
 
     try:
         job = resolve_job(entry.model, {}, mode=mode.value, model_args=entry.model_args)

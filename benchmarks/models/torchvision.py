@@ -24,7 +24,7 @@ import torch
 from benchmarks.models.table import listing, unknown_ops
 from planner.allocator.config import AllocatorRules
 from planner.capture.models.torchvision.shim import prepare_torchvision
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import MIB, generic_device
@@ -104,7 +104,7 @@ def plan_model(name: str, mode: Mode, budget: Budget, source: str = "torchvision
         taken.append(batch)
         begun = time.process_time()
         try:
-            return trace(job, batch, budget.device.capability)
+            return record(job, batch, budget.device.capability)
         finally:
             trace_seconds += time.process_time() - begun
 

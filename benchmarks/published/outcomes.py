@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.published.allocator import replay_published
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.device import find_device
 from planner.jobs.job import Job, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.program.events import Outcome, Phase, PhaseStart, Trace
@@ -53,7 +53,7 @@ def job_of(run: dict[str, str]) -> Job:
 def trace_run(run: dict[str, str]) -> Trace:
     """The run's trace on its card."""
     chip = find_device(run["gpu"]).target
-    return trace(job_of(run), int(run["batch"]), chip.capability, multiprocessors=chip.sm_count)
+    return record(job_of(run), int(run["batch"]), chip.capability, sm_count=chip.sm_count)
 
 
 def set_up_bytes(taken: Trace, batch: int) -> int:

@@ -33,7 +33,7 @@ from pathlib import Path
 os.environ["TIMM_FUSED_ATTN"] = "0"  # read when timm is imported
 
 from benchmarks.published.allocator import replay_published
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.device import MIB
 from planner.jobs.job import Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
@@ -111,13 +111,13 @@ def judge(bracket: dict[str, str]) -> Row:
     row = Row(bracket["model"], bracket["memory_format"], bracket["module_now"], trained, failed)
     job = job_of(bracket)
     try:
-        ends = {batch: trace(job, batch, AMPERE) for batch in (trained, failed)}
+        ends = {batch: record(job, batch, AMPERE) for batch in (trained, failed)}
     except PlannerError as error:
         return replace(row, verdict="failure", failure=str(error))
     line = align(ends[trained], ends[failed])
 
     def holds(batch: int, mib: int) -> bool:
-        taken = ends.get(batch) or (line if isinstance(line, Trace) else trace(job, batch, AMPERE))
+        taken = ends.get(batch) or (line if isinstance(line, Trace) else record(job, batch, AMPERE))
         return replay_published(taken, batch, mib * MIB).outcome is not Outcome.DOES_NOT_FIT
 
     room, *others = (TOTAL_MIB - outside for outside in (OUTSIDE_MIB, *OTHER_OUTSIDE_MIB))

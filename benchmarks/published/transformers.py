@@ -27,7 +27,7 @@ from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, ZERO_GRAD
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
 from planner.capture.models.registry import import_transformers
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.device import find_device
 from planner.jobs.job import Job, ZeroGrad
 from planner.jobs.resolve import resolve_job
@@ -77,7 +77,7 @@ def compare(runs: Iterable[dict[str, str]], versions: Versions, *, as_published:
     @cache
     def reserved_mib(job: Job, batch: int, chip: Target) -> float:
         with versions():
-            taken = trace(job, batch, chip.capability, multiprocessors=chip.sm_count)
+            taken = record(job, batch, chip.capability, sm_count=chip.sm_count)
         return replay_published(taken, batch).peak_reserved_bytes / MIB
 
     return [

@@ -16,7 +16,7 @@ from planner import gpus, max_batch
 from planner.allocator.replay import replay_trace
 from planner.api.request import job_of
 from planner.capture.models.registry import construct_model, find_constructor
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.planning.fleet import CardFit
 
 REPEATS = 3
@@ -68,12 +68,12 @@ def verdicts(model: str, fit: CardFit, alone: int) -> str:
     chip = fit.budget.device.target
     said = []
     for size in sizes:
-        taken = trace(
+        taken = record(
             job,
             size,
             chip.capability,
             lambda job: construct_model(job, constructor),
-            multiprocessors=chip.sm_count,
+            sm_count=chip.sm_count,
         )
         said.append(f"{size} {replay_trace(taken, size, fit.budget.arena).outcome}")
     return ", ".join(said)

@@ -96,8 +96,8 @@ def work(kind: str, model: str) -> dict[str, Any]:
 def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: Any) -> float:
     from dataclasses import replace
 
+    from planner.capture.loop import LoopRuntime, empty_batch, run_loop
     from planner.capture.loop.optimizers import build_optimizer
-    from planner.capture.loop.training_loop import Machine, empty_batch, run_loop
 
     model = constructor(**{key: list(v) if isinstance(v, tuple) else v for key, v in job.model_args})
     optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
@@ -113,7 +113,7 @@ def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: 
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as seen:
-        run_loop(model, replace(job, steps=1), fetch, optimizer, lambda step, phase: None, Machine())
+        run_loop(model, replace(job, steps=1), fetch, optimizer, lambda step, phase: None, LoopRuntime())
     seen.key_averages()
     return start
 

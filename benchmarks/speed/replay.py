@@ -17,7 +17,7 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
 from planner.allocator.replay import replay_trace
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.jobs.job import Job, TensorSpec
 from planner.program.affine import align
 from planner.program.events import Alloc, Free, Trace
@@ -66,7 +66,7 @@ def report(model: str) -> str:
     """One line on one model of torchvision."""
     image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
     job = Job(f"torchvision:{model}", inputs=(image,), target=classes)
-    affine = align(trace(job, 2, AMPERE), trace(job, 3, AMPERE))
+    affine = align(record(job, 2, AMPERE), record(job, 3, AMPERE))
     if isinstance(affine, str):
         return f"{model}: {affine}"
     requests = requests_of(affine)

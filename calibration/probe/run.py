@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from planner.capture.loop import (
-    OnPhase,
+    PhaseHook,
     build_optimizer,
-    choose_trained,
+    convert_inputs,
     convert_model,
-    cuda_machine,
+    cuda_runtime,
     format_of,
+    freeze_parameters,
     run_loop,
-    with_own_types,
 )
 from planner.capture.models import complete_by_library, find_constructor
 from planner.errors import ModelError, PlannerError
@@ -52,7 +52,7 @@ def build_real_model(job: Job) -> nn.Module:
     return model
 
 
-def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build = build_real_model) -> None:
+def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:
     """Run the job's steps on the device; `on_phase` also hears `SETUP` before the model is moved.
 
     All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
@@ -60,21 +60,21 @@ def run_real(job: Job, batch: int, device: str, on_phase: OnPhase, build: Build 
     torch.manual_seed(0)
     job = complete_by_library(job)
     model = convert_model(build(job), job)
-    choose_trained(model, job)
-    host = host_batch(with_own_types(job), batch)
+    freeze_parameters(model, job)
+    host = host_batch(convert_inputs(job), batch)
     on_phase(0, Phase.SETUP)
     model.to(device)
     optimizer = None
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
-    seen = host_batch(with_own_types(job), job.eval_batch) if job.eval_batch else host
+    seen = host_batch(convert_inputs(job), job.eval_batch) if job.eval_batch else host
     run_loop(
         model,
         job,
         lambda: _copy(host, device),
         optimizer,
         on_phase,
-        cuda_machine(job),
+        cuda_runtime(job),
         lambda: _copy(seen, device),
     )
 

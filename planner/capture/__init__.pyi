@@ -2,5 +2,5 @@ from .cudnn_target import (
     notes_on_cudnn as notes_on_cudnn,
 )
 from .session import (
-    trace as trace,
+    record as record,
 )

@@ -1,4 +1,4 @@
-"""The chip as the rules of one job see it."""
+"""The target as the rules of one job see it."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from planner.hardware.cudnn import Cudnn
 
 
-def equip(chip: Target, job: Job) -> Target:
+def equip(target: Target, job: Job) -> Target:
     """With the library that the job asks for the workspaces of convolutions. Raises UsageError."""
-    if not job.cudnn or chip.conv_workspace_query is not None:
-        return chip
+    if not job.cudnn or target.conv_workspace_query is not None:
+        return target
     library = _library_of(job)
     return replace(
-        chip, conv_workspace_query=library.benchmarked if job.cudnn_benchmark else library.workspaces
+        target, conv_workspace_query=library.benchmarked if job.cudnn_benchmark else library.workspaces
     )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from planner.capture.process_state import text_of
+from planner.capture.process_state import message_of
 from planner.capture.recorder.recorder import Recorder
-from planner.capture.values.interpreter import ValuesNeededError
+from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError
 from planner.jobs import Job
 
@@ -51,11 +51,11 @@ _NOT_PLANNED = (
 
 
 def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """Return the error that a user sees: ValuesNeededError where shapes alone do not do."""
+    """Return the error that a user sees: DataDependentError where shapes alone do not do."""
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
     where = f"{job.model}: {place} fails at batch {batch}{op}{line}"
-    said = " ".join(text_of(error).split()) or type(error).__name__
+    said = " ".join(message_of(error).split()) or type(error).__name__
     if _is_of_flex_attention(error):
         return ModelError(
             f"{where}: flex_attention is not planned, since a compiler makes its kernels; "
@@ -65,7 +65,7 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
         if re.search(words, said):
             return ModelError(f"{where}: {reason}; {remedy}")
     if wants_values(said, running):
-        return ValuesNeededError(job.model, f"{place} calls {running or 'code'}{line}")
+        return DataDependentError(job.model, f"{place} calls {running or 'code'}{line}")
     if isinstance(error, SystemExit):
         said = f"it ends the process with code {error.code}"
     said = said if len(said) <= MOST_LETTERS else said[: MOST_LETTERS - 3] + "..."

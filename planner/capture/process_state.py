@@ -1,9 +1,9 @@
-"""What a model may change in the process that runs it, put back as it was.
+"""Preserve the state of the process while a model's code runs in it.
 
-A model's code is anybody's: its file sets the default dtype, its constructor the environment, its forward
-pass leaves inference mode on. While a trace runs that is as it would be on a GPU; afterwards the planner has
-to go on, and so does whoever called it. What Python cannot put back (patched modules, threads, a process that
-ends) takes a process of its own: `planner.capture.subprocess.client`.
+That code may be anything: a file sets the default dtype, a constructor the environment, a forward pass leaves
+inference mode on. During a capture that holds as it would on a GPU; afterwards the planner and its caller go
+on as before. What Python cannot restore (patched modules, threads, a process that ends) needs a process of
+its own: `planner.capture.subprocess`.
 """
 
 import os
@@ -24,54 +24,108 @@ _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One thing that code may set for the whole process or thread."""
+class ProcessSetting:
+    """One value that code may set for the whole process or thread."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
 
-def _write_path(folders: list[str]) -> None:
-    sys.path[:] = folders
+@dataclass(frozen=True, slots=True)
+class StateDiff:
+    """The settings that some code changed, with the values it left."""
+
+    changed: tuple[tuple[ProcessSetting, Any], ...] = ()
+
+    def apply(self) -> None:
+        """Set these values again."""
+        for setting, value in self.changed:
+            setting.write(value)
 
 
-def _write_environment(wanted: Mapping[str, str]) -> None:
-    for name in os.environ.keys() - wanted.keys():
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+@contextmanager
+def preserve_process_state() -> Iterator[Callable[[], StateDiff]]:
+    """Restore on exit every setting that changed; yields a function that returns the changes so far."""
+    settings = [(setting, setting.read()) for setting in _reapplied_settings()]
+    restored_only = [(setting, setting.read()) for setting in _restored_settings()]
+    modes = _ThreadModes()
+
+    def diff() -> StateDiff:
+        values = [(setting, setting.read(), before) for setting, before in settings]
+        return StateDiff(tuple((setting, value) for setting, value, before in values if value != before))
+
+    try:
+        with warnings.catch_warnings():
+            yield diff
+    finally:
+        modes.restore()
+        for setting, before in (*restored_only, *settings):
+            if setting.read() != before:
+                setting.write(before)
 
 
-def _folder() -> Path | None:
-    with suppress(OSError):  # somebody removed it
-        return Path.cwd()
-    return None
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, which its author's code makes; "" where that fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
-def _enter(folder: Path | None) -> None:
-    if folder is not None:
-        with suppress(OSError):
-            os.chdir(folder)
+# ---- settings
 
 
-def _own_device() -> torch.device | None:
-    """What `torch.set_default_device` set; not a `with torch.device(...)` around this."""
+def _reapplied_settings() -> tuple[ProcessSetting, ...]:
+    """Return the settings that are set again for a model whose file changed them."""
+    cudnn = torch.backends.cudnn
+    return (
+        ProcessSetting(torch.get_default_dtype, torch.set_default_dtype),
+        ProcessSetting(_default_device, torch.set_default_device),
+        ProcessSetting(torch.is_grad_enabled, torch.set_grad_enabled),
+        ProcessSetting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        ProcessSetting(_autocast_state, _set_autocast_state),
+        ProcessSetting(torch.get_num_threads, torch.set_num_threads),
+        ProcessSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        ProcessSetting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        ProcessSetting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+        ProcessSetting(sys.getrecursionlimit, sys.setrecursionlimit),
+        ProcessSetting(lambda: dict(os.environ), _set_environment),
+        ProcessSetting(_working_directory, _change_directory),
+    )
+
+
+def _restored_settings() -> tuple[ProcessSetting, ...]:
+    """Return the settings that are restored but never set again for a model whose file changed them."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    return (
+        *(_attribute(sys, name) for name in ("stdout", "stderr", "excepthook")),
+        ProcessSetting(random.getstate, random.setstate),
+        ProcessSetting(lambda: torch.get_rng_state().numpy().tobytes(), _set_rng_state),
+        *(
+            [ProcessSetting(lambda: signal.getsignal(signal.SIGINT), _set_interrupt)]
+            if on_main_thread
+            else []
+        ),
+    )
+
+
+def _attribute(holder: Any, name: str) -> ProcessSetting:
+    return ProcessSetting(lambda: getattr(holder, name), lambda value: setattr(holder, name, value))
+
+
+def _default_device() -> torch.device | None:
+    """Return the device set by `torch.set_default_device`, not by `with torch.device(...)`."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
 
-def _autocast() -> tuple[Any, ...]:
-    return (
-        *(
-            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _AUTOCAST_DEVICES
-        ),
-        torch.is_autocast_cache_enabled(),
-    )
+def _autocast_state() -> tuple[Any, ...]:
+    devices = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in _AUTOCAST_DEVICES]
+    return (*devices, torch.is_autocast_cache_enabled())
 
 
-def _set_autocast(state: tuple[Any, ...]) -> None:
+def _set_autocast_state(state: tuple[Any, ...]) -> None:
     *devices, caching = state
     for device, (enabled, dtype) in zip(_AUTOCAST_DEVICES, devices, strict=True):
         torch.set_autocast_enabled(device, enabled)
@@ -80,92 +134,37 @@ def _set_autocast(state: tuple[Any, ...]) -> None:
     torch.clear_autocast_cache()
 
 
+def _set_environment(values: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    for name, value in values.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _working_directory() -> Path | None:
+    with suppress(OSError):  # somebody removed it
+        return Path.cwd()
+    return None
+
+
+def _change_directory(folder: Path | None) -> None:
+    if folder is not None:
+        with suppress(OSError):
+            os.chdir(folder)
+
+
 def _set_rng_state(state: bytes) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _of(holder: Any, name: str) -> Setting:
-    return Setting(lambda: getattr(holder, name), lambda value: setattr(holder, name, value))
+def _set_interrupt(handler: Any) -> None:
+    if handler is not None:
+        signal.signal(signal.SIGINT, handler)
 
 
-def _settings() -> tuple[Setting, ...]:
-    cudnn = torch.backends.cudnn
-    return (
-        Setting(torch.get_default_dtype, torch.set_default_dtype),
-        Setting(_own_device, torch.set_default_device),
-        Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-        Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-        Setting(_autocast, _set_autocast),
-        Setting(torch.get_num_threads, torch.set_num_threads),
-        Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-        *(_of(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
-        Setting(lambda: list(sys.path), _write_path),
-        Setting(sys.getrecursionlimit, sys.setrecursionlimit),
-        Setting(lambda: dict(os.environ), _write_environment),
-        Setting(_folder, _enter),
-    )
-
-
-def _of_the_process() -> tuple[Setting, ...]:
-    """What is put back but never set again for a model whose file changed it."""
-    return (
-        *(_of(sys, name) for name in ("stdout", "stderr", "excepthook")),
-        Setting(random.getstate, random.setstate),
-        Setting(lambda: torch.get_rng_state().numpy().tobytes(), _set_rng_state),
-        *([_INTERRUPT] if threading.current_thread() is threading.main_thread() else []),
-    )
-
-
-_INTERRUPT = Setting(
-    lambda: signal.getsignal(signal.SIGINT),
-    lambda handler: None if handler is None else signal.signal(signal.SIGINT, handler),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The settings that some code left otherwise than it found them."""
-
-    found: tuple[tuple[Setting, Any], ...] = ()
-
-    def apply(self) -> None:
-        """Leave them so again."""
-        for setting, value in self.found:
-            setting.write(value)
-
-
-@contextmanager
-def left_clean() -> Iterator[Callable[[], Changes]]:
-    """What runs in here changes nothing that outlasts it. Gives a function that tells what is changed."""
-    settings = [(setting, setting.read()) for setting in _settings()]
-    of_the_process = [(setting, setting.read()) for setting in _of_the_process()]
-    modes = _Modes()
-
-    def changes() -> Changes:
-        now = [(setting, setting.read(), before) for setting, before in settings]
-        return Changes(tuple((setting, value) for setting, value, before in now if value != before))
-
-    try:
-        with warnings.catch_warnings():
-            yield changes
-    finally:
-        modes.restore()
-        for setting, before in (*of_the_process, *settings):
-            if setting.read() != before:
-                setting.write(before)
-
-
-def text_of(error: BaseException) -> str:
-    """What an exception says, which is the code of whoever defined it; "" where that fails."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
-
-
-class _Modes:
-    """The modes of this thread when it was made, to be left as they were."""
+class _ThreadModes:
+    """The torch modes of this thread at construction."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
@@ -174,7 +173,7 @@ class _Modes:
         self._dispatch = torch._C._len_torch_dispatch_stack()
 
     def restore(self) -> None:
-        """Leave what is on and was not, from the inside out."""
+        """Leave the modes that were entered since, from the inside out."""
         while torch._C._len_torch_dispatch_stack() > self._dispatch:
             torch._C._pop_torch_dispatch_stack(None)
         if _function_modes() != self._functions:

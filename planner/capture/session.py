@@ -1,9 +1,9 @@
-"""Tracing: the only folder of `planner` that imports torch."""
+"""Capture the training loop of a job on `meta` as a trace."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn, optim
@@ -14,142 +14,120 @@ from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.capture.cudnn_target import equip, notes_on_cudnn
 from planner.capture.failure_reasons import explain, source_line
-from planner.capture.loop.batches import detection_batch, is_detector
+from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
-from planner.capture.loop.formats import with_own_types
-from planner.capture.loop.precision import convert_model, meta_machine
-from planner.capture.loop.trainable import choose_trained
-from planner.capture.loop.training_loop import Fetch, empty_batch, run_loop, with_few_micro_batches
-from planner.capture.meta_kernels.reductions import run_on_meta
+from planner.capture.loop.precision import convert_inputs, convert_model, meta_runtime
+from planner.capture.loop.trainable import freeze_parameters
+from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
+from planner.capture.meta_kernels.run import run_meta
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.live_optimizer import make_optimizer
 from planner.capture.models.meta_init import tensors_put_on_gpu
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.models.transformers.build import is_padded, notes_of
-from planner.capture.models.transformers.masks import known_values
-from planner.capture.process_state import left_clean
+from planner.capture.models.transformers.masks import assume_padding
+from planner.capture.process_state import preserve_process_state
 from planner.capture.recorder.growth_sources import growth_sources
-from planner.capture.recorder.provenance import Details
+from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.recorder.recorder import Recorder, Run
 from planner.capture.symbolic.kernel_calls import Calls
-from planner.capture.values.interpreter import Values, ValuesNeededError
+from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
+from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.packed_lengths import full_lengths
-from planner.capture.values.reads import Reading, take_reading
-from planner.capture.values.with_values import built_with_values, values_kept
+from planner.capture.values.reads import ReadPolicy, run_with_reads
 from planner.errors import BatchTooLargeError, PlannerError
 from planner.jobs import Job, Mode
 from planner.program import Category, Phase, Target, Trace
 
-__all__ = ["trace"]
 
-
-def trace(
+def record(
     job: Job,
     batch: int,
     capability: tuple[int, int],
     build: Callable[[Job], nn.Module] = build_model,
-    details: Details | None = None,
+    provenance: ProvenanceCollector | None = None,
     calls: Calls | None = None,
     path_of: tuple[int, int] | None = None,
-    multiprocessors: int | None = None,
+    sm_count: int | None = None,
 ) -> Trace:
-    """The events of the job's first steps at this batch size on a GPU of this compute capability.
+    """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
 
-    `build` makes the model with its parameters on meta; `details`, if given, collects those of the blocks,
-    which takes time, `calls` those of operators with rules; `path_of` stands for the capability wherever it
-    decides which operators run. Without `multiprocessors` it is for the largest such GPU. Raises UsageError
-    for a model that its source does not know, ModelError where it cannot be built, does not accept its
-    inputs, or reads values of tensors that a run on the CPU cannot give.
+    `build` makes the model with its parameters on meta. `provenance` collects that of the blocks, which takes
+    time, `calls` those of operators with rules. `path_of` replaces the capability wherever it decides which
+    operators run. Without `sm_count` the GPU is the largest of its capability. Raises UsageError for a
+    model that its source does not know, ModelError where it cannot be built, does not accept its inputs, or
+    reads values of tensors that a run on the CPU cannot give.
     """
-    path_of = capability if path_of is None else path_of
-    taken = _trace(job, batch, capability, build, details, calls, path_of, multiprocessors)
-    if not taken.growth_sources or details is not None:
-        return taken
-    # The lines behind what grows take a second run, since looking for them takes time.
-    again = _trace(job, batch, capability, build, Details(), None, path_of, multiprocessors)
-    return replace(taken, growth_sources=again.growth_sources)
+    session = _Session(job, capability, path_of or capability, sm_count, build, provenance, calls)
+    trace = session.run(batch)
+    if not trace.growth_sources or provenance is not None:
+        return trace
+    # The lines behind growing memory take a second run, since finding them takes time.
+    again = replace(session, provenance=ProvenanceCollector(), calls=None).run(batch)
+    return replace(trace, growth_sources=again.growth_sources)
 
 
-@left_clean()
-def _trace(
-    job: Job,
-    batch: int,
-    capability: tuple[int, int],
-    build: Callable[[Job], nn.Module],
-    details: Details | None,
-    calls: Calls | None,
-    path_of: tuple[int, int],
-    multiprocessors: int | None,
+@dataclass(frozen=True, slots=True)
+class _Session:
+    job: Job
+    capability: tuple[int, int]
+    path_of: tuple[int, int]
+    sm_count: int | None
+    build: Callable[[Job], nn.Module]
+    provenance: ProvenanceCollector | None
+    calls: Calls | None
+
+    @preserve_process_state()
+    def run(self, batch: int) -> Trace:
+        """Capture with shapes alone; a model that reads values is captured again with values."""
+        job = complete_by_library(self.job)
+        try:
+            with planned_device(capability=self.path_of) as placement:
+                return self._capture(job, self.build(job), batch, run_meta, placement)
+        except DataDependentError as error:
+            first_read = error
+
+        def run_with_values(size: int, policy: ReadPolicy) -> Trace:
+            if self.calls is not None:
+                self.calls.found.clear()
+            with planned_device(capability=self.path_of) as placement, deterministic_values():
+                with construct_with_buffers() as buffers:
+                    model = self.build(job)
+                values = ValueInterpreter(buffers, policy)
+                trace = self._capture(job, model, size, values.run, placement)
+            return replace(trace, notes=(*trace.notes, *first_read.notes(values)))
+
+        return run_with_reads(batch, run_with_values)
+
+    def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
+        initialise_lazy_modules(model, job, batch, run)
+        target = equip(Target.for_capability(self.capability, self.sm_count), job)
+        recorder = Recorder(model, target, self.provenance, self.calls, run, job.cublas_workspace_config)
+        model = convert_model(model, job)
+        freeze_parameters(model, job)
+        trace = _record_loop(convert_inputs(job), model, batch, recorder, self.path_of)
+        return replace(trace, notes=(*trace.notes, *placement.notes))
+
+
+def _record_loop(
+    job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: tuple[int, int]
 ) -> Trace:
-    job = complete_by_library(job)
-
-    def take(model: nn.Module, run: Run, size: int = batch) -> Trace:
-        initialise_lazy_modules(model, job, size, run)
-        return _take(
-            job,
-            model,
-            size,
-            Recorder(
-                model,
-                equip(Target.for_capability(capability, multiprocessors), job),
-                details,
-                calls,
-                run,
-                job.cublas_workspace_config,
-            ),
-            path_of,
-        )
-
-    try:
-        with planned_device(capability=path_of) as placement:
-            return _with_notes(take(build(job), run_on_meta), placement)
-    except ValuesNeededError as error:
-        first = error
-
-    def take_with_values(size: int, how: Reading) -> Trace:
-        if calls is not None:
-            calls.found.clear()
-        with planned_device(capability=path_of) as placement, values_kept():
-            with built_with_values() as known:
-                model = build(job)
-            values = Values(known, how.most_bytes, how.answers, how.noted)
-            taken = _with_notes(take(model, values.run, size), placement)
-        return replace(taken, notes=(*taken.notes, *first.notes(values)))
-
-    return take_reading(batch, take_with_values)
-
-
-def _with_notes(taken: Trace, placement: Placement) -> Trace:
-    return replace(taken, notes=(*taken.notes, *placement.notes))
-
-
-def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: tuple[int, int]) -> Trace:
-    model = convert_model(model, job)
-    choose_trained(model, job)
-    job = with_own_types(job)
     compiled = CompiledCalls()
     try:
         with (
             cuda_semantics(path_of),
-            known_values(padded=is_padded(job)),
+            assume_padding(is_padded(job)),
             devices_shown(),
             full_lengths() as lengths,
-            recorder.watching_modules(),
-            _without_collector(),
+            recorder.track_modules(),
+            _without_garbage_collection(),
             watch_compiled(compiled),
         ):
-            notes = _run(job, model, batch, recorder)
-            taken = recorder.finish(
-                batch,
-                (
-                    *notes_of(job, model),
-                    *notes,
-                    *compiled.notes(),
-                    *lengths,
-                    *notes_on_cudnn(job, recorder.capability),
-                ),
-            )
-            return replace(taken, growth_sources=growth_sources(taken, batch, recorder))
+            of_loop = _run(job, model, batch, recorder)
+            of_cudnn = notes_on_cudnn(job, recorder.capability)
+            notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *of_cudnn)
+            trace = recorder.finish(batch, notes)
+            return replace(trace, growth_sources=growth_sources(trace, batch, recorder))
     except BatchTooLargeError as error:
         where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
         raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error
@@ -160,79 +138,74 @@ def _take(job: Job, model: nn.Module, batch: int, recorder: Recorder, path_of: t
 
 
 def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    recorder.mark(0, Phase.SETUP)
-    for plain in tensors_put_on_gpu(model):
-        recorder.adopt(plain, Category.PARAMETER, "", "to")
-    for name, module in _in_order_of_apply(model):
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                recorder.adopt(tensor, Category.PARAMETER, name, "to")
-        for buffer in flatten_weights(module):
-            recorder.adopt(buffer, Category.PARAMETER, name, "flatten_parameters")
+    recorder.start_phase(0, Phase.SETUP)
+    _record_model(model, recorder)
     criterion = build_criterion(job)
-    parameters = [*model.parameters(), *_adopt_criterion(criterion, recorder)]
+    parameters = [*model.parameters(), *_record_criterion(criterion, recorder)]
     if criterion is not None and not criterion.takes_target:
         job = replace(job, target=None, targets=())
     with recorder:
-        optimizer = None
-        if job.mode is Mode.TRAIN:
-            optimizer = make_optimizer(model, job, parameters)
+        optimizer = make_optimizer(model, job, parameters) if job.mode is Mode.TRAIN else None
 
         def on_phase(step: int, phase: Phase) -> None:
-            _label(recorder, parameters, optimizer)
-            recorder.mark(step, phase)
+            if optimizer is not None:
+                _set_categories(recorder, parameters, optimizer)
+            recorder.start_phase(step, phase)
 
-        machine = replace(meta_machine(job), label=recorder.label, criterion=criterion)
-        evaluated = _batches(model, job, job.eval_batch) if job.eval_batch else None
-        fetch = _batches(model, job, batch)
+        runtime = replace(meta_runtime(job), set_category=recorder.set_category, criterion=criterion)
+        load_evaluated = batch_loader(model, job, job.eval_batch) if job.eval_batch else None
+        load_batch = batch_loader(model, job, batch)
         short, notes = with_few_micro_batches(job)
-        notes = (*run_loop(model, short, fetch, optimizer, on_phase, machine, evaluated), *notes)
+        notes = (*run_loop(model, short, load_batch, optimizer, on_phase, runtime, load_evaluated), *notes)
     return notes if criterion is None else (*notes, *criterion.notes())
 
 
-def _adopt_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
-    """Record what a loss of its own holds, and give its parameters."""
+def _record_model(model: nn.Module, recorder: Recorder) -> None:
+    for tensor in tensors_put_on_gpu(model):
+        recorder.record_existing(tensor, Category.PARAMETER, "", "to")
+    for name, module in _in_order_of_apply(model):
+        for held in (*module._parameters.values(), *module._buffers.values()):
+            if held is not None:
+                recorder.record_existing(held, Category.PARAMETER, name, "to")
+        for buffer in flatten_weights(module):
+            recorder.record_existing(buffer, Category.PARAMETER, name, "flatten_parameters")
+
+
+def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
+    """Record the tensors of the job's own loss, and yield its parameters."""
     module = None if criterion is None else criterion.module
     if module is not None:
         name = type(module).__name__
         for tensor in (*module.parameters(), *module.buffers()):
-            recorder.adopt(tensor, Category.PARAMETER, name, "to")
+            recorder.record_existing(tensor, Category.PARAMETER, name, "to")
         yield from module.parameters()
 
 
-def _batches(model: nn.Module, job: Job, batch: int) -> Fetch:
-    if is_detector(model):
-        return lambda: detection_batch(model, job, batch, "meta")
-    return lambda: empty_batch(job, batch, "meta")
-
-
-def _label(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: optim.Optimizer | None) -> None:
-    """Tell the recorder which blocks hold gradients and optimizer state by now."""
-    if optimizer is None:
-        return
+def _set_categories(recorder: Recorder, parameters: list[nn.Parameter], optimizer: optim.Optimizer) -> None:
+    """Set the categories of blocks that hold gradients and optimizer state by now."""
     for parameter in parameters:
         if parameter.grad is not None:
-            recorder.label(parameter.grad, Category.GRADIENT)
+            recorder.set_category(parameter.grad, Category.GRADIENT)
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor):
-                recorder.label(value, Category.OPTIMIZER)
+                recorder.set_category(value, Category.OPTIMIZER)
 
 
 def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Modules in the order in which `Module.to` moves what they hold: children first."""
+    """Yield modules in the order in which `Module.to` moves their tensors: children first."""
     for name, child in model.named_children():
         yield from _in_order_of_apply(child, f"{prefix}.{name}" if prefix else name)
     yield prefix, model
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """Garbage in cycles is collected at times that are not the same in two traces; here it is not."""
-    was_on = gc.isenabled()
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector while open: it frees cycles at times that differ between traces."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

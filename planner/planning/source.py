@@ -31,9 +31,9 @@ class Workload:
 
 def take_trace(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -> Trace:
     """The trace as plans need it."""
-    from planner.capture import trace
+    from planner.capture import record
 
-    return trace(job, size, chip.capability, build, multiprocessors=chip.sm_count)
+    return record(job, size, chip.capability, build, sm_count=chip.sm_count)
 
 
 def take_alone(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -> Trace:
@@ -43,10 +43,10 @@ def take_alone(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -
 
 def take_detailed_trace(job: Job, size: int, chip: Target, build: Callable[[Job], Any]) -> Trace:
     """The trace with the details of its blocks, as explanations want them."""
-    from planner.capture import trace
-    from planner.capture.recorder import Details
+    from planner.capture import record
+    from planner.capture.recorder import ProvenanceCollector
 
-    return trace(job, size, chip.capability, build, Details(), multiprocessors=chip.sm_count)
+    return record(job, size, chip.capability, build, ProvenanceCollector(), sm_count=chip.sm_count)
 
 
 def complete_from_library(job: Job, shelves: Shelves | None = None) -> Job:

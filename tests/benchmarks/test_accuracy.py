@@ -55,7 +55,7 @@ def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
     from benchmarks.accuracy.rows import read_rows
     from benchmarks.accuracy.rows_published import TIMM
     from benchmarks.published.timm_brackets import AMPERE, BRACKETS, job_of
-    from planner.capture.session import trace
+    from planner.capture.session import record
     from planner.hardware.likeness import kind_of
 
     said = {(row.model, row.case.split()[1]): row.kind for row in read_rows() if row.source == TIMM}
@@ -68,7 +68,7 @@ def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
     assert len(lines) >= 4
     for line in lines:
         job = job_of(line)
-        assert kind_of(job, trace(job, 2, AMPERE)).value == said[line["model"], line["memory_format"]]
+        assert kind_of(job, record(job, 2, AMPERE)).value == said[line["model"], line["memory_format"]]
 
 
 def test_the_page_is_that_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

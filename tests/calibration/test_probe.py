@@ -23,8 +23,10 @@ from calibration.probe.run import build_real_model, host_batch, run_real
 from planner._support.cudnn_version import cudnn_text
 from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
+from planner.capture.loop.batches import empty_batch
 from planner.capture.loop.optimizers import build_optimizer
-from planner.capture.loop.training_loop import Machine, empty_batch, run_loop
+from planner.capture.loop.runtime import LoopRuntime
+from planner.capture.loop.training_loop import run_loop
 from planner.errors import ModelError, NoGpuError, UsageError
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.jobs.catalogue import load_catalogue
@@ -79,7 +81,7 @@ def heard_on_meta(job: Job) -> list[str]:
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
     with listener:
-        run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, listener.on_phase, Machine())
+        run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, listener.on_phase, LoopRuntime())
     return listener.heard
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from planner.capture.models.registry import build_model, construct_model
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
 from planner.jobs.resolve import resolve_job
@@ -21,7 +21,7 @@ TRAIN = {"mode": Mode.TRAIN, "loss": Loss.OUTPUT}
 
 def trace_of(make: Callable[[], nn.Module], job: Job, batch: int = 4) -> Trace:
     """The trace of a model that `make` makes, as a user's constructor is called."""
-    return trace(job, batch, AMPERE, lambda job: construct_model(job, make))
+    return record(job, batch, AMPERE, lambda job: construct_model(job, make))
 
 
 class Calls(nn.Module):

@@ -10,7 +10,7 @@ from calibration.observation_file import load_observations
 from calibration.probe.client import find_gpu, measure
 from calibration.probe.request import ProbeRequest
 from planner.allocator.config import MIB, AllocatorRules
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.hardware.budget import make_budget
 from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit
@@ -96,13 +96,13 @@ def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() ->
     """`verify` at the planned largest batch of a 4 GiB cap lives; 1.05 times that dies."""
     budget = make_budget(this_card(), 0.99, AllocatorRules(), 4096 * MIB)
     capability = budget.device.capability
-    plan = plan_max_batch(RESNET50, budget, lambda batch: trace(RESNET50, batch, capability))
+    plan = plan_max_batch(RESNET50, budget, lambda batch: record(RESNET50, batch, capability))
     assert plan.at_max is not None
     held = verify(RESNET50, plan.search.largest, plan.at_max)
     assert held.ran and held.agrees
     assert abs(held.errors["allocated"]) < 0.05
     beyond = -(-plan.search.largest * 105 // 100)
-    whole = align(*(trace(RESNET50, batch, capability) for batch in FIT_BATCHES))
+    whole = align(*(record(RESNET50, batch, capability) for batch in FIT_BATCHES))
     assert isinstance(whole, Trace)
     said = estimate(RESNET50, whole, beyond, budget)
     assert said.outcome is Outcome.DOES_NOT_FIT

@@ -9,7 +9,7 @@ from torch import nn
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
@@ -34,13 +34,13 @@ def trace_of(
         with torch.device("meta"):
             return build()
 
-    return trace(job, batch, capability, on_meta)
+    return record(job, batch, capability, on_meta)
 
 
 def trace_catalogue(name: str, batch: int | None = None) -> Trace:
     """The trace of a catalogue entry at its own batch size, or another."""
     entry = load_catalogue()[name]
-    return trace(entry.job, batch or entry.batch, AMPERE)
+    return record(entry.job, batch or entry.batch, AMPERE)
 
 
 def born(trace: Trace, op: str = "") -> list[int]:

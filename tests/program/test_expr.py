@@ -13,7 +13,8 @@ from planner.capture.symbolic.recast import differs
 from planner.capture.symbolic.sym_int import Number, Record
 from planner.capture.symbolic.sym_tensor import Sketch, ask
 from planner.capture.symbolic.validate import Keeper
-from planner.capture.workspaces.registry import RULES, Held, Made
+from planner.capture.workspaces.ops import Hold, Outputs
+from planner.capture.workspaces.registry import RULES
 from planner.jobs.job import Job, Mode, Precision
 from planner.program.events import Trace
 from planner.program.expr import Case, Guard, check_case, work_out
@@ -52,7 +53,7 @@ def run_program(program: Program, start: Any, processors: Any) -> tuple[Any, ...
             values.append(int(max(x, 1) % 1000**1) + int((x % 100) ** 0.5))
         elif letter == "if":
             values.append(x if x == y or x > 100 * b else y + 1)
-    return tuple(Held(size) for size in values[3:])
+    return tuple(Hold(size) for size in values[3:])
 
 
 letters = st.sampled_from(["+", "-", "*", "/", "%", "min", "max", "power", "root", "if"])
@@ -86,7 +87,7 @@ def test_a_line_holds_for_every_batch_size() -> None:
     record = Record(4)
     sketch = Sketch([Number(record, 4, (0, 1)), 10], [10, 1], torch.float32)
     case = ask(
-        lambda args, out, chip: (Made.REST, Held(4 * args[0].numel())), (sketch,), None, CHIPS[0], record
+        lambda args, out, chip: (Outputs(), Hold(4 * args[0].numel())), (sketch,), None, CHIPS[0], record
     )
     assert case.guards == ()
     assert work_out(case, 1000, 84) == [("a", 0), ("h", 40_000)]
@@ -178,7 +179,7 @@ def test_a_rule_that_only_a_run_can_ask(monkeypatch: pytest.MonkeyPatch) -> None
     """Where a rule looks at what no sketch has, a loop answers nothing, and each batch size is run."""
 
     def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Any, ...]:
-        return (Held(512 + args[0].storage_offset()),)
+        return (Hold(512 + args[0].storage_offset()),)
 
     monkeypatch.setitem(RULES, torch.ops.aten.convolution.default, rule)
     loops, loop = stored(Attending, training(), CHIPS[0])

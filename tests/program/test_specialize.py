@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.capture.symbolic.builder import Loops
 from planner.capture.symbolic.capability_guards import Watched
 from planner.capture.symbolic.fit_lines import find_loop
@@ -74,7 +74,7 @@ def test_a_loop_is_what_a_run_gives(capability: tuple[int, int], multiprocessors
     loops.of(GA102)
     chip = Target(capability, multiprocessors)
     for batch in (2, 7, 64, 1000):
-        run = trace(job, batch, capability, on_meta(Attending), multiprocessors=multiprocessors)
+        run = record(job, batch, capability, on_meta(Attending), sm_count=multiprocessors)
         assert differs(loops.at(batch, chip), run) == ""
         assert loops.confirm(batch, chip) == ""
 
@@ -208,7 +208,7 @@ def test_a_watched_capability_agrees_with_those_that_answer_alike(
 def test_calls_of_a_run() -> None:
     """Each operator with a rule is noted with the events that it made."""
     calls = Calls()
-    run = trace(job_of("8", mode=Mode.FORWARD), 4, AMPERE, on_meta(lambda: nn.Linear(8, 8)), calls=calls)
+    run = record(job_of("8", mode=Mode.FORWARD), 4, AMPERE, on_meta(lambda: nn.Linear(8, 8)), calls=calls)
     products = [call for call in calls.found if call.func is torch.ops.aten.addmm.default]
     assert [call.site.op for call in products] == ["aten.addmm.default"]
     inside = run.events[products[0].start : products[0].end]

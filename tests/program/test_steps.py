@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.jobs.catalogue import load_catalogue
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from planner.program.steps import Ask, GiveBack, Keep, Loop, fold
@@ -93,6 +93,6 @@ def test_a_repeated_step_is_a_traced_one(optimizer: str) -> None:
     """Twelve traced steps of the CNN are the steps that three traced ones say."""
     entry = load_catalogue()["cnn"]
     job = replace(entry.job, optimizer=type(entry.job.optimizer)(optimizer))
-    few, many = (fold(trace(replace(job, steps=steps), 8, AMPERE), 8) for steps in (3, 12))
+    few, many = (fold(record(replace(job, steps=steps), 8, AMPERE), 8) for steps in (3, 12))
     assert many.setup == few.setup
     assert many.steps == tuple(few.step(number) for number in range(1, 13))

@@ -25,8 +25,8 @@ from calibration.record import Origins, add_points, key_of
 from planner import max_batch
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.capture.models.registry import construct_model, find_constructor
-from planner.capture.process_state import left_clean
-from planner.capture.session import trace
+from planner.capture.process_state import preserve_process_state
+from planner.capture.session import record
 from planner.cli import run
 from planner.errors import DataFileError, ModelError, PlannerError, UsageError
 from planner.hardware.calibration.files import load_folders
@@ -181,7 +181,7 @@ def job_of(file: Path, name: str) -> Job:
 
 def state() -> dict[str, Any]:
     """What models could have changed."""
-    with left_clean():
+    with preserve_process_state():
         pass
     return {
         "dtype": torch.get_default_dtype(),
@@ -219,7 +219,7 @@ def test_a_model_that_changes_the_process_leaves_it_clean(tmp_path: Path, name: 
     before = state()
     constructor = find_constructor(job)
     with suppress(ModelError):  # some of it makes the model itself fail, as it would on a GPU
-        trace(job, 2, AMPERE, lambda job: construct_model(job, constructor))
+        record(job, 2, AMPERE, lambda job: construct_model(job, constructor))
     assert state() == before
     leaf = torch.ones(2, requires_grad=True)
     (leaf * 2).sum().backward()
@@ -236,7 +236,7 @@ def test_a_file_may_set_what_its_models_count_on(tmp_path: Path) -> None:
     job = replace(job_of(file, "build"), inputs=(parse_tensor_spec("1024:float64"),))
     constructor = find_constructor(job)
     assert torch.get_default_dtype() is torch.float32
-    taken = trace(job, 2, AMPERE, lambda job: construct_model(job, constructor))
+    taken = record(job, 2, AMPERE, lambda job: construct_model(job, constructor))
     sizes = [event.fixed_bytes for event in taken.events if hasattr(event, "fixed_bytes")]
     assert sizes[0] == 8 * 1024 * 1024
     assert torch.get_default_dtype() is torch.float32
@@ -250,7 +250,7 @@ def test_a_model_may_raise_anything(tmp_path: Path, name: str) -> None:
     job = job_of(file, name)
     constructor = find_constructor(job)
     with pytest.raises(ModelError) as caught:
-        trace(job, 2, AMPERE, lambda job: construct_model(job, constructor))
+        record(job, 2, AMPERE, lambda job: construct_model(job, constructor))
     assert len(str(caught.value).splitlines()) == 1 and name in str(caught.value)
 
 

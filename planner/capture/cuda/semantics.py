@@ -1,40 +1,29 @@
 """CUDA's semantics on the `meta` device.
 
-Composite operators ask for the device of their inputs and take another path on CUDA than on meta. Kernels
-registered from Python at the `AutogradMeta` key answer as CUDA would; they are global to the process, so
-they stand only while `cuda_semantics` is open. So do the kernels of CUDA's autocast, at a key of its own.
+Composite operators inspect the device of their inputs and take another path on CUDA than on meta. Kernels
+registered from Python at the `AutogradMeta` key take CUDA's; they are global to the process, so they are
+registered only while `cuda_semantics` is open. So are the kernels of CUDA's autocast, at a key of its own.
 """
 
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 
-from planner.capture.cuda import (
-    attention,  # fmt: skip
-    binary_losses,
-    dropout,
-    encoder,
-    linear,
-    losses,
-    norms,
-    optimizers,
-    rnn,
-    softmax,
-)
+from planner.capture.cuda import attention, composites, encoder, optimizers, rnn
 from planner.capture.cuda.autocast import mode as autocast, queries as autocast_queries, rnn as autocast_rnn
 
 _OPEN = threading.Lock()
-_RULES = (attention, binary_losses, dropout, encoder, linear, losses, norms, optimizers, rnn, softmax)
 
 
 @contextmanager
 def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
-    """While open, operators on `meta` take the paths that they take on a CUDA GPU of this compute capability.
+    """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open.
 
     Raises RuntimeError where it is open already, in this thread or another.
     """
@@ -47,9 +36,8 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
             stack.callback(library._destroy)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
-                for rules in _RULES:
-                    for name, kernel in rules.kernels(capability).items():
-                        library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
+                for name, kernel in _kernels(capability).items():
+                    library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
                 for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
                     library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
             for target, replacement in (*_device_lists(), *autocast_queries.patches(casts.clear)):
@@ -60,8 +48,13 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
         _OPEN.release()
 
 
+def _kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
+    kernels = {**composites.KERNELS, **encoder.kernels(capability), **optimizers.KERNELS}
+    return kernels | attention.kernels(capability) | rnn.kernels(capability)
+
+
 def _device_lists() -> Iterator[tuple[str, object]]:
-    """Python code that looks at the device or at compiled extensions, and what it shall answer for `meta`."""
+    """Yield Python functions that inspect the device or compiled extensions, and replacements for `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on meta
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
     # nn.TransformerEncoderLayer names the devices inline, with that of an out-of-tree backend as a variable

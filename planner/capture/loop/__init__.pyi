@@ -1,22 +1,22 @@
-from .formats import (
-    format_of as format_of,
-    with_own_types as with_own_types,
+from .batches import (
+    empty_batch as empty_batch,
 )
 from .optimizers import (
     build_optimizer as build_optimizer,
 )
 from .precision import (
+    convert_inputs as convert_inputs,
     convert_model as convert_model,
-    cuda_machine as cuda_machine,
+    cuda_runtime as cuda_runtime,
+    format_of as format_of,
 )
 from .runtime import (
-    Machine as Machine,
-    OnPhase as OnPhase,
+    LoopRuntime as LoopRuntime,
+    PhaseHook as PhaseHook,
 )
 from .trainable import (
-    choose_trained as choose_trained,
+    freeze_parameters as freeze_parameters,
 )
 from .training_loop import (
-    empty_batch as empty_batch,
     run_loop as run_loop,
 )

@@ -1,15 +1,16 @@
-"""Batches of torchvision's detectors: lists of images, and in training a target for each."""
+"""Uninitialised batches of a job; for torchvision's detectors, lists of images and a target for each."""
 
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from planner.jobs import Job, Mode
+from planner.capture.loop.precision import format_of
+from planner.capture.loop.runtime import Batch, BatchLoader
+from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
 
 OBJECTS = 8  # per image; COCO has 7.7 in the mean (Lin et al., Microsoft COCO, 2014)
-_KINDS = (
+_DETECTORS = (
     ("generalized_rcnn", "GeneralizedRCNN"),
     ("retinanet", "RetinaNet"),
     ("fcos", "FCOS"),
@@ -17,18 +18,27 @@ _KINDS = (
 )
 
 
-def is_detector(model: nn.Module) -> bool:
-    """Whether the model takes its images as a list and its targets beside them."""
-    modules = [(sys.modules.get(f"torchvision.models.detection.{file}"), name) for file, name in _KINDS]
-    return isinstance(model, tuple(getattr(module, name) for module, name in modules if module is not None))
+def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
+    """Return a loader of batches of this size on meta."""
+    if _is_detector(model):
+        return lambda: detection_batch(model, job, batch, "meta")
+    return lambda: empty_batch(job, batch, "meta")
 
 
-def detection_batch(
-    model: nn.Module, job: Job, batch: int, device: str
-) -> tuple[tuple[Any, ...], dict[str, Tensor], None]:
-    """`batch` images of the job's first input and their targets, each copied to the device by itself.
+def empty_batch(job: Job, batch: int, device: str) -> Batch:
+    """Return uninitialised inputs and target of this batch size on the device."""
 
-    Boxes are of many sizes all over the image; masks and points come with the models that ask for them.
+    def empty(spec: TensorSpec) -> Tensor:
+        shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
+        return torch.empty(shape, dtype=dtype, device=device, memory_format=format_of(job, shape, dtype))
+
+    return batch_of_specs(job, empty)
+
+
+def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:
+    """Return `batch` images of the job's first input and their targets, each copied to the device by itself.
+
+    Boxes are of many sizes all over the image; masks and points come with the models that need them.
     """
     shape = job.inputs[0].shape
     height, width = shape[-2:]
@@ -37,6 +47,11 @@ def detection_batch(
     if job.mode is Mode.INFER:
         return (images,), {}, None
     return (images, [_target(model, height, width, device) for _ in range(batch)]), {}, None
+
+
+def _is_detector(model: nn.Module) -> bool:
+    modules = [(sys.modules.get(f"torchvision.models.detection.{file}"), name) for file, name in _DETECTORS]
+    return isinstance(model, tuple(getattr(module, name) for module, name in modules if module is not None))
 
 
 def _target(model: nn.Module, height: int, width: int, device: str) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.capture.models.meta_init import build_weightless
+from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.registry import open_file
-from planner.capture.process_state import text_of
+from planner.capture.process_state import message_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, is_code
 
@@ -58,14 +58,14 @@ def build_criterion(job: Job) -> Criterion | None:
     try:
         needs, most = _positional(found)
         if isinstance(found, type) or (needs == 0 and not isinstance(found, nn.Module) and most < _ANY):
-            made = build_weightless(lambda: call_in_file(found))
+            made = construct_on_meta(lambda: call_in_file(found))
         else:
-            made = build_weightless(lambda: found) if isinstance(found, nn.Module) else found
+            made = construct_on_meta(lambda: found) if isinstance(found, nn.Module) else found
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's code may raise anything
         raise ModelError(
-            f"loss {name}: making it fails: {type(error).__name__}: {text_of(error)[:200]}; "
+            f"loss {name}: making it fails: {type(error).__name__}: {message_of(error)[:200]}; "
             "name a callable that needs no arguments to be made"
         ) from error
     if not callable(made):

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from planner.capture.loop.runtime import Label
+from planner.capture.loop.runtime import CategoryHook
 from planner.jobs import Job
 from planner.program import Category
 
@@ -33,11 +33,11 @@ class Buckets:
     gradients the buckets are made anew, in the order in which the first backward pass brought the gradients.
     """
 
-    def __init__(self, model: nn.Module, job: Job, label: Label) -> None:
+    def __init__(self, model: nn.Module, job: Job, set_category: CategoryHook) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._model = model
         self._are_views = job.ddp_bucket_view
-        self._label = label
+        self._set_category = set_category
         self._arrived: list[int] | None = []  # until the buckets are made anew: indices of parameters
         self._views: dict[int, Tensor] = {}  # index of a parameter -> its place in a bucket
         # distributed.py: _sync_module_states
@@ -73,7 +73,7 @@ class Buckets:
             first = self._parameters[bucket[0]]
             elements = sum(self._parameters[index].numel() for index in bucket)
             flat = torch.empty(elements, dtype=first.dtype, device=first.device)
-            self._label(flat, Category.GRADIENT)
+            self._set_category(flat, Category.GRADIENT)
             offset = 0
             for index in bucket:
                 parameter = self._parameters[index]
@@ -101,9 +101,9 @@ class Buckets:
 
 
 @contextmanager
-def data_parallel(model: nn.Module, job: Job, label: Label) -> Iterator[Buckets]:
-    """The buckets of the model while it is trained; `label` hears what they are for."""
-    buckets = Buckets(model, job, label)
+def data_parallel(model: nn.Module, job: Job, set_category: CategoryHook) -> Iterator[Buckets]:
+    """The buckets of the model while it is trained; `set_category` is called with each."""
+    buckets = Buckets(model, job, set_category)
     try:
         yield buckets
     finally:

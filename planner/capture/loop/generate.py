@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.capture.loop.runtime import Fetch, Machine, OnPhase
+from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.capture.models.transformers.build import is_padded
 from planner.errors import ModelError
 from planner.jobs import Job
@@ -24,7 +24,7 @@ MOST_GROWTHS = 256  # where more tokens lie between, the cache grows by several 
 
 
 def run_generation(
-    model: nn.Module, job: Job, fetch: Fetch, on_phase: OnPhase, machine: Machine
+    model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> tuple[str, ...]:
     """Generate `job.new_tokens` tokens after the prompt, `job.steps` times; gives what is left out, as
     sentences.
@@ -41,9 +41,9 @@ def run_generation(
         for step in range(1, job.steps + 1):
             on_phase(step, Phase.INPUTS)
             args, kwargs = (), {}  # the last prompt goes before the next is copied
-            args, kwargs, _ = fetch()
+            args, kwargs, _ = load_batch()
             on_phase(step, Phase.FORWARD)
-            with machine.autocast():
+            with runtime.autocast():
                 tokens = _generate(model, _prepare(model, args, kwargs, job), job)
         on_phase(job.steps, Phase.END)
     del tokens

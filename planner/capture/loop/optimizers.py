@@ -65,7 +65,7 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
         clip_grad_value_(trained, clip_value=1.0)
 
 
-def make_average(model: nn.Module) -> AveragedModel:
+def make_ema(model: nn.Module) -> AveragedModel:
     """A moving average of the model on its device: a copy of all parameters and buffers.
 
     `update_parameters(model)` after each step of the optimizer brings it up to date: the first time it

@@ -1,27 +1,34 @@
-"""Precision and memory format of a job: what it makes of the model and of the loop's machine."""
+"""Precision and memory format of a job: of its model, its batches and the runtime of its loop.
 
+Batches come in the dtype and layout of the model, as a loader or a collate function prepares them, so that
+each is one copy to the device. Dtypes that a job names are kept: only float32, the default, follows the
+model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 
-from planner.capture.loop.formats import PURE, format_of
-from planner.capture.loop.runtime import Machine, Scaler
-from planner.capture.loop.scaler import MetaScaler
-from planner.jobs import Job, MemoryFormat, Precision
+from planner.capture.loop.runtime import LoopRuntime, Scaler
+from planner.jobs import Job, MemoryFormat, Precision, TensorSpec
 
 _AUTOCAST = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+_CONVERTED = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}  # the model itself
 
 
 def convert_model(model: nn.Module, job: Job) -> nn.Module:
-    """The model in the job's own precision and memory format, in place, wherever its tensors are.
+    """Convert the model in place to the job's precision and memory format, on whatever device it is.
 
-    As `model.half()` or `model.bfloat16()`, and `model.to(memory_format=torch.channels_last)`, which
-    concerns weights of 4 dimensions; weights of 5 get `channels_last_3d`, which `Module.to` has no one call
-    for.
+    Equals `model.half()` or `model.bfloat16()`, and `model.to(memory_format=torch.channels_last)`, which
+    concerns weights of 4 dimensions; weights of 5 get `channels_last_3d`, for which `Module.to` has no one
+    call.
     """
-    if job.precision in PURE:
-        model = model.to(getattr(torch, PURE[job.precision]))
+    if job.precision in _CONVERTED:
+        model = model.to(getattr(torch, _CONVERTED[job.precision]))
     if job.memory_format is MemoryFormat.CHANNELS_LAST:
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.dim() in (4, 5):
@@ -29,17 +36,61 @@ def convert_model(model: nn.Module, job: Job) -> nn.Module:
     return model
 
 
-def meta_machine(job: Job) -> Machine:
-    """The machine of a trace; its regions count while `cuda_semantics` is open."""
-    return _machine(job, MetaScaler() if job.grad_scaler else None)
+def convert_inputs(job: Job) -> Job:
+    """Return the job with its float32 inputs and targets in the dtype of a model of half precision."""
+    if job.precision not in _CONVERTED:
+        return job
+
+    def convert(spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dtype=_CONVERTED[job.precision]) if spec.dtype == "float32" else spec
+
+    inputs, targets = (tuple(map(convert, specs)) for specs in (job.inputs, job.targets))
+    target = None if job.target is None else convert(job.target)
+    return replace(job, inputs=inputs, target=target, targets=targets)
 
 
-def cuda_machine(job: Job) -> Machine:
-    """The machine of a run on a GPU."""
-    return _machine(job, torch.amp.GradScaler("cuda") if job.grad_scaler else None)
+def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
+    """Return the memory format of a tensor of this shape, which includes the batch dimension.
+
+    Channels last is for floating-point tensors of images (4 dimensions) and volumes (5); torch has none for
+    others.
+    """
+    if job.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point:
+        if len(shape) == 4:
+            return torch.channels_last
+        if len(shape) == 5:
+            return torch.channels_last_3d
+    return torch.contiguous_format
 
 
-def _machine(job: Job, scaler: Scaler | None) -> Machine:
+class MetaScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler` on meta, which takes every step: no gradient is ever found infinite.
+
+    Its tensors are torch's: the scale and the growth tracker from the first step on, and the inverse of the
+    scale and the flag of each step (torch/amp/grad_scaler.py).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(device="meta")
+
+    def _maybe_opt_step(
+        self, optimizer: optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        loss: float | None = optimizer.step(*args, **kwargs)
+        return loss
+
+
+def meta_runtime(job: Job) -> LoopRuntime:
+    """Return the runtime of a capture; autocast regions count while `cuda_semantics` is open."""
+    return _runtime(job, MetaScaler() if job.grad_scaler else None)
+
+
+def cuda_runtime(job: Job) -> LoopRuntime:
+    """Return the runtime of a run on a GPU."""
+    return _runtime(job, torch.amp.GradScaler("cuda") if job.grad_scaler else None)
+
+
+def _runtime(job: Job, scaler: Scaler | None) -> LoopRuntime:
     if job.precision not in _AUTOCAST:
-        return Machine(scaler=scaler)
-    return Machine(partial(torch.autocast, "cuda", dtype=_AUTOCAST[job.precision]), scaler)
+        return LoopRuntime(scaler=scaler)
+    return LoopRuntime(partial(torch.autocast, "cuda", dtype=_AUTOCAST[job.precision]), scaler)

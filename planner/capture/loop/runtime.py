@@ -1,4 +1,4 @@
-"""What a loop is handed: where its batches come from, who hears of its phases, what it runs on."""
+"""Dependencies of the training loop: batch loader, phase hook, autocast and gradient scaler."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,13 +9,14 @@ from torch import Tensor, optim
 
 from planner.program import Category, Phase
 
-Fetch = Callable[[], tuple[tuple[Any, ...], dict[str, Any], Any]]  # inputs, keyword inputs, target
-OnPhase = Callable[[int, Phase], None]
-Label = Callable[[Tensor, Category], None]
+Batch = tuple[tuple[Any, ...], dict[str, Any], Any]  # inputs, keyword inputs, target
+BatchLoader = Callable[[], Batch]  # copies the next batch to the device
+PhaseHook = Callable[[int, Phase], None]  # called with the step and the phase as each phase starts
+CategoryHook = Callable[[Tensor, Category], None]  # called with each tensor that the loop itself makes
 
 
 class Scaler(Protocol):
-    """As much of `torch.amp.GradScaler` as a loop needs."""
+    """The methods of `torch.amp.GradScaler` that the loop calls."""
 
     def scale(self, outputs: Tensor) -> Tensor: ...
     def unscale_(self, optimizer: optim.Optimizer) -> None: ...
@@ -23,15 +24,11 @@ class Scaler(Protocol):
     def update(self) -> None: ...
 
 
-def _unheard(tensor: Tensor, role: Category) -> None:
-    """Nobody asks what a tensor is for."""
-
-
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What the loop runs on: autocast and gradient scaling are not the same on `meta` and on a GPU."""
+class LoopRuntime:
+    """Autocast, gradient scaling and hooks, which differ between `meta` and a GPU."""
 
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # a new region
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region
     scaler: Scaler | None = None
-    criterion: Callable[[Any, Any], Tensor] | None = None  # the loss that the job has of its own
-    label: Label = _unheard  # hears what a tensor is for that the loop itself makes and keeps between steps
+    criterion: Callable[[Any, Any], Tensor] | None = None  # the job's own loss
+    set_category: CategoryHook = lambda tensor, category: None  # of tensors kept between steps

@@ -9,7 +9,7 @@ from planner.errors import UsageError
 from planner.jobs import Job, Mode, nearest, shown
 
 
-def choose_trained(model: nn.Module, job: Job) -> None:
+def freeze_parameters(model: nn.Module, job: Job) -> None:
     """Set `requires_grad` of the model's parameters as the job's patterns say.
 
     With `train_only` exactly the parameters that it names are trained, as a script's loop over

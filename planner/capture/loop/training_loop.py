@@ -1,9 +1,9 @@
-"""What one training (or inference) process does: the loop that is traced, and that calibration runs on a GPU.
+"""The loop of a training or inference process, which is captured on `meta` and measured on a GPU.
 
-The names of the loop decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
-device is gone before the next one is copied; the output and the loss live until their names are bound
-again. An evaluation between the steps runs while the names of the step before are still bound, and has
-names of its own, which stay bound likewise.
+The loop's variables decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
+device is released before the next one is copied; the output and the loss live until their variables are
+assigned again. An evaluation between the steps runs while the variables of the step before are still
+assigned, and has variables of its own, which stay assigned likewise.
 """
 
 from collections.abc import Callable
@@ -19,38 +19,16 @@ from torch.utils._pytree import tree_leaves
 
 from planner.capture.loop.checkpoint import checkpointed_blocks
 from planner.capture.loop.ddp import Buckets, data_parallel
-from planner.capture.loop.formats import format_of
 from planner.capture.loop.generate import run_generation
 from planner.capture.loop.loss_source import notes_on_loss
-from planner.capture.loop.optimizers import clip, make_average
-from planner.capture.loop.runtime import Fetch, Machine, OnPhase, Scaler
+from planner.capture.loop.optimizers import clip, make_ema
+from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.errors import ModelError
-from planner.jobs import (
-    Checkpoint,
-    ClipGradients,
-    Job,
-    Loss,
-    Mode,
-    TensorSpec,
-    ZeroGrad,
-    batch_of_specs,
-    is_code,
-)
+from planner.jobs import Checkpoint, ClipGradients, Job, Loss, Mode, ZeroGrad, is_code
 from planner.program import Category, Phase
 
-__all__ = [
-    "Fetch",
-    "Machine",
-    "OnPhase",
-    "Scaler",
-    "empty_batch",
-    "loss_of",
-    "run_loop",
-    "with_few_micro_batches",
-]
-
 MOST_MICRO_BATCHES = 4  # of a step that are run; all but the first of them allocate the same
-EVALUATED_BATCHES = 2  # in the second, the names of the first are still bound
+EVALUATED_BATCHES = 2  # in the second, the variables of the first are still assigned
 
 _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
     Loss.CROSS_ENTROPY: F.cross_entropy,
@@ -60,92 +38,60 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 
 
 @dataclass(slots=True)
-class _Names:
-    """Names of a script; what they are bound to is alive."""
+class _LoopVariables:
+    """Variables of a script, which keep their tensors alive."""
 
-    args: tuple[Any, ...] = ()  # of tensors, or of what holds some
+    args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     target: Any = None
     output: Any = None
     loss: Tensor | None = None
 
-    def fetch(self, fetch: Fetch) -> None:
-        """Let go of the last batch, then copy the next."""
+    def load(self, load_batch: BatchLoader) -> None:
+        """Release the last batch, then copy the next."""
         self.args, self.kwargs, self.target = (), {}, None
-        self.args, self.kwargs, self.target = fetch()
-
-
-@dataclass(frozen=True, slots=True)
-class _Script:
-    """A loop that trains, with all that it keeps between steps."""
-
-    model: nn.Module
-    job: Job
-    fetch: Fetch
-    optimizer: optim.Optimizer
-    on_phase: OnPhase
-    machine: Machine
-    buckets: Buckets | None
-    average: AveragedModel | None
-    fetch_evaluated: Fetch
-    names: _Names = field(default_factory=_Names)
-    evaluated: _Names = field(default_factory=_Names)
-
-    def loss(self, names: "_Names") -> Tensor:
-        """The loss of what the model gave for a batch."""
-        if self.machine.criterion is not None:
-            return self.machine.criterion(names.output, names.target)
-        assert isinstance(self.job.loss, Loss)
-        return loss_of(self.job.loss, names.output, names.target)
-
-    def zero_grad(self, when: ZeroGrad) -> None:
-        """Here the gradients are let go of, if the job does so at this place."""
-        if self.job.zero_grad is when:
-            self.optimizer.zero_grad(set_to_none=not self.job.keep_grads)
+        self.args, self.kwargs, self.target = load_batch()
 
 
 def run_loop(
     model: nn.Module,
     job: Job,
-    fetch: Fetch,
+    load_batch: BatchLoader,
     optimizer: optim.Optimizer | None,
-    on_phase: OnPhase,
-    machine: Machine,
-    fetch_evaluated: Fetch | None = None,
+    on_phase: PhaseHook,
+    runtime: LoopRuntime,
+    load_evaluated: BatchLoader | None = None,
 ) -> tuple[str, ...]:
-    """Run `job.steps` steps; `on_phase` hears each phase as it starts, and `END` while all names still live.
+    """Run `job.steps` steps and return notes on them; all variables still live in the phase `END`.
 
-    `fetch` copies a new batch to the device, `fetch_evaluated` one for the evaluation, where that has another
-    size. `optimizer` is None in the modes that have none. The sentences
-    that come back are to be repeated with whatever is concluded from the run. Raises ModelError where the
-    model has no blocks to checkpoint, or does not generate.
+    `load_evaluated` loads batches of the evaluation where they have another size. `optimizer` is None in the
+    modes that have none. Raises ModelError for a model that has no blocks to checkpoint or does not generate.
     """
-    if is_code(job.loss) and machine.criterion is None and job.mode is Mode.TRAIN:
+    if is_code(job.loss) and runtime.criterion is None and job.mode is Mode.TRAIN:
         raise ModelError(
             f"{job.model}: loss {job.loss} is code, which neither MemTracker nor a run on a GPU calls here; "
             "name a loss that the planner knows"
         )
     if job.mode is Mode.GENERATE:
-        return run_generation(model, job, fetch, on_phase, machine)
+        return run_generation(model, job, load_batch, on_phase, runtime)
     model.train(job.mode is not Mode.INFER)
     notes: tuple[str, ...] = ()
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         if job.checkpoint is Checkpoint.BLOCKS and job.mode is not Mode.INFER:
-            notes = kept.enter_context(checkpointed_blocks(model, job))
+            notes = stack.enter_context(checkpointed_blocks(model, job))
         if optimizer is None:
-            _run_forward(model, job, fetch, on_phase, machine)
+            _run_forward(model, job, load_batch, on_phase, runtime)
             return notes
-        buckets = kept.enter_context(data_parallel(model, job, machine.label)) if job.ddp else None
-        average = make_average(model) if job.ema else None
-        evaluated = fetch if fetch_evaluated is None else fetch_evaluated
-        script = _Script(model, job, fetch, optimizer, on_phase, machine, buckets, average, evaluated)
-        _train(script)
-        notes += notes_on_loss(job.loss, script.names.output)
-    return notes
+        buckets = stack.enter_context(data_parallel(model, job, runtime.set_category)) if job.ddp else None
+        ema = make_ema(model) if job.ema else None
+        evaluated = load_batch if load_evaluated is None else load_evaluated
+        loop = _TrainingLoop(model, job, load_batch, optimizer, on_phase, runtime, buckets, ema, evaluated)
+        loop.run()
+        return notes + notes_on_loss(job.loss, loop.variables.output)
 
 
 def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
-    """Return the job with as many micro-batches as are worth running, and the sentence to repeat.
+    """Return the job with as many micro-batches as are worth running, and a note on those left out.
 
     From the second one on, each finds the gradients of those before and adds to them in place, so that all
     allocate the same blocks in the same order.
@@ -159,105 +105,130 @@ def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
     return replace(job, accumulate=MOST_MICRO_BATCHES), (note,)
 
 
-def _run_forward(model: nn.Module, job: Job, fetch: Fetch, on_phase: OnPhase, machine: Machine) -> None:
-    """Forward passes and nothing else."""
-    names = _Names()
+def _run_forward(
+    model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
+) -> None:
+    variables = _LoopVariables()
     with torch.set_grad_enabled(job.mode is Mode.FORWARD):
         for step in range(1, job.steps + 1):
             on_phase(step, Phase.INPUTS)
-            names.fetch(fetch)
+            variables.load(load_batch)
             on_phase(step, Phase.FORWARD)
-            with machine.autocast():
-                names.output = model(*names.args, **names.kwargs)
+            with runtime.autocast():
+                variables.output = model(*variables.args, **variables.kwargs)
         on_phase(job.steps, Phase.END)
 
 
-def _train(script: _Script) -> None:
-    job = script.job
-    if script.average is not None:
-        for tensor in (*script.average.parameters(), *script.average.buffers()):
-            script.machine.label(tensor, Category.OPTIMIZER)
-    with torch.enable_grad():
-        for step in range(1, job.steps + 1):
-            if job.evaluate and step == job.steps:
-                _evaluate(script, step)
-            for micro in range(job.accumulate):
-                _forward_and_backward(script, step, micro)
-            _update(script, step)
-        script.on_phase(job.steps, Phase.END)
+@dataclass(frozen=True, slots=True)
+class _TrainingLoop:
+    """A loop that trains, with all that it keeps between steps."""
 
+    model: nn.Module
+    job: Job
+    load_batch: BatchLoader
+    optimizer: optim.Optimizer
+    on_phase: PhaseHook
+    runtime: LoopRuntime
+    buckets: Buckets | None
+    ema: AveragedModel | None
+    load_evaluated: BatchLoader
+    variables: _LoopVariables = field(default_factory=_LoopVariables)
+    evaluated: _LoopVariables = field(default_factory=_LoopVariables)
 
-def _forward_and_backward(script: _Script, step: int, micro: int) -> None:
-    """One micro-batch: `loss / N` and its backward pass, which adds to the gradients that are there."""
-    job, names = script.job, script.names
-    script.on_phase(step, Phase.INPUTS)
-    names.fetch(script.fetch)
-    script.on_phase(step, Phase.FORWARD)
-    if micro == 0:
-        script.zero_grad(ZeroGrad.BEFORE_FORWARD)
-    with script.machine.autocast():
-        if script.buckets is not None:
-            script.buckets.before_forward()
-        names.output = script.model(*names.args, **names.kwargs)
-        names.loss = script.loss(names)
-        if job.accumulate > 1:
-            names.loss = names.loss / job.accumulate
-        if job.backward_in_autocast:
-            _backward(script, step, micro)
-    if not job.backward_in_autocast:
-        _backward(script, step, micro)
+    def run(self) -> None:
+        """Train for the job's number of steps."""
+        job = self.job
+        if self.ema is not None:
+            for tensor in (*self.ema.parameters(), *self.ema.buffers()):
+                self.runtime.set_category(tensor, Category.OPTIMIZER)
+        with torch.enable_grad():
+            for step in range(1, job.steps + 1):
+                if job.evaluate and step == job.steps:
+                    self._evaluate(step)
+                for micro_batch in range(job.accumulate):
+                    self._forward_and_backward(step, micro_batch)
+                self._update(step)
+            self.on_phase(job.steps, Phase.END)
 
+    def _forward_and_backward(self, step: int, micro_batch: int) -> None:
+        """Run one micro-batch: `loss / N` and its backward pass, which adds to the gradients."""
+        job, variables = self.job, self.variables
+        self.on_phase(step, Phase.INPUTS)
+        variables.load(self.load_batch)
+        self.on_phase(step, Phase.FORWARD)
+        if micro_batch == 0:
+            self._zero_grad(ZeroGrad.BEFORE_FORWARD)
+        with self.runtime.autocast():
+            if self.buckets is not None:
+                self.buckets.before_forward()
+            self._forward(variables)
+            if job.accumulate > 1:
+                assert variables.loss is not None
+                variables.loss = variables.loss / job.accumulate
+            if job.backward_in_autocast:
+                self._backward(step, micro_batch)
+        if not job.backward_in_autocast:
+            self._backward(step, micro_batch)
 
-def _backward(script: _Script, step: int, micro: int) -> None:
-    script.on_phase(step, Phase.BACKWARD)
-    if micro == 0:
-        script.zero_grad(ZeroGrad.BEFORE_BACKWARD)
-    loss, scaler = script.names.loss, script.machine.scaler
-    assert loss is not None
-    if scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
-    else:
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    def _forward(self, variables: _LoopVariables) -> None:
+        """Call the model on a batch and compute the loss of its output."""
+        variables.output = self.model(*variables.args, **variables.kwargs)
+        if self.runtime.criterion is not None:
+            variables.loss = self.runtime.criterion(variables.output, variables.target)
+        else:
+            assert isinstance(self.job.loss, Loss)
+            variables.loss = loss_of(self.job.loss, variables.output, variables.target)
 
+    def _backward(self, step: int, micro_batch: int) -> None:
+        self.on_phase(step, Phase.BACKWARD)
+        if micro_batch == 0:
+            self._zero_grad(ZeroGrad.BEFORE_BACKWARD)
+        loss, scaler = self.variables.loss, self.runtime.scaler
+        assert loss is not None
+        if scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-def _update(script: _Script, step: int) -> None:
-    """Clip, step, and bring the average up to date."""
-    job, optimizer, scaler = script.job, script.optimizer, script.machine.scaler
-    script.on_phase(step, Phase.OPTIMIZER)
-    if job.clip_gradients is not ClipGradients.NONE:
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        clip(job.clip_gradients, script.model.parameters())
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()
-    if script.average is not None:
-        script.average.update_parameters(script.model)
-    script.zero_grad(ZeroGrad.AFTER_STEP)
+    def _update(self, step: int) -> None:
+        """Clip the gradients, run the optimizer, and update the moving average."""
+        job, optimizer, scaler = self.job, self.optimizer, self.runtime.scaler
+        self.on_phase(step, Phase.OPTIMIZER)
+        if job.clip_gradients is not ClipGradients.NONE:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            clip(job.clip_gradients, self.model.parameters())
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
+        self._zero_grad(ZeroGrad.AFTER_STEP)
 
+    def _zero_grad(self, when: ZeroGrad) -> None:
+        if self.job.zero_grad is when:
+            self.optimizer.zero_grad(set_to_none=not self.job.keep_grads)
 
-def _evaluate(script: _Script, step: int) -> None:
-    """Forward passes and losses in eval mode without gradients, as between two epochs.
+    def _evaluate(self, step: int) -> None:
+        """Run forward passes and losses in eval mode without gradients, as between two epochs.
 
-    Before the last step, so that of the usual three the first two show what training is like without it.
-    """
-    names = script.evaluated
-    script.model.eval()
-    with torch.no_grad():
-        for _ in range(EVALUATED_BATCHES):
-            script.on_phase(step, Phase.INPUTS)
-            names.fetch(script.fetch_evaluated)
-            script.on_phase(step, Phase.FORWARD)
-            with script.machine.autocast():
-                names.output = script.model(*names.args, **names.kwargs)
-                names.loss = script.loss(names)
-    script.model.train()
+        It comes before the last step, so that of the usual three the first two show training without it.
+        """
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(EVALUATED_BATCHES):
+                self.on_phase(step, Phase.INPUTS)
+                self.evaluated.load(self.load_evaluated)
+                self.on_phase(step, Phase.FORWARD)
+                with self.runtime.autocast():
+                    self._forward(self.evaluated)
+        self.model.train()
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
-    """The scalar that is differentiated. A model with several outputs gets the sum of the losses of each."""
+    """Return the scalar to differentiate: for several outputs the sum of their losses."""
     if kind is Loss.OUTPUT:
         loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
         if loss is None:
@@ -269,13 +240,3 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
     for other in losses[1:]:
         total = total + other
     return total
-
-
-def empty_batch(job: Job, batch: int, device: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Uninitialised inputs and target of this batch size on the device."""
-
-    def empty(spec: TensorSpec) -> Tensor:
-        shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
-        return torch.empty(shape, dtype=dtype, device=device, memory_format=format_of(job, shape, dtype))
-
-    return batch_of_specs(job, empty)

@@ -1,7 +1,4 @@
-"""New tensors on `meta`, and copies of others: what factories, `clone` and `to` give.
-
-Each returns NotImplemented for a case that it does not cover; see `planner.capture.meta_kernels.reductions`.
-"""
+"""Outputs of factories, `clone` and `to` on `meta`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import contiguous, is_dense, new
+from planner.capture.meta_kernels.strides import contiguous, empty, empty_strided, is_dense
 
 aten = torch.ops.aten
 
@@ -21,8 +18,8 @@ def _like(
     x: Tensor, *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
     pin_memory: bool | None = None, non_blocking: bool = False, memory_format: Any = None,
 ) -> Any:  # fmt: skip
-    """As large as another tensor and, unless told otherwise, laid out as it is where that has no gaps
-    (`empty_like`, ATen/native/TensorFactories.cpp; `to` and `clone` use it).
+    """Return a tensor like another one, by default with its strides where it is dense (`empty_like`,
+    ATen/native/TensorFactories.cpp; `to` and `clone` use it).
     """
     shape = x.shape
     if not x.is_meta or pin_memory or 0 in shape or layout not in (None, torch.strided):
@@ -36,7 +33,7 @@ def _like(
         strides = plain
     else:
         fits = memory_format in _AS_IT_IS and 1 not in shape and is_dense(shape, strides)
-    return new(shape, strides, dtype or x.dtype) if fits else NotImplemented
+    return empty_strided(shape, strides, dtype or x.dtype) if fits else NotImplemented
 
 
 def _full_like(x: Tensor, value: Any, **options: Any) -> Any:
@@ -47,12 +44,12 @@ def _sized(
     size: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None,
     device: torch.device | None = None, pin_memory: bool | None = None, memory_format: Any = None,
 ) -> Any:  # fmt: skip
-    """Contiguous; of torch's default dtype unless told otherwise."""
+    """Return a contiguous tensor, by default of torch's default dtype."""
     if device is None or device.type != "meta" or pin_memory or layout not in (None, torch.strided):
         return NotImplemented
     if memory_format not in _AS_NEW or (0 in size and len(size) > 1) or (size and min(size) < 0):
         return NotImplemented
-    return new(size, contiguous(size), dtype or torch.get_default_dtype())
+    return empty(size, dtype or torch.get_default_dtype())
 
 
 def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
@@ -67,7 +64,7 @@ def _sized_beside(
     x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """On the device of a tensor and of its dtype, unless told otherwise."""
+    """Return a contiguous tensor, by default of another one's dtype and device."""
     return _sized(size, dtype=dtype or x.dtype, device=device or x.device, **options)
 
 

@@ -1,8 +1,8 @@
-"""Outputs that CUDA's kernels lay out, or size, otherwise than torch's meta kernels.
+"""Outputs on `meta` whose strides or sizes differ between CUDA's kernels and torch's meta kernels.
 
 Strides decide memory: an input that is not contiguous is copied by the kernels that need it so, and `linear`
-and `reshape` copy it for good. For contiguous inputs these rules agree with torch's meta kernels, save where
-a function says otherwise. Each returns NotImplemented for a case that it does not cover.
+and `reshape` copy it for good. For contiguous inputs these kernels agree with torch's, unless a function says
+otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,21 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import channels_last, contiguous, new, suggests_channels_last
+from planner.capture.meta_kernels.pointwise import pointwise_output
+from planner.capture.meta_kernels.strides import (
+    channels_last,
+    contiguous,
+    empty,
+    empty_strided,
+    is_contiguous_meta,
+    suggests_channels_last,
+)
 from planner.capture.workspaces.nn.norms import is_cudnn_batch_norm
 
 aten = torch.ops.aten
 
 
 def _is_floating(*tensors: Tensor | None) -> bool:
-    """On meta, of one floating-point dtype; those that are None do not count."""
+    """Return whether tensors are on meta and of one floating-point dtype."""
     kinds = {t.dtype if t.is_meta else None for t in tensors if t is not None}
     kind = kinds.pop()
     return not kinds and kind is not None and kind.is_floating_point
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What kernels accumulate in (ATen/AccumulateType.h)."""
+    """Return the dtype in which kernels accumulate (ATen/AccumulateType.h)."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -35,30 +43,26 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Contiguous, whatever the input: the kernel copies an input that is not."""
+    """Return contiguous outputs: the kernel copies an input that is not."""
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
     lead = x.dim() - len(normalized)
     statistics = (*x.shape[:lead], *[1] * len(normalized))
-    kind, strides = _statistics_dtype(x.dtype), contiguous(statistics)
-    return (
-        new(x.shape, contiguous(x.shape), x.dtype),
-        new(statistics, strides, kind),
-        new(statistics, strides, kind),
-    )
+    kind = _statistics_dtype(x.dtype)
+    return empty(x.shape, x.dtype), empty(statistics, kind), empty(statistics, kind)
 
 
 def _native_layer_norm_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
     bias: Tensor | None, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Contiguous, as the forward pass; torch's meta kernel follows the inputs where both are transposed."""
+    """Return contiguous gradients; torch's meta kernel follows the inputs where both are transposed."""
     if not _fits_layer_norm(x, normalized, weight, bias) or grad.shape != x.shape:
         return NotImplemented
     if (mask[1] and weight is None) or (mask[2] and bias is None):
         return NotImplemented
     return tuple(
-        new(t.shape, contiguous(t.shape), t.dtype) if wanted and t is not None else None
+        empty(t.shape, t.dtype) if wanted and t is not None else None
         for t, wanted in zip((x, weight, bias), mask, strict=True)
     )
 
@@ -73,13 +77,10 @@ def _fits_layer_norm(
 
 
 def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    """Contiguous, with one figure per row; torch has no meta kernel."""
+    """Return contiguous outputs with one number per row; torch has no meta kernel."""
     lead = x.dim() - len(normalized)
     rows = (*x.shape[:lead], *[1] * len(normalized))
-    return (
-        new(x.shape, contiguous(x.shape), x.dtype),
-        new(rows, contiguous(rows), _statistics_dtype(x.dtype)),
-    )
+    return empty(x.shape, x.dtype), empty(rows, _statistics_dtype(x.dtype))
 
 
 def _fused_rms_norm_backward(
@@ -87,8 +88,8 @@ def _fused_rms_norm_backward(
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     return (
-        new(x.shape, contiguous(x.shape), x.dtype) if mask[0] else None,
-        new(weight.shape, contiguous(weight.shape), weight.dtype) if mask[1] and weight is not None else None,
+        empty(x.shape, x.dtype) if mask[0] else None,
+        empty(weight.shape, weight.dtype) if mask[1] and weight is not None else None,
     )
 
 
@@ -99,43 +100,60 @@ def _native_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
-    """cuDNN saves no statistics in evaluation, where torch's meta kernel makes two copies; the native kernel
-    saves them always.
+    """Return no statistics from cuDNN in evaluation, where torch's meta kernel makes two copies.
+
+    The native kernel always saves them.
     """
     if not _fits_batch_norm(x, weight) or (not training and (mean is None or var is None)):
         return NotImplemented
     saved = (x.shape[1] if training or not is_cudnn_batch_norm(x, weight, bias, training) else 0,)
     kind = _statistics_dtype(x.dtype)
-    return new(x.shape, _kept_format(x), x.dtype), new(saved, (1,), kind), new(saved, (1,), kind)
+    return empty_strided(x.shape, _kept_format(x), x.dtype), empty(saved, kind), empty(saved, kind)
 
 
 def _native_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Any, var: Any, save_mean: Any, save_invstd: Any,
     train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """cuDNN makes all three gradients, wanted or not; torch's meta kernel heeds the mask for two of them, the
-    native kernel for all.
+    """Return all three gradients from cuDNN, which ignores the mask.
+
+    torch's meta kernel follows the mask for two of them, the native kernel for all.
     """
-    if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
+    if weight is None:
+        return _batch_norm_backward_without_weight(grad, x, mean, var, save_mean, save_invstd, train, mask)
+    if not _fits_batch_norm(x, weight) or grad.shape != x.shape or not train:
         return NotImplemented
     wanted = (True, True, True) if is_cudnn_batch_norm(x, weight, weight, train) else mask
     channels = weight.shape
     return (
-        new(x.shape, _kept_format(x), x.dtype) if wanted[0] else None,
-        new(channels, (1,), weight.dtype) if wanted[1] else None,
-        new(channels, (1,), weight.dtype) if wanted[2] else None,
+        empty_strided(x.shape, _kept_format(x), x.dtype) if wanted[0] else None,
+        empty(channels, weight.dtype) if wanted[1] else None,
+        empty(channels, weight.dtype) if wanted[2] else None,
     )
 
 
+def _batch_norm_backward_without_weight(
+    grad: Tensor, x: Tensor, mean: Any, var: Any, save_mean: Any, save_invstd: Any, train: bool,
+    mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    fits = train and list(mask) == [True, False, False] and mean is None and var is None
+    fits = (
+        fits and is_contiguous_meta(x) and x.dim() > 1 and is_contiguous_meta(grad) and grad.shape == x.shape
+    )
+    for saved in (save_mean, save_invstd):
+        fits = fits and is_contiguous_meta(saved) and saved.shape == x.shape[1:2]
+    return (pointwise_output(x), None, None) if fits and grad.dtype is x.dtype else NotImplemented
+
+
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Packed inputs, half precision with parameters of single precision included."""
+    """Return whether the input is dense, its parameters of the same or, for half, of single precision."""
     if x.dim() < 2 or 0 in x.shape or not x.is_meta or not x.dtype.is_floating_point:
         return False
-    packed = x.is_contiguous() or suggests_channels_last(x)
+    dense = x.is_contiguous() or suggests_channels_last(x)
     if weight is None:
-        return packed
+        return dense
     mixed = x.dtype.itemsize == 2 and weight.dtype is torch.float32
-    return weight.is_meta and (weight.dtype is x.dtype or mixed) and weight.shape == x.shape[1:2] and packed
+    return weight.is_meta and (weight.dtype is x.dtype or mixed) and weight.shape == x.shape[1:2] and dense
 
 
 def _kept_format(x: Tensor) -> tuple[int, ...]:
@@ -149,7 +167,7 @@ def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Any:  # fmt: skip
-    """In cuDNN's format; torch's meta kernel always answers contiguous."""
+    """Return an output in cuDNN's format; that of torch's meta kernel is always contiguous."""
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not _is_floating(x, weight, bias):
         return NotImplemented
@@ -169,28 +187,28 @@ def _convolution(
             shape.append((x.shape[2 + i] + 2 * padding[i] - reach) // stride[i] + 1)
     if min(shape) < 1:
         return NotImplemented
-    return new(shape, _cudnn_format(x, weight, shape), x.dtype)
+    return empty_strided(shape, _cudnn_format(x, weight, shape), x.dtype)
 
 
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Any, padding: Any,
     dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Both gradients in the format that the forward pass had."""
+    """Return both gradients in the format of the forward pass."""
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not _is_floating(grad, x, weight):
         return NotImplemented
     if mask[2] and bias_sizes is None:
         return NotImplemented
     return (
-        new(x.shape, _cudnn_format(x, weight, x.shape), x.dtype) if mask[0] else None,
-        new(weight.shape, _cudnn_format(x, weight, weight.shape), x.dtype) if mask[1] else None,
-        new(bias_sizes, (1,), x.dtype) if mask[2] and bias_sizes is not None else None,
+        empty_strided(x.shape, _cudnn_format(x, weight, x.shape), x.dtype) if mask[0] else None,
+        empty_strided(weight.shape, _cudnn_format(x, weight, weight.shape), x.dtype) if mask[1] else None,
+        empty(bias_sizes, x.dtype) if mask[2] and bias_sizes is not None else None,
     )
 
 
 def _cudnn_format(x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """`cudnn_conv_suggest_memory_format`: channels last as soon as the input or the weight is, but never in
-    double precision.
+    """Return strides by `cudnn_conv_suggest_memory_format`: channels last as soon as the input or the weight
+    is, but never in double precision.
     """
     if x.dtype is not torch.float64 and (suggests_channels_last(x) or suggests_channels_last(weight)):
         return channels_last(shape)
@@ -204,8 +222,10 @@ def _grouped_mm(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
-    """Rows of a multiple of 16 bytes. Groups lie along the dimension that one factor lacks, or both; their
-    bounds are values. torch's meta kernel refuses single precision, which CUDA multiplies group by group.
+    """Return rows of a multiple of 16 bytes.
+
+    Groups lie along the dimension that one factor lacks, or both; their bounds are values. torch's meta
+    kernel refuses single precision, which CUDA multiplies group by group.
     """
     kind = out_dtype or a.dtype
     ranks = a.dim(), b.dim()
@@ -217,72 +237,70 @@ def _grouped_mm(
     shape = (*lead, a.shape[-2], b.shape[-1])
     unit = 16 // kind.itemsize
     row = -(-shape[-1] // unit) * unit
-    return new(shape, contiguous((*shape[:-1], row)), kind)
+    return empty_strided(shape, contiguous((*shape[:-1], row)), kind)
 
 
 # ---- losses
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """The mean is written into the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
+    """Return the mean in the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
     if reduction == 0 or not _is_floating(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
-    return new(x.shape, contiguous(x.shape), x.dtype).as_strided((), ())
+    return empty(x.shape, x.dtype).as_strided((), ())
 
 
 def _ctc_loss(
     scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """The forward variables are kept (ATen/native/cuda/LossCTC.cu); torch has no meta kernel."""
+    """Return the loss and the forward variables (ATen/native/cuda/LossCTC.cu); torch has no meta kernel."""
     steps, samples = scores.shape[:2]
     longest = _longest_target(targets, target_lengths)
     alpha = (samples, steps, 2 * longest + 1)
-    return new((samples,), (1,), scores.dtype), new(alpha, contiguous(alpha), scores.dtype)
+    return empty((samples,), scores.dtype), empty(alpha, scores.dtype)
 
 
 def _longest_target(targets: Tensor, lengths: Any) -> int:
-    """By the lengths where they are known; else as long as the targets are padded to."""
+    """Return the largest length where lengths are known, else the padded length of the targets."""
     if isinstance(lengths, Tensor):
-        if not lengths.is_meta:
-            return int(lengths.max())
-        return targets.shape[-1]
+        return targets.shape[-1] if lengths.is_meta else int(lengths.max())
     return max(int(length) for length in lengths)
 
 
 def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:
-    return new(scores.shape, contiguous(scores.shape), scores.dtype)
+    return empty(scores.shape, scores.dtype)
 
 
-# ---- others that answer contiguous
+# ---- others with contiguous outputs
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Contiguous, whatever the input (ATen/native/cuda/TensorTransformations.cu)."""
+    """Return a contiguous tensor, whatever the input (ATen/native/cuda/TensorTransformations.cu)."""
     rank = x.dim()
     if not x.is_meta or 0 in x.shape or rank < 1 or len(shifts) != len(dims) or not shifts:
         return NotImplemented
     if any(not -rank <= dim < rank for dim in dims):
         return NotImplemented
-    return new(x.shape, contiguous(x.shape), x.dtype)
+    return empty(x.shape, x.dtype)
 
 
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    """Contiguous, whatever the gradient (ATen/native/SoftMax.cpp)."""
+    """Return a contiguous tensor, whatever the gradient (ATen/native/SoftMax.cpp)."""
     if grad.shape != output.shape or 0 in grad.shape or not _is_floating(grad, output):
         return NotImplemented
     if dtype is not grad.dtype or not -grad.dim() <= dim < grad.dim():
         return NotImplemented
-    return new(grad.shape, contiguous(grad.shape), grad.dtype)
+    return empty(grad.shape, grad.dtype)
 
 
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
-    """A contiguous copy that is then changed in place (ATen/native/TensorAdvancedIndexing.cpp)."""
+    """Return a contiguous copy, which the kernel fills in place (ATen/native/TensorAdvancedIndexing.cpp)."""
     if not (x.is_meta and mask.is_meta) or mask.dtype is not torch.bool or mask.shape != x.shape:
         return NotImplemented
     if not x.dtype.is_floating_point or isinstance(value, complex) or 0 in x.shape:
         return NotImplemented
-    return new(x.shape, contiguous(x.shape), x.dtype)
+    return empty(x.shape, x.dtype)
 
 
 KERNELS: Mapping[Any, Callable[..., Any]] = {

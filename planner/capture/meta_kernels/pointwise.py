@@ -1,7 +1,4 @@
-"""Pointwise operators on `meta`: one output over all operands, laid out as by ATen/TensorIterator.cpp.
-
-Each returns NotImplemented for a case that it does not cover; see `planner.capture.meta_kernels.reductions`.
-"""
+"""Outputs of pointwise operators on `meta`, laid out as by ATen/TensorIterator.cpp."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,16 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import broadcast, contiguous, is_plain, new, pointwise_strides
+from planner.capture.meta_kernels.strides import (
+    broadcast,
+    contiguous,
+    empty,
+    empty_strided,
+    is_contiguous_meta,
+    pointwise_strides,
+)
 
 aten = torch.ops.aten
 
 
-def over_all(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """One output over all operands, floating-point tensors, broadcast or not.
+def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    """Return one output over all operands: floating-point tensors, broadcast or not.
 
-    Operands that are no tensors are taken for numbers, which decide nothing here. `dtype` is that of the
-    output where it is not what the operands promote to.
+    Operands that are no tensors are numbers, which decide nothing here. `dtype` is that of the output where
+    it is not what the operands promote to.
     """
     tensors = []
     kind: torch.dtype | None = None
@@ -37,17 +41,19 @@ def over_all(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Over one tensor and numbers that are no operands: CUDA puts its strides in order where they are
-    unusual in dimensions of size 1 alone, which torch's meta kernels keep.
+    """Return an output over one tensor and numbers that are no operands.
+
+    CUDA puts its strides in order where they are unusual in dimensions of size 1 alone; torch's meta kernels
+    keep them.
     """
     is_simple = isinstance(x, Tensor) and x.is_meta and x.dtype.is_floating_point and 0 not in x.shape
     if is_simple and x.is_contiguous() and not any(isinstance(number, complex) for number in numbers):
-        return new(x.shape, contiguous(x.shape), x.dtype)
-    return over_all(x, *numbers, **options)
+        return empty(x.shape, x.dtype)
+    return pointwise_output(x, *numbers, **options)
 
 
 def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype) -> Any:
-    """An output of this dtype over these operands, which are computed with as `kind`."""
+    """Return an output of this dtype over these operands, which promote to `kind`."""
     shape: Sequence[int] = tensors[0].shape
     is_broadcast = False
     for t in tensors:
@@ -62,22 +68,21 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype)
     if 0 in shape or (is_broadcast and len(shape) == 4 and (shape[1] == 1 or shape[2] == shape[3] == 1)):
         return NotImplemented  # contiguous is channels_last too, and broadcasting decides which comes out
     strides = [t.stride() if t.shape == shape else t.expand(shape).stride() for t in tensors]
-    plain = contiguous(shape)
-    if strides.count(plain) == len(strides):
-        return new(shape, plain, dtype)
+    if strides.count(contiguous(shape)) == len(strides):
+        return empty(shape, dtype)
     # torch converts half precision there and back, and other dtypes to the common one, which puts what is
     # expanded or of size 1 in order.
     for t in tensors:
         is_converted = t.dtype.itemsize == 2 or (t.dtype is not kind and t.dtype is not torch.bool)
-        if is_converted and (0 in t.stride() or 1 in t.shape) and not is_plain(t):
+        if is_converted and (0 in t.stride() or 1 in t.shape) and not is_contiguous_meta(t):
             return NotImplemented
-    found = pointwise_strides(shape, strides)
-    return NotImplemented if found is None else new(shape, found, dtype)
+    output = pointwise_strides(shape, strides)
+    return NotImplemented if output is None else empty_strided(shape, output, dtype)
 
 
 def _truth(x: Tensor, *numbers: Any) -> Any:
-    """A comparison with a number."""
-    return over_all(x, *numbers, dtype=torch.bool)
+    """Compare with a number."""
+    return pointwise_output(x, *numbers, dtype=torch.bool)
 
 
 def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
@@ -87,26 +92,26 @@ def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
 
 
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
-    return NotImplemented if low is None and high is None else over_all(x, low, high)
+    return NotImplemented if low is None and high is None else pointwise_output(x, low, high)
 
 
 def _power(x: Tensor, exponent: Any) -> Any:
-    """An exponent of one is a copy, which torch lays out in another way than the other powers."""
-    if isinstance(exponent, Tensor) or (exponent == 1 and not is_plain(x)):
+    """Leave an exponent of one to torch: a copy, laid out in another way than the other powers."""
+    if isinstance(exponent, Tensor) or (exponent == 1 and not is_contiguous_meta(x)):
         return NotImplemented
-    return over_all(x, exponent)
+    return pointwise_output(x, exponent)
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """One kernel over the gradient and the input, in this order (ATen/native/Activation.cpp).
+    """Return one output over the gradient and the input, in this order (ATen/native/Activation.cpp).
 
     torch's meta kernels compose several, which end in another layout where the two differ in theirs.
     """
-    return over_all(grad, x) if grad.shape == x.shape and grad.dtype is x.dtype else NotImplemented
+    return pointwise_output(grad, x) if grad.shape == x.shape and grad.dtype is x.dtype else NotImplemented
 
 
 def _input_first(grad: Tensor, x: Tensor, *numbers: Any) -> Any:
-    """As `_derivative`, but the input comes first."""
+    """Return one output over the input and the gradient, in this order."""
     return _derivative(x, grad)
 
 
@@ -115,18 +120,23 @@ def _elu_backward(grad: Tensor, alpha: Any, scale: Any, input_scale: Any, is_res
 
 
 def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
-    fits = is_plain(grad) and is_plain(mask) and grad.shape == mask.shape and mask.dtype is torch.bool
-    return over_all(grad) if fits else NotImplemented
+    fits = (
+        is_contiguous_meta(grad)
+        and is_contiguous_meta(mask)
+        and grad.shape == mask.shape
+        and mask.dtype is torch.bool
+    )
+    return pointwise_output(grad) if fits else NotImplemented
 
 
 # ---- in place
 
 
 def _itself(x: Tensor, *numbers: Any, **_: Any) -> Any:
-    """A pointwise operator in place, over one tensor."""
+    """Return the first tensor, changed in place."""
     if any(isinstance(number, Tensor | complex) for number in numbers):
         return NotImplemented
-    return x if is_plain(x) and x.dtype.is_floating_point else NotImplemented
+    return x if is_contiguous_meta(x) and x.dtype.is_floating_point else NotImplemented
 
 
 def _clamp_in_place(x: Tensor, low: Any = None, high: Any = None) -> Any:
@@ -134,32 +144,34 @@ def _clamp_in_place(x: Tensor, low: Any = None, high: Any = None) -> Any:
 
 
 def _scale_in_place(x: Tensor, y: Any) -> Any:
-    """By a number, or by a tensor that is broadcast to the first."""
+    """Scale by a number, or by a tensor that is broadcast to the first."""
     if not isinstance(y, Tensor):
         return _itself(x, y)
-    if not (is_plain(x) and is_plain(y) and x.dtype.is_floating_point and x.dtype is y.dtype):
+    if not (
+        is_contiguous_meta(x) and is_contiguous_meta(y) and x.dtype.is_floating_point and x.dtype is y.dtype
+    ):
         return NotImplemented
     return x if x.shape == y.shape or broadcast([x.shape, y.shape]) == x.shape else NotImplemented
 
 
 def _add_in_place(x: Tensor, y: Any, *, alpha: Any = 1) -> Any:
     if isinstance(y, int) and isinstance(alpha, int):  # steps and batches are counted
-        return x if is_plain(x) and x.dtype in (torch.int64, torch.float32) else NotImplemented
+        return x if is_contiguous_meta(x) and x.dtype in (torch.int64, torch.float32) else NotImplemented
     if not isinstance(y, Tensor) or not isinstance(alpha, int | float) or x.dtype is not y.dtype:
         return NotImplemented
-    fits = is_plain(x) and y.is_meta and x.shape == y.shape and x.dtype.is_floating_point
+    fits = is_contiguous_meta(x) and y.is_meta and x.shape == y.shape and x.dtype.is_floating_point
     return x if fits else NotImplemented
 
 
 def _lerp_in_place(x: Tensor, end: Tensor, weight: Any) -> Any:
-    fits = is_plain(x) and is_plain(end) and x.shape == end.shape and x.dtype is end.dtype
+    fits = is_contiguous_meta(x) and is_contiguous_meta(end) and x.shape == end.shape and x.dtype is end.dtype
     return _itself(x, weight) if fits else NotImplemented
 
 
 def _blend_in_place(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Any:
-    fits = is_plain(x) and x.dtype.is_floating_point and not isinstance(value, complex)
+    fits = is_contiguous_meta(x) and x.dtype.is_floating_point and not isinstance(value, complex)
     for t in (a, b):
-        fits = fits and is_plain(t) and t.shape == x.shape and t.dtype is x.dtype
+        fits = fits and is_contiguous_meta(t) and t.shape == x.shape and t.dtype is x.dtype
     return x if fits else NotImplemented
 
 
@@ -167,7 +179,7 @@ def _blend_in_place(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Any:
 
 
 def _pair_up(first: Sequence[Tensor], others: Sequence[Any]) -> bool:
-    """Whether lists agree tensor by tensor, in one floating-point dtype; numbers may stand beside them."""
+    """Return whether lists, or numbers, match tensor by tensor in one floating-point dtype."""
     if not first or not first[0].dtype.is_floating_point:
         return False
     kind = first[0].dtype
@@ -192,24 +204,24 @@ def _pair_up(first: Sequence[Tensor], others: Sequence[Any]) -> bool:
 
 
 def _foreach_in_place(first: Sequence[Tensor], *others: Any, alpha: Any = 1) -> Any:
-    """An operator in place over lists, tensor by tensor."""
+    """Change a list in place, tensor by tensor."""
     return None if _pair_up(first, (*others, alpha)) else NotImplemented
 
 
 def _foreach_scale_in_place(first: Sequence[Tensor], factor: Any) -> Any:
-    """By one number on the GPU."""
+    """Scale a list by one number on the GPU."""
     fits = isinstance(factor, Tensor) and factor.is_meta and factor.dim() == 0
     return None if fits and _pair_up(first, ()) and factor.dtype is first[0].dtype else NotImplemented
 
 
 def _foreach_over(first: Sequence[Tensor], *others: Any, alpha: Any = 1) -> Any:
-    """An operator over lists that makes a list, tensor by tensor."""
+    """Return a new list, tensor by tensor."""
     if not _pair_up(first, (*others, alpha)):
         return NotImplemented
     for tensors in (first, *(other for other in others if isinstance(other, list | tuple))):
-        if not all(map(is_plain, tensors)):
+        if not all(map(is_contiguous_meta, tensors)):
             return NotImplemented
-    return [new(x.shape, x.stride(), x.dtype) for x in first]
+    return [empty_strided(x.shape, x.stride(), x.dtype) for x in first]
 
 
 KERNELS: Mapping[Any, Callable[..., Any]] = {
@@ -218,7 +230,7 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
             aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
             aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.hardtanh.default,
         ),
-        over_all,
+        pointwise_output,
     ),
     **dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""How new tensors lie in memory: torch's formats, and what ATen/TensorIterator.cpp makes of its operands.
+"""Strides of new tensors on `meta`: torch's memory formats and the rules of ATen/TensorIterator.cpp.
 
 Strides count elements, not bytes. Shapes with a 0 in them are left to the callers.
 """
@@ -10,60 +10,63 @@ import torch
 from torch import Tensor
 
 # Rank -> the dimensions of the channels-last format, outermost first.
-LAST: Mapping[int, tuple[int, ...]] = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+CHANNELS_LAST: Mapping[int, tuple[int, ...]] = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 
-def new(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor on meta."""
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a contiguous tensor on meta."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor with these strides on meta."""
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a new contiguous tensor.
+    """Return the strides of a new contiguous tensor.
 
     >>> contiguous((2, 3, 4))
     (12, 4, 1)
     """
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    return _strides_in_order(shape, range(len(shape)))
 
 
 def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a new tensor in the channels-last format of its rank.
+    """Return the strides of a new tensor in the channels-last format of its rank.
 
     >>> channels_last((2, 3, 4, 5))
     (60, 1, 15, 3)
     """
+    return _strides_in_order(shape, CHANNELS_LAST[len(shape)])
+
+
+def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a dense tensor whose dimensions lie in memory in this order."""
     strides = [0] * len(shape)
     step = 1
-    for dimension in reversed(LAST[len(shape)]):
+    for dimension in reversed(outermost_first):
         strides[dimension] = step
         step *= shape[dimension]
     return tuple(strides)
 
 
-def is_plain(t: Any) -> bool:
-    """On meta, not empty, with the strides of a new contiguous tensor."""
+def is_contiguous_meta(t: Any) -> bool:
+    """Return whether this is a tensor on meta, not empty, with the strides of a new contiguous one."""
     return isinstance(t, Tensor) and t.is_meta and 0 not in t.shape and t.stride() == contiguous(t.shape)
 
 
 def suggests_channels_last(t: Tensor) -> bool:
-    """`Tensor::suggest_memory_format` (c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d)."""
-    return strides_suggest_last(t.shape, t.stride())
+    """Return whether `Tensor::suggest_memory_format` gives a channels-last format."""
+    return strides_suggest_channels_last(t.shape, t.stride())
 
 
-def strides_suggest_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return the same of a tensor with these sizes and strides."""
-    if len(shape) not in LAST:
+def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return `is_channels_last_strides_2d` or `_3d` (c10/core/MemoryFormat.h) of sizes and strides."""
+    if len(shape) not in CHANNELS_LAST or strides[1] == 0:
         return False
     least = 0
-    if strides[1] == 0:
-        return False
-    for dimension in reversed(LAST[len(shape)]):
+    for dimension in reversed(CHANNELS_LAST[len(shape)]):
         if shape[dimension] == 0 or strides[dimension] < least:
             return False
         if dimension == 0 and least == strides[1]:
@@ -80,9 +83,12 @@ def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) ->
     >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
     True
     """
-    order = LAST[len(shape)] if is_last else range(len(shape))
+    return _is_dense_in_order(shape, strides, CHANNELS_LAST[len(shape)] if is_last else range(len(shape)))
+
+
+def _is_dense_in_order(shape: Sequence[int], strides: Sequence[int], outermost_first: Sequence[int]) -> bool:
     step = 1
-    for dimension in reversed(order):
+    for dimension in reversed(outermost_first):
         if shape[dimension] != 1:
             if strides[dimension] != step:
                 return False
@@ -90,8 +96,18 @@ def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) ->
     return True
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether a tensor has neither gaps nor overlaps, its dimensions being in any order."""
+    step = 1
+    for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] > 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
 def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
-    """The common shape, or None where there is none."""
+    """Return the common shape, or None where there is none."""
     sizes = []
     for place in range(-max(map(len, shapes)), 0):
         common = 1
@@ -105,28 +121,29 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
 
 
 def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Strides of the output over operands that all have its shape.
+    """Return the strides of the output over operands that all have its shape.
 
-    None where torch's kernels differ among each other: a single operand without gaps, but with unusual
-    strides in dimensions of size 1, is copied as it is by some and put in order by others.
+    None where torch's kernels differ among each other: a single dense operand with unusual strides in
+    dimensions of size 1 is copied as it is by some and put in order by others.
     """
     rank = len(shape)
-    packed = all(_is_packed(shape, strides, range(rank)) for strides in operands)
-    last = rank == 4 and all(_is_packed(shape, strides, LAST[4]) for strides in operands)
-    if packed and last and rank == 4 and len(operands) > 1:
-        found = contiguous(shape)  # tried first (TensorIteratorBase::compute_fast_setup_type)
-    elif packed != last:
-        found = contiguous(shape) if packed else channels_last(shape)
+    is_contiguous = all(is_in_format(shape, strides, is_last=False) for strides in operands)
+    is_last = rank == 4 and all(is_in_format(shape, strides, is_last=True) for strides in operands)
+    if is_contiguous and is_last and len(operands) > 1:
+        output = contiguous(shape)  # tried first (TensorIteratorBase::compute_fast_setup_type)
+    elif is_contiguous != is_last:
+        output = contiguous(shape) if is_contiguous else channels_last(shape)
     else:  # neither, or both for want of dimensions larger than 1
-        found = _in_order(shape, _innermost_first(shape, operands))
-    if len(operands) == 1 and found != operands[0] and is_dense(shape, operands[0]):
+        output = _strides_in_order(shape, _innermost_first(shape, operands)[::-1])
+    if len(operands) == 1 and output != operands[0] and is_dense(shape, operands[0]):
         return None
-    return found
+    return output
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:
-    """The dimensions from the smallest stride to the largest: an insertion sort that leaves a pair as it is
-    where every operand is broadcast along one of the two.
+    """Return the dimensions from the smallest stride to the largest.
+
+    An insertion sort, which leaves a pair as it is where every operand is broadcast along one of the two.
     """
 
     def belongs_later(inner: int, outer: int) -> int:
@@ -151,34 +168,3 @@ def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) 
             elif verdict < 0:
                 break
     return order
-
-
-def _in_order(shape: Sequence[int], innermost_first: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor without gaps whose dimensions lie in memory in this order."""
-    strides = [0] * len(shape)
-    step = 1
-    for dimension in innermost_first:
-        strides[dimension] = step
-        step *= shape[dimension]
-    return tuple(strides)
-
-
-def _is_packed(shape: Sequence[int], strides: Sequence[int], outermost_first: Sequence[int]) -> bool:
-    """Without gaps in exactly this order; dimensions of size 1 do not count."""
-    step = 1
-    for dimension in reversed(outermost_first):
-        if shape[dimension] != 1:
-            if strides[dimension] != step:
-                return False
-            step *= shape[dimension]
-    return True
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Without gaps and overlaps in any order."""
-    step = 1
-    for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] > 1):
-        if stride != step:
-            return False
-        step *= size
-    return True

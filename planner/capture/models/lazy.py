@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.cuda.devices import devices_shown
 from planner.capture.failure_reasons import source_line, wants_values
-from planner.capture.loop.training_loop import empty_batch
-from planner.capture.process_state import text_of
+from planner.capture.loop.batches import empty_batch
+from planner.capture.process_state import message_of
 from planner.capture.recorder.recorder import Run
-from planner.capture.values.interpreter import ValuesNeededError
+from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job
 from planner.program import Phase
@@ -47,10 +47,10 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
-        said = " ".join(text_of(error).split())[:200] or type(error).__name__
+        said = " ".join(message_of(error).split())[:200] or type(error).__name__
         if wants_values(said):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
-            raise ValuesNeededError(job.model, place) from error
+            raise DataDependentError(job.model, place) from error
         raise ModelError(f"{job.model}: its lazy modules get no shapes: {said}; check --input") from error
 
 

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
 
 
-def build_weightless(construct: Callable[[], object]) -> object:
+def construct_on_meta(construct: Callable[[], object]) -> object:
     """What `construct` returns; if that is a module, all its parameters and buffers are on meta.
 
     Three ways, from the cheapest. Everything is made on meta; if the constructor reads values, only the
@@ -35,7 +35,7 @@ def build_weightless(construct: Callable[[], object]) -> object:
     return _build(construct, ways[-1], "cpu")[0]
 
 
-def build_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
+def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     """What `construct` returns, and pairs of a tensor with values and its like on meta: all buffers, and such
     parameters as come from elsewhere than a constructor. Raises what the constructor raises.
     """

@@ -18,12 +18,12 @@ from torch import nn
 from planner.capture.cuda.devices import planned_device
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models import timm as timm_inputs
-from planner.capture.models.meta_init import build_weightless
+from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.torchvision.weights import without_reading_weights
 from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
-from planner.capture.process_state import Changes, left_clean, text_of
+from planner.capture.process_state import StateDiff, message_of, preserve_process_state
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, nearest, shown, split_model
 
@@ -50,7 +50,7 @@ def construct_model(job: Job, constructor: Constructor) -> nn.Module:
     """The model that the constructor makes from the job's arguments, on meta. Raises `ModelError`."""
     arguments = {key: _thaw(value) for key, value in job.model_args}
     try:
-        model = build_weightless(lambda: constructor(**arguments))
+        model = construct_on_meta(lambda: constructor(**arguments))
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
@@ -212,7 +212,7 @@ def _without_downloads(constructor: Callable[..., Any]) -> Constructor:
     return partial(constructor, **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
 
 
-def _run_file(path: Path) -> tuple[ModuleType, Changes]:
+def _run_file(path: Path) -> tuple[ModuleType, StateDiff]:
     """Import a file under a module name of its own, with its folder importable as if it were run.
 
     What it changes in the process is put back, and told.
@@ -224,7 +224,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Changes]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
-        with left_clean() as changes:
+        with preserve_process_state() as changes:
             with planned_device(), _importing_beside(path):
                 spec.loader.exec_module(module)
             return module, changes()
@@ -262,5 +262,5 @@ def _thaw(value: Any) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = text_of(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,3 +1,3 @@
 from .provenance import (
-    Details as Details,
+    ProvenanceCollector as ProvenanceCollector,
 )

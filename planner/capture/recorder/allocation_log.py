@@ -1,16 +1,16 @@
-"""Blocks in the order in which they are born and die, and sums of gradients that make none."""
+"""Allocations and frees in their order, and sums of gradients that allocate nothing."""
 
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from planner.capture.recorder.provenance import Details
+from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
 
 
 @dataclass(slots=True)
 class Block:
-    """A block while it is being recorded: its role is known only later."""
+    """A block while it is recorded: its category is known only later."""
 
     number: int
     size_bytes: int
@@ -19,8 +19,8 @@ class Block:
     optional: bool = False
 
 
-class Owner(weakref.ref[Any]):
-    """A living storage and the block that it owns; a sum may take over its operand's block."""
+class StorageRef(weakref.ref[Any]):
+    """A reference to a living storage with its block; a sum may take over its operand's block."""
 
     __slots__ = ("block", "key")
 
@@ -28,81 +28,75 @@ class Owner(weakref.ref[Any]):
     key: int  # the storage's identity
 
 
-class BlockLog:
-    """The log of one run; `entries` are births, the numbers of blocks that die, and marks."""
+class AllocationLog:
+    """The log of one run: `records` are allocated blocks, the numbers of freed ones, and starts of phases."""
 
-    def __init__(self, details: Details | None) -> None:
-        self.entries: list[Block | int | PhaseStart] = []
-        self._details = details
+    def __init__(self, provenance: ProvenanceCollector | None) -> None:
+        self.records: list[Block | int | PhaseStart] = []
+        self._provenance = provenance
         self._alive: dict[int, Block] = {}
         self._blocks = 0
         self._sites: dict[tuple[str, str], int] = {}
-        self._sum: tuple[Block, Owner] | None = None  # an addition that may turn out to be in place
+        self._sum: tuple[Block, StorageRef] | None = None  # an addition that may turn out to be in place
         self._closed = False
 
-    def mark(self, step: int, phase: Phase) -> None:
-        """From here on, births and deaths belong to this phase of this step; after the end none is told."""
+    def start_phase(self, step: int, phase: Phase) -> None:
+        """Record the start of a phase; frees after the start of `END` are not recorded."""
         self._sum = None
-        self.entries.append(PhaseStart(step, phase))
+        self.records.append(PhaseStart(step, phase))
         self._closed = phase is Phase.END
 
     def keep_for_backward(self) -> None:
-        """What is temporary and still alive turns out to be held for the backward pass."""
+        """Make activations of the temporaries that are alive."""
         for block in self._alive.values():
             if block.role is Category.TEMPORARY:
                 block.role = Category.ACTIVATION
 
-    def birth(self, size_bytes: int, role: Category, op: str, module: str) -> Block:
-        """A new block, asked for by an operator in a module."""
+    def alloc(self, size_bytes: int, role: Category, op: str, module: str) -> Block:
+        """Record a new block, allocated by an operator in a module."""
         self._sum = None
         sites, number = self._sites, self._blocks
         block = Block(number, size_bytes, role, sites.setdefault((module, op), len(sites)))
         self._blocks = number + 1
         self._alive[number] = block
-        self.entries.append(block)
-        if self._details is not None:
-            self._details.on_birth(number)
+        self.records.append(block)
+        if self._provenance is not None:
+            self._provenance.on_alloc(number)
         return block
 
-    def death(self, block: Block) -> None:
-        """A block is given back; not, if a sum lives on in it."""
-        if self._closed:
-            return
-        if self._sum is not None and self._sum_was_in_place(block):
+    def free(self, block: Block) -> None:
+        """Record that a block is freed, unless a sum lives on in it."""
+        if self._closed or (self._sum is not None and self._sum_was_in_place(block)):
             return
         del self._alive[block.number]
-        self.entries.append(block.number)
+        self.records.append(block.number)
 
-    def expect_sum_in_place(self, operand: Block, out: Owner) -> None:
-        """A sum of gradients was born right now; if its operand dies next, a GPU has added in place."""
-        if self.entries[-1] is out.block and operand.size_bytes == out.block.size_bytes:
+    def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
+        """Note that a sum of gradients was just allocated: it was in place if its operand is freed next."""
+        if self.records[-1] is out.block and operand.size_bytes == out.block.size_bytes:
             self._sum = (operand, out)
 
+    def _sum_was_in_place(self, freed: Block) -> bool:
+        assert self._sum is not None
+        operand, out = self._sum
+        self._sum = None
+        if freed is not operand:
+            return False
+        self.records.pop()  # the allocation of the sum, which lives on in its operand's block
+        del self._alive[out.block.number]
+        out.block = operand
+        return True
+
     def events(self) -> tuple[Event, ...]:
-        """The log as events, with every size as it was."""
-        events: list[Event] = []
-        for entry in self.entries:
-            if isinstance(entry, Block):
-                events.append(
-                    Alloc(entry.number, entry.size_bytes, 0, entry.role, entry.site, entry.optional)
-                )
-            elif isinstance(entry, int):
-                events.append(Free(entry))
-            else:
-                events.append(entry)
-        return tuple(events)
+        """Return the records as events of a trace."""
+        return tuple(map(_event, self.records))
 
     def sites(self) -> tuple[Site, ...]:
-        """Who asked for the blocks, as the events count them."""
+        """Return the sites of the blocks, in the order of their numbers in events."""
         return tuple(Site(module, op) for module, op in self._sites)
 
-    def _sum_was_in_place(self, dying: Block) -> bool:
-        assert self._sum is not None
-        old, out = self._sum
-        self._sum = None
-        if dying is not old:
-            return False
-        self.entries.pop()  # the birth of the sum: it lives on in its operand's block
-        del self._alive[out.block.number]
-        out.block = old
-        return True
+
+def _event(record: Block | int | PhaseStart) -> Event:
+    if isinstance(record, Block):
+        return Alloc(record.number, record.size_bytes, 0, record.role, record.site, record.optional)
+    return Free(record) if isinstance(record, int) else record

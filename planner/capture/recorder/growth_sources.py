@@ -1,7 +1,7 @@
-"""Name the code behind memory that grows from step to step, and tell whether only reference cycles hold it.
+"""Find the code behind memory that grows from step to step, and whether only reference cycles hold it.
 
-The trace runs without Python's garbage collector, so that cycles look like anything else that is kept. Once
-the loop is over, collecting shows the difference: what goes then, nothing but cycles held.
+A capture runs without Python's garbage collector, so that cycles look like anything else that stays alive.
+After the loop a collection shows the difference: blocks that it frees were held by cycles alone.
 """
 
 import gc
@@ -19,10 +19,10 @@ def growth_sources(trace: Trace, batch: int, recorder: Recorder) -> tuple[Growth
     gc.collect()
     after = recorder.living_blocks()
     lines = {detail.block: detail for detail in trace.details if detail.source}
-    found = []
+    sources = []
     for site, blocks in growing_blocks(trace, growth).items():
         line = next((lines[block] for block in reversed(blocks) if block in lines), None)
         is_garbage = not before.isdisjoint(blocks) and after.isdisjoint(blocks)
         source, code = ("", "") if line is None else (line.source, line.code)
-        found.append(GrowthSource(site.module, site.op, source, code, is_garbage))
-    return tuple(found)
+        sources.append(GrowthSource(site.module, site.op, source, code, is_garbage))
+    return tuple(sources)

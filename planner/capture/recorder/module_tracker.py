@@ -1,4 +1,4 @@
-"""Which module runs: for the sites of blocks, and to say in words where a model failed."""
+"""Track which module runs: for the sites of blocks, and to say in words where a model failed."""
 
 import sys
 from bisect import bisect_right
@@ -14,8 +14,8 @@ from torch.utils.checkpoint import _StopRecomputationError
 from planner.program import Phase
 
 
-class ModuleScopes:
-    """Follows the modules of one model while it runs."""
+class ModuleTracker:
+    """Tracks the modules of one model while it runs."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -24,8 +24,8 @@ class ModuleScopes:
         self._graph: tuple[list[int], list[str]] = ([0], [""])
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follow which module runs."""
+    def tracking(self) -> Iterator[None]:
+        """Track modules while open."""
         before = hooks.register_module_forward_pre_hook(self._enter)
         after = hooks.register_module_forward_hook(self._leave, always_call=True)
         try:
@@ -35,7 +35,7 @@ class ModuleScopes:
             after.remove()
 
     def name_in(self, phase: Phase) -> str:
-        """The module that runs; in the backward pass, the one whose forward made the node that runs."""
+        """Return the module that runs; in the backward pass, that whose forward made the running node."""
         if phase is not Phase.BACKWARD or len(self._stack) > 1:
             return self._stack[-1][1]
         node = torch._C._current_autograd_node()
@@ -45,7 +45,7 @@ class ModuleScopes:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Where the loop is, in words: the innermost module that runs, or the phase outside of modules."""
+        """Return words for the innermost module that runs, or for the phase outside of modules."""
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else "the model's own forward"

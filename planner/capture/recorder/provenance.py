@@ -1,7 +1,6 @@
-"""What an explanation wants to know of a block beyond its size: shape, dtype, the line of the model's code,
-the convolution for which it is scratch memory.
+"""Collect the provenance of blocks: shape, dtype, line of the model's code, convolution of a workspace.
 
-Taken only where it is asked for, since it looks at Python's stack for each block. In the backward pass there
+This takes time, since it walks Python's stack for each block. In the backward pass there
 is no line of the model on the stack; the node of autograd that runs was made by one, and nodes are numbered
 in the order in which they are made.
 """
@@ -19,10 +18,12 @@ from torch import Tensor
 
 from planner.program import ConvWorkspace, TensorProvenance
 
-_LONGEST_CODE = 100  # characters of a source line that are kept
+_MOST_CODE = 100  # characters of a source line
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep  # the planner
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep  # torchvision lies beside it
-_STOP = str(Path(__file__).resolve().parents[1] / "session.py")  # the tracer's entry: below it is its caller
+_STOP = str(
+    Path(__file__).resolve().parents[1] / "session.py"
+)  # the entry of a capture: below it is its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,12 @@ _NO_LINE = _Line("", "")
 
 
 @dataclass(slots=True)
-class Details:
-    """Collects the details of one trace; a recorder tells it of operators, births and tensors."""
+class ProvenanceCollector:
+    """Collects the provenance of one trace's blocks from a recorder's calls."""
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _asked: dict[int, ConvWorkspace] = field(default_factory=dict)  # likewise
+    _conv_workspaces: dict[int, ConvWorkspace] = field(default_factory=dict)  # by block
     _skipped: dict[CodeType, str] = field(default_factory=dict)  # code object -> "skip", "stop" or ""
     _known: dict[tuple[str, int], _Line] = field(default_factory=dict)
     # At each operator of a forward pass: the number of the next autograd node, and the line that runs.
@@ -49,7 +50,7 @@ class Details:
     _running: _Line = _NO_LINE
 
     def on_operator(self) -> None:
-        """An operator is about to run."""
+        """Note the line that runs before an operator does."""
         line = self._line_on_stack()
         number = torch._C._autograd._get_sequence_nr()
         if line is not _NO_LINE:
@@ -62,39 +63,39 @@ class Details:
                 line = self._line_behind(node._sequence_nr())
         self._running = line
 
-    def on_birth(self, block: int) -> None:
-        """A block is asked for by the operator that runs."""
+    def on_alloc(self, block: int) -> None:
+        """Note that the operator that runs allocates a block."""
         self._lines[block] = self._running
 
     def on_tensor(self, block: int, tensor: Tensor) -> None:
-        """The block holds this tensor."""
+        """Note the tensor that a block holds."""
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
-    def on_workspace(self, asked: ConvWorkspace) -> None:
-        """The block that it names is scratch memory of a convolution."""
-        self._asked[asked.block] = asked
+    def on_workspace(self, workspace: ConvWorkspace) -> None:
+        """Note the convolution whose workspace a block is."""
+        self._conv_workspaces[workspace.block] = workspace
 
-    def asked_of(self, blocks: list[int]) -> tuple[ConvWorkspace, ...]:
-        """The convolutions for which some of these blocks are scratch memory."""
-        return tuple(self._asked[block] for block in blocks if block in self._asked)
+    def conv_workspaces_of(self, blocks: list[int]) -> tuple[ConvWorkspace, ...]:
+        """Return the convolutions whose workspaces are among these blocks."""
+        return tuple(self._conv_workspaces[block] for block in blocks if block in self._conv_workspaces)
 
-    def of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
-        """The details of these blocks, as far as there are any."""
-        found = []
+    def provenance_of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
+        """Return the provenance of those blocks that have any."""
+        rows = []
         for block in blocks:
             line = self._lines.get(block, _NO_LINE)
             shape, dtype = self._tensors.get(block, ((), ""))
             if dtype or line.source:
-                found.append(TensorProvenance(block, shape, dtype, line.source, line.code))
-        return tuple(found)
+                rows.append(TensorProvenance(block, shape, dtype, line.source, line.code))
+        return tuple(rows)
 
     def _line_behind(self, sequence_number: int) -> _Line:
-        """The line that made the autograd node of this number: that of the first operator after it."""
+        """Return the line that made the autograd node of this number: that of the first operator after it."""
         place = bisect_left(self._numbers, sequence_number + 1)
         return self._made_by[place] if place < len(self._numbers) else _NO_LINE
 
     def _line_on_stack(self) -> _Line:
-        """The innermost line of code that is neither torch's nor the planner's, of those that are traced."""
+        """Return the innermost captured line of code that is neither torch's nor the planner's."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -111,7 +112,7 @@ class Details:
     def _line_at(self, filename: str, number: int) -> _Line:
         line = self._known.get((filename, number))
         if line is None:
-            code = linecache.getline(filename, number).strip()[:_LONGEST_CODE]
+            code = linecache.getline(filename, number).strip()[:_MOST_CODE]
             line = self._known[filename, number] = _Line(f"{short_path(filename)}:{number}", code)
         return line
 
@@ -124,7 +125,7 @@ def _kind_of(filename: str) -> str:
 
 
 def short_path(filename: str) -> str:
-    """A path as a reader knows it: from the folder on that Python imports it from, or from where one is."""
+    """Return a path relative to the folder from which Python imports it, or to the working directory."""
     path = Path(filename).resolve()
     roots = [Path(entry).resolve() for entry in sys.path if entry] + [Path.cwd()]
     inside = [root for root in roots if path.is_relative_to(root)]

@@ -12,7 +12,7 @@ from time import perf_counter
 from torch import nn
 
 from planner.capture.cudnn_target import equip
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.capture.symbolic.capability_guards import Watched
 from planner.capture.symbolic.fit_lines import find_loop
 from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
@@ -85,14 +85,14 @@ class Loops:
         self.tell(f"tracing batch {batch} for compute capability {major}.{minor}")
         start = perf_counter()
         calls = Calls()
-        taken = trace(
+        taken = record(
             job,
             batch,
             chip.capability,
             self.build,
             calls=calls,
             path_of=watched,
-            multiprocessors=chip.sm_count,
+            sm_count=chip.sm_count,
         )
         self.runs += 1
         self.seconds += perf_counter() - start

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from planner.capture.cudnn_target import equip
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.capture.symbolic.builder import RUN_BATCHES
 from planner.capture.symbolic.fit_lines import find_loop
 from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
@@ -68,7 +68,7 @@ class Foretold:
 
     def _run(self, batch: int, calls: Calls | None = None) -> Trace:
         capability, count = self.chip.capability, self.chip.sm_count
-        return trace(self.job, batch, capability, self.build, calls=calls, multiprocessors=count)
+        return record(self.job, batch, capability, self.build, calls=calls, sm_count=count)
 
 
 def _found(runs: dict[int, Run], cublas_config: str) -> Loop:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.capture.symbolic.kernel_calls import Kind, thaw
+from planner.capture.workspaces.ops import letter_of
 from planner.capture.workspaces.registry import rule_of
-from planner.capture.workspaces.steps import letter_of
 from planner.program import (
     Alloc,
     Event,

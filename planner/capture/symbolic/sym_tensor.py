@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.symbolic.sym_int import Number, Record, as_number
-from planner.capture.workspaces.registry import Rule, Step
-from planner.capture.workspaces.steps import letter_of
+from planner.capture.workspaces.ops import Op, Rule, letter_of
 from planner.program import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case, Target
 
 
@@ -108,7 +107,7 @@ def ask(rule: Rule, args: Any, out: Any, chip: Target, record: Record) -> Case:
     return _pruned(Case(record.low, record.high, tuple(record.nodes), tuple(record.guards), answers))
 
 
-def _answer(record: Record, step: Step) -> Answer:
+def _answer(record: Record, step: Op) -> Answer:
     letter, size = letter_of(step)
     if letter == "s":
         raise UnknownToSketchesError("a search, which only the first call makes")

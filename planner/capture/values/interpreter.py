@@ -1,43 +1,42 @@
-"""The second tracer: values on the CPU for models whose course depends on values.
+"""Interpret operators with values on the CPU, for models whose control flow depends on values.
 
-The first tracer has shapes only and stops where a model reads a value: a detector that keeps as many boxes as
-pass a threshold, a mixture that sends each token to an expert. Here tensors stay on meta as well, so that
-operators, autograd and the record are those of any other trace, but beside each storage stands how its values
-come about. They are computed on the CPU when the model asks for some, and only those. What products,
-convolutions and attention give is drawn at random instead, as random weights would give it; so no weights are
-needed, and a batch costs little more than its shapes do. The generator starts from the same seed each time.
+A capture with shapes alone stops where a model reads a value: a detector that keeps as many boxes as pass a
+threshold, a mixture that sends each token to an expert. Here tensors stay on meta as well, so that operators,
+autograd and the record are those of any capture, but each storage has a deferred value. It is computed on the
+CPU when the model reads it, and only then. Results of products, convolutions and attention are random
+instead, as random weights would give them; so no weights are needed, and a batch costs little more than its
+shapes do. The generator starts from the same seed each time.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from planner.capture.meta_kernels.reductions import run_on_meta
+from planner.capture.meta_kernels.run import run_meta
 from planner.capture.values.lazy_values import (
-    DRAWN,
-    Contents,
-    Recipe,
-    Ref,
+    RANDOMIZED_OPS,
+    DeferredOp,
+    StorageValue,
+    TensorView,
     compute,
-    draw,
-    fill,
-    layout_of,
-    written_to,
+    inspect_pending,
+    materialize,
+    written_arguments,
 )
 from planner.capture.values.reads import (
-    Answer,
     Key,
     LargeReadError,
-    Reads,
-    answered,
+    ReadPolicy,
+    ReadResult,
     is_count,
-    line_that_reads,
-    noted_answer,
+    reading_line,
+    result_of,
     scaled_count,
+    scaled_result,
 )
 from planner.errors import ModelError
 from planner.program import FROM_CHANCE, RANDOM_COURSE, Phase
@@ -45,12 +44,11 @@ from planner.program import FROM_CHANCE, RANDOM_COURSE, Phase
 aten = torch.ops.aten
 
 _CPU = torch.device("cpu")
-ENDLESS = float("inf")
 MOST_LINES = 3  # that are named
 
 
-class ValuesNeededError(ModelError):
-    """A trace with shapes alone came to a place that needs values."""
+class DataDependentError(ModelError):
+    """A capture with shapes alone came to a place that reads values."""
 
     def __init__(self, model: str, place: str) -> None:
         super().__init__(
@@ -59,276 +57,221 @@ class ValuesNeededError(ModelError):
         )
         self.place = place
 
-    def notes(self, values: "Values") -> tuple[str, ...]:
-        """What the answer must say once the values were there."""
-        if values.drew_shapes:
+    def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
+        """Return notes on the values that a second capture had at this place."""
+        if values.has_random_shapes:
             how = (
                 f"shapes that depend on them come from {FROM_CHANCE} on the CPU, not from data and trained "
                 "weights"
             )
-        elif values.drew:
+        elif values.has_random_reads:
             how = f"conditions on them are decided by {RANDOM_COURSE}, not by data and trained weights"
         else:
             how = "they were computed on the CPU"
         return (*values.notes(), f"{self.place}, which reads values: {how}")
 
 
-class Values:
-    """Runs operators of one trace on meta and remembers how their values come about."""
+class ValueInterpreter:
+    """Runs operators of one capture on meta and defers the computation of their values."""
 
-    def __init__(
-        self,
-        known: Sequence[tuple[Tensor, Tensor]] = (),
-        most_bytes: Callable[[Any], float] = lambda func: ENDLESS,
-        answers: Reads | None = None,
-        noted: Reads | None = None,
-    ) -> None:
-        """`known` are pairs of a tensor with values and its like on meta.
-
-        `most_bytes` of a tensor of chance are computed for an operator that reads; beyond, `answers` has what
-        it gives, or LargeReadError is raised. What is computed goes into `noted`.
-        """
-        self.drew = False  # whether anything that was read comes from chance
-        self.drew_shapes = False  # whether that decided the shape of a result
-        self._most_bytes, self._answers, self._noted_reads = most_bytes, answers, noted
+    def __init__(self, known: Sequence[tuple[Tensor, Tensor]] = (), policy: ReadPolicy | None = None) -> None:
+        """`known` are pairs of a tensor with values and its like on meta."""
+        self.has_random_reads = False
+        self.has_random_shapes = False  # random values decided the shape of a result
+        self._policy = ReadPolicy() if policy is None else policy
         self._lines: dict[str, None] = {}  # that read
-        self._was_answered = False
-        self._of: dict[int, Contents] = {}  # by identity of the storage
-        self._watched: dict[int, weakref.ref[Any]] = {}
+        self._reused_results = False
+        self._values: dict[int, StorageValue] = {}  # by identity of the storage
+        self._storages: dict[int, weakref.ref[Any]] = {}
         for real, like in known:
             storage = real.detach().clone(memory_format=torch.contiguous_format).untyped_storage()
-            self._hold(like, Contents(storage.nbytes(), real.dtype, None, storage))
+            self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """As `run_on_meta`; an operator that fails there for want of values runs on the CPU at once.
+        """Run an operator on meta, or where that fails for want of values at once on the CPU.
 
         Values of gradients and of the optimizer's work are not followed: parameters keep theirs.
         """
         leaves, spec = tree_flatten((args, kwargs))
         if not any(_is_on_meta(leaf) for leaf in leaves):
             return func(*args, **kwargs)
-        noted = [self._noted(leaf) for leaf in leaves]
-        drawn = any(name in func._schema.name for name in DRAWN)
-        recipe = Recipe(func, noted, spec, drawn)
+        views = [self._view(leaf) for leaf in leaves]
+        op = DeferredOp(func, views, spec, any(name in func._schema.name for name in RANDOMIZED_OPS))
         try:
-            out = run_on_meta(func, args, kwargs, phase)
+            out = run_meta(func, args, kwargs, phase)
         except Exception as error:
             if func is not aten.index.Tensor:
-                return self._run_at_once(recipe, args, kwargs, error)
-            out = run_on_meta(func, (args[0], self._without_masks(args[1])), {}, phase)
+                return self._run_on_cpu(op, args, kwargs, error)
+            out = run_meta(func, (args[0], self._without_masks(args[1])), {}, phase)
         in_backward = phase is Phase.BACKWARD and not torch.is_grad_enabled()
-        # After `set_` a tensor has the storage of another, whose contents stand there.
+        # After `set_` a tensor has the storage of another, which has its value.
         is_empty = func._schema.name.startswith(("aten::empty", "aten::new_empty", "aten::set_"))
         if not (in_backward or is_empty or phase is Phase.OPTIMIZER):
-            self._remember(recipe, args, kwargs, out)
+            self._defer(op, args, kwargs, out)
         return out
 
     def notes(self) -> tuple[str, ...]:
-        """Sentences on the reads beside the first."""
-        found = []
-        if self._was_answered and self._answers is not None:
-            found.append(
-                f"values of large tensors are taken as at batch {self._answers.batch}, counts in proportion"
+        """Return notes on the reads beside the first."""
+        notes = []
+        if self._reused_results and self._policy.results is not None:
+            notes.append(
+                f"values of large tensors are taken as at batch {self._policy.results.batch}, counts in "
+                "proportion"
             )
         if len(self._lines) > 1:
             lines = [*self._lines]
             more = f" and {len(lines) - MOST_LINES} others" if len(lines) > MOST_LINES else ""
-            found.append(f"values are read at {', '.join(lines[:MOST_LINES])}{more}")
-        return tuple(found)
+            notes.append(f"values are read at {', '.join(lines[:MOST_LINES])}{more}")
+        return tuple(notes)
 
-    # ---- what is remembered
+    # ---- deferred values
 
-    def _hold(self, tensor: Tensor, contents: Contents) -> None:
+    def _set_value(self, tensor: Tensor, value: StorageValue) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        self._of[key] = contents
-        if key not in self._watched:
+        self._values[key] = value
+        if key not in self._storages:
 
-            def died(_: Any) -> None:
-                del self._of[key], self._watched[key]
+            def forget(_: Any) -> None:
+                del self._values[key], self._storages[key]
 
-            self._watched[key] = weakref.ref(storage, died)
+            self._storages[key] = weakref.ref(storage, forget)
 
-    def _noted(self, leaf: Any) -> Any:
+    def _view(self, leaf: Any) -> Any:
+        """Return a view of a tensor's value, or the leaf itself with the CPU for meta."""
         if isinstance(leaf, torch.device) and leaf.type == "meta":
             return _CPU
         if not (isinstance(leaf, Tensor) and leaf.is_meta):
             return leaf
         storage = leaf.untyped_storage()
-        contents = self._of.get(storage._cdata)
-        if contents is None:
-            contents = Contents(storage.nbytes(), leaf.dtype)
-            self._hold(leaf, contents)
-        return Ref(contents, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
+        value = self._values.get(storage._cdata)
+        if value is None:
+            value = StorageValue(storage.nbytes(), leaf.dtype)
+            self._set_value(leaf, value)
+        return TensorView(value, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
 
-    def _remember(self, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Give what the operator wrote and made contents that stand for running it."""
-        for tensor in written_to(recipe.func, args, kwargs):
-            before = self._of[tensor.untyped_storage()._cdata]
-            if all(before is not other for other, _ in recipe.written):
-                after = Contents(before.size_bytes, before.dtype, recipe)
-                recipe.written.append((before, weakref.ref(after)))
-                self._hold(tensor, after)
+    def _defer(self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Set the values of written and new storages to be computed by the operator."""
+        for tensor in written_arguments(op.func, args, kwargs):
+            old = self._values[tensor.untyped_storage()._cdata]
+            if all(old is not other for other, _ in op.written):
+                new = StorageValue(old.size_bytes, old.dtype, op)
+                op.written.append((old, weakref.ref(new)))
+                self._set_value(tensor, new)
         for index, tensor in enumerate(tree_flatten(out)[0]):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._of:
-                    made = Contents(storage.nbytes(), tensor.dtype, recipe)
-                    self._hold(tensor, made)
-                    layout = self._noted(tensor)
-                    recipe.made.append((index, layout_of(layout), weakref.ref(made)))
+                if storage._cdata not in self._values:
+                    made = StorageValue(storage.nbytes(), tensor.dtype, op)
+                    self._set_value(tensor, made)
+                    op.made.append((index, self._view(tensor).layout(), weakref.ref(made)))
 
-    # ---- what is computed
+    # ---- reads
 
     def _without_masks(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Masks as the indices of what they let through: how many these are decides the shape of a result,
-        whatever is indexed.
-        """
-        found: list[Tensor | None] = []
+        """Replace masks by the indices of their true elements, whose number decides the shape of a result."""
+        replaced: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
-                found.append(index)
+                replaced.append(index)
                 continue
-            count = self._count(index)
-            found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.dim())]
-        return found
+            count = self._count_true(index)
+            replaced += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.dim())]
+        return replaced
 
-    def _count(self, mask: Tensor) -> int:
-        """How many elements of the mask are true."""
-        ref = self._noted(mask)
-        key = (str(aten.index.Tensor), line_that_reads())
-        answer = self._answer_to(key, aten.index.Tensor, [ref.contents])
-        if answer is not None:
-            self.drew_shapes = True
-            return scaled_count(answer, mask.numel())
-        self._settle(ref.contents)
-        count = int(ref.on(ref.contents.storage).count_nonzero())
-        self.drew_shapes |= ref.contents.by_chance
-        if self._noted_reads is not None:
-            self._noted_reads.note(key, Answer(mask.numel(), count))
+    def _count_true(self, mask: Tensor) -> int:
+        view = self._view(mask)
+        key = (str(aten.index.Tensor), reading_line())
+        result = self._known_result(key, aten.index.Tensor, [view.value])
+        if result is not None:
+            self.has_random_shapes = True
+            return scaled_count(result, mask.numel())
+        self.has_random_reads |= materialize(view.value)
+        count = int(view.on(view.value.storage).count_nonzero())
+        self.has_random_shapes |= view.value.is_random
+        if self._policy.log is not None:
+            self._policy.log.append(key, ReadResult(mask.numel(), count))
         return count
 
-    def _answer_to(self, key: Key, func: Any, needed: list[Contents]) -> Answer | None:
-        """What the read gave in another run; None where it is to be computed. Raises LargeReadError."""
-        self._lines.setdefault(key[1])
-        size_bytes, is_of_chance = _largest(needed)
-        if not is_of_chance or size_bytes <= self._most_bytes(func):
-            return None
-        if self._answers is None:
-            raise LargeReadError(size_bytes)
-        found = self._answers.following(key)
-        if found is not None:
-            self.drew = self._was_answered = True
-        return found
+    def _known_result(self, key: Key, func: Any, inputs: list[StorageValue]) -> ReadResult | None:
+        """Return the result of the same read in another run, None where it is to be computed.
 
-    def _run_at_once(
-        self, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+        Raises LargeReadError.
+        """
+        self._lines.setdefault(key[1])
+        size_bytes, is_random = inspect_pending(inputs)
+        if not is_random or size_bytes <= self._policy.most_bytes(func):
+            return None
+        if self._policy.results is None:
+            raise LargeReadError(size_bytes)
+        result = self._policy.results.next_result(key)
+        if result is not None:
+            self.has_random_reads = self._reused_results = True
+        return result
+
+    def _run_on_cpu(
+        self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """The result of an operator that meta has no answer for. Raises `error` where the CPU has none."""
-        func, needed = recipe.func, recipe.needed
-        key = (str(func), line_that_reads())
-        stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in _leaves(args, kwargs))
-        answer = self._answer_to(key, func, needed) if stays or func is not aten._to_copy.default else None
-        if answer is not None and self._answers is not None:
-            out = self._answered(func, answer, args[0], kwargs)
-            if is_count(out, _source(needed)):
-                return out * self._answers.wanted // self._answers.batch
+        """Return the result of an operator that fails on meta. Raises `error` where the CPU fails too."""
+        func, inputs, results = op.func, op.inputs, self._policy.results
+        key = (str(func), reading_line())
+        leaves = tree_flatten((args, kwargs))[0]
+        stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves)
+        known = self._known_result(key, func, inputs) if stays or func is not aten._to_copy.default else None
+        if known is not None and results is not None:
+            out = self._scaled(func, known, args[0], kwargs)
+            if is_count(out, _source(inputs)):
+                return out * results.wanted // results.batch
             if out is not NotImplemented:
                 return out
-        for contents in needed:
-            self._settle(contents)
+        for value in inputs:
+            self.has_random_reads |= materialize(value)
         try:
-            out, copies = compute(recipe)
+            out, copies = compute(op)
         except Exception:
             raise error from None
-        is_of_chance = any(contents.by_chance for contents in needed)
-        self.drew_shapes |= is_of_chance and not stays and isinstance(out, Tensor | tuple)
-        if self._noted_reads is not None and needed:
-            self._noted_reads.note(key, noted_answer(func, args[0].numel(), out))
+        is_random = any(value.is_random for value in inputs)
+        self.has_random_shapes |= is_random and not stays and isinstance(out, Tensor | tuple)
+        if self._policy.log is not None and inputs:
+            self._policy.log.append(key, result_of(func, args[0].numel(), out))
         if func is aten.nonzero.default:
             out = out.t().contiguous().t()  # a column after the other (native/cuda/Nonzero.cu)
-        written = written_to(func, args, kwargs)
+        written = written_arguments(func, args, kwargs)
         for tensor in written:
-            if not tensor.is_meta:
-                continue
-            before = self._of[tensor.untyped_storage()._cdata]
-            storage = copies[id(before)]
-            self._hold(tensor, Contents(storage.nbytes(), before.dtype, None, storage, is_of_chance))
+            if tensor.is_meta:
+                old = self._values[tensor.untyped_storage()._cdata]
+                storage = copies[id(old)]
+                self._set_value(tensor, StorageValue(storage.nbytes(), old.dtype, None, storage, is_random))
         if written:
             return written[0]
-        return out if stays else tree_map(lambda real: self._like(real, is_of_chance), out)
+        return out if stays else tree_map(lambda real: self._like(real, is_random), out)
 
-    def _answered(self, func: Any, answer: Answer, read: Tensor, options: dict[str, Any]) -> Any:
-        out = answered(func, answer, read, tuple(read.shape))
-        if out is None:  # a copy on the CPU that nobody knows takes no memory there
-            kind = options.get("dtype") or read.dtype
-            return torch.zeros((), dtype=kind).expand(read.shape)
-        self.drew_shapes |= func is not aten._to_copy.default and isinstance(out, Tensor | tuple)
+    def _scaled(self, func: Any, result: ReadResult, read: Tensor, options: dict[str, Any]) -> Any:
+        out = scaled_result(func, result, read)
+        if out is None:  # an unknown copy on the CPU takes no memory there
+            return torch.zeros((), dtype=options.get("dtype") or read.dtype).expand(read.shape)
+        self.has_random_shapes |= func is not aten._to_copy.default and isinstance(out, Tensor | tuple)
         return out
 
-    def _like(self, real: Any, by_chance: bool) -> Any:
+    def _like(self, real: Any, is_random: bool) -> Any:
+        """Return a tensor on meta with the value of a real one."""
         if not isinstance(real, Tensor):
             return real
-        real = real.clone()  # without gaps, and laid out as it is where it had none
+        real = real.clone()  # dense, with its strides where it was dense before
         like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         if real.numel():
             storage = real.untyped_storage()
-            self._hold(like, Contents(storage.nbytes(), real.dtype, None, storage, by_chance))
+            self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage, is_random))
         return like
 
-    def _settle(self, wanted: Contents) -> None:
-        """Compute these values and all that they come from; deep chains need no recursion."""
-        waiting = [wanted]
-        while waiting:
-            contents = waiting[-1]
-            if contents.storage is not None:
-                waiting.pop()
-                continue
-            recipe = contents.recipe
-            missing = [] if recipe is None else [one for one in recipe.needed if one.storage is None]
-            if missing:
-                waiting.extend(missing)
-                continue
-            if recipe is not None:
-                fill(recipe)
-            if contents.storage is None:
-                contents.storage = draw(contents)
-                self.drew = True
-            contents.recipe = None
 
-
-def _largest(wanted: list[Contents]) -> tuple[int, bool]:
-    """Bytes of the largest contents that have to be computed for these, and whether any come from chance."""
-    waiting, seen = [*wanted], {id(contents) for contents in wanted}
-    largest, is_of_chance = 0, False
-    while waiting:
-        contents = waiting.pop()
-        if contents.storage is not None:
-            is_of_chance |= contents.by_chance
-            continue
-        largest = max(largest, contents.size_bytes)
-        recipe = contents.recipe
-        if recipe is None or recipe.drawn:
-            is_of_chance = True
-            continue
-        for needed in recipe.needed:
-            if id(needed) not in seen:
-                seen.add(id(needed))
-                waiting.append(needed)
-    return largest, is_of_chance
-
-
-def _source(needed: list[Contents]) -> str:
-    """The operator that makes what is read, as far as that is not computed yet."""
-    recipe = needed[0].recipe if len(needed) == 1 else None
-    return "" if recipe is None else str(recipe.func._schema.name)
-
-
-def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    return tree_flatten((args, kwargs))[0]
+def _source(inputs: list[StorageValue]) -> str:
+    """Return the name of the operator that makes what is read, unless that is computed already."""
+    op = inputs[0].made_by if len(inputs) == 1 else None
+    return "" if op is None else str(op.func._schema.name)
 
 
 def _is_on_meta(leaf: Any) -> bool:
-    return (
-        leaf.is_meta if isinstance(leaf, Tensor) else isinstance(leaf, torch.device) and leaf.type == "meta"
-    )
+    if isinstance(leaf, Tensor):
+        return leaf.is_meta
+    return isinstance(leaf, torch.device) and leaf.type == "meta"

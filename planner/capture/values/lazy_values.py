@@ -1,7 +1,7 @@
-"""How values come about: operators with their arguments, run on the CPU when what they give is asked for.
+"""Values of storages on `meta`, computed on the CPU when they are read.
 
-A storage's contents are told by a recipe. A recipe refers to the contents that its arguments had when it was
-written down; a write in place makes new contents, so that older recipes still find what they saw.
+Each storage has a `StorageValue`: a deferred operator with its arguments, or bytes once they are computed. A
+write in place makes a new value, so that older operators still see what they got.
 """
 
 import weakref
@@ -16,32 +16,32 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError
 
-MOST_BYTES = 2**31  # of one storage whose values are asked for
-# Parts of names of operators whose results are drawn: what weights are multiplied with.
-DRAWN = (
+MOST_BYTES = 2**31  # of one storage whose values are read
+# Parts of names of operators whose results are random: those that multiply by weights.
+RANDOMIZED_OPS = (
     *("convolution", "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "addmv", "aten::mv"),
     *("scaled_dot_product", "_grouped_mm", "_cudnn_rnn", "roi_align"),
 )
 _UNBOUNDED = ("log", "div", "reciprocal", "exp", "sqrt", "pow")  # may leave the finite numbers
-_MADE_HERE: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # no CPU kernel beside every torch
+_OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # which some torch has none for
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Contents:
-    """What a storage holds: bytes once they are asked for; until then how they come about."""
+class StorageValue:
+    """The value of a storage: bytes once they are read, before that the operator that makes them."""
 
     size_bytes: int
     dtype: torch.dtype
-    recipe: "Recipe | None" = None  # None: nobody knows, so they are drawn
+    made_by: "DeferredOp | None" = None  # None: unknown, so the value is random
     storage: torch.UntypedStorage | None = None
-    by_chance: bool = False  # the values, once they are there, come from some that were drawn
+    is_random: bool = False  # the bytes come from random ones
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor as an operator got it: a view of contents that a later write leaves alone."""
+class TensorView:
+    """A tensor as an operator got it: a view of a value that later writes leave alone."""
 
-    contents: Contents
+    value: StorageValue
     dtype: torch.dtype
     size: Sequence[int]
     stride: Sequence[int]
@@ -51,77 +51,146 @@ class Ref:
         empty = torch.empty(0, dtype=self.dtype)
         return empty.set_(storage, self.offset, self.size, self.stride)
 
+    def layout(self) -> "TensorView":
+        """Return the layout alone, which keeps no value alive."""
+        return TensorView(StorageValue(0, self.dtype), self.dtype, self.size, self.stride, self.offset)
+
 
 @dataclass(slots=True, eq=False)
-class Recipe:
-    """An operator with its arguments, and the contents that running it tells."""
+class DeferredOp:
+    """An operator with its arguments, and the values that running it gives."""
 
     func: Any
-    leaves: list[Any]  # meta tensors as `Ref`
+    leaves: list[Any]  # meta tensors as `TensorView`
     spec: TreeSpec
-    drawn: bool
-    written: list[tuple[Contents, "weakref.ref[Contents]"]] = field(default_factory=list)  # before, after
-    made: list[tuple[int, Ref, "weakref.ref[Contents]"]] = field(default_factory=list)
+    is_randomized: bool
+    written: list[tuple[StorageValue, "weakref.ref[StorageValue]"]] = field(default_factory=list)  # old, new
+    made: list[tuple[int, TensorView, "weakref.ref[StorageValue]"]] = field(default_factory=list)
 
     @property
-    def needed(self) -> list[Contents]:
-        return [] if self.drawn else [leaf.contents for leaf in self.leaves if isinstance(leaf, Ref)]
+    def inputs(self) -> list[StorageValue]:
+        return [] if self.is_randomized else [x.value for x in self.leaves if isinstance(x, TensorView)]
+
+    def arguments(self, replace: Callable[[TensorView], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = [replace(leaf) if isinstance(leaf, TensorView) else leaf for leaf in self.leaves]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return args, kwargs
 
 
-def compute(recipe: Recipe) -> tuple[Any, dict[int, torch.UntypedStorage]]:
-    """What the operator gives on the CPU, and its copies of what it writes, by what was there before."""
-    written = {id(before) for before, _ in recipe.written}
+def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
+    """Run the operator on the CPU; returns its result and its copies of what it writes, by the old value."""
+    written = {id(old) for old, _ in op.written}
     if not written:
-        written = {id(ref.contents) for ref in written_to(recipe.func, *_arguments(recipe, lambda ref: ref))}
+        views = written_arguments(op.func, *op.arguments(lambda view: view))
+        written = {id(view.value) for view in views}
     copies: dict[int, torch.UntypedStorage] = {}
 
-    def real(ref: Ref) -> Tensor:
-        storage, key = ref.contents.storage, id(ref.contents)
+    def real(view: TensorView) -> Tensor:
+        storage, key = view.value.storage, id(view.value)
         assert storage is not None
         if key in written:
             storage = copies.setdefault(key, storage.clone())  # type: ignore[no-untyped-call]
-        return ref.on(storage)
+        return view.on(storage)
 
-    args, kwargs = _arguments(recipe, real)
-    kernel = _MADE_HERE.get(recipe.func._schema.name, recipe.func)
-    return kernel(*args, **kwargs), copies
+    args, kwargs = op.arguments(real)
+    return _OWN_KERNELS.get(op.func._schema.name, op.func)(*args, **kwargs), copies
 
 
-def fill(recipe: Recipe) -> None:
-    """Run a recipe and hand its values to the contents that still live; what the CPU cannot run is left."""
-    if recipe.drawn:
+def run(op: DeferredOp) -> None:
+    """Run an operator and store its results in the values that still live.
+
+    Values of operators that are randomized or that the CPU cannot run stay unknown.
+    """
+    if op.is_randomized:
         return
     try:
-        out, copies = compute(recipe)
+        out, copies = compute(op)
     except (NotImplementedError, RuntimeError, IndexError):
         return
-    by_chance = any(contents.by_chance for contents in recipe.needed)
-    for before, reference in recipe.written:
-        after = reference()
-        if after is not None:
-            after.storage, after.by_chance = copies[id(before)], by_chance or before.by_chance
+    is_random = any(value.is_random for value in op.inputs)
+    for old, reference in op.written:
+        new = reference()
+        if new is not None:
+            new.storage, new.is_random = copies[id(old)], is_random or old.is_random
     results = tree_flatten(out)[0]
-    for index, layout, reference in recipe.made:
-        contents = reference()
-        if contents is not None:
-            result = _finite(recipe.func, results[index]) if by_chance else results[index]
-            contents.storage, contents.by_chance = _laid_out(result, layout, contents.size_bytes), by_chance
+    for index, layout, reference in op.made:
+        value = reference()
+        if value is not None:
+            result = _finite(op.func, results[index]) if is_random else results[index]
+            value.storage, value.is_random = _laid_out(result, layout, value.size_bytes), is_random
 
 
-def _finite(func: Any, drawn: Tensor) -> Tensor:
-    """Numbers of chance without NaN, and without infinities where they are out of an operator's domain.
+def materialize(value: StorageValue) -> bool:
+    """Compute a value and all that it depends on; returns whether any had to be random."""
+    is_any_random = False
+    waiting = [value]  # deep chains need no recursion
+    while waiting:
+        value = waiting[-1]
+        op = value.made_by
+        if value.storage is None:
+            missing = [] if op is None else [one for one in op.inputs if one.storage is None]
+            if missing:
+                waiting.extend(missing)
+                continue
+            if op is not None:
+                run(op)
+            if value.storage is None:
+                value.storage = randomize(value)
+                is_any_random = True
+            value.made_by = None
+        waiting.pop()
+    return is_any_random
 
-    Training goes well in the run that is planned: what checks for them finds none.
+
+def inspect_pending(values: Sequence[StorageValue]) -> tuple[int, bool]:
+    """Return the bytes of the largest value to compute for these, and whether any comes from random ones."""
+    waiting, seen = [*values], {id(value) for value in values}
+    largest, is_random = 0, False
+    while waiting:
+        value = waiting.pop()
+        if value.storage is not None:
+            is_random |= value.is_random
+            continue
+        largest = max(largest, value.size_bytes)
+        op = value.made_by
+        if op is None or op.is_randomized:
+            is_random = True
+            continue
+        for needed in op.inputs:
+            if id(needed) not in seen:
+                seen.add(id(needed))
+                waiting.append(needed)
+    return largest, is_random
+
+
+def randomize(value: StorageValue) -> torch.UntypedStorage:
+    """Return normal floats; whole numbers are 0, which is an index into anything."""
+    if value.size_bytes > MOST_BYTES:
+        raise BatchTooLargeError(
+            f"values of a tensor of {value.size_bytes / 2**20:,.0f} MiB are read, more than the "
+            f"{MOST_BYTES // 2**20:,} MiB that are drawn at random on the CPU"
+        )
+    value.is_random = True
+    count = value.size_bytes // value.dtype.itemsize
+    if value.dtype.is_floating_point:
+        return torch.randn(count).to(value.dtype).untyped_storage()
+    return torch.zeros(count, dtype=value.dtype).untyped_storage()
+
+
+def _finite(func: Any, values: Tensor) -> Tensor:
+    """Replace NaN in random numbers, and infinities where they are out of an operator's domain.
+
+    Training goes well in the run that is planned: checks for them find none.
     """
-    if not drawn.dtype.is_floating_point:
-        return drawn
+    if not values.dtype.is_floating_point:
+        return values
     if any(name in func._schema.name for name in _UNBOUNDED):
-        return drawn.nan_to_num()
-    return drawn.nan_to_num(posinf=float("inf"), neginf=float("-inf"))
+        return values.nan_to_num()
+    return values.nan_to_num(posinf=float("inf"), neginf=float("-inf"))
 
 
-def _laid_out(real: Tensor, layout: Ref, size_bytes: int) -> torch.UntypedStorage:
-    """A storage with these values where the tensor on meta has them."""
+def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.UntypedStorage:
+    """Return a storage that has these values where the tensor on meta has them."""
     storage = real.untyped_storage()
     as_on_meta = real.stride() == layout.stride and real.storage_offset() == layout.offset
     if not as_on_meta or storage.nbytes() != size_bytes:
@@ -130,37 +199,12 @@ def _laid_out(real: Tensor, layout: Ref, size_bytes: int) -> torch.UntypedStorag
     return storage
 
 
-def draw(contents: Contents) -> torch.UntypedStorage:
-    """Normal floats; whole numbers are 0, which is an index into anything."""
-    if contents.size_bytes > MOST_BYTES:
-        raise BatchTooLargeError(
-            f"values of a tensor of {contents.size_bytes / 2**20:,.0f} MiB are read, more than the "
-            f"{MOST_BYTES // 2**20:,} MiB that are drawn at random on the CPU"
-        )
-    contents.by_chance = True
-    count = contents.size_bytes // contents.dtype.itemsize
-    if contents.dtype.is_floating_point:
-        return torch.randn(count).to(contents.dtype).untyped_storage()
-    return torch.zeros(count, dtype=contents.dtype).untyped_storage()
-
-
-def layout_of(ref: Ref) -> Ref:
-    """The layout alone: a recipe must not keep what it makes alive."""
-    return Ref(Contents(0, ref.dtype), ref.dtype, ref.size, ref.stride, ref.offset)
-
-
-def _arguments(recipe: Recipe, real: Callable[[Ref], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    leaves = [real(leaf) if isinstance(leaf, Ref) else leaf for leaf in recipe.leaves]
-    args, kwargs = tree_unflatten(leaves, recipe.spec)
-    return args, kwargs
-
-
-def written_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors among the arguments that the operator writes to."""
-    found: list[Any] = []
-    for place, argument in enumerate(func._schema.arguments):
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the tensors among the arguments that the operator writes to."""
+    written: list[Any] = []
+    for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            several = value if isinstance(value, list | tuple) else (value,)
-            found.extend(one for one in several if isinstance(one, Tensor | Ref))
-    return found
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            tensors = value if isinstance(value, list | tuple) else (value,)
+            written.extend(one for one in tensors if isinstance(one, Tensor | TensorView))
+    return written

@@ -7,13 +7,13 @@ from torch import Tensor
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
-MOST_PAIRS = 2**20  # that are looked at together; where more boxes lie side by side, few of them stay
+MOST_PAIRS = 2**20  # compared together; where more boxes lie side by side, few of them stay
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Indices of the boxes that stay, by falling score: each removes those that overlap with it too much.
+    """Return indices of the boxes that stay, by falling score: each removes those that overlap it too much.
 
-    `boxes` is n x 4 of x1, y1, x2, y2. Answers as torchvision::nms on the CPU.
+    `boxes` is n x 4 of x1, y1, x2, y2. Equals torchvision::nms on the CPU.
     """
     order = scores.argsort(descending=True, stable=True)
     corners = boxes.detach().to(torch.float64)[order].numpy()
@@ -22,7 +22,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _kept(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Which of the boxes stay, from the best one to the worst."""
+    """Return which of the boxes stay, from the best one to the worst."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
@@ -41,7 +41,7 @@ def _kept(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Pairs of boxes among which are all that overlap by more than the threshold; None where they are many.
+    """Return pairs of boxes with all that overlap by more than the threshold; None where they are many.
 
     Such a pair shares more than that part of the width of either, so the one that begins further right begins
     before the rest of the other's width.
@@ -62,7 +62,7 @@ def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: floa
 def _both_near(
     top: NDArray[np.float64], bottom: NDArray[np.float64], pairs: Pairs, threshold: float
 ) -> Pairs:
-    """Of these pairs those that may share enough of the height as well: their tops lie as near."""
+    """Return those pairs that may share enough of the height as well: their tops lie as near."""
     one, other = pairs
     slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
     top = np.ascontiguousarray(top)
@@ -81,7 +81,7 @@ def _kept_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDArray[
 
 
 def _overlap(a: NDArray[np.float64], b: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Whether boxes share more than the threshold of what both cover."""
+    """Return whether boxes share more than the threshold of their union."""
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
     shared = np.maximum(width, 0) * np.maximum(height, 0)

@@ -1,4 +1,4 @@
-"""Lengths of packed sequences, which are values of the batch: all samples are taken as full."""
+"""Take packed sequences as full, since their lengths are values of the batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ class _Functions:
         return getattr(self._plain, name)
 
     def _pack_padded_sequence(self, data: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-        """Lengths that code gives in numbers count; those of the batch are not known."""
+        """Pack by lengths that code gives as numbers; those of the batch are not known."""
         if lengths.is_meta or bool((lengths <= 0).any()):
             steps = data.shape[1 if batch_first else 0]
             lengths = torch.full(lengths.shape, steps, dtype=torch.int64)
@@ -34,7 +34,7 @@ class _Functions:
 
 @contextmanager
 def full_lengths() -> Iterator[dict[str, None]]:
-    """While open, sequences whose lengths nobody knows are packed as full; gives notes that fill."""
+    """Pack sequences of unknown lengths as full while open; yields notes, which fill."""
     notes: dict[str, None] = {}
     with mock.patch.object(rnn, "_VF", _Functions(rnn._VF, notes)):  # type: ignore[attr-defined]
         yield notes

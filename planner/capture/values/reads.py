@@ -1,8 +1,8 @@
-"""What reads of values gave at a small batch size, to answer those of tensors too large to be computed.
+"""Reuse results of reads at a small batch size for tensors too large to compute.
 
 A guard against NaN or a logged mean reads a gigabyte at the batch sizes that a plan tries, to no effect on
-memory. Such a read gets the answer of the same line at a batch size where it costs little: conditions and
-numbers as they were there, counts (of what a mask lets through, say) in the same proportion.
+memory. Such a read gets the result of the same line at a batch size where it costs little: conditions and
+numbers as they were there, counts (of a mask's true elements, say) in the same proportion.
 """
 
 import sys
@@ -19,23 +19,23 @@ from planner.errors import ModelError
 
 aten = torch.ops.aten
 
-SMALLEST_BATCH = 2  # of the runs whose answers are used
+SMALLEST_BATCH = 2  # of the runs whose results are reused
 SMALL_BYTES = 2**24  # of the largest tensor that a read computes in such a run
 _COUNTS = ("aten::sum", "aten::count_nonzero")  # of which whole numbers grow with the batch
-_SHARES = (aten.nonzero.default, aten.masked_select.default, aten.index.Tensor)
-MOST_BYTES = {
+_SELECTIONS = (aten.nonzero.default, aten.masked_select.default, aten.index.Tensor)
+_MOST_BYTES = {
     aten._local_scalar_dense.default: 2**25,
     aten._to_copy.default: 2**25,
     aten.equal.default: 2**25,
 }
-MOST_BYTES_OF_OTHERS = 2**28  # their results are needed as exactly as they can be had
-_KEPT_ELEMENTS = 2**14  # of a copy on the CPU that is remembered
+_MOST_BYTES_OF_OTHERS = 2**28  # their results are needed as exact as possible
+_MOST_ELEMENTS = 2**14  # of a copy on the CPU that is stored
 
 Key = tuple[str, str]  # an operator and the line that calls it
 
 
 class LargeReadError(ModelError):
-    """A read needs values of a tensor of chance that is large, and nobody has answered it yet."""
+    """A read needs values of a large random tensor, and no result is stored for it."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"values of a tensor of {size_bytes} bytes are read")
@@ -43,139 +43,136 @@ class LargeReadError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a read gave, and from how many elements."""
+class ReadResult:
+    """The result of a read, and the number of elements that it read."""
 
     elements: int
-    out: Any  # a number, a count of what a mask lets through, a tensor on the CPU, or shapes of tensors
+    out: Any  # a number, a count of a mask's true elements, a tensor on the CPU, or shapes of tensors
 
 
 @dataclass(slots=True)
-class Reads:
-    """The answers of one run, in order, by operator and line."""
+class ReadLog:
+    """The results of one run's reads, in order, by operator and line."""
 
     batch: int
-    wanted: int  # the batch size that they are for
-    _answers: dict[Key, list[Answer]] = field(default_factory=dict)
-    _asked: dict[Key, int] = field(default_factory=dict)
+    wanted: int  # the batch size for which they are reused
+    _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
+    _positions: dict[Key, int] = field(default_factory=dict)
 
-    def note(self, key: Key, answer: Answer) -> None:
-        """Remember one more answer."""
-        self._answers.setdefault(key, []).append(answer)
+    def append(self, key: Key, result: ReadResult) -> None:
+        """Store one more result."""
+        self._results.setdefault(key, []).append(result)
 
-    def following(self, key: Key) -> Answer | None:
-        """The next answer at this place, from the first again after the last; None where there is none."""
-        answers = self._answers.get(key)
-        if not answers:
+    def next_result(self, key: Key) -> ReadResult | None:
+        """Return the next result of this read, after the last the first again; None where there is none."""
+        results = self._results.get(key)
+        if not results:
             return None
-        number = self._asked.get(key, 0)
-        self._asked[key] = number + 1
-        return answers[number % len(answers)]
+        position = self._positions.get(key, 0)
+        self._positions[key] = position + 1
+        return results[position % len(results)]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How reads of one run are answered."""
+class ReadPolicy:
+    """Limits of one run's reads, and the logs that it reads and writes."""
 
-    most_bytes: Callable[[Any], float] = lambda func: float("inf")  # of a tensor that is computed for one
-    answers: Reads | None = None  # for those of more
-    noted: Reads | None = None  # takes what is computed
+    most_bytes: Callable[[Any], float] = lambda func: float("inf")  # of a random tensor that a read computes
+    results: ReadLog | None = None  # for reads of larger ones
+    log: ReadLog | None = None  # gets the computed results
 
 
 Run = TypeVar("Run")
 
 
-def take_reading(batch: int, take: Callable[[int, Reading], Run]) -> Run:
-    """A run of the batch size with values; where reads are large, answered by a run of a smaller one."""
+def run_with_reads(batch: int, run: Callable[[int, ReadPolicy], Run]) -> Run:
+    """Run a batch size with values; where reads are large, with results of a smaller batch size."""
     try:
-        return take(batch, Reading(most_bytes_of))
+        return run(batch, ReadPolicy(_most_bytes))
     except LargeReadError as error:
         size_bytes = error.size_bytes
-    size = smaller_batch(batch, size_bytes)
+    size = _smaller_batch(batch, size_bytes)
     while SMALLEST_BATCH < size < batch:
-        noted = Reads(size, batch)
+        log = ReadLog(size, batch)
         try:
-            take(size, Reading(lambda func: 4 * SMALL_BYTES, noted=noted))
+            run(size, ReadPolicy(lambda func: 4 * SMALL_BYTES, log=log))
         except LargeReadError as error:
-            size = smaller_batch(size, error.size_bytes)
+            size = _smaller_batch(size, error.size_bytes)
         else:
-            return take(batch, Reading(most_bytes_of, answers=noted))
+            return run(batch, ReadPolicy(_most_bytes, results=log))
     if batch <= SMALLEST_BATCH:
-        return take(batch, Reading())
-    noted = Reads(SMALLEST_BATCH, batch)
-    take(SMALLEST_BATCH, Reading(noted=noted))
-    return take(batch, Reading(most_bytes_of, answers=noted))
+        return run(batch, ReadPolicy())
+    log = ReadLog(SMALLEST_BATCH, batch)
+    run(SMALLEST_BATCH, ReadPolicy(log=log))
+    return run(batch, ReadPolicy(_most_bytes, results=log))
 
 
-def most_bytes_of(func: Any) -> float:
-    """Bytes of a tensor of chance up to which an operator that reads it computes it."""
-    return MOST_BYTES.get(func, MOST_BYTES_OF_OTHERS)
+def _most_bytes(func: Any) -> float:
+    return _MOST_BYTES.get(func, _MOST_BYTES_OF_OTHERS)
 
 
-def smaller_batch(batch: int, size_bytes: int) -> int:
-    """A power of two at which a read of so many bytes at `batch` is cheap, at least the smallest."""
+def _smaller_batch(batch: int, size_bytes: int) -> int:
+    """Return a power of two at which a read of so many bytes at `batch` is cheap, at least the smallest."""
     fitting = min(batch // 2, batch * SMALL_BYTES // size_bytes)
     return max(SMALLEST_BATCH, 1 << max(fitting.bit_length() - 1, 0))
 
 
-def line_that_reads() -> str:
-    """The innermost line that is neither torch's nor the planner's, as FILE:LINE."""
+def reading_line() -> str:
+    """Return the innermost line that is neither torch's nor the planner's, as FILE:LINE."""
     frame = sys._getframe(1)
     while is_of_torch(frame) and frame.f_back is not None:
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def noted_answer(func: Any, elements: int, out: Any) -> Answer:
-    """The answer to be remembered."""
+def result_of(func: Any, elements: int, out: Any) -> ReadResult:
+    """Return the result to store for a read."""
     if func is aten._to_copy.default and isinstance(out, Tensor):
-        return Answer(elements, out.clone() if out.numel() <= _KEPT_ELEMENTS else None)
+        return ReadResult(elements, out.clone() if out.numel() <= _MOST_ELEMENTS else None)
     if isinstance(out, Tensor | tuple):
-        several = out if isinstance(out, tuple) else (out,)
-        return Answer(elements, tuple((tuple(one.shape), one.dtype) for one in several))
-    return Answer(elements, out)
+        tensors = out if isinstance(out, tuple) else (out,)
+        return ReadResult(elements, tuple((tuple(t.shape), t.dtype) for t in tensors))
+    return ReadResult(elements, out)
 
 
 def is_count(number: object, source: str) -> bool:
-    """Whether a number that is read counts elements; `source` is the operator that made it."""
+    """Return whether a number counts elements; `source` is the operator that made it."""
     return isinstance(number, int) and not isinstance(number, bool) and source in _COUNTS
 
 
-def scaled_count(answer: Answer, elements: int) -> int:
-    """The count in the same proportion to so many elements."""
-    return int(round(answer.out * elements / max(answer.elements, 1)))
+def scaled_count(result: ReadResult, elements: int) -> int:
+    """Return the count in the same proportion to so many elements."""
+    count: int = round(result.out * elements / max(result.elements, 1))
+    return count
 
 
-def answered(func: Any, answer: Answer, like: Tensor, shape: tuple[int, ...]) -> Any:
-    """What the operator gives for a tensor like this one, by an answer for a smaller one.
+def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
+    """Return the result of an operator that reads this tensor, from that for a smaller one.
 
-    `shape` is that of a copy on the CPU. NotImplemented for an operator whose answers say nothing.
+    None for a copy on the CPU that is not stored; NotImplemented for an operator whose results say nothing.
     """
-    elements = like.numel()
+    out = result.out
     if func is aten._to_copy.default:
-        known = answer.out
-        return known.clone() if known is not None and tuple(known.shape) == shape else None
-    if func in _SHARES and isinstance(answer.out, tuple):
-        ((found, kind),) = answer.out
-        count = round(found[0] * elements / max(answer.elements, 1))
-        sizes = (count, *found[1:])
+        return out.clone() if out is not None and out.shape == read.shape else None
+    if func in _SELECTIONS and isinstance(out, tuple):
+        ((shape, dtype),) = out
+        count = round(shape[0] * read.numel() / max(result.elements, 1))
+        sizes = (count, *shape[1:])
         strides = (1, count) if len(sizes) == 2 else (1,)
-        return torch.empty_strided(sizes, strides, dtype=kind, device="meta")
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     if func is aten._unique2.default:
-        return _unique(answer, like)
-    if isinstance(answer.out, tuple):
-        return NotImplemented
-    return answer.out
+        return _unique(result, read)
+    return NotImplemented if isinstance(out, tuple) else out
 
 
-def _unique(answer: Answer, like: Tensor) -> tuple[Tensor, ...]:
-    """Few distinct values stay as many, many become more."""
-    (values, kind), (inverse, _), (counts, _) = answer.out
+def _unique(result: ReadResult, read: Tensor) -> tuple[Tensor, ...]:
+    """Return as many distinct values where they are few, more in proportion where they are many."""
+    (values, dtype), (inverse, _), (counts, _) = result.out
     count = values[0]
-    if 2 * count > answer.elements:
-        count = round(count * like.numel() / max(answer.elements, 1))
+    if 2 * count > result.elements:
+        count = round(count * read.numel() / max(result.elements, 1))
     return (
-        torch.empty(count, dtype=kind, device="meta"),
-        torch.empty(like.shape if inverse != (0,) else 0, dtype=torch.int64, device="meta"),
+        torch.empty(count, dtype=dtype, device="meta"),
+        torch.empty(read.shape if inverse != (0,) else 0, dtype=torch.int64, device="meta"),
         torch.empty(count if counts != (0,) else 0, dtype=torch.int64, device="meta"),
     )

@@ -1,4 +1,4 @@
-"""Operators declared free of scratch memory: all that their CUDA kernels take are the outputs.
+"""Operators declared to need no workspace: their CUDA kernels allocate the outputs alone.
 
 Pointwise operators and views need no entry. An entry says that the CUDA implementation named in
 native_functions.yaml allocates its outputs and nothing else, or nothing that depends on the batch.
@@ -45,7 +45,7 @@ _NAMES = """
     # cells of recurrent layers (native/cuda/RNN.cu): their workspace is an output
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
     _thnn_fused_gru_cell_backward _thnn_differentiable_lstm_cell_backward _cudnn_init_dropout_state
-    # attention whose scratch is nothing but outputs
+    # attention whose workspaces are outputs
     _scaled_dot_product_efficient_attention _fused_sdp_choice
     # optimizers in place
     _foreach_add_ _foreach_mul_ _foreach_sub_ _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_
@@ -58,4 +58,6 @@ _NAMES = """
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
-FREE = frozenset(f"aten::{name}" for line in _NAMES.splitlines() if "#" not in line for name in line.split())
+NO_WORKSPACE_OPS = frozenset(
+    f"aten::{name}" for line in _NAMES.splitlines() if "#" not in line for name in line.split()
+)

@@ -1,7 +1,6 @@
-"""Memory that kernels take and give back, or keep, without a tensor holding it.
+"""Workspaces of CUDA kernels: memory that they allocate and free, or keep, without a tensor that holds it.
 
-An operator is in one of three states: it has a rule here, it is declared free of scratch memory, or it is
-unknown. Unknown operators are named in every answer.
+An operator has a rule, is declared to need no workspace, or is unknown. Every answer names unknown operators.
 """
 
 from collections.abc import Mapping
@@ -10,75 +9,44 @@ from typing import Any
 
 import torch
 
-from planner.capture.workspaces.nn import (
-    attention,  # fmt: skip
-    convolution,
-    detection as boxes,
-    losses,
-    norms,
-    rnn,
-    softmax,
-)
-from planner.capture.workspaces.no_workspace import FREE
-from planner.capture.workspaces.steps import Held, Made, Release, ReleaseBeneath, Rule, Search, Step, Trial
-from planner.capture.workspaces.tensor import (
-    contiguous_copies as copying,
-    fft as transforms,
-    gemm,
-    indexing,
-    reductions,
-    sorting,
-)
-from planner.capture.workspaces.tensor.gemm import Workspaces
+from planner.capture.workspaces.nn import attention, convolution, detection, losses, norms, rnn, softmax
+from planner.capture.workspaces.no_workspace import NO_WORKSPACE_OPS
+from planner.capture.workspaces.ops import Rule
+from planner.capture.workspaces.tensor import contiguous_copies, fft, gemm, indexing, reductions, sorting
 
-__all__ = [
-    "CPU_OUTPUTS", "RULES", "Held", "Made", "Release", "ReleaseBeneath", "Rule", "Search", "State", "Step",
-    "Trial", "Workspaces", "rule_of", "state_of",
-]  # fmt: skip
-
-RULES: Mapping[Any, Rule] = {
-    **copying.RULES,
-    **attention.RULES,
-    **boxes.RULES,
-    **convolution.RULES,
-    **gemm.RULES,
-    **indexing.RULES,
-    **losses.RULES,
-    **norms.RULES,
-    **reductions.RULES,
-    **rnn.RULES,
-    **softmax.RULES,
-    **sorting.RULES,
-    **transforms.RULES,
-}
-CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = (
-    attention.CPU_OUTPUTS
-)  # positions of results that a CUDA kernel keeps on CPU
+_MODULES = (
+    contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
+    softmax, sorting, fft,
+)  # fmt: skip
+RULES: Mapping[Any, Rule] = {func: rule for module in _MODULES for func, rule in module.RULES.items()}
+# Positions of results that a CUDA kernel keeps on the CPU.
+CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = attention.CPU_OUTPUTS
 
 
-def rule_of(func: Any) -> Rule | None:
-    """The rule of this operator, if it has one."""
-    return RULES.get(func) or boxes.BY_NAME.get(func._schema.name)
+class Coverage(StrEnum):
+    """What is known of an operator's workspace."""
 
-
-class State(StrEnum):
     RULE = "rule"
-    FREE = "free"
+    NO_WORKSPACE = "no workspace"
     UNKNOWN = "unknown"
 
 
-def state_of(func: Any) -> State:
-    """Whether the scratch memory of this operator is known."""
-    if func in convolution.UNKNOWN:
-        return State.UNKNOWN
-    if rule_of(func) is not None or func in gemm.OPS:
-        return State.RULE
+def rule_of(func: Any) -> Rule | None:
+    """Return the rule of this operator, if it has one."""
+    return RULES.get(func) or detection.RULES_BY_NAME.get(func._schema.name)
+
+
+def coverage_of(func: Any) -> Coverage:
+    """Return what is known of this operator's workspace."""
+    if func in convolution.CUDNN_OPS:
+        return Coverage.UNKNOWN
+    if rule_of(func) is not None or func in gemm.BLAS_OPS:
+        return Coverage.RULE
     schema = func._schema
     if not schema.name.startswith("aten::"):
-        return State.FREE if schema.name.startswith("profiler::") else State.UNKNOWN
-    if schema.name in FREE or torch.Tag.pointwise in func.tags:
-        return State.FREE
+        return Coverage.NO_WORKSPACE if schema.name.startswith("profiler::") else Coverage.UNKNOWN
     aliases = [value.alias_info for value in schema.returns]
-    if aliases and all(alias is not None and not alias.is_write for alias in aliases):
-        return State.FREE  # a view
-    return State.UNKNOWN
+    is_view = aliases and all(alias is not None and not alias.is_write for alias in aliases)
+    if schema.name in NO_WORKSPACE_OPS or torch.Tag.pointwise in func.tags or is_view:
+        return Coverage.NO_WORKSPACE
+    return Coverage.UNKNOWN

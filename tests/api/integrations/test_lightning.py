@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from planner.api.integrations.lightning_loop import fields_of_trainer  # noqa: E402
 from planner.api.max_batch import max_batch  # noqa: E402
 from planner.capture.models.live import copy_weightless, live_job, read_live_model  # noqa: E402
-from planner.capture.session import trace  # noqa: E402
+from planner.capture.session import record  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
 from planner.jobs.job import ClipGradients, Loss, Precision, ZeroGrad  # noqa: E402
 from planner.program.events import Alloc  # noqa: E402
@@ -460,6 +460,6 @@ def test_a_module_on_its_own_device_is_planned_on_the_gpu() -> None:
         live = read_live_model(module, sample, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it logs to no trainer
-            taken = trace(live_job("live", live), 4, (8, 6), lambda _, live=live: live.build())
+            taken = record(live_job("live", live), 4, (8, 6), lambda _, live=live: live.build())
         assert [e.fixed_bytes for e in taken.events if isinstance(e, Alloc)].count(16 * 2**20) == 3
         assert module.device.type == "cpu"

@@ -28,14 +28,14 @@ def test_the_gradient_is_made_in_place() -> None:
 
 def test_the_gradient_is_that_of_torch() -> None:
     """With weights of elements and of classes, for each reduction."""
-    from planner.capture.cuda.binary_losses import _Loss
+    from planner.capture.cuda.composites import BinaryCrossEntropyWithLogits
 
     torch.manual_seed(0)
     x, target, weight, classes = torch.randn(4, 3), torch.rand(4, 3), torch.rand(4, 3), torch.rand(3)
     for chosen in ((None, None), (weight, None), (None, classes), (weight, classes)):
         for number, reduction in ((1, "mean"), (2, "sum")):
             ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-            _Loss.apply(ours, target, *chosen, number).backward()
+            BinaryCrossEntropyWithLogits.apply(ours, target, *chosen, number).backward()
             options = {"weight": chosen[0], "pos_weight": chosen[1], "reduction": reduction}
             F.binary_cross_entropy_with_logits(theirs, target, **options).backward()  # type: ignore[arg-type]
             torch.testing.assert_close(ours.grad, theirs.grad)

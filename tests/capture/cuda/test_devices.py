@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import planner
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import ModelError
 from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
 from planner.jobs.resolve import resolve_job
@@ -41,7 +41,7 @@ def trace_file(folder: Path, body: str, capability: tuple[int, int] = AMPERE) ->
     file.write_text(f"{HEAD}\nclass Net(Base):\n{lines}\n")
     inputs = (parse_tensor_spec("8"),)
     job = Job(f"{file}:Net", inputs=inputs, mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=1)
-    return trace(job, 4, capability)
+    return record(job, 4, capability)
 
 
 @pytest.mark.parametrize(
@@ -247,4 +247,4 @@ def test_libraries_see_one_and_the_same_gpu() -> None:
     pytest.importorskip("transformers")
     sizes = ("num_hidden_layers", 1), ("hidden_size", 64), ("intermediate_size", 64), ("vocab_size", 99)
     job = resolve_job("hf:MixtralForCausalLM", {}, model_args=sizes, inputs=[parse_tensor_spec("16:int64")])
-    check(trace(job, 2, AMPERE))
+    check(record(job, 2, AMPERE))

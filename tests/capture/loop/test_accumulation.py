@@ -7,7 +7,7 @@ import pytest
 from planner import max_batch
 from planner.allocator.replay import UNLIMITED, replay_trace
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Optimizer, parse_tensor_spec
 from planner.jobs.resolve import MAX_ACCUMULATE, resolve_job
@@ -22,7 +22,7 @@ JOB = Job(
 
 
 def taken(accumulate: int) -> Trace:
-    return trace(replace(JOB, accumulate=accumulate), 4, (8, 0))
+    return record(replace(JOB, accumulate=accumulate), 4, (8, 0))
 
 
 def events_by_micro_batch(one: Trace) -> list[list[tuple[object, ...]]]:

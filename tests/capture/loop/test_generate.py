@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import planner.capture.loop.generate
 from planner.capture.loop.generate import run_generation
-from planner.capture.loop.runtime import Machine
+from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.errors import ModelError
 from planner.jobs.job import Job, Mode
@@ -105,7 +105,7 @@ def test_the_loop_is_that_of_transformers(
     plan = job(7, model="hf:llama", model_args=(("padded", padded),))
     with ours:
         inputs = {"input_ids": prompt, "attention_mask": mask}
-        run_generation(model, plan, lambda: ((), inputs, None), lambda *_: None, Machine())
+        run_generation(model, plan, lambda: ((), inputs, None), lambda *_: None, LoopRuntime())
     assert ours.heard == theirs.heard
     assert sum(line.startswith("argmax") for line in ours.heard) == 7
     assert given[0].tolist() == expected.tolist()

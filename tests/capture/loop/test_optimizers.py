@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from planner.capture.cuda.semantics import cuda_semantics
-from planner.capture.loop.optimizers import clip, make_average
-from planner.capture.loop.trainable import choose_trained
+from planner.capture.loop.optimizers import clip, make_ema
+from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
 from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, OptimizerImpl
@@ -257,7 +257,7 @@ def test_a_moving_average_is_a_copy() -> None:
         model = Counted()
 
     def body(recorder: Recorder) -> None:
-        average = make_average(model)
+        average = make_ema(model)
         for step in (1, 2, 3):
             recorder.mark(step, Phase.OPTIMIZER)
             average.update_parameters(model)
@@ -274,7 +274,7 @@ def test_clipping_and_averages_run_on_real_tensors() -> None:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    average = make_average(model)
+    average = make_ema(model)
     model.weight.grad = torch.tensor([[3.0, -4.0]])
     clip(ClipGradients.NORM, model.parameters())
     assert model.weight.grad.tolist() == [[pytest.approx(0.6), pytest.approx(-0.8)]]
@@ -347,7 +347,7 @@ def names(**fields: object) -> list[str]:
     with torch.device("meta"):
         model = Adapted()
     model.base.bias.requires_grad_(False)
-    choose_trained(model, job_of("100", mode=Mode.TRAIN, **fields))
+    freeze_parameters(model, job_of("100", mode=Mode.TRAIN, **fields))
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 

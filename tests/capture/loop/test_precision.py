@@ -6,10 +6,15 @@ from torch import Tensor, nn
 
 from calibration.probe.run import host_batch
 from planner.capture.cuda.semantics import cuda_semantics
-from planner.capture.loop.formats import format_of, with_own_types
-from planner.capture.loop.precision import convert_model, cuda_machine, meta_machine
-from planner.capture.loop.scaler import MetaScaler
-from planner.capture.loop.training_loop import empty_batch
+from planner.capture.loop.batches import empty_batch
+from planner.capture.loop.precision import (
+    MetaScaler,
+    convert_inputs,
+    convert_model,
+    cuda_runtime,
+    format_of,
+    meta_runtime,
+)
 from planner.jobs.job import (
     Job,
     Loss,
@@ -91,12 +96,12 @@ def test_a_kernel_of_one_pixel_changes_its_strides_too() -> None:
 def test_floats_without_a_type_of_their_own_follow_the_model() -> None:
     """float32, the type of a spec that names none, becomes the model's; others are what they are."""
     job = job_of("3x4x4", "5:float64", "ids=7:int64", target=parse_tensor_spec("2"), precision=Precision.BF16)
-    typed = with_own_types(job)
+    typed = convert_inputs(job)
     assert [str(spec) for spec in typed.inputs] == ["3x4x4:bfloat16", "5:float64", "ids=7:int64"]
     assert str(typed.target) == "2:bfloat16"
     for precision in (Precision.FP32, Precision.AMP_FP16, Precision.AMP_BF16):
         plain = job_of("3x4x4", precision=precision)
-        assert with_own_types(plain) == plain
+        assert convert_inputs(plain) == plain
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ def test_channels_last_is_for_images_and_volumes(
 
 def test_the_traced_batch_is_like_the_one_of_a_calibration() -> None:
     """Types, shapes and strides on meta are those of the batch that a GPU would be fed."""
-    job = with_own_types(
+    job = convert_inputs(
         job_of(
             "3x4x5",
             "vol=2x3x4x5",
@@ -150,26 +155,26 @@ def test_machines_open_regions_for_mixed_precision_only() -> None:
     """On meta and on a GPU alike; the type is the job's."""
     for precision, dtype in ((Precision.AMP_FP16, torch.float16), (Precision.AMP_BF16, torch.bfloat16)):
         with cuda_semantics(AMPERE):  # where `torch.autocast("cuda")` works without a GPU
-            for machine in (meta_machine, cuda_machine):
+            for machine in (meta_runtime, cuda_runtime):
                 with machine(job_of("3", precision=precision)).autocast():
                     assert torch.is_autocast_enabled("cuda")
                     assert torch.get_autocast_dtype("cuda") is dtype
                 assert not torch.is_autocast_enabled("cuda")
     for precision in (Precision.FP32, Precision.FP16, Precision.BF16):
-        with meta_machine(job_of("3", precision=precision)).autocast():
+        with meta_runtime(job_of("3", precision=precision)).autocast():
             assert not torch.is_autocast_enabled("cuda")
 
 
 def test_scalers_are_made_where_the_job_has_one() -> None:
     """torch's own on a GPU, its double on meta, none otherwise."""
     scaled = job_of("3", precision=Precision.AMP_FP16, grad_scaler=True)
-    assert isinstance(meta_machine(scaled).scaler, MetaScaler)
+    assert isinstance(meta_runtime(scaled).scaler, MetaScaler)
     with cuda_semantics(AMPERE):  # where it takes a GPU for available
-        scaler = cuda_machine(scaled).scaler
+        scaler = cuda_runtime(scaled).scaler
     assert type(scaler) is torch.amp.GradScaler
     assert scaler.is_enabled()
-    assert meta_machine(job_of("3")).scaler is None
-    assert cuda_machine(job_of("3")).scaler is None
+    assert meta_runtime(job_of("3")).scaler is None
+    assert cuda_runtime(job_of("3")).scaler is None
 
 
 # ---- gradient scaling

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from planner.capture.loop.runtime import Machine
+from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.loop.training_loop import run_loop
 from planner.jobs.job import ClipGradients, Job, Mode, ZeroGrad
 from planner.program.events import Alloc, Category, Phase, PhaseStart, check
@@ -153,7 +153,7 @@ class Modes(nn.Module):
 def test_evaluation_is_in_eval_mode_and_training_goes_on_after_it() -> None:
     """Mode and gradients of each of the passes."""
     model = Modes()
-    run(model, job(evaluate=True, steps=3), Machine())
+    run(model, job(evaluate=True, steps=3), LoopRuntime())
     train, evaluate = (True, True), (False, False)
     assert model.seen == [train, train, evaluate, evaluate, train]
 
@@ -188,7 +188,7 @@ class Log:
         self.lines.append("update")
 
 
-def run(model: nn.Module, job: Job, machine: Machine, log: Log | None = None) -> None:
+def run(model: nn.Module, job: Job, machine: LoopRuntime, log: Log | None = None) -> None:
     """Run the loop on the CPU."""
 
     def fetch() -> Any:
@@ -220,7 +220,7 @@ def test_regions_and_scaling_stand_where_scripts_have_them(
 ) -> None:
     """The region ends before or after the backward pass; gradients are unscaled only to be clipped."""
     log = Log()
-    run(linear(), job(**fields), Machine(log.autocast, log), log)
+    run(linear(), job(**fields), LoopRuntime(log.autocast, log), log)
     assert log.lines == ["inputs 1", "forward 1", *order, "end 1"]
 
 
@@ -238,7 +238,7 @@ def test_gradients_are_clipped_before_the_optimizer_uses_them(how: str, largest:
         return (torch.ones(2, 5),), {}, None
 
     clipping = job(clip_gradients=ClipGradients(how))
-    run_loop(model, clipping, fetch, Watching(model.parameters(), lr=0.0), Log().on_phase, Machine())
+    run_loop(model, clipping, fetch, Watching(model.parameters(), lr=0.0), Log().on_phase, LoopRuntime())
     assert seen == [pytest.approx(largest, abs=1e-6)]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from planner.capture.cuda import rnn
 from planner.capture.meta_kernels.cuda_layouts import KERNELS
-from planner.capture.meta_kernels.reductions import SHORTCUTS
+from planner.capture.meta_kernels.run import META_KERNELS
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def allowed(func: Any, *args: Any) -> tuple[Any, ...]:
 
 def ours(func: Any, *args: Any, **kwargs: Any) -> Any:
     """The layout that the shortcut gives."""
-    out = SHORTCUTS[func](*args, **kwargs)
+    out = META_KERNELS[func](*args, **kwargs)
     return out if out is NotImplemented else layout(out)
 
 
@@ -326,9 +326,9 @@ def test_full_like(tensors: list[Tensor], dtype: torch.dtype | None, form: Any) 
 @pytest.mark.parametrize("func", [*LIKES, aten.clone.default], ids=str)
 def test_tensors_like_others_elsewhere(func: Any) -> None:
     """Copies from the CPU, or to it, are left to torch."""
-    assert SHORTCUTS[func](torch.empty(2)) is NotImplemented
-    assert SHORTCUTS[func](meta(2), device=torch.device("cpu")) is NotImplemented
-    assert SHORTCUTS[func](meta(2), pin_memory=True) is NotImplemented
+    assert META_KERNELS[func](torch.empty(2)) is NotImplemented
+    assert META_KERNELS[func](meta(2), device=torch.device("cpu")) is NotImplemented
+    assert META_KERNELS[func](meta(2), pin_memory=True) is NotImplemented
 
 
 FACTORIES = [aten.zeros.default, aten.ones.default, aten.empty.memory_format]
@@ -355,9 +355,9 @@ def test_filled_tensors(shape: tuple[int, ...], dtype: torch.dtype | None, value
 @pytest.mark.parametrize("func", FACTORIES, ids=str)
 def test_factories_elsewhere(func: Any) -> None:
     """A new tensor on the CPU is left to torch, and so are sizes that make no sense."""
-    assert SHORTCUTS[func]([2, 3]) is NotImplemented
-    assert SHORTCUTS[func]([2, 3], device=torch.device("cpu")) is NotImplemented
-    assert SHORTCUTS[func]([2, -3], device=torch.device("meta")) is NotImplemented
+    assert META_KERNELS[func]([2, 3]) is NotImplemented
+    assert META_KERNELS[func]([2, 3], device=torch.device("cpu")) is NotImplemented
+    assert META_KERNELS[func]([2, -3], device=torch.device("meta")) is NotImplemented
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_native_dropout(tensors: list[Tensor], train: bool | None) -> None:
 def test_foreach_in_place() -> None:
     """Adding lists in place returns nothing; lists that do not pair up are left to torch."""
     a, b = torch.empty(2, 3, device="meta"), torch.empty(3, device="meta")
-    shortcut = SHORTCUTS[aten._foreach_add_.List]
+    shortcut = META_KERNELS[aten._foreach_add_.List]
     assert shortcut([a, b], [a, b], alpha=-1) is None
     assert shortcut([a, b], [a]) is NotImplemented
     assert shortcut([a], [b]) is NotImplemented
@@ -568,7 +568,7 @@ def test_foreach_in_place() -> None:
 def test_in_place_operators_return_their_argument(func: Any) -> None:
     """What an operator in place returns is the tensor that it was given."""
     x = torch.empty(2, 3, device="meta")
-    assert SHORTCUTS[func](x) is x
+    assert META_KERNELS[func](x) is x
 
 
 # ---- derivatives of activations: CUDA has one kernel, torch's meta kernels compose several
@@ -1096,7 +1096,7 @@ def test_every_shortcut_is_held_against_torch() -> None:
         aten.upsample_trilinear3d.default,
     }  # fmt: skip
     fused = {aten._fused_sgd_.default, aten._fused_adagrad_.default}  # torch has no meta kernel for them
-    assert set(SHORTCUTS) == tested | fused | set(rnn.KERNELS)  # those of recurrent layers: test_rnn.py
+    assert set(META_KERNELS) == tested | fused | set(rnn.KERNELS)  # those of recurrent layers: test_rnn.py
 
 
 def test_products_of_groups() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.capture.models.meta_init import build_weightless, move_to_meta, parameters_on_meta
+from planner.capture.models.meta_init import construct_on_meta, move_to_meta, parameters_on_meta
 from planner.capture.models.registry import FINDERS, build_model, complete_by_library
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import SOURCES, Job, Loss, TensorSpec
@@ -289,7 +289,7 @@ def test_models_trace_with_the_defaults_of_their_source(
 ) -> None:
     """A model of each kind traces with nothing but its name, and two batch sizes give one line for all."""
     job = replace(resolve_job(model, {}, mode=mode, model_args=args), steps=1)
-    assert isinstance(align(trace(job, 2, (8, 6)), trace(job, 3, (8, 6))), Trace)
+    assert isinstance(align(record(job, 2, (8, 6)), record(job, 3, (8, 6))), Trace)
 
 
 class ReadsBuffer(nn.Module):
@@ -323,7 +323,7 @@ class Tied(ReadsBuffer):
 @pytest.mark.parametrize("kind", [ReadsBuffer, ReadsParameter, Tied])
 def test_constructor_that_reads_values_is_built(kind: type[nn.Module]) -> None:
     """A constructor that reads values of tensors, parameters included, still gives a model on meta."""
-    model = build_weightless(kind)
+    model = construct_on_meta(kind)
     assert isinstance(model, kind)
     assert {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} == {
         name: tuple(tensor.shape) for name, tensor in kind().state_dict().items()
@@ -357,7 +357,7 @@ def test_constructor_that_fails_is_called_once() -> None:
         raise ValueError("wrong argument")
 
     with pytest.raises(ValueError, match="wrong argument"):
-        build_weightless(construct)
+        construct_on_meta(construct)
     assert calls == ["meta"]
 
 

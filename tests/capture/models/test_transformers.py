@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from planner.capture.models.registry import build_model, complete_by_library
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Loss, parse_model_arg, parse_tensor_spec
@@ -220,7 +220,7 @@ def test_broken_config_is_named(tmp_path: Path, text: str, problem: str) -> None
 def test_padding_decides_whether_there_is_a_mask() -> None:
     """A padded batch attends under a mask of batch x 1 x rows x columns booleans, a full one under none."""
     padded, full = (
-        trace(hf_job("bert", *TINY_BERT, f"padded={padded}", inputs=("16:int64",)), 2, AMPERE)
+        record(hf_job("bert", *TINY_BERT, f"padded={padded}", inputs=("16:int64",)), 2, AMPERE)
         for padded in ("true", "false")
     )
     mask = ("aten.bitwise_and.Tensor", 2 * 16 * 16)
@@ -232,7 +232,7 @@ def test_padding_decides_whether_there_is_a_mask() -> None:
 def test_more_tokens_than_positions_are_told() -> None:
     """On meta nobody looks a position up; on a GPU a table that is too short is an error."""
     sizes = ("n_embd=16", "n_layer=1", "n_head=2", "vocab_size=99", "n_positions=16")
-    fits, exceeds = (trace(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
+    fits, exceeds = (record(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
     told = (
         "17 tokens are more than the 16 positions of the configuration: a model that looks its positions up "
         "in a table fails; --model-arg max_position_embeddings=17"
@@ -244,7 +244,7 @@ def test_more_tokens_than_positions_are_told() -> None:
 def test_full_causal_batch_runs_the_flash_kernel() -> None:
     """In bfloat16 and without padding a causal model attends by the flash kernel, which takes no mask."""
     job = hf_job("llama", *TINY_LLAMA, "padded=false", inputs=("16:int64",), precision="bf16")
-    ops = {op for op, _ in births(trace(job, 2, AMPERE))}
+    ops = {op for op, _ in births(record(job, 2, AMPERE))}
     assert any("flash_attention" in op for op in ops)
     assert not any("efficient_attention" in op for op in ops)
 
@@ -267,14 +267,14 @@ def test_full_causal_batch_runs_the_flash_kernel() -> None:
 def test_models_of_each_kind_are_planned_for_any_batch(name: str, args: tuple[str, ...], mode: str) -> None:
     """Text, vision and sound models trace, and two batch sizes give one line for all."""
     job = hf_job(name, *args, mode=mode)
-    assert isinstance(align(trace(job, 2, AMPERE), trace(job, 3, AMPERE)), Trace)
+    assert isinstance(align(record(job, 2, AMPERE), record(job, 3, AMPERE)), Trace)
 
 
 def test_model_that_reads_its_input_says_where() -> None:
     """Where the model itself reads values of its input, the answer names the line that does."""
     sizes = ("d_model=16", "encoder_layers=1", "decoder_layers=1", "vocab_size=99", "attention_window=[8]")
     heads = ("encoder_attention_heads=2", "decoder_attention_heads=2")
-    taken = trace(hf_job("led", *sizes, *heads, inputs=("16:int64",)), 2, AMPERE)
+    taken = record(hf_job("led", *sizes, *heads, inputs=("16:int64",)), 2, AMPERE)
     assert re.search(r"modeling_led.py:\d+: is_global_attn = .*, which reads values", taken.notes[-1])
 
 

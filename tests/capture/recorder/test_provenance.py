@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.capture.recorder.provenance import Details, short_path
-from planner.capture.session import trace
+from planner.capture.recorder.provenance import ProvenanceCollector, short_path
+from planner.capture.session import record
 from planner.jobs.job import Job, Mode
 from planner.program.affine import align
 from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, check
@@ -51,7 +51,7 @@ def detailed(build: Callable[[], nn.Module], job: Job, batch: int) -> Trace:
         with torch.device("meta"):
             return build()
 
-    return trace(job, batch, AMPERE, on_meta, Details())
+    return record(job, batch, AMPERE, on_meta, ProvenanceCollector())
 
 
 def lines_of(trace: Trace, phase: Phase, op: str) -> list[tuple[tuple[int, ...], str]]:
@@ -159,7 +159,7 @@ def test_details_survive_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_check_refuses_details_of_nothing(batches: tuple[int, ...], details: list[int], said: str) -> None:
-    """Details of an affine trace, of no block, or twice of one are flaws."""
+    """ProvenanceCollector of an affine trace, of no block, or twice of one are flaws."""
     plain = trace_of(Net, JOB, 2)
     born = [event.block for event in plain.events if isinstance(event, Alloc)]
     blocks = [born[0] if number == 0 else max(born) + 1 for number in details]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from torch import Tensor, nn
 
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.capture.symbolic.foretold import Foretold
 from planner.capture.symbolic.recast import differs
 from planner.errors import ModelError
@@ -55,7 +55,7 @@ class Counted:
 
 
 def run_at(batch: int, job: Job, build: Callable[[], nn.Module]) -> Trace:
-    return trace(job, batch, AMPERE, on_meta(build), multiprocessors=CHIP.multiprocessors)
+    return record(job, batch, AMPERE, on_meta(build), sm_count=CHIP.sm_count)
 
 
 @pytest.mark.parametrize("build", [Attending, Blocks])

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import planner
 from planner.capture.models.registry import construct_model
-from planner.capture.session import trace
-from planner.capture.values import interpreter as real_cpu, lazy_values as recipes, nms as suppression
+from planner.capture.session import record
+from planner.capture.values import interpreter, lazy_values, nms as suppression
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError, ModelError
 from planner.jobs.job import Job, Loss, Mode
@@ -29,7 +29,7 @@ COMPUTED = "which reads values: they were computed on the CPU"
 
 def trace_of(make: Callable[[], nn.Module], job: Job, batch: int) -> Trace:
     """The trace of a model that `make` makes, as a user's constructor is called."""
-    return trace(job, batch, AMPERE, lambda job: construct_model(job, make))
+    return record(job, batch, AMPERE, lambda job: construct_model(job, make))
 
 
 class Calls(nn.Module):
@@ -147,9 +147,9 @@ def test_products_are_not_computed() -> None:
 def test_values_change_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is read, the second tracer records what the first does, block by block."""
     job = replace(resolve_job("torchvision:resnet18", {}, optimizer="adam"), steps=2)
-    first = trace(job, 2, AMPERE)
-    monkeypatch.setattr("planner.capture.session.run_on_meta", real_cpu.Values().run)
-    assert trace(job, 2, AMPERE) == first
+    first = record(job, 2, AMPERE)
+    monkeypatch.setattr("planner.capture.session.run_meta", interpreter.ValueInterpreter().run)
+    assert record(job, 2, AMPERE) == first
 
 
 def test_torch_is_as_it_was_afterwards() -> None:
@@ -171,7 +171,7 @@ def test_torch_is_as_it_was_afterwards() -> None:
 
 def test_values_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that would fill the machine are not drawn; one line says where, and what can be done."""
-    monkeypatch.setattr(recipes, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(lazy_values, "MOST_BYTES", 2**20)
     with pytest.raises(BatchTooLargeError) as error:
         trace_of(lambda: Calls(lambda x: x[x > 0]), job_of(str(2**19)), 1)
     place, _, rest = str(error.value).partition(" (test_interpreter.py:")
@@ -255,7 +255,7 @@ def test_the_answer_stays_below_what_the_cpu_holds(monkeypatch: pytest.MonkeyPat
     """Where more values decide shapes than can be drawn, the largest batch size that can be traced is the
     answer, which says so.
     """
-    monkeypatch.setattr(recipes, "MOST_BYTES", 2**22)
+    monkeypatch.setattr(lazy_values, "MOST_BYTES", 2**22)
     model = partial(Reads, lambda x: torch.repeat_interleave((x > 0).long().flatten()))
     options = {"input": "1x64x64", "loss": "output", "allocator_cap_mib": 2000}
     found = planner.max_batch(model, **options).to_dict()  # type: ignore[arg-type]
@@ -317,7 +317,7 @@ def _removes(a: tuple[int, ...], b: tuple[int, ...], threshold: float) -> bool:
 def test_detector_is_traced(mode: Mode) -> None:
     """A detector of torchvision is traced with lists of images; a second image needs more than the first."""
     job = resolve_job("torchvision:detection.fasterrcnn_mobilenet_v3_large_320_fpn", {}, mode=mode.value)
-    one, two = (trace(replace(job, steps=1), batch, AMPERE) for batch in (1, 2))
+    one, two = (record(replace(job, steps=1), batch, AMPERE) for batch in (1, 2))
     check(two)
     assert one.notes[-1].endswith(DRAWN)
     assert sum(born(two)) > sum(born(one))
@@ -329,6 +329,6 @@ def test_detector_is_traced(mode: Mode) -> None:
 def test_detectors_get_images_of_their_own_type() -> None:
     """In pure half precision images come in it, as any other input does."""
     job = resolve_job("torchvision:ssdlite320_mobilenet_v3_large", {}, mode="infer", precision="fp16")
-    taken = trace(replace(job, steps=1), 2, AMPERE)
+    taken = record(replace(job, steps=1), 2, AMPERE)
     assert [size for size in born(taken, "empty.memory_format") if size == 3 * 480 * 640 * 2] != []
     assert 3 * 480 * 640 * 4 not in born(taken, "empty.memory_format")

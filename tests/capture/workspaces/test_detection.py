@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.models.torchvision.shim import prepare_torchvision
-from planner.capture.session import trace
-from planner.capture.workspaces.registry import Held, Made, Release, State, Step, rule_of, state_of
+from planner.capture.session import record
+from planner.capture.workspaces.ops import Hold, Op, Outputs, Release
+from planner.capture.workspaces.registry import Coverage, coverage_of, rule_of
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.jobs.resolve import resolve_job
 from planner.program.events import Alloc, Category
@@ -23,7 +24,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def steps(func: Any, out: Tensor, *args: Any) -> tuple[Step, ...]:
+def steps(func: Any, out: Tensor, *args: Any) -> tuple[Op, ...]:
     rule = rule_of(func)
     assert rule is not None
     return tuple(rule(args, out, CHIP))
@@ -33,23 +34,23 @@ def steps(func: Any, out: Tensor, *args: Any) -> tuple[Step, ...]:
     ("many", "sort"),
     [
         (1000, [8 * 1000]),  # in place, beside 0, 1, 2, ...
-        (5000, [Held(8 * 5000), radix_sort_bytes(5000, 4, 8)]),
+        (5000, [Hold(8 * 5000), radix_sort_bytes(5000, 4, 8)]),
     ],
 )
-def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Step]) -> None:
+def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Op]) -> None:
     """The order, the boxes in it, a bit for each pair in words of 64, and the indices that come back."""
     prepare_torchvision()
     func, kept = torch.ops.torchvision.nms.default, meta(7, dtype=torch.int64)
     words = {1000: 16, 5000: 79}[many]
     assert steps(func, kept, meta(many, 4), meta(many), 0.5) == (
-        Held(8 * many),
-        Held(4 * many),
+        Hold(8 * many),
+        Hold(4 * many),
         *sort,
         Release(len(sort)),
-        Held(16 * many),
-        Held(8 * many * words),
-        Held(8 * 7),
-        Made.REST,
+        Hold(16 * many),
+        Hold(8 * many * words),
+        Hold(8 * 7),
+        Outputs(),
     )
     assert steps(func, kept[:0], meta(0, 4), meta(0), 0.5) == ()
 
@@ -62,19 +63,19 @@ def test_regions_are_read_from_contiguous_images() -> None:
     last = image.to(memory_format=torch.channels_last)
     out = meta(10, 8, 7, 7)
     rest = (1.0, 7, 7, 2, False)
-    assert steps(ops.roi_align.default, out, image, rois, *rest) == (Made.REST,)
-    assert steps(ops.roi_align.default, out, last, rois, *rest) == (Made.REST, Held(2 * 8 * 16 * 16 * 4))
+    assert steps(ops.roi_align.default, out, image, rois, *rest) == (Outputs(),)
+    assert steps(ops.roi_align.default, out, last, rois, *rest) == (Outputs(), Hold(2 * 8 * 16 * 16 * 4))
     back = (1.0, 7, 7, 2, 8, 16, 16, 2, False)
-    assert steps(ops._roi_align_backward.default, image, out, rois, *back) == (Made.REST,)
+    assert steps(ops._roi_align_backward.default, image, out, rois, *back) == (Outputs(),)
 
 
 def test_finding_what_is_not_zero() -> None:
     """A count before the result, a selection after it, each with a little storage of CUB."""
     found = meta(3, 2, dtype=torch.int64)
     assert steps(aten.nonzero.default, found, meta(1000, 1000)) == (
-        Held(4),
+        Hold(4),
         4 * 245,
-        Made.REST,
+        Outputs(),
         8 * (32 + 489),
     )
     assert steps(aten.nonzero.default, found[:0], meta(0, 2)) == ()
@@ -93,7 +94,7 @@ def test_columns_of_indices_have_no_gaps() -> None:
 
 def test_nothing_of_a_detector_is_unknown_but_convolutions() -> None:
     """Each operator of a training step has a rule or is declared free, and masks of bits are seen."""
-    taken = trace(resolve_job("torchvision:fasterrcnn_mobilenet_v3_large_320_fpn", {}), 2, AMPERE)
+    taken = record(resolve_job("torchvision:fasterrcnn_mobilenet_v3_large_320_fpn", {}), 2, AMPERE)
     assert [op for op in taken.unknown_ops if "convolution" not in op] == []
     sites = taken.sites
     of_nms = [
@@ -102,4 +103,4 @@ def test_nothing_of_a_detector_is_unknown_but_convolutions() -> None:
         if isinstance(event, Alloc) and event.role is Category.WORKSPACE and "nms" in sites[event.site].op
     ]
     assert max(of_nms) > 100_000
-    assert state_of(torch.ops.torchvision.nms.default) is State.RULE
+    assert coverage_of(torch.ops.torchvision.nms.default) is Coverage.RULE

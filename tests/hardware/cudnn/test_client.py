@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import planner
 import planner.hardware.cudnn.client
-from planner.capture.session import trace
+from planner.capture.session import record
 from planner.capture.symbolic.builder import Loops
 from planner.capture.symbolic.foretold import Foretold
 from planner.capture.symbolic.recast import differs
-from planner.capture.workspaces.registry import RULES, Made, Step, Trial
+from planner.capture.workspaces.ops import Op, Output, TryAlloc
+from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.hardware.cudnn.client import Cudnn, open_cudnn
@@ -29,7 +30,7 @@ from planner.store.fingerprint import key_of
 from tests.helpers.models import AMPERE, job_of
 
 aten = torch.ops.aten
-OUTPUT = Made.OUTPUT
+OUTPUT = Output()
 HALF = torch.float16
 
 
@@ -146,7 +147,7 @@ def test_depthwise_convolutions_that_pytorch_runs_itself(
     assert bool(asked) == of_cudnn
 
 
-def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Step, ...], list[Convolution]]:
+def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Op, ...], list[Convolution]]:
     x, weight = meta(2, 4, 5, 5), meta(4, 4, 3, 3)
     grad = meta(2, 4, 5, 5)
     geometry = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
@@ -160,7 +161,7 @@ def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Step,
 
 def test_gradients_are_made_one_after_the_other() -> None:
     """Of the data, of the weights, of the bias, each beside the workspace of its own kernel."""
-    trial = Trial(4 * 2 * 4 * 5 * 5)
+    trial = TryAlloc(4 * 2 * 4 * 5 * 5)
     steps, asked = backward([True, True, True])
     assert [one.direction for one in asked] == [Direction.DATA, Direction.WEIGHT]
     assert steps[:5] == (OUTPUT, trial, OUTPUT, trial, OUTPUT)
@@ -228,7 +229,7 @@ def test_loops_tell_what_runs_record(told: Told, benchmark: bool, told_of: Calla
         loops = Loops(job, on_meta, lambda line: None)
         found = [loops.at(batch, chip) for batch in (7, 50)]
     for one, batch in zip(found, (7, 50), strict=True):
-        run = trace(job, batch, AMPERE, on_meta, multiprocessors=chip.sm_count)
+        run = record(job, batch, AMPERE, on_meta, sm_count=chip.sm_count)
         assert differs(one, run) == ""
         assert run.unknown_ops == ()
         assert any("cuDNN 9.99.0" in note for note in run.notes)
@@ -241,7 +242,7 @@ def test_engines_are_timed_once_for_each_shape(told: Told) -> None:
     once = [10, 1, 1, 10, 1]
     gradients = [10, 1, 10, 1, 10, 1, 10, 1, 10, 1]
     later = [1, 1, 1, 1, 1, 1, 1, 1]
-    run = trace(training(benchmark=True), 8, AMPERE, on_meta)
+    run = record(training(benchmark=True), 8, AMPERE, on_meta)
     assert workspaces_of(run) == [*once, *gradients, *later, *later]
 
 
@@ -372,7 +373,7 @@ def test_engines_that_are_built_on_cublaslt_answer_too(
 def test_a_cudnn_without_cublaslt_says_why(told: Told) -> None:
     """The answer names what is left out beside the version that was asked."""
     told.lacks = "gcc is missing"
-    taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
+    taken = record(training(benchmark=False), 8, AMPERE, on_meta)
     assert "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing" in taken.notes
 
 
@@ -386,7 +387,7 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
     assert fresh.first(AMPERE, 28, asked_of(Direction.WEIGHT)) is None
     library._process = fresh._process
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
-    taken = trace(training(benchmark=False), 8, AMPERE, on_meta)
+    taken = record(training(benchmark=False), 8, AMPERE, on_meta)
     assert [note for note in taken.notes if "cuDNN" in note] == [
         f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "
         "are counted"

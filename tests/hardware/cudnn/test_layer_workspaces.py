@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import planner
 import planner.hardware.cudnn.client
 from planner.api.explain import ExplainResult
-from planner.capture.recorder.provenance import Details
-from planner.capture.session import trace
+from planner.capture.recorder.provenance import ProvenanceCollector
+from planner.capture.session import record
 from planner.capture.subprocess.client import opener_of
 from planner.hardware.cudnn.per_layer import LayerWorkspace, layer_workspaces
 from planner.hardware.cudnn.workspace_breakdown import Part, Term
@@ -93,7 +93,7 @@ JOB = Job("net", inputs=(TensorSpec((4, 32, 32)),), loss=Loss.SUM, steps=2, cudn
 
 
 def detailed(job: Job = JOB, batch: int = 8) -> Trace:
-    return trace(job, batch, AMPERE, on_meta, Details())
+    return record(job, batch, AMPERE, on_meta, ProvenanceCollector())
 
 
 def pairs(found: tuple[LayerWorkspace, ...]) -> list[tuple[str, Direction, int]]:
@@ -135,7 +135,7 @@ def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
 
 def test_plain_traces_have_none(library: Copying) -> None:
     """Only details ask for what a workspace is; an affine trace has lost them."""
-    assert trace(JOB, 8, AMPERE, on_meta).asked == ()
+    assert record(JOB, 8, AMPERE, on_meta).asked == ()
     affine = align(detailed(batch=2), detailed(batch=3))
     assert isinstance(affine, Trace)
     assert affine.asked == ()

@@ -17,7 +17,7 @@ _RECURRENT = "create_recurrent_attention_mask"
 
 
 @contextmanager
-def known_values(*, padded: bool) -> Iterator[None]:
+def assume_padding(padded: bool) -> Iterator[None]:
     """While open, transformers takes attention masks as padded, or as full, without reading them."""
     with ExitStack() as stack:
         stack.enter_context(quiet())

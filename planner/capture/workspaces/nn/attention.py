@@ -1,5 +1,7 @@
-"""Scratch memory of the attention kernels (ATen/native/transformers/cuda/attention.cu and
-attention_backward.cu, cuda/flash_attn/flash_api.cpp, native/cudnn/MHA.cpp).
+"""Workspaces of attention kernels.
+
+ATen/native/transformers/cuda/attention.cu and attention_backward.cu, cuda/flash_attn/flash_api.cpp,
+native/cudnn/MHA.cpp.
 """
 
 from collections.abc import Mapping
@@ -8,70 +10,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _safe_softmax(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """The plain softmax, a mask of the entries at minus infinity and which rows have nothing else, before
-    rows without any finite entry are zeroed in the output (ATen/native/transformers/attention.cpp).
+def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
+    """Hold the plain softmax, the mask of its entries at minus infinity, and that of rows with no others.
+
+    Rows without any finite entry are zeroed in the output (ATen/native/transformers/attention.cpp).
     """
     dim = args[1] % out.dim()
     rows = out.numel() // out.shape[dim]
-    return (Held(tensor_bytes(out)), Held(out.numel()), Held(rows), Held(out.element_size()), Made.REST)
+    return (Hold(tensor_bytes(out)), Hold(out.numel()), Hold(rows), Hold(out.element_size()), Outputs())
 
 
-def _flash(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Nothing beside the outputs, if the call fills the GPU.
+def _no_workspace(args: Args, out: Any, target: Target) -> Ops:
+    """Allocate nothing besides the outputs.
 
-    A call with fewer than 1.6 blocks of 64 rows a multiprocessor is split over the keys, into partial
-    outputs in float32 (`set_params_splitkv`): some MiB in generation and at the smallest batches. They are
-    left out, since the number of multiprocessors is not known here.
+    Left out are partial outputs in float32 of flash attention, some MiB in generation and at the smallest
+    batches: a call with fewer than 1.6 blocks of 64 rows a multiprocessor is split over the keys
+    (`set_params_splitkv`). A workspace of cuDNN's engines is unknown; cudnn-frontend requests none.
     """
     return ()
 
 
-def _flash_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Sums of rows and the queries' gradient in float32, rows in steps of 128 and heads in steps of 32, or
-    64 above 128; and for grouped queries the gradients of keys and values for every head of the query.
+def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Hold sums of rows and the queries' gradient in float32; for grouped queries also the gradients of keys
+    and values for every head of the query.
+
+    Rows are rounded up to 128, heads to 32, or to 64 above 128.
 
     Under deterministic algorithms the accumulator is as many times larger as the GPU has multiprocessors
     for each head of the batch; one is assumed, which is what a large batch has.
     """
     grad, query, key, _, result = args[:5]
     batch, heads, rows, width = query.shape
-    rows_up = -(-rows // 128) * 128
+    rows_up = ceil_div(rows, 128) * 128
     step = 32 if width <= 128 else 64
     sums = 4 * batch * heads * rows_up
-    accumulator = sums * -(-width // step) * step
+    accumulator = sums * ceil_div(width, step) * step
     expanded = heads * batch * key.shape[-2] * width * key.element_size() if key.shape[1] != heads else 0
-    return (
-        *_copies_in_rows(grad, result),
-        Made.REST, Held(sums), Held(accumulator), Held(expanded), Held(expanded),
-    )  # fmt: skip
+    copies = contiguous_copies(grad.transpose(1, 2), result.transpose(1, 2))  # batch, rows, heads, width
+    return (*copies, Outputs(), Hold(sums), Hold(accumulator), Hold(expanded), Hold(expanded))
 
 
-def _copies_in_rows(*tensors: Tensor) -> tuple[Step, ...]:
-    """Copies of those that are not contiguous as (batch, rows, heads, width)."""
-    return tuple(Held(tensor_bytes(t)) for t in tensors if not t.transpose(1, 2).is_contiguous())
-
-
-def _cudnn(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Nothing is known of a workspace: what cuDNN's engine asks for is its own (cudnn-frontend asks for
-    none).
-    """
-    return ()
-
-
-def _cudnn_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """One workspace: sums of rows and the queries' gradient in float32, and for grouped queries the
+def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Allocate one workspace: sums of rows and the queries' gradient in float32, and for grouped queries the
     gradients of keys and values for every head of the query.
 
-    cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA backward). What the engine adds is not known.
-    A gradient whose last dimension is strided is copied first.
+    Source: cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA backward). The engine's own part is
+    unknown. A gradient whose last dimension is strided is copied first.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, width = query.shape
@@ -79,16 +71,16 @@ def _cudnn_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step
     if key.shape[1] != heads:
         workspace += batch * heads * key.shape[2] * (width + value.shape[-1]) * key.element_size()
     copy = 0 if grad.stride(-1) == 1 else tensor_bytes(grad)
-    return (Made.REST, Held(copy), workspace)
+    return (Outputs(), Hold(copy), workspace)
 
 
 RULES: Mapping[Any, Rule] = {
     aten._safe_softmax.default: _safe_softmax,
-    aten._scaled_dot_product_flash_attention.default: _flash,
+    aten._scaled_dot_product_flash_attention.default: _no_workspace,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention.default: efficient_attention.forward,
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention.backward,
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn,
+    aten._scaled_dot_product_cudnn_attention.default: _no_workspace,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
 }
 

@@ -1,9 +1,9 @@
-"""Scratch memory of convolutions: what PyTorch itself takes, and what is known of cuDNN's.
+"""Workspaces of convolutions: PyTorch's own, and cuDNN's as far as they are known.
 
-What cuDNN takes depends on which of its engines its heuristics choose. Where a library is at hand it is asked
-(`Target.conv_workspace_query`). Else published runs fix one term, `ImageWise`; all else is taken to be none,
-and convolutions stay among the unknown operators of the answer. Depthwise convolutions that PyTorch runs with
-kernels of its own take nothing.
+cuDNN's workspace depends on which of its engines its heuristics choose. Where a library is queried
+(`Target.conv_workspace_query`), it answers for each call. Otherwise published runs fix one term, `ImageWise`;
+all else counts as empty, and convolutions stay among the unknown operators of the answer. Depthwise
+convolutions that PyTorch runs with kernels of its own need no workspace.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.formats import (
-    Laid,
+from planner.capture.workspaces._rule import released, tensor_bytes
+from planner.capture.workspaces.nn.conv_operands import (
+    ConvOperand,
     copy_of_sequence,
-    copy_to,
-    in_format,
-    is_last_of,
-    laid,
-    laid_input,
+    input_of,
+    is_channels_last,
+    operand_of,
 )
-from planner.capture.workspaces.steps import Held, Made, Rule, Search, Step, Trial, released, tensor_bytes
+from planner.capture.workspaces.ops import Args, AutotuneAlloc, Hold, Op, Ops, Output, Outputs, Rule, TryAlloc
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program import Convolution, ConvWorkspace, Direction, Target
 
@@ -36,9 +35,9 @@ MIB = 2**20
 class ImageWise:
     """Weight gradients taken image by image and added up: a workspace of batch size times weights.
 
-    Of pointwise convolutions in fp32 whose weights have so many bytes and whose output so few positions that
-    a product over one image is cheap beside its result; where the workspace would be larger than a limit,
-    cuDNN goes another way, and so does PyTorch where the memory for it is refused (Conv_v8.cpp).
+    It concerns pointwise convolutions in fp32 whose weights have so many bytes and whose output so few
+    positions that a product over one image is cheap beside its result. Above a limit cuDNN takes another
+    engine, as does PyTorch where the allocation fails (Conv_v8.cpp).
     """
 
     least_weight_bytes: int
@@ -46,7 +45,7 @@ class ImageWise:
     limit_bytes: int
 
     def workspace_bytes(self, batch: int, weight_bytes: int, positions: int) -> int:
-        """The workspace; 0 where the term does not apply.
+        """Return the workspace; 0 where the term does not apply.
 
         >>> ImageWise(2**20, 9, 2**29).workspace_bytes(323, 1280 * 320 * 4, 9) / 2**20
         504.6875
@@ -60,112 +59,134 @@ class ImageWise:
 
 
 # By benchmarks/fits/convolution_workspaces.py, which fits them to published peaks of an RTX 3060 and prints
-# between which values each may lie; on an RTX 4060 the same layers take nothing. Of other GPUs nothing tells.
+# between which values each may lie; on an RTX 4060 the same layers take nothing. Other GPUs are not known.
 IMAGE_WISE: Mapping[tuple[int, int], ImageWise] = {(8, 6): ImageWise(MIB, 9, 512 * MIB)}
 
 
-def _forward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """aten::convolution: the forward pass, which for a transposed one is another's data gradient.
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of either pass; `y` is the output or its gradient."""
+
+    x: Tensor
+    weight: Tensor
+    y: Tensor
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    groups: int
+    target: Target
+
+
+def _forward(args: Args, out: Any, target: Target) -> Ops:
+    """Run aten::convolution, which for a transposed one is the data gradient of another.
 
     Operands that are not in the format of the call are copied: the input before the output is made, the
     weight after it (ATen/native/Convolution.cpp, ATen/native/cudnn/ConvShared.cpp).
     """
-    shape = _Shape(args[3], args[4], args[5], args[6], args[8])
-    x, weight = laid_input(args[0]), laid(args[1])
-    if _is_native(args[0], args[1], shape):
-        return (*copy_to(x, is_last=False), Made.REST)
-    is_last = is_last_of(x, weight)
-    given = copy_of_sequence(args[0])
-    direction = Direction.DATA if shape.transposed else Direction.FORWARD
-    first, last = (out, args[0]) if shape.transposed else (args[0], out)
-    runs = _engine(direction, first, args[1], last, shape, is_last, chip)
-    return (*given, *copy_to(x, is_last), Made.REST, *copy_to(weight, is_last), *runs)
+    call = _Call(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)
+    x, weight = input_of(call.x), operand_of(call.weight)
+    if _is_native_depthwise(call):
+        return (*x.copies_to(is_last=False), Outputs())
+    is_last = is_channels_last(x, weight)
+    copies = (*copy_of_sequence(call.x), *x.copies_to(is_last))
+    return (*copies, Outputs(), *weight.copies_to(is_last), *_cudnn_ops(call, Direction.FORWARD, is_last))
 
 
-def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """aten::convolution_backward: data gradient, weight gradient, then the bias gradient, a sum of the
-    output's gradient over all but the channels (ATen/native/Convolution.cpp, convolution_backward).
+def _backward(args: Args, out: Any, target: Target) -> Ops:
+    """Make the gradients of input, weight and bias (ATen/native/Convolution.cpp, convolution_backward).
+
+    The last is a sum of the output's gradient over all but the channels.
 
     The input is copied where it is not in the format of the forward pass and the weight gradient is wanted,
     the output's gradient where it is not in that of the input.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]
-    shape = _Shape(args[4], args[5], args[6], args[7], args[9])
-    call = _Backward(grad, x, weight, shape, chip)
-    bias: tuple[Step, ...] = ()
+    call = _Call(x, weight, grad, args[4], args[5], args[6], args[7], args[9], target)
+    bias: Ops = ()
     if mask[2] and grad.dim() >= 3:
-        bias = (Made.OUTPUT, *reduction(grad, [0, *range(2, grad.dim())], 4, chip))
-    if _is_native(x, weight, shape):
-        return (*_native_gradients(laid(grad), laid_input(x), mask), *bias)
-    given = copy_of_sequence(x)
-    shared, ours, theirs = _shared_copies(call, wants_weight=bool(mask[1]))
-    steps: tuple[Step, ...] = ()
+        bias = (Output(), *reduction(grad, [0, *range(2, grad.dim())], 4, target))
+    if _is_native_depthwise(call):
+        return (*_native_gradients(operand_of(grad), input_of(x), mask), *bias)
+    copies, x_operand, grad_operand = _shared_copies(call, wants_weight=bool(mask[1]))
+    gradients: Ops = ()
     if mask[0]:
-        steps += _data_gradient(call, theirs)
+        gradients += _data_gradient(call, grad_operand)
     if mask[1]:
-        steps += _weight_gradient(call, ours, theirs)
-    return (*given, *shared, *steps, *released(shared), *bias)
+        gradients += _weight_gradient(call, x_operand, grad_operand)
+    return (*copy_of_sequence(x), *copies, *gradients, *released(copies), *bias)
 
 
-@dataclass(frozen=True, slots=True)
-class _Backward:
-    """A call of the backward pass."""
-
-    grad: Tensor
-    x: Tensor
-    weight: Tensor
-    shape: "_Shape"
-    chip: Target
-
-
-def _shared_copies(call: _Backward, *, wants_weight: bool) -> tuple[tuple[Step, ...], "Laid", "Laid"]:
-    """Return the copies that both gradients share, and input and output's gradient as they lie then."""
-    x, grad, weight = laid_input(call.x), laid(call.grad), laid(call.weight)
-    steps: tuple[Step, ...] = ()
+def _shared_copies(call: _Call, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
+    """Return the copies that both gradients share, and the input and the output's gradient after them."""
+    x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
+    copies: Ops = ()
     if wants_weight:
-        is_last = is_last_of(x, weight)
-        steps += copy_to(x, is_last)
-        x = in_format(x, is_last)
-    wanted = x.suggests_last
-    if call.shape.transposed:  # `contiguous`
-        steps += copy_to(grad, wanted)
-        grad = in_format(grad, wanted)
-    elif grad.suggests_last is not wanted:  # `to`, which leaves what suggests the format as it is
-        steps += (Held(grad.size_bytes),)
-        grad = grad.copied(wanted)
-    return steps, x, grad
+        is_last = is_channels_last(x, weight)
+        copies += x.copies_to(is_last)
+        x = x.contiguous(is_last)
+    is_last = x.suggests_last
+    if call.transposed:  # `contiguous`
+        copies += grad.copies_to(is_last)
+        grad = grad.contiguous(is_last)
+    elif grad.suggests_last is not is_last:  # `to`, which keeps operands that suggest the format
+        copies += (Hold(grad.size_bytes),)
+        grad = grad.copied(is_last)
+    return copies, x, grad
 
 
-def _data_gradient(call: _Backward, grad: "Laid") -> tuple[Step, ...]:
-    """The result first, then copies of weight and output's gradient."""
-    weight = laid(call.weight)
-    is_last = is_last_of(grad, weight)
-    held = (*copy_to(weight, is_last), *copy_to(grad, is_last))
-    direction = Direction.FORWARD if call.shape.transposed else Direction.DATA
-    x, y = (call.grad, call.x) if call.shape.transposed else (call.x, call.grad)
-    runs = _engine(direction, x, call.weight, y, call.shape, is_last, call.chip)
-    return (Made.OUTPUT, *held, *runs, *released(held))
+def _data_gradient(call: _Call, grad: ConvOperand) -> Ops:
+    """Make the result first, then copies of weight and output's gradient."""
+    weight = operand_of(call.weight)
+    is_last = is_channels_last(grad, weight)
+    copies = (*weight.copies_to(is_last), *grad.copies_to(is_last))
+    return (Output(), *copies, *_cudnn_ops(call, Direction.DATA, is_last), *released(copies))
 
 
-def _weight_gradient(call: _Backward, x: "Laid", grad: "Laid") -> tuple[Step, ...]:
-    """Copies of what stands for the output's gradient and the input first, then the result."""
-    is_last = is_last_of(x, grad)
-    pair = (x, grad) if call.shape.transposed else (grad, x)
-    held = tuple(step for operand in pair for step in copy_to(operand, is_last))
-    if call.chip.conv_workspace_query is None:
-        runs = _image_wise(call)
-    else:
-        first, last = (call.grad, call.x) if call.shape.transposed else (call.x, call.grad)
-        runs = _engine(Direction.WEIGHT, first, call.weight, last, call.shape, is_last, call.chip)
-    return (*held, Made.OUTPUT, *runs, *released(held))
+def _weight_gradient(call: _Call, x: ConvOperand, grad: ConvOperand) -> Ops:
+    """Copy the output's gradient and the input, then make the result.
+
+    A transposed convolution copies in the opposite order.
+    """
+    is_last = is_channels_last(x, grad)
+    copies = tuple(
+        op for operand in ((x, grad) if call.transposed else (grad, x)) for op in operand.copies_to(is_last)
+    )
+    runs = (
+        _image_wise(call)
+        if call.target.conv_workspace_query is None
+        else _cudnn_ops(call, Direction.WEIGHT, is_last)
+    )
+    return (*copies, Output(), *runs, *released(copies))
 
 
-def _image_wise(call: _Backward) -> tuple[Step, ...]:
-    """The term that published runs tell of, where no library is asked."""
-    grad, weight, shape = call.grad, call.weight, call.shape
-    term = IMAGE_WISE.get(call.chip.capability)
+def _native_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool]) -> Ops:
+    """Run PyTorch's kernels of depthwise convolutions.
+
+    That of images makes the weight gradient first (the order of arguments in
+    ATen/native/cuda/DepthwiseConv2d.cu); that of volumes makes both before it copies, and keeps the copy of
+    the output's gradient (DepthwiseConv3d.cu).
+    """
+    copy, held = grad.copies_to(is_last=False), x.copies_to(is_last=False) if mask[1] else ()
+    if len(grad.shape) == 5:
+        return (*(Output() for is_wanted in mask[:2] if is_wanted), *copy, *held, *released(held))
+    ops: Ops = ()
+    if mask[1]:
+        ops += (*held, Output(1 if mask[0] else 0), *released(held))
+    if mask[0]:
+        ops += (Output(),)
+    return (*copy, *ops, *released(copy))
+
+
+# ---- cuDNN's workspaces
+
+
+def _image_wise(call: _Call) -> Ops:
+    """Allocate the term that published runs show, where no library is queried."""
+    grad, weight = call.y, call.weight
+    term = IMAGE_WISE.get(call.target.capability)
     pointwise = weight.dim() == 4 and tuple(weight.shape[2:]) == (1, 1)
-    if term is None or not pointwise or shape.groups != 1 or shape.transposed:
+    if term is None or not pointwise or call.groups != 1 or call.transposed:
         return ()
     if weight.dtype is not torch.float32 or not grad.is_contiguous():
         return ()
@@ -174,103 +195,75 @@ def _image_wise(call: _Backward) -> tuple[Step, ...]:
     if not size_bytes:
         return ()
 
-    def why(block: int) -> ConvWorkspace:
-        seen = _seen(Direction.WEIGHT, call.x, weight, grad, shape, is_last=False)
-        return ConvWorkspace.from_query(block, seen, None, searched=False)
+    def explain(block: int) -> ConvWorkspace:
+        return ConvWorkspace.from_query(
+            block, _query(call, Direction.WEIGHT, is_last=False), None, searched=False
+        )
 
-    return (Trial(size_bytes, why),)
-
-
-def _native_gradients(grad: "Laid", x: "Laid", mask: Sequence[bool]) -> tuple[Step, ...]:
-    """PyTorch's own kernels of depthwise convolutions: that of images makes the weight gradient first, that
-    of volumes makes both before it copies, and keeps the copy of the output's gradient.
-
-    The order of arguments decides in ATen/native/cuda/DepthwiseConv2d.cu; DepthwiseConv3d.cu makes results
-    one by one.
-    """
-    copy, held = copy_to(grad, is_last=False), copy_to(x, is_last=False) if mask[1] else ()
-    if len(grad.shape) == 5:
-        return (*(Made.OUTPUT for wanted in mask[:2] if wanted), *copy, *held, *released(held))
-    steps: tuple[Step, ...] = ()
-    if mask[1]:
-        steps += (*held, Made.SECOND if mask[0] else Made.OUTPUT, *released(held))
-    if mask[0]:
-        steps += (Made.OUTPUT,)
-    return (*copy, *steps, *released(copy))
+    return (TryAlloc(size_bytes, explain),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Arguments that both passes have."""
-
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    transposed: bool
-    groups: int
-
-
-def _engine(
-    direction: Direction,
-    x: Tensor,
-    weight: Tensor,
-    y: Tensor,
-    shape: _Shape,
-    is_last: bool,
-    chip: Target,
-) -> tuple[Step, ...]:
-    """What the library, where one is asked, says that it takes."""
-    if (
-        chip.conv_workspace_query is None
-        or x.dtype not in _DTYPES
-        or 0 in x.shape
-        or 0 in y.shape
-        or 0 in weight.shape
-    ):
+def _cudnn_ops(call: _Call, direction: Direction, is_last: bool) -> Ops:
+    """Return the allocations that cuDNN, where it is queried, answers for a pass."""
+    is_empty = any(0 in t.shape for t in (call.x, call.y, call.weight))
+    if call.target.conv_workspace_query is None or call.x.dtype not in _DTYPES or is_empty:
         return ()
-    asked = _seen(direction, x, weight, y, shape, is_last)
-    said = chip.conv_workspace_query(chip.capability, chip.sm_count, asked)
-    steps: tuple[Step, ...] = ()
-    if said.searched_bytes:
-        largest = partial(ConvWorkspace.from_query, query=asked, engine=said.searched, searched=True)
-        steps += (Search(said.searched_bytes, largest),)
-    if said.workspace_bytes:
-        runs = partial(ConvWorkspace.from_query, query=asked, engine=said.engine, searched=False)
-        steps += (Trial(said.workspace_bytes, runs),)
-    return steps
+    query = _query(call, direction, is_last)
+    answer = call.target.conv_workspace_query(call.target.capability, call.target.sm_count, query)
+    ops: list[Op] = []
+    if answer.searched_bytes:
+        explain = partial(ConvWorkspace.from_query, query=query, engine=answer.searched, searched=True)
+        ops.append(AutotuneAlloc(answer.searched_bytes, explain))
+    if answer.workspace_bytes:
+        explain = partial(ConvWorkspace.from_query, query=query, engine=answer.engine, searched=False)
+        ops.append(TryAlloc(answer.workspace_bytes, explain))
+    return tuple(ops)
 
 
-def _seen(
-    direction: Direction, x: Tensor, weight: Tensor, y: Tensor, shape: _Shape, is_last: bool
-) -> Convolution:
-    """The call as cuDNN sees it."""
-    sizes = [tuple(int(size) for size in t.shape) for t in (x, weight, y)]
-    padding, stride, dilation = tuple(shape.padding), tuple(shape.stride), tuple(shape.dilation)
+_TRANSPOSED = {
+    Direction.FORWARD: Direction.DATA, Direction.DATA: Direction.FORWARD, Direction.WEIGHT: Direction.WEIGHT,
+}  # fmt: skip
+_DTYPES = {
+    torch.float32: "float32", torch.float64: "float64", torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}  # fmt: skip
+
+
+def _query(call: _Call, direction: Direction, is_last: bool) -> Convolution:
+    """Return the call as cuDNN sees it: a transposed convolution is another one from output to input."""
+    x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
+    x_size, weight_size, y_size = (tuple(int(size) for size in t.shape) for t in (x, call.weight, y))
+    padding, stride, dilation = tuple(call.padding), tuple(call.stride), tuple(call.dilation)
     if len(padding) == 1:  # Convolution.cpp, view4d
-        sizes = [(*size[:2], 1, size[2]) for size in sizes]
+        x_size, weight_size, y_size = ((*size[:2], 1, size[2]) for size in (x_size, weight_size, y_size))
         padding, stride, dilation = (0, *padding), (1, *stride), (1, *dilation)
     return Convolution(
-        direction, _DTYPES[x.dtype], sizes[0], sizes[1], sizes[2], is_last, padding, stride, dilation
-    )
+        _TRANSPOSED[direction] if call.transposed else direction, _DTYPES[call.x.dtype], x_size, weight_size,
+        y_size, is_last, padding, stride, dilation,
+    )  # fmt: skip
 
 
-def _is_native(x: Tensor, weight: Tensor, shape: _Shape) -> bool:
-    """Whether PyTorch runs a contiguous depthwise convolution itself: it does but for half precision where
-    cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and the workloads that it lists).
+def _is_native_depthwise(call: _Call) -> bool:
+    """Return whether PyTorch runs a contiguous depthwise convolution itself.
+
+    It does but for half precision where cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
+    the workloads that it lists).
     """
-    if shape.transposed or shape.groups <= 1 or x.shape[1] != shape.groups:
+    if call.transposed or call.groups <= 1 or call.x.shape[1] != call.groups:
         return False
-    if is_last_of(laid_input(x), laid(weight)):
+    x, weight = input_of(call.x), operand_of(call.weight)
+    if is_channels_last(x, weight):
         return False
-    if x.dtype is not torch.float16 or x.dim() == 5 or any(step != 1 for step in shape.dilation):
+    if call.x.dtype is not torch.float16 or call.x.dim() == 5 or any(step != 1 for step in call.dilation):
         return True
-    batch, channels, height, width = laid_input(x).shape
-    step, kernel = shape.stride[-1], weight.shape[-1]
-    if channels < 32 or (shape.stride[0] != step and height != 1):
+    sizes: tuple[int, ...] = x.shape
+    batch, channels, height, width = sizes
+    step, kernel = call.stride[-1], call.weight.shape[-1]
+    if channels < 32 or (call.stride[0] != step and height != 1):
         return True
     if height == 1 and step == 1:
         return False
-    if laid(weight).shape[2] != kernel or kernel not in (1, 3, 5) or width < 7 or step not in (1, 2):
+    if weight.shape[2] != kernel or kernel not in (1, 3, 5) or width < 7 or step not in (1, 2):
         return True
     if step == 1:
         return False
@@ -281,13 +274,8 @@ def _is_native(x: Tensor, weight: Tensor, shape: _Shape) -> bool:
     return not (channels >= 512 or (channels >= 256 and width >= 28))
 
 
-_DTYPES = {
-    torch.float32: "float32", torch.float64: "float64", torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}  # fmt: skip
 RULES: Mapping[Any, Rule] = {
     aten.convolution.default: _forward,
     aten.convolution_backward.default: _backward,
 }
-# As far as no library was asked.
-UNKNOWN = frozenset({aten.convolution.default, aten.convolution_backward.default})
+CUDNN_OPS = frozenset(RULES)  # unknown unless a cuDNN library is queried

@@ -1,4 +1,4 @@
-"""Scratch memory of what detectors run: `nonzero`, and torchvision's compiled operators, known by name.
+"""Workspaces of operators of detectors: `nonzero`, and torchvision's compiled ones, known by name.
 
 ATen/native/cuda/Nonzero.cu; torchvision/csrc/ops/cuda/nms_kernel.cu and roi_align_kernel.cu (0.28).
 """
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.steps import Held, Made, Release, Rule, Step, copies, tensor_bytes
-from planner.capture.workspaces.tensor.sorting import sort_steps
+from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
+from planner.capture.workspaces.tensor.sorting import sort_ops
 from planner.program import Target
 
 aten = torch.ops.aten
@@ -17,49 +18,49 @@ aten = torch.ops.aten
 _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: one bit for each of so many boxes
 
 
-def _nonzero(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """The count, which a reduction of CUB makes, and after the result a selection of CUB.
+def _nonzero(args: Args, out: Any, target: Target) -> Ops:
+    """Count with a reduction of CUB, then select with CUB.
 
-    How many elements CUB's blocks take is from memory; both temporary storages are a few KiB per million.
+    The number of elements in CUB's blocks is from memory; both temporary storages are a few KiB per million.
     """
     many = args[0].numel()
     if not many:
         return ()
-    partial = min(-(-many // 4096), 40 * chip.sm_count)
-    return (*copies(args[0]), Held(4), 4 * partial, Made.REST, 8 * (32 + -(-many // 2048)))
+    partial = min(ceil_div(many, 4096), 40 * target.sm_count)
+    return (*contiguous_copies(args[0]), Hold(4), 4 * partial, Outputs(), 8 * (32 + ceil_div(many, 2048)))
 
 
-def _nms(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """The order of the scores, the boxes in that order, and for each pair of boxes a bit."""
+def _nms(args: Args, out: Tensor, target: Target) -> Ops:
+    """Sort the scores and the boxes by them, and hold a bit for each pair of boxes."""
     boxes, scores = args[:2]
     many = boxes.shape[0]
     if not many:
         return ()
-    sort = [step for step in sort_steps(scores, 0) if not isinstance(step, Made)]
-    held = sum(isinstance(step, Held) for step in sort)
+    sort = [op for op in sort_ops(scores, 0) if not isinstance(op, Outputs)]
+    held = sum(isinstance(op, Hold) for op in sort)
     return (
-        Held(8 * many),
-        Held(tensor_bytes(scores)),
+        Hold(8 * many),
+        Hold(tensor_bytes(scores)),
         *sort,
-        Release(held + 1),  # the sorted scores, which nobody wants
-        Held(tensor_bytes(boxes)),
-        Held(8 * many * -(-many // _BOXES_PER_WORD)),
-        Held(tensor_bytes(out)),  # which of the order stay, back from the CPU
-        Made.REST,
+        Release(held + 1),  # the sorted scores, which are not read
+        Hold(tensor_bytes(boxes)),
+        Hold(8 * many * ceil_div(many, _BOXES_PER_WORD)),
+        Hold(tensor_bytes(out)),  # positions in the order that are kept, back from the CPU
+        Outputs(),
     )
 
 
-def _roi_align(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    return (Made.REST, *copies(*args[:2])) if out.numel() else ()
+def _roi_align(args: Args, out: Tensor, target: Target) -> Ops:
+    return (Outputs(), *contiguous_copies(*args[:2])) if out.numel() else ()
 
 
-def _roi_align_backward(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    return (Made.REST, *copies(args[1])) if args[0].numel() else ()
+def _roi_align_backward(args: Args, out: Tensor, target: Target) -> Ops:
+    return (Outputs(), *contiguous_copies(args[1])) if args[0].numel() else ()
 
 
 RULES: dict[Any, Rule] = {aten.nonzero.default: _nonzero}
-# By name, since torchvision's operators are not there before it, or what stands in for it, is imported.
-BY_NAME: dict[str, Rule] = {
+# By name, since torchvision's operators exist only once it, or the shim for it, is imported.
+RULES_BY_NAME: dict[str, Rule] = {
     "torchvision::nms": _nms,
     "torchvision::roi_align": _roi_align,
     "torchvision::_roi_align_backward": _roi_align_backward,

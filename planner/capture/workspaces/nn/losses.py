@@ -1,4 +1,4 @@
-"""Scratch memory of losses: the unreduced loss, which is made in full before its mean or sum is taken.
+"""Workspaces of losses: the unreduced loss, which is made in full before its mean or sum.
 
 ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu.
 """
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, copies, tensor_bytes
+from planner.capture.workspaces._rule import argument, contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program import Target
 
@@ -20,51 +21,51 @@ _NONE = 0  # at::Reduction::None
 
 
 def _whole(x: Tensor, target: Tensor) -> int:
-    """Bytes of the unreduced loss."""
+    """Return the bytes of the unreduced loss."""
     return x.element_size() * prod(broadcast([x.shape, target.shape]) or ())
 
 
 def _result_first(at: int) -> Rule:
-    """The scalar is made first (a structured operator); argument number `at` is the reduction."""
+    """Make the scalar first (a structured operator); argument number `at` is the reduction."""
 
-    def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
+    def rule(args: Args, out: Any, target: Target) -> Ops:
         if argument(args, at, 1) == _NONE:
             return ()
-        return Made.REST, Held(_whole(args[0], args[1])), *reduction(args[0], None, 4, chip)
+        return Outputs(), Hold(_whole(args[0], args[1])), *reduction(args[0], None, 4, target)
 
     return rule
 
 
 def _result_last(at: int, temporaries: int) -> Rule:
-    """So many tensors like the loss are made first, the last of which is the result if it is not reduced."""
+    """Make tensors like the loss first, the last of which is the result if it is not reduced."""
 
-    def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-        whole = Held(_whole(args[0], args[1]))
+    def rule(args: Args, out: Any, target: Target) -> Ops:
+        whole = Hold(_whole(args[0], args[1]))
         if argument(args, at, 1) == _NONE:
-            return (*[whole] * (temporaries - 1), Made.REST)
-        return (*[whole] * temporaries, Made.REST, *reduction(args[0], None, 4, chip))
+            return (*[whole] * (temporaries - 1), Outputs())
+        return (*[whole] * temporaries, Outputs(), *reduction(args[0], None, 4, target))
 
     return rule
 
 
-def _binary_cross_entropy(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """The unreduced loss is the result's own storage (cuda/layouts.py); its mean is copied into it."""
+def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
+    """Copy the mean into the storage of the unreduced loss (`meta_kernels/cuda_layouts.py`)."""
     if argument(args, 3, 1) == _NONE:
         return ()
-    return Made.REST, Held(args[0].element_size()), *reduction(args[0], None, 4, chip)
+    return Outputs(), Hold(args[0].element_size()), *reduction(args[0], None, 4, target)
 
 
-def _ctc_loss(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Lengths and offsets of the targets on the GPU (ATen/native/cuda/LossCTC.cu)."""
+def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
+    """Hold lengths and offsets of the targets on the GPU (ATen/native/cuda/LossCTC.cu)."""
     samples = 8 * args[0].shape[1]
-    return (*copies(args[0]), Held(samples), Held(samples), Held(samples), Made.REST)
+    return (*contiguous_copies(args[0]), Hold(samples), Hold(samples), Hold(samples), Outputs())
 
 
-def _ctc_loss_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """The backward variables, as large as the forward ones."""
+def _ctc_loss_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Hold the backward variables, as large as the forward ones."""
     alpha = args[6]
     samples = 8 * args[1].shape[1]
-    return Made.REST, Held(tensor_bytes(alpha)), Held(samples), Held(samples), Held(samples)
+    return Outputs(), Hold(tensor_bytes(alpha)), Hold(samples), Hold(samples), Hold(samples)
 
 
 RULES: dict[Any, Rule] = {

@@ -1,68 +1,52 @@
-"""Scratch memory of normalisation layers."""
+"""Workspaces of normalization layers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import LAST, suggests_channels_last
-from planner.capture.workspaces.steps import (
-    Held,
-    Made,
-    Release,
-    Rule,
-    Step,
-    copies,
-    copies_like,
+from planner.capture.meta_kernels.strides import suggests_channels_last
+from planner.capture.workspaces._rule import (
+    accumulator_bytes,
+    ceil_div,
+    contiguous_copies,
+    copies_in_format_of,
+    floor_power_of_2,
     released,
     tensor_bytes,
 )
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Output, Outputs, Rule
 from planner.capture.workspaces.tensor.reductions import Matrix, reduction
 from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _accumulator_bytes(x: Tensor) -> int:
-    return 8 if x.dtype is torch.float64 else 4
+# ---- layer norm and RMS norm: ATen/native/cuda/layer_norm_kernel.cu
 
 
-# ---- layer norm: ATen/native/cuda/layer_norm_kernel.cu
-
-
-def _layer_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Contiguous copies of what is not, made before the outputs and held beside them."""
+def _layer_norm(args: Args, out: Any, target: Target) -> Ops:
+    """Copy operands to be contiguous before the outputs are made."""
     x, _, weight, bias = args[:4]
-    return (*copies(x, weight, bias), Made.REST)
+    return (*contiguous_copies(x, weight, bias), Outputs())
 
 
-def _rms_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    return (*copies(args[0], args[2]), Made.REST)
+def _rms_norm(args: Args, out: Any, target: Target) -> Ops:
+    """Copy operands to be contiguous before the outputs are made."""
+    return (*contiguous_copies(args[0], args[2]), Outputs())
 
 
-def _layer_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
+def _layer_norm_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Make the input's gradient, then those of weight and bias."""
     grad, x, normalized, _, _, weight, _, mask = args
-    rows, columns = _rows_and_columns(x, len(normalized))
-    wanted = [t for t, asked in zip(out[1:], mask[1:], strict=True) if asked and t is not None]
-    first = (Made.OUTPUT,) if mask[0] else ()
-    return (
-        *copies(x, weight), *first, *_gradients_of_scale(wanted, grad, rows, columns, chip)
-    )  # fmt: skip
+    return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
 
-def _rms_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
+def _rms_norm_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Make the input's gradient, then that of the weight."""
     grad, x, normalized, _, weight, mask = args
-    rows, columns = _rows_and_columns(x, len(normalized))
-    wanted = [out[1]] if mask[1] and out[1] is not None else []
-    first = (Made.OUTPUT,) if mask[0] else ()
-    return (
-        *copies(x, weight), *first, *_gradients_of_scale(wanted, grad, rows, columns, chip)
-    )  # fmt: skip
-
-
-def _rows_and_columns(x: Tensor, normalized: int) -> tuple[int, int]:
-    columns = x.shape[x.dim() - normalized :].numel()
-    return x.numel() // max(columns, 1), columns
+    return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
 
 _MANY_ROWS = 64 * 1024
@@ -70,74 +54,73 @@ _ROWS_PER_BLOCK = 32
 _MAX_BLOCKS = 64 * 1024 // 2
 
 
-def _gradients_of_scale(
-    wanted: list[Tensor], grad: Tensor, rows: int, columns: int, chip: Target
-) -> tuple[Step, ...]:
-    """`LaunchGammaBetaBackwardCUDAKernel`: with many rows, partial sums per block of rows, then their sum.
+def _normalized_backward(
+    grad: Tensor, x: Tensor, normalized: Sequence[int], weight: Tensor | None, out: Any,
+    mask: Sequence[bool], target: Target,
+) -> Ops:  # fmt: skip
+    """Allocate partial sums per block of rows, where there are many (`LaunchGammaBetaBackwardCUDAKernel`).
 
-    The sum makes the gradient anew; what was made for it first is dropped only then.
+    Their sum makes the gradient anew; what was made for it first is freed only then.
     """
-    few = rows <= _MANY_ROWS or columns // 32 >= chip.sm_count // 2
-    if few or not wanted:
-        return (Made.REST, *copies(grad))
-    blocks = min(_MAX_BLOCKS // -(-columns // 32), -(-rows // _ROWS_PER_BLOCK))
-    steps: list[Step] = [Held(tensor_bytes(t)) for t in wanted]
-    steps += copies(grad)
-    steps += [Held(blocks * columns * t.element_size()) for t in wanted]
-    for _ in wanted:
-        summed = reduction(Matrix(blocks, columns), [0], 4, chip)
-        steps += [Made.OUTPUT, *summed, Release(len(summed))]
-    return tuple(steps)
+    columns = x.shape[x.dim() - len(normalized) :].numel()
+    rows = x.numel() // max(columns, 1)
+    scales = [t for t, is_wanted in zip(out[1:], mask[1:], strict=True) if is_wanted and t is not None]
+    ops: list[Op] = [*contiguous_copies(x, weight), *([Output()] if mask[0] else [])]
+    few = rows <= _MANY_ROWS or columns // 32 >= target.sm_count // 2
+    if few or not scales:
+        return (*ops, Outputs(), *contiguous_copies(grad))
+    blocks = min(_MAX_BLOCKS // ceil_div(columns, 32), ceil_div(rows, _ROWS_PER_BLOCK))
+    ops += [Hold(tensor_bytes(t)) for t in scales]
+    ops += contiguous_copies(grad)
+    ops += [Hold(blocks * columns * t.element_size()) for t in scales]
+    summed = reduction(Matrix(blocks, columns), [0], 4, target)
+    return (*ops, *(Output(), *summed, *released(summed)) * len(scales))
 
 
 # ---- group norm: ATen/native/cuda/group_norm_kernel.cu
 
 
-def _group_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Scale and shift of every sample and channel; with channels last, moments of rows before."""
+def _group_norm(args: Args, out: Any, target: Target) -> Ops:
+    """Allocate scale and shift of every sample and channel; with channels last, moments of rows before."""
     x, weight, bias, samples, channels, pixels, groups = args[:7]
-    steps: list[Step] = [Made.REST]
-    if _is_channels_last(x):
-        steps.append(samples * groups * _closest_factor(pixels) * _WELFORD_BYTES)
+    ops: list[Op] = [Outputs()]
+    if suggests_channels_last(x):
+        ops.append(samples * groups * _closest_factor(pixels) * _WELFORD_BYTES)
     if pixels > 1 and (weight is not None or bias is not None):
-        steps += [Held(samples * channels * _accumulator_bytes(x))] * 2
-    return tuple(steps)
+        ops += [Hold(samples * channels * accumulator_bytes(x))] * 2
+    return tuple(ops)
 
 
-def _group_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """Sums of grad * x and of grad per sample and channel, then the coefficients of the gradient."""
+def _group_norm_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Allocate sums of grad * x and of grad per sample and channel, then the gradient's coefficients."""
     _, x, _, _, weight, samples, channels, pixels, groups, mask = args
-    unit = _accumulator_bytes(x)
-    steps: list[Step] = [Made.REST, Held(samples * channels * unit), Held(samples * channels * unit)]
-    if pixels > 1 and _is_channels_last(x):
-        steps.append(2 * samples * channels * _closest_factor(pixels) * unit)
+    unit = accumulator_bytes(x)
+    ops: list[Op] = [Outputs(), Hold(samples * channels * unit), Hold(samples * channels * unit)]
+    if pixels > 1 and suggests_channels_last(x):
+        ops.append(2 * samples * channels * _closest_factor(pixels) * unit)
     if mask[0]:
         if pixels > 1 and weight is not None:
-            steps.append(Held(samples * channels * unit))
-        steps += [Held(samples * groups * unit)] * 2
-    return tuple(steps)
+            ops.append(Hold(samples * channels * unit))
+        ops += [Hold(samples * groups * unit)] * 2
+    return tuple(ops)
 
 
 _WELFORD_BYTES = 24  # mean, squares, a 64-bit count, count as a float
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return x.dim() in LAST and suggests_channels_last(x)
-
-
 def _closest_factor(number: int) -> int:
-    """The largest divisor up to the square root (`ClosestFactor`)."""
-    found = int(number**0.5)
-    while number % found:
-        found -= 1
-    return found
+    """Return the largest divisor up to the square root (`ClosestFactor`)."""
+    factor = int(number**0.5)
+    while number % factor:
+        factor -= 1
+    return factor
 
 
 # ---- batch norm: ATen/native/cudnn/BatchNorm.cpp, ATen/native/cuda/Normalization.cu and .cuh
 
 
 def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool) -> bool:
-    """`_select_batch_norm_backend` of ATen/native/Normalization.cpp, for an epsilon of at least 1e-5."""
+    """Return whether cuDNN runs batch norm (`_select_batch_norm_backend`), for an epsilon from 1e-5 on."""
     if weight is None or bias is None or x.dim() < 3:
         return False
     if torch.bfloat16 in (x.dtype, weight.dtype):
@@ -147,9 +130,11 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
     return x.shape[0] <= (880801 if training else 65535) and x.numel() < 2**31 - 1
 
 
-def _batch_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """cuDNN's workspace and reserve for the plain operation are taken for nothing, which measured peaks of
-    models with batch norm bear out; the native kernel for channels last takes partial moments.
+def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
+    """Allocate partial moments in the native kernel for channels last.
+
+    cuDNN's workspace and reserve for the plain operation count as empty, as measured peaks of models with
+    batch norm confirm.
     """
     x, weight, bias, _, _, training = args[:6]
     if is_cudnn_batch_norm(x, weight, bias, training) or not training:
@@ -157,48 +142,45 @@ def _batch_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ..
     return _partial_moments(x, 4)
 
 
-def _batch_norm_backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """The native kernel for channels last makes the input's gradient last, from sums that it holds
-    (Normalization.cuh, batch_norm_backward_reduce_cuda_channels_last_template).
+def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Hold sums until the input's gradient is made, which the native kernel for channels last makes last.
+
+    Source: Normalization.cuh, batch_norm_backward_reduce_cuda_channels_last_template.
     """
     grad, x, weight = args[:3]
     training = args[7]
     if training and is_cudnn_batch_norm(x, weight, weight, training):
-        return (*copies_like(x, grad), Made.REST)
-    if not training:
+        return (*copies_in_format_of(x, grad), Outputs())
+    if not training or not _reads_channels_last(x):
         return ()
-    if not _reads_channels_last(x):
-        return ()
-    sums = Held(x.shape[1] * _accumulator_bytes(x))
-    steps = _partial_moments(x, 2) if _reads_channels_last(grad) else ()
-    first = Made.OUTPUT if out[0] is None else Made.SECOND
+    sums = Hold(x.shape[1] * accumulator_bytes(x))
+    partial = _partial_moments(x, 2) if _reads_channels_last(grad) else ()
+    first = Output() if out[0] is None else Output(1)
     scales = (first,) * sum(t is not None for t in out[1:])
-    return (sums, sums, *scales, *steps, *released(steps), Made.REST)
+    return (sums, sums, *scales, *partial, *released(partial), Outputs())
 
 
-def _partial_moments(x: Tensor, values: int) -> tuple[Step, ...]:
-    """`flexible_launch_configs` for the kernels that read channels last; staging data and semaphores."""
+def _partial_moments(x: Tensor, values: int) -> Ops:
+    """Allocate staging data and semaphores of kernels that read channels last (`flexible_launch_configs`)."""
     if not _reads_channels_last(x):
         return ()
     channels = x.shape[1]
     rows = x.numel() // max(channels, 1)
-    block_x = min(_power(channels), 32)
-    block_y = min(_power(-(-rows // 16)), 512 // block_x)
+    block_x = min(floor_power_of_2(channels), 32)
+    block_y = min(floor_power_of_2(ceil_div(rows, 16)), 512 // block_x)
     if block_x * block_y != 512:
-        block_x = min(_power(channels), 512 // block_y)
-    grid_y = min(-(-rows // (block_y * 16)), 128)
+        block_x = min(floor_power_of_2(channels), 512 // block_y)
+    grid_y = min(ceil_div(rows, block_y * 16), 128)
     if grid_y < 8:
         return ()
-    return Held(values * channels * grid_y * _accumulator_bytes(x)), Held(4 * -(-channels // block_x))
+    return Hold(values * channels * grid_y * accumulator_bytes(x)), Hold(4 * ceil_div(channels, block_x))
 
 
 def _reads_channels_last(x: Tensor) -> bool:
-    """`batch_norm_choose_impl`: so are matrices, and images of one pixel."""
-    return x.stride(1) == 1 or _is_channels_last(x)
-
-
-def _power(number: int) -> int:
-    return 1 << (max(number, 1).bit_length() - 1)
+    """Return whether kernels for channels last run, as for matrices and images of one pixel too
+    (`batch_norm_choose_impl`).
+    """
+    return x.stride(1) == 1 or suggests_channels_last(x)
 
 
 RULES: dict[Any, Rule] = {

@@ -1,10 +1,10 @@
-"""Sizes of what cuDNN takes for recurrent layers.
+"""Workspaces of cuDNN's recurrent layers, and sizes of their weights and reserve space.
 
-cuDNN does not say how large its reserve space and its workspace are. What it asked for on a P100 in 2017
-(LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920; pytorch/pytorch issue 2895) is met
-exactly by the formulas below for four layers of width 320 over 123 inputs, 250 steps of 100 samples. The
-issue names the number of parameters, from which layers and widths follow; steps and samples are inferred
-with the formulas. That newer versions, half precision, dropout and projections are alike is an assumption.
+cuDNN does not document the sizes of its reserve space and its workspace. The formulas below give exactly
+those of a P100 in 2017 (LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920;
+pytorch/pytorch issue 2895) for four layers of width 320 over 123 inputs, 250 steps of 100 samples. The issue
+names the number of parameters, from which layers and widths follow; steps and samples are inferred with the
+formulas. Newer versions, half precision, dropout and projections are assumed to be alike.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.steps import Held, Made, Release, Rule, Step, copies, tensor_bytes
+from planner.capture.workspaces._rule import contiguous_copies, released, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rule
 from planner.program import Target
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ _BY_NUMBER = {mode.number: mode for mode in MODES.values()}
 def weight_elements(
     mode: Mode, inputs: int, hidden: int, projected: int, layers: int, bidirectional: bool
 ) -> int:
-    """Elements of the flattened weights: matrices and both biases of every layer, whether used or not.
+    """Return the elements of the flattened weights: matrices and both biases of every layer, used or not.
 
     >>> weight_elements(MODES["LSTM"], 123, 320, 0, 4, False)
     3034880
@@ -59,8 +60,9 @@ def weight_elements(
 def reserve_bytes(
     number: int, rows: int, hidden: int, projected: int, layers: int, directions: int, element_bytes: int
 ) -> int:
-    """What training keeps for the backward pass: what the cells made, and the output of all layers but the
-    last. `rows` are steps times samples.
+    """Return the bytes that training keeps: states of the cells, and outputs of all layers but the last.
+
+    `rows` are steps times samples.
 
     >>> reserve_bytes(2, 250 * 100, 320, 0, 4, 1, 4), reserve_bytes(3, 250 * 100, 320, 0, 4, 1, 4)
     (736000000, 864000000)
@@ -75,7 +77,7 @@ def workspace_bytes(
     number: int, inputs: int, samples: int, hidden: int, projected: int, layers: int, directions: int,
     element_bytes: int,
 ) -> int:  # fmt: skip
-    """The matrices once more, transposed, and some vectors per sample.
+    """Return the bytes of the transposed matrices and some vectors per sample.
 
     >>> workspace_bytes(2, 123, 100, 320, 0, 4, 1, 4), workspace_bytes(3, 123, 100, 320, 0, 4, 1, 4)
     (17730560, 13169920)
@@ -91,31 +93,36 @@ def workspace_bytes(
 
 
 def _workspace(
-    x: Tensor, batch_first: bool, batch_sizes: list[int], mode: int, hidden: int, projected: int,
-    layers: int, bidirectional: bool,
-) -> int:  # fmt: skip
-    samples = batch_sizes[0] if batch_sizes else x.shape[0 if batch_first else 1]
-    directions = 2 if bidirectional else 1
+    x: Tensor,
+    batch_sizes: list[int],
+    mode: int,
+    hidden: int,
+    projected: int,
+    layers: int,
+    bidirectional: bool,
+) -> int:
+    samples, directions = batch_sizes[0] if batch_sizes else x.shape[1], 2 if bidirectional else 1
     return workspace_bytes(
         mode, x.shape[-1], samples, hidden, projected, layers, directions, x.element_size()
     )
 
 
-def _seen(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
-    """The tensor as cuDNN wants it contiguous: steps first."""
+def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
+    """Return the tensor with its steps first, as cuDNN needs it contiguous."""
     return x.transpose(0, 1) if batch_first and not batch_sizes else x
 
 
-def _forward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """A contiguous input, the outputs, a weight buffer where there was none, workspace, reserve space."""
+def _forward(args: Args, out: Any, target: Target) -> Ops:
+    """Copy the input to be contiguous, and allocate the workspace before reserve space and weight buffer."""
     x, _, _, _, _, _, mode, hidden, projected, layers, batch_first, _, train, bidirectional, sizes = args[:15]
-    space = _workspace(x, batch_first, sizes, mode, hidden, projected, layers, bidirectional)
-    states = Made.OUTPUT, Made.OUTPUT, Made.OUTPUT  # output, hy, cy; the latter is empty but for an LSTM
-    return (*copies(_seen(x, batch_first, sizes)), *states, Held(space), Made.REST)
+    x = _steps_first(x, batch_first, sizes)
+    space = _workspace(x, sizes, mode, hidden, projected, layers, bidirectional)
+    states = Output(), Output(), Output()  # output, hy, cy; the latter is empty but for an LSTM
+    return (*contiguous_copies(x), *states, Hold(space), Outputs())
 
 
-def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """`_cudnn_rnn_backward_input`, then `_cudnn_rnn_backward_weight`, each with a workspace of its own."""
+def _backward(args: Args, out: Any, target: Target) -> Ops:
+    """Run `_cudnn_rnn_backward_input`, then `_cudnn_rnn_backward_weight`, each with its own workspace."""
     x, _, _, _, hx, cx, output, grad, grad_hy, grad_cy, mode, hidden, projected, layers, batch_first = args[
         :15
     ]
@@ -123,15 +130,12 @@ def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]
     if out[0] is None:
         return ()
     zeros = [t for t, g in ((output, grad), (hx, grad_hy), (cx, grad_cy)) if g is None and t is not None]
-    space = _workspace(x, batch_first, sizes, mode, hidden, projected, layers, bidirectional)
-    seen = _seen(x, batch_first, sizes)
-    steps: list[Step] = [Held(tensor_bytes(t)) for t in zeros]
-    beside = copies(seen, None if grad is None else _seen(grad, batch_first, sizes))
-    states = [Made.OUTPUT] * (2 if cx is None else 3)
-    steps += [*beside, *states, space, Release(len(beside))]
-    if mask[3]:
-        steps += [*copies(seen), Made.REST, space]
-    return tuple(steps)
+    x = _steps_first(x, batch_first, sizes)
+    space = _workspace(x, sizes, mode, hidden, projected, layers, bidirectional)
+    copies = contiguous_copies(x, None if grad is None else _steps_first(grad, batch_first, sizes))
+    states = (Output(),) * (2 if cx is None else 3)
+    of_input = (*(Hold(tensor_bytes(t)) for t in zeros), *copies, *states, space, *released(copies))
+    return (*of_input, *contiguous_copies(x), Outputs(), space) if mask[3] else of_input
 
 
 RULES: dict[Any, Rule] = {

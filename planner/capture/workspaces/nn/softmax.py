@@ -1,4 +1,4 @@
-"""Scratch memory of softmax's backward pass: ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out."""
+"""Workspace of softmax's backward pass: ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,20 +7,21 @@ import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, copies, tensor_bytes
+from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _backward(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """The product of gradient and output beside the result, and what of the product and the output is copied
-    to be contiguous.
+def _backward(args: Args, out: Any, target: Target) -> Ops:
+    """Hold the product of gradient and output beside the result, and contiguous copies of product and
+    output.
     """
     grad, output = args[0], args[1]
-    product = Held(max(tensor_bytes(grad), tensor_bytes(output)))
+    product = Hold(max(tensor_bytes(grad), tensor_bytes(output)))
     copy = () if _is_product_contiguous(grad, output) else (product,)
-    return (Made.REST, product, *copy, *copies(output))
+    return (Outputs(), product, *copy, *contiguous_copies(output))
 
 
 def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:

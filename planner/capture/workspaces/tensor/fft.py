@@ -1,41 +1,42 @@
-"""Scratch memory of Fourier transforms and distances."""
+"""Workspaces of Fourier transforms and distances."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, copies, tensor_bytes
+from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
 
 aten = torch.ops.aten
 
 
-def _fourier(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """cuFFT's work area (ATen/native/cuda/SpectralOps.cpp).
+def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
+    """Allocate cuFFT's work area (ATen/native/cuda/SpectralOps.cpp).
 
-    Its size is cuFFT's secret; for lengths of small prime factors it is taken to be the larger of input and
-    output, an upper bound there (inferred, not measured).
+    cuFFT does not document its size. For lengths of small prime factors it is assumed to be the larger of
+    input and output, an upper bound there (inferred, not measured).
     """
     x = args[0]
-    return (*copies(x), Made.REST, max(tensor_bytes(x), tensor_bytes(out)))
+    return (*contiguous_copies(x), Outputs(), max(tensor_bytes(x), tensor_bytes(out)))
 
 
-def _fourier_to_real(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """As `_fourier`, but it overwrites its input, which is copied first."""
+def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
+    """Copy the input, which the transform overwrites, and allocate cuFFT's work area."""
     x = args[0]
-    return Made.REST, Held(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
+    return Outputs(), Hold(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 
 
-def _euclidean_distance(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """One product of rows extended by their norms and by ones (ATen/native/Distance.cpp)."""
+def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
+    """Multiply rows extended by their norms and by ones (ATen/native/Distance.cpp)."""
     x, y = args[:2]
-    steps: list[Step] = []
+    ops: list[Op] = []
     for points in (x, y):
         norms = points.element_size() * (points.numel() // max(points.shape[-1], 1))
-        steps += [tensor_bytes(points), Held(norms), Held(norms)]
+        ops += [tensor_bytes(points), Hold(norms), Hold(norms)]
     extended = [t.element_size() * (t.numel() // max(t.shape[-1], 1)) * (t.shape[-1] + 2) for t in (x, y)]
-    return (*steps, Held(tensor_bytes(x)), Held(extended[0]), Held(extended[1]), Made.REST)
+    return (*ops, Hold(tensor_bytes(x)), Hold(extended[0]), Hold(extended[1]), Outputs())
 
 
 RULES: dict[Any, Rule] = {

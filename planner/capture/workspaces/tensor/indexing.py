@@ -1,4 +1,4 @@
-"""Scratch memory of look-ups that write: embedding's gradient and `index_put`."""
+"""Workspaces of embedding's gradient and `index_put`."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, copies, tensor_bytes
+from planner.capture.workspaces._rule import accumulator_bytes, argument, contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program import Target
 
@@ -19,59 +20,52 @@ _MASKS = (torch.bool, torch.uint8)
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
 
 
-def _embedding_backward(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """Many indices are sorted, and equal ones summed ten at a time into partial rows in float32.
+def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
+    """Sort many indices, and sum equal ones ten at a time into partial rows in float32.
 
-    ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. The partial rows are as many as a tenth of
-    the indices plus the distinct ones can be. Sources of 2026 have another path without them where few
-    rows meet many indices; torch 2.13 is taken to be without it.
+    Source: ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. There are at most as many partial
+    rows as a tenth of the indices plus the distinct ones. Sources of 2026 have another path without them for
+    few rows and many indices; torch 2.13 is assumed to lack it.
     """
     grad, indices, rows, _, by_frequency = args[:5]
     many = indices.numel()
-    before = copies(indices, grad)
+    before = contiguous_copies(indices, grad)
     if many <= _FEW_INDICES and not by_frequency:
-        return (*before, Made.REST)
-    return (*before, *_sorted(indices, many), *_partial_rows(indices, many, rows, grad, out))
+        return (*before, Outputs())
+    return (*before, *_sort_and_sum(indices, rows, grad))
 
 
-def _sorted(indices: Tensor, many: int) -> tuple[Step, ...]:
-    """The sorted indices and where they stood; the numbers 0, 1, 2, ... only while they are sorted."""
-    unit = indices.element_size()
-    return Held(many * unit), Held(many * unit), many * unit + radix_sort_bytes(many, unit, unit)
-
-
-def _partial_rows(indices: Tensor, many: int, rows: int, grad: Tensor, out: Tensor) -> tuple[Step, ...]:
-    unit = indices.element_size()
+def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor) -> Ops:
+    many, unit = indices.numel(), indices.element_size()
     segments = min(many, rows)
     partial = many // _ROWS_PER_THREAD + segments
-    width = prod(grad.shape[-1:])
-    accumulator = 8 if grad.dtype is torch.float64 else 4
     return (
-        Made.REST,
-        Held(segments * unit),  # where equal indices start
-        Held(8),
-        Held(segments * unit),  # how many partial rows each takes, and their running sum
-        Held(segments * unit),
-        Held(8),
-        Held(partial * unit),
-        Held(partial * width * accumulator),
+        Hold(many * unit),  # the sorted indices
+        Hold(many * unit),  # their positions before
+        many * unit + radix_sort_bytes(many, unit, unit),  # the numbers 0, 1, 2, ... while they are sorted
+        Outputs(),
+        Hold(segments * unit),  # starts of equal indices
+        Hold(8),
+        Hold(segments * unit),  # numbers of their partial rows, and the running sum of these
+        Hold(segments * unit),
+        Hold(8),
+        Hold(partial * unit),
+        Hold(partial * prod(grad.shape[-1:]) * accumulator_bytes(grad)),
     )
 
 
-def _embedding_bag_backward(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """As `_embedding_backward`, always sorted (ATen/native/cuda/EmbeddingBag.cu); the maximum needs none."""
+def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
+    """Sort the indices and sum equal ones, but for the maximum (ATen/native/cuda/EmbeddingBag.cu)."""
     grad, indices, rows, mode = args[0], args[1], args[6], args[8]
-    if mode == 2:
-        return copies(grad)
-    many = indices.numel()
-    return (*copies(grad), *_sorted(indices, many), *_partial_rows(indices, many, rows, grad, out))
+    summed = () if mode == 2 else _sort_and_sum(indices, rows, grad)
+    return (*contiguous_copies(grad), *summed)
 
 
-def _index_put(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """Accumulation sorts the indices (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
+def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
+    """Sort the indices to accumulate (`index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu).
 
-    A mask becomes the indices of what it lets through, one for each of its dimensions, before anything is
-    made (`expandTensors`, ATen/native/IndexingUtils.h).
+    A mask becomes the indices of its true elements, one tensor for each dimension, before anything is made
+    (`expandTensors`, ATen/native/IndexingUtils.h).
     """
     x, indices, values, accumulate = args[0], args[1], args[2], argument(args, 3, False)
     given = [index for index in indices if index is not None]
@@ -80,27 +74,27 @@ def _index_put(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, 
     covered = {d for start, index in _places(indices) for d in range(start, start + _width(index))}
     others = [x.shape[d] for d in range(x.dim()) if d not in covered]
     masks = [index for index in given if index.dtype in _MASKS]
-    if masks:  # how many they let through shows in the values
+    if masks:  # their true elements show in the values
         many = values.numel() // max(prod(others), 1)
     else:
         many = prod(broadcast([index.shape for index in given]) or ())
     linear = 8 * many
     element = values.element_size()
     whole = many * prod(others) * element
-    copy = () if values.is_contiguous() and tensor_bytes(values) == whole else (Held(whole),)
+    copy = () if values.is_contiguous() and tensor_bytes(values) == whole else (Hold(whole),)
     return (
-        *(Held(linear * mask.dim()) for mask in masks),
-        Made.REST,
-        Held(linear),
+        *(Hold(linear * mask.dim()) for mask in masks),
+        Outputs(),
+        Hold(linear),
         *copy,
-        Held(linear),
-        Held(linear),
+        Hold(linear),
+        Hold(linear),
         linear + radix_sort_bytes(many, 8, 8),
     )
 
 
 def _places(indices: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
-    """Each index with the first dimension that it stands for."""
+    """Yield each index with the first dimension that it replaces."""
     start = 0
     for index in indices:
         if index is not None:

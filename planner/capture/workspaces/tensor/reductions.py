@@ -1,8 +1,8 @@
-"""Scratch memory of sums, means, norms, extrema: what blocks of threads hand each other through memory.
+"""Workspaces of reductions: partial results that blocks of threads pass to each other through memory.
 
 ATen/native/cuda/Reduce.cuh (read in the headers of torch 2.13): a reduction whose outputs do not fill the
 GPU splits each output's inputs over several blocks, and takes a buffer of one partial result per output and
-block, and a semaphore per column of blocks. How many blocks depends on the number of multiprocessors. The
+block, and a semaphore per column of blocks. The number of blocks depends on that of multiprocessors. The
 size of the buffer counts the width of a block twice where rows are summed, so that it comes to some 0.75 MiB
 for each multiprocessor.
 """
@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, tensor_bytes
+from planner.capture.workspaces._rule import (
+    accumulator_bytes,
+    argument,
+    ceil_div,
+    floor_power_of_2,
+    tensor_bytes,
+)
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target
 
 aten = torch.ops.aten
@@ -29,7 +36,7 @@ _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 
 
 class Matrix(NamedTuple):
-    """A contiguous matrix, as much of it as a reduction looks at."""
+    """Shape and strides of a contiguous matrix."""
 
     rows: int
     columns: int
@@ -50,10 +57,8 @@ class _Dim(NamedTuple):
     stride: int  # of the input, in elements
 
 
-def reduction(
-    x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int, chip: Target
-) -> tuple[Step, ...]:
-    """Buffer and semaphores of a reduction of `x` over `dims` (all, if none are named).
+def reduction(x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
+    """Return the buffer and semaphores of a reduction of `x` over `dims` (all, if none are named).
 
     `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and variance.
     """
@@ -65,28 +70,26 @@ def reduction(
     inputs, outputs = prod(d.size for d in reduced), prod(d.size for d in kept)
     if inputs * min(outputs, 2**20) < _MAX_VALUES * _WARP or outputs == 0:
         return ()
-    return _split(reduced, kept, inputs, outputs, partial_bytes, chip)
+    return _split(reduced, kept, inputs, outputs, partial_bytes, target)
 
 
 def _coalesce(dims: list[_Dim]) -> list[_Dim]:
-    """Fastest first, with neighbours that continue each other joined (TensorIteratorBase)."""
-    found: list[_Dim] = []
+    """Return dimensions fastest first, neighbours that continue each other joined (TensorIteratorBase)."""
+    joined: list[_Dim] = []
     for dim in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
-        if found and found[-1].size * found[-1].stride == dim.stride:
-            found[-1] = _Dim(found[-1].size * dim.size, found[-1].stride)
+        if joined and joined[-1].size * joined[-1].stride == dim.stride:
+            joined[-1] = _Dim(joined[-1].size * dim.size, joined[-1].stride)
         else:
-            found.append(dim)
-    return found
+            joined.append(dim)
+    return joined
 
 
 def _split(
-    reduced: list[_Dim], kept: list[_Dim], inputs: int, outputs: int, partial_bytes: int,
-    chip: Target,
-) -> tuple[Step, ...]:  # fmt: skip
-    """`setReduceConfig`, in its own order."""
-    along = not kept or (
-        bool(reduced) and reduced[0].stride < kept[0].stride
-    )  # reduces the fastest dimension
+    reduced: list[_Dim], kept: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
+) -> Ops:
+    """Follow `setReduceConfig` in its own order."""
+    # Whether the fastest dimension is reduced.
+    along = not kept or (bool(reduced) and reduced[0].stride < kept[0].stride)
     fastest = (reduced if along else kept)[0].stride if reduced or kept else 1
     width, height = (inputs, outputs) if along else (outputs, inputs)
     vector = 1
@@ -97,25 +100,25 @@ def _split(
         width //= vector
     block_x, block_y = _block(width, height, _MAX_THREADS // vector)
     step_input, step_output = (block_x, 1) if along else (1, block_x)
-    across_warps = -(-inputs // step_input) >= min(block_y * 16, _MAX_VALUES)
+    across_warps = ceil_div(inputs, step_input) >= min(block_y * 16, _MAX_VALUES)
     if across_warps:
         step_input *= block_y
     else:
         step_output *= block_y
-    values = -(-inputs // step_input)
-    grid = -(-(outputs // vector) // step_output)
-    target = chip.sm_count * (_THREADS.get(chip.capability, 2048) // (block_x * block_y))
-    if not across_warps or values < _MAX_VALUES or grid > target:
+    values = ceil_div(inputs, step_input)
+    grid = ceil_div(outputs // vector, step_output)
+    wanted = target.sm_count * (_THREADS.get(target.capability, 2048) // (block_x * block_y))
+    if not across_warps or values < _MAX_VALUES or grid > wanted:
         return ()
-    blocks = max(min(-(-target // grid), -(-values // _MIN_VALUES)), -(-values // _MAX_VALUES))
+    blocks = max(min(ceil_div(wanted, grid), ceil_div(values, _MIN_VALUES)), ceil_div(values, _MAX_VALUES))
     if blocks <= 1:
         return ()
     buffer = partial_bytes * outputs * blocks * (1 if along else block_x * vector)
-    return Held(buffer), Held(4 * grid)
+    return Hold(buffer), Hold(4 * grid)
 
 
 def _output_vector(reduced: list[_Dim], kept: list[_Dim]) -> int:
-    """`get_output_vec_size`, for a storage that starts at a multiple of the vector."""
+    """Return `get_output_vec_size` for a storage that starts at a multiple of the vector."""
     vector = _VECTOR
     for value in (kept[0].size, *(d.stride for d in (*reduced, *kept[1:]))):
         while value % vector:
@@ -124,59 +127,54 @@ def _output_vector(reduced: list[_Dim], kept: list[_Dim]) -> int:
 
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:
-    x, y = _power(width, threads), _power(height, threads)
+    x, y = floor_power_of_2(min(width, threads)), floor_power_of_2(min(height, threads))
     block_x = min(x, _WARP)
     block_y = min(y, threads // block_x)
     return min(x, threads // block_y), block_y
 
 
-def _power(size: int, most: int) -> int:
-    """The largest power of two that is no larger than either."""
-    return 1 << (max(min(size, most), 1).bit_length() - 1)
-
-
 def _partial_bytes(x: Tensor) -> int:
-    """An accumulator (ATen/AccumulateType.h)."""
-    return 8 if x.dtype in (torch.float64, torch.int64) else 4
+    """Return the size of an accumulator, whose type for whole numbers is int64 (ATen/AccumulateType.h)."""
+    return 8 if x.dtype is torch.int64 else accumulator_bytes(x)
 
 
-def _accumulating(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    return reduction(args[0], argument(args, 1), _partial_bytes(args[0]), chip)
+def _accumulating(args: Args, out: Any, target: Target) -> Ops:
+    return reduction(args[0], argument(args, 1), _partial_bytes(args[0]), target)
 
 
-def _over_everything(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    return reduction(args[0], None, _partial_bytes(args[0]), chip)
+def _over_everything(args: Args, out: Any, target: Target) -> Ops:
+    return reduction(args[0], None, _partial_bytes(args[0]), target)
 
 
-def _norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """`linalg_vector_norm(x, ord, dims)`."""
-    return reduction(args[0], argument(args, 2), _partial_bytes(args[0]), chip)
+def _norm(args: Args, out: Any, target: Target) -> Ops:
+    """Reduce by `linalg_vector_norm(x, ord, dims)`."""
+    return reduction(args[0], argument(args, 2), _partial_bytes(args[0]), target)
 
 
-def _extremum(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """A value and its place: a pair of 16 bytes."""
+def _extremum(args: Args, out: Any, target: Target) -> Ops:
+    """Reduce to a value and its index: a pair of 16 bytes."""
     dim = argument(args, 1)
-    return reduction(args[0], None if dim is None else [dim], 16, chip)
+    return reduction(args[0], None if dim is None else [dim], 16, target)
 
 
-def _variance(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """`WelfordData` of SharedReduceOps.h: mean, sum of squares, count, count as a float."""
-    return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, chip)
+def _variance(args: Args, out: Any, target: Target) -> Ops:
+    """Reduce to `WelfordData` of SharedReduceOps.h: mean, sum of squares, count, count as a float."""
+    return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, target)
 
 
-def _logsumexp(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """ATen/native/ReduceOps.cpp: the maxima, then exp(x - maxima) in full; beside them the result is made."""
-    return Held(tensor_bytes(out)), Held(tensor_bytes(args[0])), Made.REST
+def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
+    """Hold the maxima and exp(x - maxima) in full while the result is made (ATen/native/ReduceOps.cpp)."""
+    return Hold(tensor_bytes(out)), Hold(tensor_bytes(args[0])), Outputs()
 
 
 _CHUNK = 65536  # elements of one block's work (ATen/native/cuda/MultiTensorApply.cuh)
 
 
-def _foreach_norm(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """ATen/native/cuda/ForeachReduceOp.cu: a partial result for each tensor and chunk of the largest."""
+def _foreach_norm(args: Args, out: Any, target: Target) -> Ops:
+    """Hold a partial result for each tensor and chunk of the largest (cuda/ForeachReduceOp.cu)."""
     tensors = args[0]
-    chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
-    return (Held(len(tensors) * chunks * _partial_bytes(tensors[0])),)
+    chunks = max(ceil_div(t.numel(), _CHUNK) for t in tensors)
+    return (Hold(len(tensors) * chunks * _partial_bytes(tensors[0])),)
 
 
 RULES: dict[Any, Rule] = {

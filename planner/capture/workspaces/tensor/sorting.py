@@ -1,4 +1,4 @@
-"""Scratch memory of sorting and of what is built on it.
+"""Workspaces of sorting and of operators that sort.
 
 ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cpp; the temporary storage of
 CUB's radix sort.
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.steps import Held, Made, Rule, Step, argument, tensor_bytes
+from planner.capture.workspaces._rule import argument, ceil_div, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
 
 aten = torch.ops.aten
@@ -19,25 +20,25 @@ _LARGE = 1_000_000  # from here on, rows are sorted one after the other
 
 
 def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int) -> int:
-    """Temporary storage of CUB's radix sort of so many pairs; about.
+    """Return about the temporary storage of CUB's radix sort of so many pairs.
 
-    The other halves of the double buffers, and 1 KiB of digit counts for each block of some 7,680 pairs
+    It is the other halves of the double buffers, and 1 KiB of digit counts for each block of some 7,680 pairs
     (cub/device/dispatch/dispatch_radix_sort.cuh, onesweep; the block's size is from memory and differs by
     GPU and type).
     """
-    return many * (key_bytes + value_bytes) + 1024 * (8 + -(-many // 7680))
+    return many * (key_bytes + value_bytes) + 1024 * (8 + ceil_div(many, 7680))
 
 
-def _sort(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    return sort_steps(args[0], argument(args, 1, -1))
+def _sort(args: Args, out: Any, target: Target) -> Ops:
+    return sort_ops(args[0], argument(args, 1, -1))
 
 
-def _sort_stable(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    return sort_steps(args[0], argument(args, 2, -1))
+def _sort_stable(args: Args, out: Any, target: Target) -> Ops:
+    return sort_ops(args[0], argument(args, 2, -1))
 
 
-def sort_steps(x: Tensor, dim: int) -> tuple[Step, ...]:
-    """What sorting along this dimension takes, after values and indices are made."""
+def sort_ops(x: Tensor, dim: int) -> Ops:
+    """Return the ops of a sort along this dimension, after values and indices are made."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     row = x.shape[dim]
@@ -45,48 +46,48 @@ def sort_steps(x: Tensor, dim: int) -> tuple[Step, ...]:
         return (8 * row,)  # the numbers 0, 1, 2, ...
     many, unit = x.numel(), x.element_size()
     rows = many // row
-    steps: list[Step] = [Made.REST]
+    ops: list[Op] = [Outputs()]
     if x.stride(dim) != 1:
-        steps += [Held(many * unit), Held(many * unit), Held(8 * many)]  # input, values, indices, rows last
+        ops += [Hold(many * unit), Hold(many * unit), Hold(8 * many)]  # input, values, indices, rows last
     if rows == 1 or row >= _LARGE:
-        steps += [Held(8 * row), *[radix_sort_bytes(row, unit, 8)] * min(rows, 2)]
+        ops += [Hold(8 * row), *[radix_sort_bytes(row, unit, 8)] * min(rows, 2)]
     elif rows < 128:
-        steps += [Held(8 * many), Held(8 * many), many * unit + radix_sort_bytes(many, unit, 8)]
-        steps.append(radix_sort_bytes(many, 8, 0))
+        ops += [Hold(8 * many), Hold(8 * many), many * unit + radix_sort_bytes(many, unit, 8)]
+        ops.append(radix_sort_bytes(many, 8, 0))
     else:
-        steps += [Held(8 * many), many * (unit + 8)]
-    return tuple(steps)
+        ops += [Hold(8 * many), many * (unit + 8)]
+    return tuple(ops)
 
 
-def _topk(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """A radix selection, then a sort of what was chosen: in place, or beside for more than 4096."""
+def _topk(args: Args, out: Any, target: Target) -> Ops:
+    """Select by radix, then sort the selection: in place, or with copies for more than 4096."""
     values, indices = out
     dim = argument(args, 2, -1)
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
         return ()
-    beside = Held(tensor_bytes(indices)), Held(tensor_bytes(values))
-    return (Made.REST, *beside, *sort_steps(values, dim), tensor_bytes(indices))
+    beside = Hold(tensor_bytes(indices)), Hold(tensor_bytes(values))
+    return (Outputs(), *beside, *sort_ops(values, dim), tensor_bytes(indices))
 
 
-def _median(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Step, ...]:
-    """The median of everything sorts everything."""
+def _median(args: Args, out: Any, target: Target) -> Ops:
+    """Sort all elements."""
     flat = args[0].reshape(-1)
-    return (Held(tensor_bytes(flat)), Held(8 * flat.numel()), *sort_steps(flat, 0), Made.REST)
+    return (Hold(tensor_bytes(flat)), Hold(8 * flat.numel()), *sort_ops(flat, 0), Outputs())
 
 
-def _randperm(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """Random keys beside 0, 1, 2, ..., sorted by key (ATen/native/cuda/Randperm.cu)."""
+def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
+    """Sort 0, 1, 2, ... by random keys (ATen/native/cuda/Randperm.cu)."""
     many = out.numel()
     keys = 8 * many
-    return Made.REST, Held(8 * many), Held(keys), Held(keys), radix_sort_bytes(many, 8, out.element_size())
+    return Outputs(), Hold(8 * many), Hold(keys), Hold(keys), radix_sort_bytes(many, 8, out.element_size())
 
 
-def _multinomial(args: tuple[Any, ...], out: Tensor, chip: Target) -> tuple[Step, ...]:
-    """Without replacement: exponential noise over the weights, whose largest win (Distributions.cpp)."""
+def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
+    """Without replacement, hold exponential noise over the weights, whose largest win (Distributions.cpp)."""
     replacement = argument(args, 2, False)
     if replacement and args[1] > 1:
         return (2 * tensor_bytes(args[0]),)  # normalised weights and their running sums
-    return Held(tensor_bytes(args[0])), Made.REST
+    return Hold(tensor_bytes(args[0])), Outputs()
 
 
 RULES: dict[Any, Rule] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from planner.capture.loop import Machine, build_optimizer, empty_batch, run_loop
+from planner.capture.loop import LoopRuntime, build_optimizer, empty_batch, run_loop
 from planner.capture.models import build_model
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
@@ -54,7 +54,7 @@ def _track(job: Job, batch: int, model: nn.Module) -> TrackedPeak:
             tracker.reset_mod_stats()  # it takes a second call of the model for an error otherwise
 
     with tracker:
-        run_loop(model, job, lambda: empty_batch(job, batch, DEVICE), optimizer, on_phase, Machine())
+        run_loop(model, job, lambda: empty_batch(job, batch, DEVICE), optimizer, on_phase, LoopRuntime())
     peak = tracker.get_tracker_snapshot("peak")
     sizes = {kind: size for kinds in peak.values() for kind, size in kinds.items() if kind != _TOTAL}
     return TrackedPeak(tuple((getattr(kind, "value", str(kind)), size) for kind, size in sizes.items()))

@@ -1,4 +1,4 @@
-"""Build models whose buffers have values, and keep those of tensors that are made from Python's numbers."""
+"""Build models whose buffers have values, and make values of tensors deterministic."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,32 +8,32 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from planner.capture.models.meta_init import build_with_values
+from planner.capture.models.meta_init import construct_with_values
 
 SEED = 0
 
 
 @contextmanager
-def built_with_values() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """While open, models are built with their parameters on meta, but buffers with their values.
+def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Construct models with their parameters on meta, but buffers with their values, while open.
 
     The list fills with pairs of a buffer and its like on meta.
     """
-    known: list[tuple[Tensor, Tensor]] = []
+    buffers: list[tuple[Tensor, Tensor]] = []
 
     def build(construct: Callable[[], object]) -> object:
-        model, pairs = build_with_values(construct)
-        known.extend(pairs)
+        model, pairs = construct_with_values(construct)
+        buffers.extend(pairs)
         return model
 
-    with mock.patch("planner.capture.models.registry.build_weightless", build):
-        yield known
+    with mock.patch("planner.capture.models.registry.construct_on_meta", build):
+        yield buffers
 
 
 @contextmanager
-def values_kept() -> Iterator[None]:
-    """While open, tensors made from Python's numbers keep them on the way to meta, and the generator, which
-    is afterwards as it was, has started from the seed. One thread: most tensors are small.
+def deterministic_values() -> Iterator[None]:
+    """Keep values of tensors made from Python's numbers on the way to meta, and seed the generator, while
+    open. One thread runs, since most tensors are small.
     """
     threads = torch.get_num_threads()
     plain, new = torch.as_tensor, Tensor.new_tensor

@@ -1,0 +1,170 @@
+"""Composite operators of layers, composed as on CUDA rather than as on `meta`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from planner.capture.meta_kernels.strides import contiguous, suggests_channels_last
+
+aten = torch.ops.aten
+_MEAN = 1  # at::Reduction::Mean
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Add the bias in place (ATen/native/Linear.cpp).
+
+    ATen adds it out of place for tensors on meta or under a dispatch mode (TensorSubclassLikeUtils.h), which
+    would cost a second output.
+    """
+    if bias is not None and weight.dim() == 2:
+        if x.dim() == 2:
+            return torch.addmm(bias, x, weight.t())
+        if x.is_contiguous():  # of any rank, 1 included, since torch 2.13 at the latest
+            rows = x.reshape(-1, x.shape[-1])
+            return torch.addmm(bias, rows, weight.t()).view(*x.shape[:-1], weight.shape[0])
+    product = torch.matmul(x, weight.t())
+    return product if bias is None else product.add_(bias)
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Any:
+    """Run one fused kernel that saves a boolean mask (ATen/native/Dropout.cpp)."""
+    if not train or p == 0 or x.numel() == 0:
+        return x
+    if p == 1:
+        return x * torch.zeros((), dtype=x.dtype, device=x.device)
+    return aten.native_dropout(x, p, True)[0]
+
+
+def _softmax_by(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Convert float16 to float32 inside the kernel (ATen/native/SoftMax.cpp).
+
+    On other devices, and from bfloat16 everywhere, the input is converted first, which costs a tensor.
+    """
+
+    def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if x.dtype is torch.float16 and dtype is torch.float32:
+            return kernel(x, dim, True)
+        return kernel(x if dtype is None else x.to(dtype), dim, False)
+
+    return softmax
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
+    reduction: int = 1, zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """Read the lengths into lists (ATen/native/LossCTC.cpp); on meta, ATen keeps tensors and fails.
+
+    Lengths that only a GPU would know are those to which their tensors are padded.
+    """
+    steps, samples = log_probs.shape[:2]
+    inputs = [steps] * samples if input_lengths.is_meta else input_lengths.tolist()
+    labels = [targets.shape[-1]] * samples if target_lengths.is_meta else target_lengths.tolist()
+    return aten.ctc_loss.IntList(log_probs, targets, inputs, labels, blank, reduction, zero_infinity)
+
+
+# ---- rms_norm: ATen/native/layer_norm.cpp (torch 2.9 and later)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """`_fused_rms_norm`, which has a composite kernel on meta that autograd would take apart."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, normalized: list[int], weight: Tensor | None, eps: float | None) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            y, rstd = aten._fused_rms_norm(x, normalized, weight, eps)
+        ctx.save_for_backward(x, rstd, weight)
+        ctx.normalized = normalized
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, rstd, weight = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            dx, dweight = aten._fused_rms_norm_backward(grads[0], x, ctx.normalized, rstd, weight, mask)
+        return dx, None, dweight, None
+
+
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    """Run one kernel that saves the input and one number per row.
+
+    Tensors in a channels-last format, and weights of another dtype than the input, take the composite path.
+    """
+    mixed = weight is not None and weight.dtype is not x.dtype
+    if mixed or (suggests_channels_last(x) and not x.is_contiguous()):
+        return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
+    return _RmsNorm.apply(x, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
+
+
+# ---- binary_cross_entropy_with_logits: torch/csrc/autograd/FunctionsManual.cpp
+
+
+class BinaryCrossEntropyWithLogits(torch.autograd.Function):
+    """The loss with the gradient of its first input, computed in place.
+
+    For tensors on meta (TensorSubclassLikeUtils.h) torch computes it out of place, which would cost two more
+    tensors of the input's size.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
+    ) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            loss = aten.binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction)
+        ctx.save_for_backward(x, target, weight, pos_weight)
+        ctx.reduction = reduction
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Write into the storage of the sigmoid, or with `pos_weight` into that of its weighted term."""
+        x, target, weight, pos_weight = ctx.saved_tensors
+        if pos_weight is None:
+            grad = _with_kernel_strides(x).sigmoid().sub_(target)
+        else:
+            weighted = pos_weight.mul(target)
+            grad = weighted.add(1).sub_(target).mul_(_with_kernel_strides(x).sigmoid()).sub_(weighted)
+        grad.mul_(grads[0])
+        if weight is not None:
+            grad.mul_(weight)
+        return grad.div_(x.numel()) if ctx.reduction == _MEAN else grad, None, None, None, None
+
+
+def _binary_cross_entropy_with_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Any:  # fmt: skip
+    if not target.requires_grad:
+        return BinaryCrossEntropyWithLogits.apply(x, target, weight, pos_weight, reduction)  # type: ignore[no-untyped-call]
+    # torch composes the loss of other operators where the target has a gradient
+    positive = target * F.logsigmoid(x)
+    loss = -(positive if pos_weight is None else positive * pos_weight) - (1 - target) * F.logsigmoid(-x)
+    loss = loss if weight is None else loss * weight
+    return loss.mean() if reduction == _MEAN else loss.sum() if reduction else loss
+
+
+def _with_kernel_strides(x: Tensor) -> Tensor:
+    """Return a view with the strides that CUDA's kernels give their result.
+
+    They are contiguous for tensors with unusual strides in dimensions of size 1 alone
+    (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep such strides.
+    """
+    return x.as_strided(x.shape, contiguous(x.shape)) if x.is_contiguous() else x
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "dropout": _dropout,
+    "softmax.int": _softmax_by(aten._softmax),
+    "log_softmax.int": _softmax_by(aten._log_softmax),
+    "ctc_loss.Tensor": _ctc_loss,
+    "rms_norm": _rms_norm,
+    "binary_cross_entropy_with_logits": _binary_cross_entropy_with_logits,
+}

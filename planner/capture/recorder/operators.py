@@ -1,0 +1,64 @@
+"""Operators as the recorder sees them: what becomes of their outputs, and which workspace rule they have."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from torch import Tensor
+
+from planner.capture.workspaces.ops import Rule
+from planner.capture.workspaces.registry import CPU_OUTPUTS, rule_of
+from planner.capture.workspaces.tensor.gemm import BLAS_OPS
+
+
+class OutputKind(Enum):
+    """What the outputs of an operator are."""
+
+    NEW = auto()
+    VIEWS = auto()  # of arguments
+    ARGUMENTS = auto()  # changed in place, or nothing
+    RESIZED = auto()  # an argument whose storage may be another one
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator with all that the recorder needs to know of it at each call."""
+
+    func: Any
+    name: str
+    outputs: OutputKind
+    rule: Rule | None
+    uses_blas: bool
+
+    def new_tensors(self, out: Any) -> list[Tensor]:
+        """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
+        if isinstance(out, Tensor):
+            return [out]
+        if not isinstance(out, tuple | list):
+            return []
+        on_cpu = CPU_OUTPUTS.get(self.func, ())
+        return [t for position, item in enumerate(out) if position not in on_cpu for t in _tensors(item)]
+
+
+def inspect_operator(func: Any) -> Operator:
+    """Return what the recorder needs to know of an operator."""
+    return Operator(func, str(func), _outputs_of(func), rule_of(func), func in BLAS_OPS)
+
+
+def _outputs_of(func: Any) -> OutputKind:
+    schema = func._schema
+    if schema.name in ("aten::resize_", "aten::resize_as_", "aten::set_"):
+        return OutputKind.RESIZED
+    if schema.name in ("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh"):
+        return OutputKind.VIEWS
+    aliases = [value.alias_info for value in schema.returns]
+    if not all(alias is not None for alias in aliases):
+        return OutputKind.NEW
+    is_view = aliases and not any(alias.is_write for alias in aliases)
+    return OutputKind.VIEWS if is_view else OutputKind.ARGUMENTS
+
+
+def _tensors(item: Any) -> list[Tensor]:
+    if isinstance(item, tuple | list):
+        return [tensor for one in item for tensor in _tensors(one)]
+    return [item] if isinstance(item, Tensor) else []

@@ -1,0 +1,84 @@
+"""Helpers of workspace rules: sizes of tensors, arguments of calls, copies that kernels make of operands."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.meta_kernels.strides import channels_last, suggests_channels_last
+from planner.capture.workspaces.ops import Hold, Op, Ops, Release
+
+
+def released(held: Sequence[Op]) -> Ops:
+    """Return the release of held blocks, where there are any."""
+    return (Release(len(held)),) if held else ()
+
+
+def argument(args: tuple[Any, ...], position: int, default: Any = None) -> Any:
+    """Return an argument or its default, for which torch passes a shorter tuple."""
+    return args[position] if len(args) > position else default
+
+
+def tensor_bytes(t: Tensor) -> int:
+    """Return the bytes of a contiguous copy: elements times their size.
+
+    >>> import torch
+    >>> tensor_bytes(torch.empty(2, 3, device="meta").expand(4, 2, 3))
+    96
+    """
+    return t.numel() * t.element_size()
+
+
+def contiguous_copies(*tensors: Tensor | None) -> Ops:
+    """Return the copies that `contiguous()` makes of tensors that are not, held until the kernel returns."""
+    return tuple(Hold(tensor_bytes(t)) for t in tensors if t is not None and not t.is_contiguous())
+
+
+def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
+    """Return all arguments in the order of the operator's schema, where some were passed by name.
+
+    >>> import torch
+    >>> x = torch.empty(2)
+    >>> positional_args(torch.ops.aten.sort.stable, (x,), {"stable": True})[1:]
+    (True, -1, False)
+    """
+    if not kwargs:
+        return args
+    rest = func._schema.arguments[len(args) :]
+    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
+
+
+def dense_copies(*tensors: Tensor | None) -> Ops:
+    """Return the copies for kernels that also read tensors in the channels-last format of their rank."""
+    return tuple(Hold(tensor_bytes(t)) for t in tensors if t is not None and not is_dense_in_format(t))
+
+
+def is_dense_in_format(t: Tensor) -> bool:
+    """Return whether a tensor is contiguous, or dense in its format by `suggest_memory_format`."""
+    return t.is_contiguous() or (suggests_channels_last(t) and t.stride() == channels_last(t.shape))
+
+
+def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
+    """Return copies of the others where they are not in the format that the strides of `x` suggest."""
+    last = suggests_channels_last(x)
+
+    def fits(t: Tensor) -> bool:
+        return t.stride() == channels_last(t.shape) if last else t.is_contiguous()
+
+    return tuple(Hold(tensor_bytes(t)) for t in others if t is not None and not fits(t))
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Return the quotient rounded up."""
+    return -(-number // divisor)
+
+
+def floor_power_of_2(number: int) -> int:
+    """Return the largest power of two that is no larger, at least 1."""
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+def accumulator_bytes(x: Tensor) -> int:
+    """Return the size of the type in which kernels accumulate floats (ATen/AccumulateType.h)."""
+    return 8 if x.dtype is torch.float64 else 4

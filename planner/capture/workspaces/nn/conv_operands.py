@@ -1,0 +1,65 @@
+"""Memory formats of a convolution's operands, and the copies that bring them into its format."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.meta_kernels.strides import (
+    channels_last,
+    contiguous,
+    is_in_format,
+    strides_suggest_channels_last,
+)
+from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Hold, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class ConvOperand:
+    """An operand as a kernel of two or three dimensions sees it: an image of one row for a sequence."""
+
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    size_bytes: Any
+    suggests_last: bool
+    can_be_last: bool  # not in double precision
+
+    def copied(self, is_last: bool) -> "ConvOperand":
+        """Return a copy in the channels-last or the contiguous format."""
+        strides = channels_last(self.shape) if is_last else contiguous(self.shape)
+        return ConvOperand(self.shape, strides, self.size_bytes, is_last, self.can_be_last)
+
+    def copies_to(self, is_last: bool) -> Ops:
+        """Return the copy that `contiguous` makes in a format."""
+        return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
+
+    def contiguous(self, is_last: bool) -> "ConvOperand":
+        """Return the operand after `contiguous` in a format."""
+        return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
+
+
+def operand_of(t: Tensor) -> ConvOperand:
+    """Return a tensor as an operand."""
+    shape, strides = tuple(t.shape), tuple(t.stride())
+    if len(shape) == 3:  # Convolution.cpp, view4d
+        strides = (*strides[:2], shape[2] * strides[2], strides[2])
+        shape = (*shape[:2], 1, shape[2])
+    suggests = strides_suggest_channels_last(shape, strides)
+    return ConvOperand(shape, strides, tensor_bytes(t), suggests, t.dtype is not torch.float64)
+
+
+def input_of(x: Tensor) -> ConvOperand:
+    """Return an input as an operand after `copy_of_sequence`."""
+    return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
+
+
+def copy_of_sequence(x: Tensor) -> Ops:
+    """Return the copy of a sequence that is not contiguous, which is made before anything else."""
+    return contiguous_copies(x) if x.dim() == 3 else ()
+
+
+def is_channels_last(a: ConvOperand, b: ConvOperand) -> bool:
+    """Return whether cuDNN runs channels last (ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format)."""
+    return a.can_be_last and (a.suggests_last or b.suggests_last)

@@ -16,7 +16,8 @@ from time import perf_counter
 
 from planner._support.versions import installed_version, public_version
 from planner.capture.symbolic.validate import open_keeper
-from planner.hardware.device import GENERIC_CAPABILITY, load_devices
+from planner.hardware.database import load_devices
+from planner.hardware.device import GENERIC_CAPABILITY
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, split_model

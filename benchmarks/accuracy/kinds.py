@@ -7,15 +7,16 @@ normal; its two parameters are those that the published outcomes of the kind mak
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec import to_builtins
 from scipy.stats import norm
 
 from benchmarks.accuracy.rows import DIES, Row
 from benchmarks.accuracy.rows_points import BERT, T4, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TIMM, TRANSFORMERS
-from planner.hardware.residuals import RESIDUALS_FILE, Kind, Settings, Spread
+from planner.hardware.residuals import RESIDUALS_FILE, KindSettings, RunKind, Spread
 
 # Evenly counted at first: means from -6 to 6 %, deviations by their logarithm from 0.2 to 10 %.
 MEANS = np.linspace(-0.06, 0.06, 121)
@@ -38,32 +39,32 @@ class Group:
     """Where the rows of a kind come from, and how they trained."""
 
     runs: str
-    settings: Settings
+    settings: KindSettings
     outcomes: tuple[str, ...] = ()  # sources of outcomes
     peaks: tuple[str, ...] = ()  # sources of peaks
 
 
-GROUPS: Mapping[Kind, Group] = {
-    Kind.CONVOLUTIONS: Group(
+GROUPS: Mapping[RunKind, Group] = {
+    RunKind.CONVOLUTIONS: Group(
         "CNNs in float32 without cudnn.benchmark (xMem, torch 2.6, RTX 3060 and 4060)",
-        Settings(("fp32",), (False,), ("contiguous",), ((8, 6), (8, 9))),
+        KindSettings(("fp32",), (False,), ("contiguous",), ((8, 6), (8, 9))),
         (CAPS,),
         (CNNS,),
     ),
-    Kind.BENCHMARK: Group(
+    RunKind.BENCHMARK: Group(
         "CNNs in mixed precision with cudnn.benchmark (timm, torch 1.12, RTX 3090)",
-        Settings(("amp-fp16",), (True,), ("contiguous",), ((8, 6),)),
+        KindSettings(("amp-fp16",), (True,), ("contiguous",), ((8, 6),)),
         (TIMM,),
     ),
-    Kind.BENCHMARK_LAST: Group(
+    RunKind.BENCHMARK_LAST: Group(
         "CNNs in mixed precision with cudnn.benchmark and channels_last (timm, torch 1.12, RTX 3090)",
-        Settings(("amp-fp16",), (True,), ("channels_last",), ((8, 6),)),
+        KindSettings(("amp-fp16",), (True,), ("channels_last",), ((8, 6),)),
         (TIMM,),
     ),
-    Kind.ATTENTION: Group(
+    RunKind.ATTENTION: Group(
         "attention over images and equal texts, mostly in mixed precision (timm, torch 1.12, RTX 3090; peaks "
         "on A100, V100 and T4)",
-        Settings(
+        KindSettings(
             ("fp32", "amp-fp16", "amp-bf16", "bf16"),
             (False, True),
             BOTH_FORMATS,
@@ -72,22 +73,22 @@ GROUPS: Mapping[Kind, Group] = {
         (TIMM,),
         (VIT_L, BERT, T4),
     ),
-    Kind.TEXTS: Group(
+    RunKind.TEXTS: Group(
         "transformers in float32 on texts padded to the longest of a batch (xMem, torch 2.6, RTX 3060 and "
         "4060)",
-        Settings(("fp32",), (False, True), BOTH_FORMATS, ((8, 6), (8, 9))),
+        KindSettings(("fp32",), (False, True), BOTH_FORMATS, ((8, 6), (8, 9))),
         (CAPS,),
         (TRANSFORMERS,),
     ),
-    Kind.LARGE: Group(
+    RunKind.LARGE: Group(
         "models of billions of parameters in float32 (A100 40GB), of which only median and 95th percentile "
         "of the error are known",
-        Settings(("fp32",), (False, True), BOTH_FORMATS, ((8, 0),)),
+        KindSettings(("fp32",), (False, True), BOTH_FORMATS, ((8, 0),)),
     ),
 }
 
 
-def outcomes_of(rows: Iterable[Row], kind: Kind) -> list[Row]:
+def outcomes_of(rows: Iterable[Row], kind: RunKind) -> list[Row]:
     """Return the outcomes of a kind."""
     group = GROUPS[kind]
     return [
@@ -126,9 +127,9 @@ def fit_spread(rows: Sequence[Row]) -> Spread:
     return spread_of(likelihoods_of(rows).sum(0), len(rows))
 
 
-def kind_spread(rows: Sequence[Row], kind: Kind) -> Spread:
+def kind_spread(rows: Sequence[Row], kind: RunKind) -> Spread:
     """Return the distribution of a kind; of the large models, the wider of those that two quantiles give."""
-    if kind is Kind.LARGE:
+    if kind is RunKind.LARGE:
         scale = max(LARGE_MEDIAN / norm.ppf(0.75), LARGE_95 / norm.ppf(0.975))
         return Spread(0, 0.0, round(float(scale), 5))
     return fit_spread(outcomes_of(rows, kind))
@@ -140,30 +141,30 @@ def peak_ratio(row: Row) -> float:
     return (float(row.truth) + whole - float(row.said["planner"])) / whole
 
 
-def peak_rows(rows: Iterable[Row], kind: Kind) -> list[Row]:
+def peak_rows(rows: Iterable[Row], kind: RunKind) -> list[Row]:
     """Return the peaks of processes, or of reserved memory, of a kind."""
     sources = GROUPS[kind].peaks
     return [row for row in rows if row.source in sources and row.kind == kind.value and row.layer in "CD"]
 
 
-def peak_ratios(rows: Iterable[Row], kind: Kind, without: str = "") -> list[float]:
+def peak_ratios(rows: Iterable[Row], kind: RunKind, without: str = "") -> list[float]:
     """Return those of a kind, rising; without one model where it is named."""
     return sorted(peak_ratio(row) for row in peak_rows(rows, kind) if row.model != without)
 
 
-def peak_count(rows: Iterable[Row], kind: Kind) -> int:
+def peak_count(rows: Iterable[Row], kind: RunKind) -> int:
     """Return the number of peaks behind a kind, those included of which only quantiles are known."""
-    return LARGE_PEAKS if kind is Kind.LARGE else len(peak_rows(rows, kind))
+    return LARGE_PEAKS if kind is RunKind.LARGE else len(peak_rows(rows, kind))
 
 
-def means(rows: Sequence[Row], without: Kind | None = None) -> list[float]:
+def means(rows: Sequence[Row], without: RunKind | None = None) -> list[float]:
     """Return the mean, less 1, of each kind on each GPU, without one kind where it is named."""
     found = []
-    for kind in Kind:
+    for kind in RunKind:
         mine = [] if kind is without else outcomes_of(rows, kind)
         for gpu in sorted({row.gpu for row in mine}):
             found.append(fit_spread([row for row in mine if row.gpu == gpu]).location)
-        peaks = peak_rows(rows, kind) if kind is Kind.ATTENTION and kind is not without else []
+        peaks = peak_rows(rows, kind) if kind is RunKind.ATTENTION and kind is not without else []
         for gpu in sorted({row.gpu for row in peaks}):
             found.append(float(np.mean([peak_ratio(row) for row in peaks if row.gpu == gpu])) - 1)
     return found
@@ -177,8 +178,8 @@ def write_residuals(rows: Sequence[Row]) -> None:
         kinds[kind.value] = {
             "runs": group.runs,
             "peaks": peak_count(rows, kind),
-            "settings": asdict(group.settings),
-            "verdicts": asdict(spread),
+            "settings": to_builtins(group.settings),
+            "verdicts": to_builtins(spread),
             "peak_ratios": [round(ratio, 4) for ratio in ratios],
         }
     between = round(float(np.std(means(rows), ddof=1)), 5)

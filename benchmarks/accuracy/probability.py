@@ -5,9 +5,10 @@ happened counts once for each job: repetitions of a job under caps that lie clos
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.stats import beta
 
 from benchmarks.accuracy.kinds import (
@@ -27,15 +28,15 @@ from benchmarks.accuracy.rows_calibrated import CALIBRATED
 from benchmarks.accuracy.rows_published import TIMM
 from benchmarks.accuracy.texts import PROBABILITY, UNPUBLISHED
 from planner.hardware.budget import chance_beyond
-from planner.hardware.residuals import Kind, Spread, quantile
+from planner.hardware.residuals import RunKind, Spread, quantile
 
 EDGES = (0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0001)
 CONFIDENCES = tuple(np.linspace(0.02, 0.99, 98))
 INTERVAL = 0.95
 JUDGED = tuple(kind for kind, group in GROUPS.items() if group.outcomes)
 # How each kind differs from that of plain CNNs, as planner/hardware/likeness.py counts it.
-DEPARTURES: Mapping[Kind, int] = {
-    Kind.BENCHMARK: 2, Kind.BENCHMARK_LAST: 3, Kind.ATTENTION: 2, Kind.TEXTS: 1
+DEPARTURES: Mapping[RunKind, int] = {
+    RunKind.BENCHMARK: 2, RunKind.BENCHMARK_LAST: 3, RunKind.ATTENTION: 2, RunKind.TEXTS: 1
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def chance(row: Row, spread: Spread) -> float:
     return chance_beyond(row.limit_mib or 0, row.needed_mib or 0, spread, 0.0)
 
 
-def judged(rows: Sequence[Row], kind: Kind) -> list[Judged]:
+def judged(rows: Sequence[Row], kind: RunKind) -> list[Judged]:
     """Return the outcomes of a kind, each judged without its model or family."""
     mine = outcomes_of(rows, kind)
     likelihoods = likelihoods_of(mine)
@@ -86,9 +87,9 @@ def judged(rows: Sequence[Row], kind: Kind) -> list[Judged]:
     ]
 
 
-def judged_as_unpublished(rows: Sequence[Row], kind: Kind) -> list[Judged]:
+def judged_as_unpublished(rows: Sequence[Row], kind: RunKind) -> list[Judged]:
     """Return the outcomes of a kind, judged by plain CNNs' spread with departures alone."""
-    plain = kind_spread(rows, Kind.CONVOLUTIONS)
+    plain = kind_spread(rows, RunKind.CONVOLUTIONS)
     between = float(np.std(means(rows, without=kind), ddof=1))
     wide = replace(plain, scale=float(np.hypot(plain.scale, between * np.sqrt(DEPARTURES[kind]))))
     return [Judged(chance(row, wide), row.truth == DIES, _job_of(row)) for row in outcomes_of(rows, kind)]
@@ -122,7 +123,7 @@ def _bin(jobs: Sequence[Sequence[Judged]]) -> Bin:
     return Bin(stated, share, min(float(low), share), max(float(high), share), count, sum(map(len, jobs)))
 
 
-def reliability(rows: Sequence[Row]) -> dict[Kind, list[Bin]]:
+def reliability(rows: Sequence[Row]) -> dict[RunKind, list[Bin]]:
     """Return stated against observed deaths of every kind that has outcomes."""
     return {kind: bins_of(judged(rows, kind)) for kind in JUDGED}
 
@@ -130,7 +131,7 @@ def reliability(rows: Sequence[Row]) -> dict[Kind, list[Bin]]:
 def coverage_curves(rows: Sequence[Row]) -> dict[str, tuple[list[float], list[float]]]:
     """Stated confidence of the upper bound of a peak, and the share of peaks within it, models left out."""
     found = {}
-    for kind in (Kind.CONVOLUTIONS, Kind.TEXTS):
+    for kind in (RunKind.CONVOLUTIONS, RunKind.TEXTS):
         mine = peak_rows(rows, kind)
         if not mine:
             continue
@@ -166,7 +167,7 @@ def calibration_lines(rows: Sequence[Row]) -> Iterator[str]:
     yield from _table_of({kind: bins_of(judged_as_unpublished(rows, kind)) for kind in DEPARTURES})
 
 
-def _table_of(found: Mapping[Kind, Sequence[Bin]]) -> Iterator[str]:
+def _table_of(found: Mapping[RunKind, Sequence[Bin]]) -> Iterator[str]:
     yield "| kind | stated, mean | died | 95 % interval | jobs | outcomes | |"
     yield "|---|--:|--:|--:|--:|--:|---|"
     for kind, bins in found.items():

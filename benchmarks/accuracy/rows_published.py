@@ -16,7 +16,7 @@ from benchmarks.published.outcomes import MIB, RUNS, job_of as cnn_job, set_up_b
 from benchmarks.published.transformers import job_of as transformer_job
 from planner.capture.session import record
 from planner.errors import PlannerError
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.hardware.likeness import kind_of
 from planner.jobs.job import Job
 

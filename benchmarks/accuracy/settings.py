@@ -15,9 +15,10 @@ from benchmarks.published.timm_brackets import OUTSIDE_MIB, TOTAL_MIB
 from planner.allocator.config import AllocatorRules
 from planner.hardware.budget import make_budget
 from planner.hardware.context import context_size, loading_of
-from planner.hardware.device import MIB, find_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
 from planner.hardware.likeness import Likeness
-from planner.hardware.residuals import Kind
+from planner.hardware.residuals import RunKind
 
 LEFT_OUT = Path(__file__).parents[1] / "fits" / "convolution_workspaces.csv"
 CARD, TORCH = "RTX 3090", "1.12.0+cu113"
@@ -44,7 +45,7 @@ def own_answers(rows: Sequence[Row], confidence: float) -> tuple[int, int, int]:
     for trained, failed in pairs(list(rows)):
         if trained.needed_mib is None or failed.needed_mib is None:
             continue
-        budget = make_budget(card, confidence, AllocatorRules(), likeness=Likeness(Kind(trained.kind)))
+        budget = make_budget(card, confidence, AllocatorRules(), likeness=Likeness(RunKind(trained.kind)))
         room = (budget.arena.capacity_bytes or 0) / MIB
         found[0] += trained.needed_mib <= room < failed.needed_mib
         found[1] += failed.needed_mib <= room

@@ -25,7 +25,7 @@ from planner.allocator.history.file import load_history
 from planner.allocator.history.history import check_history
 from planner.api.request import job_of
 from planner.errors import PlannerError
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.program.events import Trace
 
 SEED = 14

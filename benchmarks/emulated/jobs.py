@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from planner.hardware.device import MIB, Device, find_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB, Device
 
 TABLES = Path(__file__).parents[1] / "models"
 SOURCES: Mapping[str, tuple[str, ...]] = {

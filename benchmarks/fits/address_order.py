@@ -25,7 +25,7 @@ from benchmarks.published.transformers import job_of as transformer_of
 from planner.allocator.replay import replay_trace
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.jobs.job import ZeroGrad
 from planner.program.events import Trace
 

@@ -35,7 +35,7 @@ from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes, trace_run
 from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.workspaces.nn.convolution import IMAGE_WISE, ImageWise
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.program.events import Alloc, Free, Trace
 
 WEIGHTS_KIB = (128, 256, 448, 576, 800, 1024, 1280, 1536, 1792)

@@ -28,7 +28,8 @@ from planner.hardware.context import (
     stacks_mib,
     typical_context,
 )
-from planner.hardware.device import Line, load_devices
+from planner.hardware.database import load_devices
+from planner.hardware.device import ProductLine
 
 MESSAGES = Path(__file__).parents[1] / "published" / "contexts.csv"
 # What cuDNN and cuBLAS load in the first steps: by so much the process peaks of Stone-ResearchLife/xMem
@@ -118,7 +119,7 @@ def card_stacks() -> list[float]:
         for card in load_devices()
         if card.about is not None
         and card.about.multiprocessors is not None
-        and card.about.line is not Line.SLICE
+        and card.about.line is not ProductLine.SLICE
         and card.capability >= (7, 5)
     ]
 

@@ -11,7 +11,8 @@ has a script of its own, fit_context.py.
 from math import sqrt
 from statistics import linear_regression
 
-from planner.hardware.device import MIB, Device, FigureKind, Line, load_devices
+from planner.hardware.database import load_devices
+from planner.hardware.device import MIB, Device, FigureKind, ProductLine
 
 FITTED = (
     "A100 40GB", "A100 80GB", "H100 80GB", "H200 141GB", "L4 24GB", "RTX 3060 12GB", "RTX 3090 24GB",
@@ -32,7 +33,7 @@ def recent_cards() -> list[Device]:
         for card in load_devices()
         if card.usable.kind is FigureKind.PUBLISHED
         and card.capability >= (7, 5)
-        and (card.about is None or card.about.line is not Line.SLICE)
+        and (card.about is None or card.about.line is not ProductLine.SLICE)
     ]
 
 

@@ -43,8 +43,8 @@ from planner.capture.session import record
 from planner.hardware.calibration.fit import LeftOut, fit_points, leave_one_batch_out
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.calibration.observation import Observation, Settings, Versions
-from planner.hardware.device import find_device
-from planner.hardware.residuals import Kind, load_residuals
+from planner.hardware.database import find_device
+from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs.job import Job, Loss, Optimizer, ZeroGrad, freeze
 from planner.planning.max_batch import TraceSource
 from planner.program.events import Trace
@@ -297,7 +297,9 @@ def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
         fit = fits.get(sweep.job)
         for run in (*sweep.runs, *sweep.unseen):
             raw = smallest_cap_mib(sweep.at(int(run["batch"])), int(run["batch"]))
-            verdicts = load_residuals().kinds[Kind.CONVOLUTIONS if is_cnn(sweep) else Kind.TEXTS].verdicts
+            verdicts = (
+                load_residuals().kinds[RunKind.CONVOLUTIONS if is_cnn(sweep) else RunKind.TEXTS].verdicts
+            )
             wanted = {"planner": raw * max(1.0, 1 + verdicts.location + z * verdicts.scale)}
             if fit is not None:
                 wanted["fit under the cap"] = (

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.published.allocator import replay_published
 from planner.capture.session import record
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.jobs.job import Job, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.program.events import Outcome, Phase, PhaseStart, Trace
 

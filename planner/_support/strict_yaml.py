@@ -1,26 +1,30 @@
-"""YAML files that people write by hand, read strictly: each error names the file, the line and the key.
+"""Read YAML files strictly: each error names the file, the line and the key.
 
-Every value is wanted in one form and refused in any other; unknown, missing and repeated keys are refused.
-YAML itself is imported only when a file is read.
+Every value has one form; unknown, missing and repeated keys are errors, and so is a scalar that YAML only
+happens to take for a number or a truth. YAML itself is imported only when a file is read.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
+
+from planner._support.conversion import ConversionError, Text, convert
 from planner.errors import DataFileError
 
 if TYPE_CHECKING:
     import yaml
 
-DEEPEST = 100  # levels; ours have 6
+T = TypeVar("T")
+MAX_DEPTH = 100  # levels; ours have 6
+MAX_VALUES = 200_000  # aliases of aliases of lists could make billions
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A value in a YAML file that knows where it stands."""
+class Entry(msgspec.Struct, frozen=True):
+    """A value in a YAML file with its position."""
 
     path: Path
     key: str  # dotted, "" for the whole file
@@ -28,84 +32,111 @@ class Entry:
     node: "yaml.Node"
 
     def broken(self, what: str) -> DataFileError:
-        """The error, to be raised, that something is wrong with this value."""
+        """Return the error, to be raised, that something is wrong with this value."""
         key = f", {self.key}" if self.key else ""
         return DataFileError(f"{self.path} line {self.line}{key}: {what}")
 
+    def convert(self, kind: type[T], **given: Any) -> T:
+        """Return the value as a `kind` by `conversion.convert`; `given` are further values of a mapping."""
+        value = self.plain()
+        if given:
+            for key, entry in self.mapping().items():
+                if key in given:
+                    raise entry.broken("unknown key")
+            value |= given
+        try:
+            return convert(value, kind)
+        except ConversionError as error:
+            place: Entry = self
+            for step in error.path:
+                place = place.mapping()[step] if isinstance(step, str) else place.items()[step]
+            unquoted = "expected a string" in error.what and not place.node.tag.endswith(":str")
+            hint = "; quote it if it looks like a number" if unquoted else ""
+            raise place.broken(error.what + hint) from None
+
+    def plain(self) -> Any:
+        """Return the value in basic types, as `json` would load it."""
+        try:
+            return _plain(self, count(1), 0)
+        except RecursionError:
+            problem = f"aliases make more than {MAX_DEPTH} levels or {MAX_VALUES:,} values"
+            raise self.broken(f"{problem}; write the values out") from None
+
     def children(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Entry"]:
-        """The values of a mapping that has all `required` keys, perhaps some `optional`, and no other."""
+        """Return the values of a mapping that has all `required` keys, and no others but `optional` ones."""
         required, known = tuple(required), (*required, *optional)
-        found = self.mapping()
-        for key, entry in found.items():
+        entries = self.mapping()
+        for key, entry in entries.items():
             if key not in known:
                 raise entry.broken(f"unknown key; known are {', '.join(known)}")
-        missing = [key for key in required if key not in found]
+        missing = [key for key in required if key not in entries]
         if missing:
             raise self.broken(f"missing {', '.join(missing)}")
-        return found
+        return entries
 
     def mapping(self) -> dict[str, "Entry"]:
-        """The values of a mapping whose keys are free texts, each standing there once."""
+        """Return the values of a mapping whose keys are strings, each standing there once."""
         import yaml
 
         if not isinstance(self.node, yaml.MappingNode):
-            raise self.broken(f"keys with values are wanted, not {self._shown()}")
-        found: dict[str, Entry] = {}
+            raise self.broken(f"expected keys with values, got {self._shown()}")
+        entries: dict[str, Entry] = {}
         for key_node, value_node in self.node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
             dotted = f"{self.key}.{key}" if self.key else key
             entry = Entry(self.path, dotted, _line(key_node), value_node)
-            if key in found or key == "?":
-                raise entry.broken("a key is one plain text and stands here once")
-            found[key] = entry
-        return found
+            if key in entries or key == "?":
+                raise entry.broken("a key is one plain string and stands here once")
+            entries[key] = entry
+        return entries
 
     def items(self) -> list["Entry"]:
-        """The values of a list."""
+        """Return the values of a list."""
         import yaml
 
         if not isinstance(self.node, yaml.SequenceNode):
-            raise self.broken(f"a list is wanted, not {self._shown()}")
+            raise self.broken(f"expected a list, got {self._shown()}")
         return [
             Entry(self.path, f"{self.key}[{index}]", _line(node), node)
             for index, node in enumerate(self.node.value)
         ]
 
     def text(self) -> str:
-        """A text that is not empty."""
-        if not self.node.tag.endswith(":str") or not self.node.value.strip():
-            raise self.broken(f"a text is wanted, not {self._shown()}; quote it if it looks like a number")
-        return str(self.node.value)
+        """Return a string that is not blank."""
+        text: Any = Text
+        return str(self.convert(text))
 
     def choice(self, allowed: Sequence[str]) -> str:
-        """One of the texts `allowed`."""
+        """Return one of the strings `allowed`."""
         text = self.text()
         if text not in allowed:
-            raise self.broken(f"one of {', '.join(allowed)} is wanted, not {text!r}")
+            raise self.broken(f"expected one of {', '.join(allowed)}, got {text!r}")
         return text
 
     def number(self, low: float, high: float) -> float:
-        """A number from `low` to `high`, both included."""
-        value = math.nan
-        if self.node.tag.endswith((":int", ":float")):
-            try:
-                value = float(self.node.value)
-            except ValueError:  # YAML's octal, hexadecimal and base-60 numbers: nobody means them
-                value = math.nan
-        if not low <= value <= high:
-            raise self.broken(f"a number from {low:,} to {high:,} is wanted, not {self._shown()}")
-        return value
+        """Return a number from `low` to `high`, both included."""
+        number: Any = Annotated[float, msgspec.Meta(ge=low, le=high)]
+        return float(self.convert(number))
 
     def says(self, word: str) -> bool:
-        """Whether this is the plain word."""
+        """Return whether this is the plain word."""
         return bool(self.node.value == word)
 
     def _shown(self) -> str:
-        return repr(self.node.value) if isinstance(self.node.value, str) else "a list or keys"
+        return repr(self.node.value) if isinstance(self.node.value, str) else "a list or keys with values"
+
+
+class Unusual(msgspec.Struct, frozen=True):
+    """A scalar that is no string, decimal number, truth or null: a date, 1:30, 0x10, .nan, yes."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return repr(self.text)
 
 
 def read_entry(path: Path) -> Entry:
-    """The whole of a file as one entry.
+    """Return the whole of a file as one entry.
 
     Raises DataFileError where the file is missing, empty, not UTF-8 or not one YAML document.
     """
@@ -130,16 +161,18 @@ def read_entry(path: Path) -> Entry:
 
 
 def _may_be_deep(text: str) -> bool:
-    """Whether brackets, dashes and indentation could make more levels than anybody writes."""
+    """Return whether brackets, dashes and indentation could make more levels than anybody writes."""
     marks = sum(map(text.count, "[{"))
-    return marks > DEEPEST or any(
-        line.count("-") + line.count("?") + len(line) - len(line.lstrip()) > DEEPEST
+    return marks > MAX_DEPTH or any(
+        line.count("-") + line.count("?") + len(line) - len(line.lstrip()) > MAX_DEPTH
         for line in text.splitlines()
     )
 
 
 def _refuse_depth(path: Path, text: str, loader: Any) -> None:
-    """Composing takes a level of the C stack for each level of the file, without a bound: PyYAML 6.0 with
+    """Raise DataFileError for a file of many levels, before it is composed.
+
+    Composing takes a level of the C stack for each level of the file, without a bound: PyYAML 6.0 with
     libyaml crashes at some 50,000. Parsing takes none.
     """
     import yaml
@@ -148,10 +181,38 @@ def _refuse_depth(path: Path, text: str, loader: Any) -> None:
     for event in yaml.parse(text, Loader=loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise DataFileError(f"{path} line {line}: nested more than {DEEPEST} levels deep")
+            raise DataFileError(f"{path} line {line}: nested more than {MAX_DEPTH} levels deep")
 
 
 def _line(node: "yaml.Node") -> int:
     return node.start_mark.line + 1
+
+
+def _plain(entry: Entry, values: Iterator[int], depth: int) -> Any:
+    if depth > MAX_DEPTH or next(values) > MAX_VALUES:
+        raise RecursionError
+    kind = entry.node.id  # type: ignore[attr-defined]  # the stubs lack it
+    if kind == "scalar":
+        return _scalar(entry.node.tag.rpartition(":")[2], entry.node.value)
+    if kind == "sequence":
+        return [_plain(item, values, depth + 1) for item in entry.items()]
+    return {key: _plain(value, values, depth + 1) for key, value in entry.mapping().items()}
+
+
+def _scalar(tag: str, text: str) -> Any:
+    if tag == "str":
+        return text
+    if tag == "null":
+        return None
+    if tag == "bool" and text in ("true", "false"):
+        return text == "true"
+    try:
+        if tag == "int":
+            return int(text)
+        if tag == "float" and isfinite(float(text)):
+            return float(text)
+    except ValueError:  # YAML's octal, hexadecimal and base-60 numbers: nobody means them
+        pass
+    return Unusual(text)

@@ -7,8 +7,14 @@ from .budget import (
     process_bytes as process_bytes,
     upper_process_bytes as upper_process_bytes,
 )
-from .device import (
+from .database import (
     EMULATED as EMULATED,
+    device_key as device_key,
+    find_device as find_device,
+    load_devices as load_devices,
+    search_devices as search_devices,
+)
+from .device import (
     ENDLESS_BYTES as ENDLESS_BYTES,
     GENERIC_CAPABILITY as GENERIC_CAPABILITY,
     GENERIC_CONTEXT as GENERIC_CONTEXT,
@@ -16,15 +22,11 @@ from .device import (
     MIB as MIB,
     Device as Device,
     FigureKind as FigureKind,
-    Line as Line,
-    Measured as Measured,
-    Noted as Noted,
-    card_key as card_key,
-    find_device as find_device,
+    ProductLine as ProductLine,
+    SourcedBytes as SourcedBytes,
+    SourcedValue as SourcedValue,
     generic_device as generic_device,
     generic_usable as generic_usable,
-    load_devices as load_devices,
-    search_devices as search_devices,
     unlimited_device as unlimited_device,
 )
 from .likeness import (

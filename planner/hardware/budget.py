@@ -17,9 +17,11 @@ Where a calibration answers, a batch fits if its replay does not fail within
 memory alone, of which the overhead is no part, and peaks on an empty card say little of what fits a full one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import NormalDist
+
+import msgspec
 
 from planner.allocator import AllocatorRules, Arena, Replay, replay_trace
 from planner.errors import UsageError
@@ -65,7 +67,7 @@ def make_budget(
     verdicts = margins_of(likeness).verdicts
     scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)
     if correction is not None and correction.context is not None:
-        device = replace(device, context=correction.context)
+        device = msgspec.structs.replace(device, context=correction.context)
     capacity = None
     if device.usable.value < ENDLESS_BYTES:
         overhead, deviation, slope = _outside(device, correction)

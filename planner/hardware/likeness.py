@@ -7,11 +7,13 @@ has, no probability is given, and its margins are the widest of all kinds.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from statistics import NormalDist
 
-from planner.hardware.residuals import Kind, Published, Residuals, Spread, load_residuals, quantile
+from msgspec import Struct
+from msgspec.structs import replace
+
+from planner.hardware.residuals import Published, Residuals, RunKind, Spread, load_residuals, quantile
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.program import FROM_CHANCE, Alloc, Category, Trace
 
@@ -28,11 +30,10 @@ _PADDED = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids",
 _HALF = (Precision.FP16, Precision.BF16)
 
 
-@dataclass(frozen=True, slots=True)
-class Likeness:
+class Likeness(Struct, frozen=True):
     """The published runs that a job is like."""
 
-    kind: Kind = Kind.CONVOLUTIONS
+    kind: RunKind = RunKind.CONVOLUTIONS
     lengths: Lengths = Lengths.FIXED
     padded: str = (
         ""  # the input by which the lengths are taken to vary; "" where the user says or they do not
@@ -41,8 +42,7 @@ class Likeness:
     unlike: tuple[str, ...] = ()  # what no published run has; no probability is given
 
 
-@dataclass(frozen=True, slots=True)
-class Margins:
+class Margins(Struct, frozen=True):
     """The distribution of a job's memory needs over those of its replay."""
 
     verdicts: Spread
@@ -71,8 +71,8 @@ def margins_of(likeness: Likeness, published: Published | None = None) -> Margin
         departures += 1
     scale = hypot(spread.scale, published.between * sqrt(departures))
     ratios = own.peak_ratios
-    if likeness.unlike or likeness.kind in (Kind.BENCHMARK, Kind.BENCHMARK_LAST):
-        ratios = published.kinds[Kind.CONVOLUTIONS].peak_ratios if not likeness.unlike else ()
+    if likeness.unlike or likeness.kind in (RunKind.BENCHMARK, RunKind.BENCHMARK_LAST):
+        ratios = published.kinds[RunKind.CONVOLUTIONS].peak_ratios if not likeness.unlike else ()
         own = replace(own, peak_ratios=ratios)
     return Margins(replace(spread, scale=scale), own, published.between, departures)
 
@@ -87,28 +87,28 @@ def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness
     return Likeness(kind, lengths, padded, departures, unlike)
 
 
-def kind_of(job: Job, trace: Trace) -> Kind:
+def kind_of(job: Job, trace: Trace) -> RunKind:
     """Return the kind of published runs that is nearest to a job."""
     sites = Counter(site.op for site in trace.sites)
     is_plain = job.precision is Precision.FP32 and not job.cudnn_benchmark
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
         if is_plain:
-            return Kind.CONVOLUTIONS
+            return RunKind.CONVOLUTIONS
         is_last = job.memory_format is MemoryFormat.CHANNELS_LAST
-        return Kind.BENCHMARK_LAST if is_last else Kind.BENCHMARK
+        return RunKind.BENCHMARK_LAST if is_last else RunKind.BENCHMARK
     if _is_large(job, trace):
-        return Kind.LARGE
+        return RunKind.LARGE
     if lengths_of(job, trace)[0] is Lengths.VARYING:
-        return Kind.TEXTS
-    return Kind.CONVOLUTIONS if is_plain and not _attends(sites) else Kind.ATTENTION
+        return RunKind.TEXTS
+    return RunKind.CONVOLUTIONS if is_plain and not _attends(sites) else RunKind.ATTENTION
 
 
-def kind_without_trace(job: Job) -> Kind:
+def kind_without_trace(job: Job) -> RunKind:
     """Return the kind as far as options tell it: texts where an input is a sequence of integers."""
     if job.lengths is not None:
-        return Kind.TEXTS if job.lengths is Lengths.VARYING else Kind.CONVOLUTIONS
+        return RunKind.TEXTS if job.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
     has_tokens = any(len(spec.shape) == 1 and _is_integer(spec) for spec in job.inputs)
-    return Kind.TEXTS if has_tokens else Kind.CONVOLUTIONS
+    return RunKind.TEXTS if has_tokens else RunKind.CONVOLUTIONS
 
 
 def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
@@ -141,7 +141,7 @@ def _attends(sites: Counter[str]) -> bool:
     return any(_FUSED_ATTENTION in op for op in sites) or all(sites[op] for op in _UNFUSED_ATTENTION)
 
 
-def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: Kind) -> Iterator[str]:
+def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: RunKind) -> Iterator[str]:
     """What no published run has, as ends of a sentence."""
     ranks = {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
     many = sites[CONVOLUTION] > FEW_CONVOLUTIONS
@@ -149,7 +149,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: Kind) -> Iterator
         yield "has three-dimensional convolutions"
     if many and ranks and max(ranks) < 3:
         yield "has convolutions over sequences"
-    if many and _attends(sites) and kind is Kind.CONVOLUTIONS:
+    if many and _attends(sites) and kind is RunKind.CONVOLUTIONS:
         yield "has both attention and many convolutions in these settings"
     if any(word in op for op in sites for word in _RECURRENT):
         yield "has recurrent layers"
@@ -162,7 +162,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: Kind) -> Iterator
 
 
 def _departures(
-    job: Job, trace: Trace, sites: Counter[str], kind: Kind, lengths: Lengths, capability: tuple[int, int]
+    job: Job, trace: Trace, sites: Counter[str], kind: RunKind, lengths: Lengths, capability: tuple[int, int]
 ) -> Iterator[str]:
     """What no run of the kind has, as ends of a sentence."""
     settings = load_residuals().kinds[kind].settings
@@ -176,7 +176,7 @@ def _departures(
         yield f"on compute capability {capability[0]}.{capability[1]}"
     if job.mode in (Mode.INFER, Mode.FORWARD):
         yield "without a backward pass"
-    if lengths is Lengths.VARYING and kind not in (Kind.TEXTS, Kind.LARGE):
+    if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
         yield "with samples of varying lengths"
     if any("convolution" not in op for op in trace.unknown_ops):
         yield "with operators whose scratch memory is not known"

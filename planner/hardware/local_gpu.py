@@ -5,16 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import NoGpuError
-from planner.hardware.device import (
-    DEVICES_FOLDER,
-    GENERIC_CONTEXT,
-    Device,
-    FigureKind,
-    Measured,
-    card_key,
-    generic_usable,
-    load_devices,
-)
+from planner.hardware.database import DEVICES_FOLDER, device_key, load_devices
+from planner.hardware.device import GENERIC_CONTEXT, Device, FigureKind, SourcedBytes, generic_usable
 
 SAME_MEMORY = 0.05  # a card of the database is this one if its total agrees within this share
 
@@ -43,7 +35,7 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
     known = [
         card
         for card in load_devices(folder)
-        if card_key(name) in map(card_key, (card.name, *card.aliases))
+        if device_key(name) in map(device_key, (card.name, *card.aliases))
         and abs(card.total.value - total_bytes) <= SAME_MEMORY * total_bytes
     ]
     return known[0] if known else _unknown(name, total_bytes, (int(major), int(minor)))
@@ -52,7 +44,7 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 def _unknown(name: str, total_bytes: int, capability: tuple[int, int]) -> Device:
     return Device(
         name=name,
-        total=Measured(total_bytes, "NVML on this machine", kind=FigureKind.MEASURED),
+        total=SourcedBytes(total_bytes, "NVML on this machine", kind=FigureKind.MEASURED),
         usable=generic_usable(total_bytes),
         context=GENERIC_CONTEXT,
         capability=capability,

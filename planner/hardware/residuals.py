@@ -1,23 +1,23 @@
-"""How far published runs lay from the planner's answers: the source of its margins and probabilities.
+"""Differences between published runs and the planner's answers: the source of its margins and probabilities.
 
-`residuals.json` is written by `benchmarks/accuracy` from the rows of `benchmarks/accuracy/accuracy.csv`;
-nobody edits it. It is read where a budget is made, without torch or NumPy.
+`residuals.json` is written by `benchmarks/accuracy` from the rows of `benchmarks/accuracy.csv`; nobody
+edits it. It is read where a budget is made, without torch or NumPy.
 """
 
-import json
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from planner._support.conversion import decode_json
 from planner.errors import DataFileError
 
 RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 
 
-class Kind(StrEnum):
+class RunKind(StrEnum):
     """Published runs that have their own distribution."""
 
     CONVOLUTIONS = "convolutions"  # images in float32, cudnn.benchmark off
@@ -28,17 +28,15 @@ class Kind(StrEnum):
     LARGE = "billions of parameters"
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """A normal distribution of (memory that a run needs at the least) / (what its replay needs)."""
 
     outcomes: int  # published outcomes that it is fitted to
     location: float  # its mean, less 1
-    scale: float  # its standard deviation
+    scale: Annotated[float, Meta(ge=0)]  # its standard deviation
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class KindSettings(Struct, frozen=True):
     """How the runs of a kind trained; a job that trains otherwise is not quite like them."""
 
     precisions: tuple[str, ...]
@@ -47,24 +45,25 @@ class Settings:
     capabilities: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Residuals:
+class Residuals(Struct, frozen=True):
     """The published runs of one kind, without any calibration."""
 
-    kind: Kind
     runs: str  # which runs these are, for people
     peaks: int  # of processes
-    settings: Settings
+    settings: KindSettings
     verdicts: Spread
-    peak_ratios: tuple[float, ...]  # rising: process peak on an empty card over replayed peak reserved
+    peak_ratios: tuple[float, ...]  # rising: process peak on an empty GPU over replayed peak reserved
+
+    def __post_init__(self) -> None:
+        if self.verdicts.scale <= 0 or list(self.peak_ratios) != sorted(self.peak_ratios):
+            raise ValueError("no distribution")
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """The residuals of all kinds."""
 
-    kinds: dict[Kind, Residuals]
-    between: float  # standard deviation between the means of kinds and GPUs
+    kinds: dict[RunKind, Residuals]
+    between: Annotated[float, Meta(ge=0)]  # standard deviation between the means of kinds and GPUs
 
     @property
     def widest(self) -> Spread:
@@ -75,8 +74,10 @@ class Published:
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
-    """What a further value stays within, with this probability: the i-th of n values (from 1) is taken as the
-    i / (n + 1) quantile, between ranks the straight line holds, beyond the last one its value.
+    """Return the value that a further one stays within, with this probability.
+
+    The i-th of n values (from 1) is taken as the i / (n + 1) quantile; between ranks the straight line holds,
+    beyond the last one its value.
 
     >>> quantile((1.0, 2.0, 3.0), 0.5), quantile((1.0, 2.0, 3.0), 0.375)
     (2.0, 1.5)
@@ -90,42 +91,13 @@ def quantile(rising: Sequence[float], share: float) -> float:
     return rising[below] + (place - below) * (rising[below + 1] - rising[below])
 
 
-def share_within(rising: Sequence[float], value: float) -> float:
-    """How much of a sample lies below a value."""
-    return bisect_left(rising, value) / len(rising)
-
-
 def load_residuals(path: Path = RESIDUALS_FILE) -> Published:
     """Return the residuals of all kinds. Raises DataFileError for a file that does not hold them."""
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kinds = {kind: _residuals(kind, said["kinds"][kind.value]) for kind in Kind}
-        between = float(said["between"])
-        if between < 0 or not all(map(_is_sound, kinds.values())):
-            raise ValueError("no distribution")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataFileError(
-            f"{path}: broken residuals; run python -m benchmarks.accuracy --from-csv"
-        ) from error
-    return Published(kinds, between)
-
-
-def _residuals(kind: Kind, said: dict[str, Any]) -> Residuals:
-    verdicts, settings = said["verdicts"], said["settings"]
-    return Residuals(
-        kind,
-        str(said["runs"]),
-        int(said["peaks"]),
-        Settings(
-            tuple(map(str, settings["precisions"])),
-            tuple(map(bool, settings["cudnn_benchmark"])),
-            tuple(map(str, settings["memory_formats"])),
-            tuple((int(major), int(minor)) for major, minor in settings["capabilities"]),
-        ),
-        Spread(int(verdicts["outcomes"]), float(verdicts["location"]), float(verdicts["scale"])),
-        tuple(float(ratio) for ratio in said["peak_ratios"]),
-    )
-
-
-def _is_sound(one: Residuals) -> bool:
-    return one.verdicts.scale > 0 and list(one.peak_ratios) == sorted(one.peak_ratios)
+        published = decode_json(path.read_bytes(), Published)
+        if published.kinds.keys() != set(RunKind):
+            raise ValueError("a kind is missing")
+    except (OSError, ValueError, RecursionError) as error:
+        problem = "broken residuals; run python -m benchmarks.accuracy --from-csv"
+        raise DataFileError(f"{path}: {problem}") from error
+    return published

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from planner.hardware import ENDLESS_BYTES, MIB, Measured
+from planner.hardware import ENDLESS_BYTES, MIB, SourcedBytes
 from planner.planning import Estimate
 from planner.program import Category
 
@@ -53,7 +53,7 @@ def shares(parts: Mapping[str, int], digits: int) -> Iterator[tuple[str, float, 
             yield name, rounded, parts[name] / total
 
 
-def is_endless(figure: Measured) -> bool:
+def is_endless(figure: SourcedBytes) -> bool:
     """Whether this is the memory of a card that never runs out."""
     return figure.value >= ENDLESS_BYTES
 

@@ -3,14 +3,14 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.errors import DataFileError
-from planner.hardware.residuals import RESIDUALS_FILE, Kind, load_residuals, quantile
+from planner.hardware.residuals import RESIDUALS_FILE, RunKind, load_residuals, quantile
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from tests.helpers.structs import replace
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MIB = 2**20
@@ -43,7 +43,7 @@ def test_stated_probabilities_lie_within_the_observed_intervals() -> None:
     from benchmarks.accuracy.rows import read_rows
 
     found = reliability(read_rows())
-    assert set(found) == set(JUDGED) == set(Kind) - {Kind.LARGE}
+    assert set(found) == set(JUDGED) == set(RunKind) - {RunKind.LARGE}
     assert [one for bins in found.values() for one in bins if not one.is_honest] == []
     assert all(sum(one.count for one in bins) >= 50 for bins in found.values())
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from planner.program.affine import align
 from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
 from tests.helpers.runs import CARD, JOB, OTHER_JOB, RUN, FakeMeasure
+from tests.helpers.structs import replace
 from tests.helpers.traces import alloc
 
 SERIES = (Series(JOB, (8, 16)), Series(OTHER_JOB, (4,)))

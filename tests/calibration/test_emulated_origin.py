@@ -1,7 +1,6 @@
 """Figures of emulated GPUs are called emulated in every file, and never taken for measured ones."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,9 @@ from planner.hardware.calibration.model import (
     look_up,
 )
 from planner.hardware.calibration.observation import Observation, origin_of
-from planner.hardware.device import card_key, is_emulated
+from planner.hardware.database import device_key, is_emulated
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, calibration, observation, points
+from tests.helpers.structs import replace
 
 GPU = "NVIDIA GeForce RTX 3060 (emulated)"
 EMULATED_KEY = replace(KEY, gpu=GPU)
@@ -57,7 +57,7 @@ def test_the_name_tells_the_origin() -> None:
     name = describe_gpu(CARD).split(";")[0].removeprefix("name=")
     assert is_emulated(name) and origin_of(name) == "emulated"
     assert origin_of(KEY.gpu) == "measured"
-    assert card_key(name) == card_key(CARD.name)
+    assert device_key(name) == device_key(CARD.name)
     assert is_card(CARD, GPU, KEY.versions)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from planner.planning.process.model import Reading
 from planner.program.events import Alloc, Phase, PhaseStart
 from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.helpers.runs import RUN
+from tests.helpers.structs import replace
 
 
 def tiny() -> nn.Module:

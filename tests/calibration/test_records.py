@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from planner.jobs.job import (
     parse_tensor_spec,
 )
 from planner.program.events import Phase
+from tests.helpers.structs import replace
 
 MACHINE = {
     "gpu": "NVIDIA A100-SXM4-40GB",

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from calibration.record import save_calibration
 from planner.cli import folders, run
 from planner.hardware.calibration.files import TABLES_FOLDER, load_folders
 from planner.hardware.calibration.model import Fit, Point
-from planner.hardware.device import MIB, find_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.max_batch import TraceSource
@@ -22,6 +22,7 @@ from planner.program.target import Target
 from planner.store.codec import save_trace
 from tests.helpers.calibrations import FIT, JOB, KEY, REFUSAL, calibration, observation
 from tests.helpers.runs import CARD, FakeMeasure
+from tests.helpers.structs import replace
 
 Capture = pytest.CaptureFixture[str]
 TOY = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)

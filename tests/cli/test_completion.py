@@ -13,7 +13,7 @@ import pytest
 
 from planner.cli.completion import model_names, shells as completion
 from planner.cli.completion.shells import answer_shell, candidates
-from planner.hardware.device import find_device, load_devices
+from planner.hardware.database import find_device, load_devices
 
 BIN = Path(sys.executable).parent
 DEADLINE_SECONDS = 60  # for a shell on a busy machine; nothing is measured

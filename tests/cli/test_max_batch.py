@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.store.codec import save_trace
+from tests.helpers.structs import replace
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20

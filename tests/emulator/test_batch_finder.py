@@ -1,7 +1,7 @@
 """Histories made by hand become traces, lines through them, and an answer that runs confirm."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -10,12 +10,13 @@ from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
 from planner.emulator.history import History, HistoryEvent, StepEnd, trace_of
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
-from planner.hardware.device import MIB, Device, Measured, generic_device
+from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.fit import Fit, fit_runs
 from planner.planning.search import LARGEST_BATCH
 from planner.program.affine import rounded_line
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
+from tests.helpers.structs import replace
 
 SITES = (Site("train.py:1", "forward"),)
 Move = tuple[str, str, int]  # a (ask), t (try to ask), f (give back) or s (step ends), a name, bytes
@@ -105,8 +106,8 @@ def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
 def gpu(mib: int) -> Device:
     """Return a GPU that leaves so much to the allocator."""
     device = generic_device(mib)
-    nothing = Measured(0, "none")
-    return replace(device, context=nothing, usable=Measured(mib * MIB, "all"))
+    nothing = SourcedBytes(0, "none")
+    return replace(device, context=nothing, usable=SourcedBytes(mib * MIB, "all"))
 
 
 def test_a_history_becomes_a_trace() -> None:

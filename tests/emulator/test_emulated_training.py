@@ -346,7 +346,7 @@ def test_a_replayed_history_is_the_run(emulator: Emulator, tmp_path: Path) -> No
     from planner.emulator.compiled import compiled_dir
     from planner.emulator.history import trace_of
     from planner.emulator.launch import RunOptions, run_emulated
-    from planner.hardware.device import find_device
+    from planner.hardware.database import find_device
 
     script = tmp_path / "train.py"
     script.write_text(

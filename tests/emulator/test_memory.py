@@ -12,7 +12,8 @@ import pytest
 from planner.emulator.child.build import CORE_SOURCES, SOURCES
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
-from planner.hardware.device import MIB, find_device, generic_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB, generic_device
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 

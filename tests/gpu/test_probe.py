@@ -1,6 +1,5 @@
 """Probes, a calibration and its verification on an NVIDIA GPU. Nothing else may use it meanwhile."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,12 @@ from planner.capture.session import record
 from planner.hardware.budget import make_budget
 from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit
-from planner.hardware.device import Device, FigureKind, Measured
+from planner.hardware.device import Device, FigureKind, SourcedBytes
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.max_batch import FIT_BATCHES, estimate, plan_max_batch
 from planner.program.affine import align
 from planner.program.events import Outcome, Trace
+from tests.helpers.structs import replace
 
 pytestmark = pytest.mark.gpu
 BATCHES = (16, 32, 64, 128)
@@ -34,9 +34,9 @@ def this_card() -> Device:
     assert usable is not None
     return Device(
         gpu.name,
-        Measured(total or usable, "NVML", kind=FigureKind.MEASURED),
-        Measured(usable, "torch", kind=FigureKind.MEASURED),
-        Measured(500 * MIB, "assumed", kind=FigureKind.UNVERIFIED),
+        SourcedBytes(total or usable, "NVML", kind=FigureKind.MEASURED),
+        SourcedBytes(usable, "torch", kind=FigureKind.MEASURED),
+        SourcedBytes(500 * MIB, "assumed", kind=FigureKind.UNVERIFIED),
         gpu.versions.capability,
     )
 

@@ -1,6 +1,5 @@
 """What of a card is left to the allocator, and what a process shows at most."""
 
-from dataclasses import replace
 from math import hypot, inf, nan
 from statistics import NormalDist
 
@@ -17,10 +16,11 @@ from planner.hardware.budget import (
     make_budget,
     upper_process_bytes,
 )
-from planner.hardware.device import Device, Measured, unlimited_device
+from planner.hardware.device import Device, SourcedBytes, unlimited_device
 from planner.hardware.likeness import Likeness, margins_of
-from planner.hardware.residuals import Kind, Spread
+from planner.hardware.residuals import RunKind, Spread
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED
 
 RULES = AllocatorRules()
@@ -33,9 +33,9 @@ def card(usable_mib: int = 10_000, context_mib: int = 400) -> Device:
     """A card whose two uncertainties, 30 and 40 MiB, make 50 together."""
     return Device(
         name="card",
-        total=Measured(10_240 * MIB, "made up"),
-        usable=Measured(usable_mib * MIB, "made up", spread=30 * MIB),
-        context=Measured(context_mib * MIB, "made up", spread=40 * MIB),
+        total=SourcedBytes(10_240 * MIB, "made up"),
+        usable=SourcedBytes(usable_mib * MIB, "made up", spread=30 * MIB),
+        context=SourcedBytes(context_mib * MIB, "made up", spread=40 * MIB),
         capability=(8, 6),
     )
 
@@ -75,8 +75,8 @@ def test_margin(
     """
     device = replace(
         card(),
-        usable=Measured(usable * MIB, "made up", spread=usable_spread * MIB),
-        context=Measured(context * MIB, "made up", spread=context_spread * MIB),
+        usable=SourcedBytes(usable * MIB, "made up", spread=usable_spread * MIB),
+        context=SourcedBytes(context * MIB, "made up", spread=context_spread * MIB),
     )
     capacity = make_budget(device, confidence, RULES).arena.capacity_bytes
     assert capacity is not None
@@ -154,8 +154,8 @@ def test_cap_is_refused(cap_bytes: int) -> None:
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("reserved_mib", [3_000, 9_601])
-@pytest.mark.parametrize("kind", list(Kind))
-def test_upper_bound(confidence: float, reserved_mib: int, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(RunKind))
+def test_upper_bound(confidence: float, reserved_mib: int, kind: RunKind) -> None:
     """The reserved peak counts with the ratio that so many published runs of its kind stayed within, or once
     where that is less, in a process with room on the card as in one that needs more than the card has.
     """
@@ -209,8 +209,10 @@ def test_chance_moves_with_the_mean() -> None:
 
 
 @UNTIMED
-@given(st.floats(0.5, 0.999), st.sampled_from(list(Kind)), st.one_of(st.none(), st.integers(3_000, 12_000)))
-def test_chance_and_confidence_agree(confidence: float, kind: Kind, cap_mib: int | None) -> None:
+@given(
+    st.floats(0.5, 0.999), st.sampled_from(list(RunKind)), st.one_of(st.none(), st.integers(3_000, 12_000))
+)
+def test_chance_and_confidence_agree(confidence: float, kind: RunKind, cap_mib: int | None) -> None:
     """What the budget leaves at a confidence is passed with the probability that the confidence leaves, or a
     smaller one where the card's or the cap's own size bounds it.
     """

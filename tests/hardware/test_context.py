@@ -16,7 +16,8 @@ from planner.hardware.context import (
     stacks_mib,
     typical_context,
 )
-from planner.hardware.device import MIB, find_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fits" / "cuda_context.py"
 

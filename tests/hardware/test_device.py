@@ -9,23 +9,21 @@ from types import SimpleNamespace
 import pytest
 
 from planner.errors import DataFileError, NoGpuError, UsageError
+from planner.hardware.database import find_device, load_devices, search_devices
 from planner.hardware.device import (
     GENERIC_CONTEXT,
     KEPT_BY_DRIVER_MIB,
     KEPT_BY_DRIVER_SHARE,
     KEPT_BY_DRIVER_SPREAD_MIB,
     MIB,
-    About,
     Device,
     FigureKind,
-    Line,
-    Measured,
-    Noted,
-    find_device,
+    ProductInfo,
+    ProductLine,
+    SourcedBytes,
+    SourcedValue,
     generic_device,
     generic_usable,
-    load_devices,
-    search_devices,
     unlimited_device,
 )
 from planner.hardware.local_gpu import local_device
@@ -61,8 +59,8 @@ def test_a_file_becomes_a_device(tmp_path: Path) -> None:
     assert load_devices(tmp_path) == (
         Device(
             name="Test 8GB",
-            total=Measured(8000 * MIB, "nvidia-smi", 0, FigureKind.MEASURED),
-            usable=Measured(7900 * MIB + MIB // 2, "a log", 2 * MIB, FigureKind.PUBLISHED),
+            total=SourcedBytes(8000 * MIB, "nvidia-smi", 0, FigureKind.MEASURED),
+            usable=SourcedBytes(7900 * MIB + MIB // 2, "a log", 2 * MIB, FigureKind.PUBLISHED),
             context=GENERIC_CONTEXT,
             capability=(8, 9),
             aliases=("T-8", "8"),
@@ -84,7 +82,7 @@ BROKEN = [
     (
         "name: Test 8GB",
         "name: 8",
-        "line 1, name: a text is wanted, not '8'; quote it if it looks",
+        "line 1, name: expected a string, got 8; quote it if it looks",
     ),
     ("name: Test 8GB\n", "", "line 1: missing name"),
     (
@@ -92,26 +90,30 @@ BROKEN = [
         "nam: Test 8GB",
         "line 1, nam: unknown key; known are name, capability, total",
     ),
-    ('"8"', "8", "line 2, aliases[1]: a text is wanted, not '8'"),
-    ("aliases: [T-8, ", "aliases: T-8 #", "line 2, aliases: a list is wanted, not 'T-8'"),
-    ("[8, 9]", "8.9", "line 4, capability.version: a list is wanted, not '8.9'"),
-    ("[8, 9]", "[8]", "line 4, capability.version: two whole numbers are wanted, such as [8, 6]"),
-    ("mib: 8000", "mib: many", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not 'many'"),
-    ("mib: 8000", "mib: -8000", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not '-8000'"),
-    ("mib: 8000", "mib: .nan", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not '.nan'"),
-    ("mib: 8000", "mib: yes", "line 7, total.mib: a number from 0 to 10,000,000 is wanted, not 'yes'"),
+    ('"8"', "8", "line 2, aliases[1]: expected a string, got 8"),
+    ("aliases: [T-8, ", "aliases: T-8 #", "line 2, aliases: expected a list, got 'T-8'"),
+    ("[8, 9]", "8.9", "line 4, capability.version: expected a list of 2, each a whole number"),
+    (
+        "[8, 9]",
+        "[8]",
+        "line 4, capability.version: expected a list of 2, each a whole number from 0 to 99, got a list of 1",
+    ),
+    ("mib: 8000", "mib: many", "line 7, total.mib: expected a number from 0 to 10,000,000, got 'many'"),
+    ("mib: 8000", "mib: -8000", "line 7, total.mib: expected a number from 0 to 10,000,000, got -8000"),
+    ("mib: 8000", "mib: .nan", "line 7, total.mib: expected a number from 0 to 10,000,000, got '.nan'"),
+    ("mib: 8000", "mib: yes", "line 7, total.mib: expected a number from 0 to 10,000,000, got 'yes'"),
     ("mib: 8000", "mib: 80", "line 6, total: a GPU has at least 100 MiB"),
     ("mib: 8000", "mib: 7000", "line 10, usable: more than the total"),
-    ("kind: measured", "kind: guess", "line 8, total.kind: one of measured, published, datasheet, derived"),
-    ("kind: measured", "kind: user", "line 8, total.kind: one of measured, published, datasheet, derived"),
+    ("kind: measured", "kind: guess", "line 8, total.kind: expected one of datasheet, derived, measured"),
+    ("kind: measured", "kind: user", "line 8, total.kind: expected one of datasheet, derived, measured"),
     ("  source: nvidia-smi\n", "", "line 6, total: missing source"),
-    ("nvidia-smi", '" "', "line 9, total.source: a text is wanted, not ' '"),
-    ("  source: nvidia-smi", "  kind: measured", "line 9, total.kind: a key is one plain text and stands"),
+    ("nvidia-smi", '" "', "line 9, total.source: expected a string, got ' '"),
+    ("  source: nvidia-smi", "  kind: measured", "line 9, total.kind: a key is one plain string and stands"),
     ("  spread_mib: 2", "  spread: 2", "line 12, usable.spread: unknown key; known are mib, kind, source"),
-    ("context: generic", "context: 400", "line 15, context: keys with values are wanted, not '400'"),
+    ("context: generic", "context: 400", "line 15, context: expected keys with values or generic, got 400"),
     ("context: generic", "context: [1", "line 16: not YAML (did not find expected ',' or ']')"),
     (CARD, "", "line 1: the file is empty"),
-    (CARD, "- 1\n", "line 1: keys with values are wanted, not a list or keys"),
+    (CARD, "- 1\n", "line 1: expected keys with values, got a list of 1"),
 ]
 
 
@@ -145,7 +147,7 @@ def test_one_name_two_cards(tmp_path: Path) -> None:
     path = write(tmp_path, CARD.replace("Test 8GB", "Other").replace('"8"', '"9"'), "b.yaml")
     with pytest.raises(DataFileError) as caught:
         load_devices(tmp_path)
-    assert str(caught.value) == f"{path}: 'T-8' names the card of a.yaml too; change one"
+    assert str(caught.value) == f"{path}: 'T-8' names the GPU of a.yaml too; change one"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_shipped_cards_make_sense() -> None:
     for device in load_devices():
         kept_share = 1 - device.usable.value / device.total.value
         assert device.about is not None, device.name
-        if device.about.line is Line.SLICE:
+        if device.about.line is ProductLine.SLICE:
             assert kept_share == 0, device.name
         else:
             assert 0 < kept_share < 0.1, device.name
@@ -205,7 +207,7 @@ def test_shipped_cards_make_sense() -> None:
 def test_the_database_is_broad() -> None:
     """At least 60 whole cards of three lines, from GTX 1080 Ti to B200, and slices of A100, H100 and H200."""
     lines = Counter(device.about.line for device in load_devices() if device.about is not None)
-    assert sum(lines.values()) - lines[Line.SLICE] >= 60
+    assert sum(lines.values()) - lines[ProductLine.SLICE] >= 60
     assert all(count >= 10 for count in lines.values())
     assert {find_device(name).capability for name in ("1080 ti", "b200")} == {(6, 1), (10, 0)}
     slices = [device.name for device in load_devices() if " MIG " in device.name]
@@ -253,7 +255,7 @@ def test_cards_of_one_memory_and_generation_agree() -> None:
     """Whole cards of one architecture and total see the same memory, but for 1 % of it."""
     seen: dict[tuple[int, int], Device] = {}
     for device in load_devices():
-        if device.about is None or device.about.line is Line.SLICE:
+        if device.about is None or device.about.line is ProductLine.SLICE:
             continue
         if device.usable.kind is FigureKind.UNVERIFIED:
             continue
@@ -288,11 +290,11 @@ memory: {type: GDDR6, gb_per_second: 224.5, kind: unverified, source: memory}
 instances: {names: [AWS x1], kind: unverified, source: a page}
 """
     write(tmp_path, CARD + notes)
-    assert load_devices(tmp_path)[0].about == About(
-        line=Line.CONSUMER,
-        multiprocessors=Noted(20, "a sheet", FigureKind.DATASHEET),
+    assert load_devices(tmp_path)[0].about == ProductInfo(
+        line=ProductLine.CONSUMER,
+        multiprocessors=SourcedValue(20, "a sheet", FigureKind.DATASHEET),
         memory_type="GDDR6",
-        bandwidth=Noted(224.5, "memory", FigureKind.UNVERIFIED),
+        bandwidth=SourcedValue(224.5, "memory", FigureKind.UNVERIFIED),
         instances=("AWS x1",),
         instances_source="a page",
     )
@@ -358,8 +360,8 @@ def test_generic_device() -> None:
     device = generic_device(24000)
     assert device == Device(
         name="generic GPU of 24000 MiB",
-        total=Measured(24000 * MIB, "given by the user", 0, FigureKind.USER),
-        usable=Measured(
+        total=SourcedBytes(24000 * MIB, "given by the user", 0, FigureKind.USER),
+        usable=SourcedBytes(
             value=24000 * MIB - 398 * MIB - round(0.0023 * 24000 * MIB),
             source="total less 398 MiB and 0.23%: the known cards' line",
             spread=98 * MIB,
@@ -379,7 +381,7 @@ def test_smallest_generic_device() -> None:
 def test_unlimited_device() -> None:
     """Without a GPU all memory is usable and the context is the generic one."""
     device = unlimited_device()
-    assert device.usable == device.total == Measured(2**60, "no GPU given", 0, FigureKind.USER)
+    assert device.usable == device.total == SourcedBytes(2**60, "no GPU given", 0, FigureKind.USER)
     assert device.context == GENERIC_CONTEXT
 
 
@@ -408,7 +410,7 @@ def test_generic_constants_come_from_the_cards() -> None:
 def test_context_by_multiprocessors() -> None:
     """A card's generic context follows from its stacks: 28 x 1,536 KiB are 42 MiB, and the context 154."""
     card = find_device("RTX 3060")
-    assert card.context == Measured(
+    assert card.context == SourcedBytes(
         154 * MIB,
         "line through published contexts (torch >= 2.1) of 12 GPUs, at 28 multiprocessors",
         40 * MIB,

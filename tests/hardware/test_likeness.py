@@ -1,7 +1,6 @@
 """Which published runs a job is like: what its answer may be sure of."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +9,12 @@ from torch import nn
 import planner
 from planner.api.integrations._live_model import LiveLoop, plan_live_model
 from planner.hardware.likeness import Likeness, kind_of, lengths_of, likeness_of, margins_of
-from planner.hardware.residuals import Kind, load_residuals
+from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.jobs.job import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.program.events import Trace
 from planner.store.fingerprint import key_of
+from tests.helpers.structs import replace
 
 AMPERE, HOPPER = (8, 6), (9, 0)
 
@@ -88,7 +88,7 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
 
     sample = (torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64))
     found = plan_live_model(LiveLoop(Classifier(), sample, step, {}), {"gpu": "RTX 3060"})
-    assert found.plan.budget.likeness == Likeness(Kind.CONVOLUTIONS)
+    assert found.plan.budget.likeness == Likeness(RunKind.CONVOLUTIONS)
     maps = Job("m", inputs=(IMAGE, TensorSpec((16, 16), "int64")))
     assert lengths_of(maps, Trace((), (), (1,))) == (Lengths.FIXED, "")
 
@@ -96,9 +96,9 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
 def test_tokens_are_texts_of_varying_lengths() -> None:
     """Token ids are told by the embedding that takes them or by their name, and users may say otherwise."""
     assert likeness(Tagger, TOKENS).lengths is Lengths.VARYING
-    assert likeness(Tagger, TOKENS).kind is Kind.TEXTS
+    assert likeness(Tagger, TOKENS).kind is RunKind.TEXTS
     fixed = likeness(Tagger, TOKENS, lengths="fixed")
-    assert (fixed.kind, fixed.lengths, fixed.padded) == (Kind.CONVOLUTIONS, Lengths.FIXED, "")
+    assert (fixed.kind, fixed.lengths, fixed.padded) == (RunKind.CONVOLUTIONS, Lengths.FIXED, "")
     audio = Job("m", inputs=(TensorSpec((16_000,)), TensorSpec((100,), "int64", "attention_mask")))
     nested = Job("m", inputs=(TensorSpec((100,), "int64", "batch.input_ids"),))
     for job in (audio, nested):
@@ -161,23 +161,25 @@ def test_departures_widen_and_are_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "departures"),
     [
-        ({}, Kind.CONVOLUTIONS, ()),
-        ({"cudnn_benchmark": True, "precision": Precision.AMP_FP16}, Kind.BENCHMARK, ()),
+        ({}, RunKind.CONVOLUTIONS, ()),
+        ({"cudnn_benchmark": True, "precision": Precision.AMP_FP16}, RunKind.BENCHMARK, ()),
         (
             {
                 "cudnn_benchmark": True,
                 "precision": Precision.AMP_FP16,
                 "memory_format": MemoryFormat.CHANNELS_LAST,
             },
-            Kind.BENCHMARK_LAST,
+            RunKind.BENCHMARK_LAST,
             (),
         ),
-        ({"precision": Precision.AMP_FP16}, Kind.BENCHMARK, ("with cudnn.benchmark off",)),
-        ({"memory_format": MemoryFormat.CHANNELS_LAST}, Kind.CONVOLUTIONS, ("in channels_last",)),
-        ({"mode": Mode.INFER}, Kind.CONVOLUTIONS, ("without a backward pass",)),
+        ({"precision": Precision.AMP_FP16}, RunKind.BENCHMARK, ("with cudnn.benchmark off",)),
+        ({"memory_format": MemoryFormat.CHANNELS_LAST}, RunKind.CONVOLUTIONS, ("in channels_last",)),
+        ({"mode": Mode.INFER}, RunKind.CONVOLUTIONS, ("without a backward pass",)),
     ],
 )
-def test_kinds_of_convolutions(changes: dict[str, object], kind: Kind, departures: tuple[str, ...]) -> None:
+def test_kinds_of_convolutions(
+    changes: dict[str, object], kind: RunKind, departures: tuple[str, ...]
+) -> None:
     """Precision, cudnn.benchmark and memory format decide which published CNNs are like a job."""
     from planner.program.events import Site
 

@@ -1,12 +1,12 @@
 """Made-up runs and calibrations for the tests of calibration."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from planner.hardware.calibration.model import Calibration, Fit, Key, Point, Refusal
 from planner.hardware.calibration.observation import Observation, Settings, Versions
-from planner.hardware.device import MIB, Device, Measured
+from planner.hardware.device import MIB, Device, SourcedBytes
 from planner.jobs.job import Job, TensorSpec
+from tests.helpers.structs import replace
 
 JOB = Job(
     "toy",
@@ -19,9 +19,9 @@ VERSIONS = Versions("2.6.0+cu124", "12.4", "9.1.0", None, (8, 6), 11_900 * MIB, 
 KEY = Key(JOB, "NVIDIA GeForce RTX 3060", VERSIONS, Settings())
 CARD = Device(
     name="RTX 3060 12GB",
-    total=Measured(12_288 * MIB, "made up"),
-    usable=Measured(11_900 * MIB, "made up"),
-    context=Measured(400 * MIB, "made up", 40 * MIB),
+    total=SourcedBytes(12_288 * MIB, "made up"),
+    usable=SourcedBytes(11_900 * MIB, "made up"),
+    context=SourcedBytes(400 * MIB, "made up", 40 * MIB),
     capability=(8, 6),
     aliases=("RTX 3060",),
     capability_source="NVIDIA's table",

@@ -4,7 +4,7 @@ import gzip
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +18,7 @@ from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.errors import DataFileError
 from planner.hardware.calibration.files import load_calibration
 from planner.hardware.calibration.model import Point, Refusal
-from planner.hardware.device import DEVICES_FOLDER, load_devices
+from planner.hardware.database import DEVICES_FOLDER, load_devices
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
 from planner.planning.process.file import SHIPPED_FOLDER, read_process
@@ -35,6 +35,7 @@ from planner.store.codec import load_trace, save_loops, save_trace
 from planner.store.saved_traces import open_saved
 from tests.calibration.test_records import HISTORY as RECORDED, LIMITS, MACHINE, OPS, PEAKS, record
 from tests.helpers.runs import RUN
+from tests.helpers.structs import replace
 
 CATALOGUE = load_catalogue()
 TRACE = Trace(

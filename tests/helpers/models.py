@@ -1,7 +1,6 @@
 """Helpers of the tests that trace: jobs on models built in the test, and readings of a trace."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from planner.capture.session import record
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
+from tests.helpers.structs import replace
 
 AMPERE = (8, 6)
 HOPPER = (9, 0)

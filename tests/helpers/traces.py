@@ -1,11 +1,10 @@
 """Traces without a tracer: a few nouns to write them down, and random ones for property tests."""
 
-from dataclasses import replace
-
 from hypothesis import HealthCheck, settings, strategies as st
 
 from planner.allocator.config import MIB
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
+from tests.helpers.structs import replace
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # for slow machines
 

@@ -1,7 +1,6 @@
 """The smallest changes that make a batch fit."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -11,12 +10,13 @@ from planner.api.advise import advise as advise_model
 from planner.api.max_batch import estimate as estimate_model
 from planner.errors import ModelError
 from planner.hardware.budget import Budget, make_budget
-from planner.hardware.device import Device, Measured
+from planner.hardware.device import Device, SourcedBytes
 from planner.jobs.job import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
 from planner.planning.advice import Advice, Open, advise
 from planner.planning.changes import Recipe, apply_all, changes_for
 from planner.program.events import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
 from planner.report.commands.advise import advice_text, advice_to_json
+from tests.helpers.structs import replace
 
 JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
 RECIPE = Recipe(JOB, 8, AllocatorRules())
@@ -25,8 +25,8 @@ AMPERE = (8, 6)
 
 def card(capacity_mib: int) -> Budget:
     """A card without uncertainty or context that leaves so much to the allocator."""
-    usable = Measured(capacity_mib * MIB, "made up")
-    device = Device("card", usable, usable, Measured(0, "made up"), AMPERE)
+    usable = SourcedBytes(capacity_mib * MIB, "made up")
+    device = Device("card", usable, usable, SourcedBytes(0, "made up"), AMPERE)
     return make_budget(device, 0.5, AllocatorRules())
 
 

@@ -1,7 +1,6 @@
 """Where memory goes: sums that equal the replay's, literal traces, the timeline and its picture."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from planner.planning.attribution import (
 )
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
 from planner.report.plots.timeline import draw_timeline
+from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, traces
 
 NOTHING = dict.fromkeys(Category, 0)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,13 @@ from planner.api.compare import compare
 from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.calibration.model import _same_job
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
 from planner.planning.epoch import last_batch, over_epoch
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site, Trace, check
 from planner.store.fingerprint import key_of
 from tests.helpers.models import job_of, trace_of
+from tests.helpers.structs import replace
 
 MIB = 2**20
 BATCH = 32

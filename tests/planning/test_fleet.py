@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,8 @@ from planner.api.gpus import GpusResult
 from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.budget import Budget, make_budget
-from planner.hardware.device import MIB, About, Device, FigureKind, Line, Measured, find_device, load_devices
+from planner.hardware.database import find_device, load_devices
+from planner.hardware.device import MIB, Device, FigureKind, ProductInfo, ProductLine, SourcedBytes
 from planner.jobs.job import Job
 from planner.planning.fleet import CardFit, CardTable, fit_cards
 from planner.planning.max_batch import Seconds
@@ -27,6 +27,7 @@ from planner.program.bounds import least_bytes
 from planner.program.events import Alloc, Category, Outcome, Trace
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
+from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, UNTIMED, affine_traces
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gpus"
@@ -105,8 +106,8 @@ class FromTrace:
 
 def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
     """Of a card that leaves so much to the allocator, or a little less."""
-    exact = Measured(room_mib * MIB, "made up", kind=FigureKind.MEASURED)
-    nothing = Measured(0, "made up", kind=FigureKind.MEASURED)
+    exact = SourcedBytes(room_mib * MIB, "made up", kind=FigureKind.MEASURED)
+    nothing = SourcedBytes(0, "made up", kind=FigureKind.MEASURED)
     card = Device(f"card of {room_mib}", exact, exact, nothing, capability)
     return make_budget(card, 0.99, AllocatorRules())
 
@@ -254,15 +255,20 @@ def test_filters() -> None:
 def made_up() -> GpusResult:
     """Three cards with round figures: one that runs nothing, a slice, and a rented one."""
 
-    def card(name: str, total_mib: int, kind: FigureKind, about: About) -> Device:
-        total = Measured(total_mib * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED)
-        usable = Measured((total_mib - 400) * MIB, "a log", kind=kind)
-        return Device(name, total, usable, Measured(400 * MIB, "somewhere"), AMPERE, (), "a table", about)
+    def card(name: str, total_mib: int, kind: FigureKind, about: ProductInfo) -> Device:
+        total = SourcedBytes(total_mib * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED)
+        usable = SourcedBytes((total_mib - 400) * MIB, "a log", kind=kind)
+        return Device(name, total, usable, SourcedBytes(400 * MIB, "somewhere"), AMPERE, (), "a table", about)
 
     cards = (
-        card("Tiny 1GB", 1000, FigureKind.PUBLISHED, About(Line.CONSUMER)),
-        card("Big 40GB MIG 2g.10gb", 10_000, FigureKind.DERIVED, About(Line.SLICE)),
-        card("Big 40GB", 40_000, FigureKind.PUBLISHED, About(Line.DATACENTER, instances=("AWS x1", "GCP y"))),
+        card("Tiny 1GB", 1000, FigureKind.PUBLISHED, ProductInfo(ProductLine.CONSUMER)),
+        card("Big 40GB MIG 2g.10gb", 10_000, FigureKind.DERIVED, ProductInfo(ProductLine.SLICE)),
+        card(
+            "Big 40GB",
+            40_000,
+            FigureKind.PUBLISHED,
+            ProductInfo(ProductLine.DATACENTER, instances=("AWS x1", "GCP y")),
+        ),
     )
     events = taken()
     fits = fit_cards([with_margin(one) for one in cards], FromTrace(events))  # type: ignore[arg-type]

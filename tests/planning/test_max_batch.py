@@ -1,7 +1,6 @@
 """The plan of jobs whose traces are a known function of the batch size, against brute force; no torch."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,11 +9,12 @@ from hypothesis import given, settings, strategies as st
 from planner.allocator.config import MIB, AllocatorRules
 from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace
 from planner.hardware.budget import Budget, chance_needed, make_budget
-from planner.hardware.device import Device, Measured, generic_device, unlimited_device
+from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.jobs.job import Job
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.planning.search import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
+from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, UNTIMED
 
 JOB = Job("made up")
@@ -23,8 +23,8 @@ Size = Callable[[int], int]  # bytes at a batch size
 
 def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorRules | None = None) -> Budget:
     """A card without uncertainty that leaves so much to the allocator, next to a context of 400 MiB."""
-    usable = Measured((capacity_mib + 400) * MIB, "made up")
-    context = Measured(400 * MIB, "made up")
+    usable = SourcedBytes((capacity_mib + 400) * MIB, "made up")
+    context = SourcedBytes(400 * MIB, "made up")
     return make_budget(Device("card", usable, usable, context, (8, 6)), confidence, rules or AllocatorRules())
 
 

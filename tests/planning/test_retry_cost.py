@@ -10,7 +10,8 @@ from planner import advise, estimate, gpus, max_batch
 from planner.allocator.replay import Arena, replay_trace
 from planner.cli import run
 from planner.errors import UsageError
-from planner.hardware.device import MIB, find_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
 from planner.planning.retry_cost import RetryCost, count_retries
 from planner.planning.search import boundary_by_line
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace

@@ -1,13 +1,12 @@
 """Two traces become one for every batch size, or a sentence says where they part."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, strategies as st
 
 from planner.allocator.replay import replay_trace
 from planner.program.affine import align, refit
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace, check
+from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
 
 

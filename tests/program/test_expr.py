@@ -1,7 +1,6 @@
 """Numbers that remember, loops as they are stored, against the rules and loops that they stand for."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from planner.program.expr import Case, Guard, check_case, work_out
 from planner.program.stored_loop import loop_from_json, loops_to_json
 from planner.program.target import Target
 from tests.helpers.models import job_of
+from tests.helpers.structs import replace
 from tests.program.test_specialize import Attending, on_meta, training
 
 CHIPS = (Target((8, 6), 84), Target((8, 6), 28), Target((9, 0), 132), Target((7, 5), 40))

@@ -1,7 +1,5 @@
 """Traces folded into loops: literal events in, the whole loop out; a repeated step is a traced one."""
 
-from dataclasses import replace
-
 import pytest
 
 from planner.capture.session import record
@@ -9,6 +7,7 @@ from planner.jobs.catalogue import load_catalogue
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from planner.program.steps import Ask, GiveBack, Keep, Loop, fold
 from tests.helpers.models import AMPERE
+from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
 
 SETUP: tuple[Event, ...] = (

@@ -16,7 +16,8 @@ from planner.allocator.replay import UNLIMITED, Arena, replay_trace
 from planner.api.batch_curve import batch_curve
 from planner.cli import run
 from planner.hardware.budget import judge_budget, make_budget
-from planner.hardware.device import generic_device, load_devices, unlimited_device
+from planner.hardware.database import load_devices
+from planner.hardware.device import generic_device, unlimited_device
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.attribution import Shown, explain

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import planner
 from planner.cli.commands.devices import Devices
 from planner.cli.output import progress_line
-from planner.hardware.device import find_device, load_devices
+from planner.hardware.database import find_device, load_devices
 
 BIN = Path(sys.executable).parent
 JOB: Any = {"input": "16", "target": "scalar:int64", "loss": "cross_entropy", "optimizer": "adamw"}

@@ -1,7 +1,6 @@
 """The reports, from plans of a small hand-written trace; no torch."""
 
 import json
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from planner.allocator.config import AllocatorRules
 from planner.allocator.replay import Arena
 from planner.errors import UsageError
 from planner.hardware.budget import Budget
-from planner.hardware.device import MIB, Device, FigureKind, Measured, unlimited_device
+from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.hardware.likeness import likeness_of
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.jobs.job import (
@@ -35,6 +34,7 @@ from planner.report.commands.as_json import estimate_to_json, plan_to_json
 from planner.report.commands.max_batch import estimate_text, max_batch_text
 from planner.report.layout import WIDTH
 from planner.report.units import mib_parts
+from tests.helpers.structs import replace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDEN_NAMES = sorted(path.stem for name in ("estimate", "max_batch") for path in (GOLDEN / name).iterdir())
@@ -50,13 +50,13 @@ JOB = Job(
 )
 CARD = Device(
     name="Card 1",
-    total=Measured(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
-    usable=Measured(800 * MIB, "torch's log", 10 * MIB, FigureKind.PUBLISHED),
-    context=Measured(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED),
+    total=SourcedBytes(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
+    usable=SourcedBytes(800 * MIB, "torch's log", 10 * MIB, FigureKind.PUBLISHED),
+    context=SourcedBytes(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED),
     capability=(8, 6),
     capability_source="NVIDIA's table",
 )
-CONTEXT = Measured(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED)
+CONTEXT = SourcedBytes(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED)
 
 # Two steps of a model with 30 MiB of weights: a forward pass that takes two times 5 MiB a sample on the way,
 # activations of 7 MiB a sample, gradients, and the optimizer's state after the first step.

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from planner.program.events import Phase, PhaseStart, Site, Trace
 from planner.store.cache_dir import TraceCache
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.runs import RUN
+from tests.helpers.structs import replace
 from tests.store.test_codec import ABOUT, TRACE
 
 AMPERE = (8, 6)

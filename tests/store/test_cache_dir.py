@@ -15,7 +15,7 @@ import yaml
 from planner import estimate, gpus, max_batch
 from planner._support.versions import installed_version, public_version
 from planner.cli import run
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.jobs.job import Job
 from planner.program.events import Alloc, Category, Site, Trace
 from planner.store.cache_dir import TraceCache, open_cache

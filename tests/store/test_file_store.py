@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planner import estimate, explain, gpus, max_batch
 from planner.errors import DataFileError, ModelError, UsageError
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.jobs.codec import job_to_json
 from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.source import Workload, save_workload

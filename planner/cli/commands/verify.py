@@ -20,7 +20,7 @@ from planner.hardware import (
     GENERIC_CONTEXT,
     Device,
     FigureKind,
-    Measured,
+    SourcedBytes,
     generic_usable,
     load_devices,
 )
@@ -119,10 +119,10 @@ def _unknown_card(gpu: "Gpu") -> Device:
     seen = FigureKind.MEASURED
     return Device(
         name=gpu.name,
-        total=Measured(total_bytes, "NVML on this machine", kind=seen),
+        total=SourcedBytes(total_bytes, "NVML on this machine", kind=seen),
         usable=generic_usable(total_bytes)
         if usable_bytes is None
-        else Measured(usable_bytes, "torch on this machine", kind=seen),
+        else SourcedBytes(usable_bytes, "torch on this machine", kind=seen),
         context=GENERIC_CONTEXT,
         capability=versions.capability,
         capability_source="torch on this machine",

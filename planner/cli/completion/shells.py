@@ -151,12 +151,12 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
 
 def gpu_names(beginning: str) -> list[str]:
     """One spelling of each card that begins so, without blanks; case and punctuation do not matter."""
-    from planner.hardware import card_key, load_devices
+    from planner.hardware import device_key, load_devices
 
-    wanted = card_key(beginning)
+    wanted = device_key(beginning)
     found = []
     for device in load_devices():
-        known = [name for name in (device.name, *device.aliases) if card_key(name).startswith(wanted)]
+        known = [name for name in (device.name, *device.aliases) if device_key(name).startswith(wanted)]
         if known:
             found.append(min(known, key=len).replace(" ", "-") if wanted else device.name.replace(" ", "-"))
     return found

@@ -13,7 +13,7 @@ from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration.model import Calibration, Fit, Key, Point, Refusal
 from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions, origin_of
-from planner.hardware.device import is_emulated
+from planner.hardware.database import is_emulated
 from planner.jobs import Job, job_from_json, job_to_json
 
 SCHEMA = 1

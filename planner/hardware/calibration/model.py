@@ -16,7 +16,8 @@ from statistics import median, stdev
 
 from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions
 from planner.hardware.context import SPREAD_MIB
-from planner.hardware.device import MIB, Device, FigureKind, Measured, card_key
+from planner.hardware.database import device_key
+from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes
 from planner.jobs import Job
 
 # Deviation of the contexts that others published for several cards, drivers and versions around
@@ -121,7 +122,7 @@ class Correction:
     level: Level
     about: str  # which calibration answers, for people
     source: Origin
-    context: Measured | None  # in place of the card's own where calibrations tell it
+    context: SourcedBytes | None  # in place of the card's own where calibrations tell it
     fit: Fit | None  # None where only the context carries over
     includes_context: bool  # whether the fit's overhead holds the context
     drift_bytes: int  # uncertainty on top of the fit's: other versions, another card; one deviation
@@ -208,7 +209,7 @@ def find_run(stored: Iterable[Calibration], wanted: Wanted, batch: int) -> Obser
 
 def is_card(device: Device, gpu: str, versions: Versions) -> bool:
     """Whether `gpu`, as torch, nvidia-smi or the device database calls it, is this card."""
-    if card_key(gpu) not in map(card_key, (device.name, *device.aliases)):
+    if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
         return False
     totals = (
         (versions.nvml_total_bytes, device.total.value),
@@ -250,11 +251,11 @@ def _by_context(level: Level, known: Iterable[Calibration]) -> Correction | None
     )
 
 
-def _context(sizes: Sequence[int], source: str, drift_bytes: int = 0) -> Measured | None:
+def _context(sizes: Sequence[int], source: str, drift_bytes: int = 0) -> SourcedBytes | None:
     if not sizes:
         return None
     spread = stdev(sizes) if len(sizes) > 1 else CONTEXT_DRIFT_BYTES
-    return Measured(
+    return SourcedBytes(
         round(median(sizes)), f"measured: {source}", round(hypot(spread, drift_bytes)), FigureKind.MEASURED
     )
 

@@ -7,7 +7,7 @@ called measured: its origin is `emulated`, in every record.
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.hardware.device import is_emulated
+from planner.hardware.database import is_emulated
 from planner.jobs import Job
 
 Origin = Literal["measured", "published", "emulated"]

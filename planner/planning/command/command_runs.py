@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from msgspec.structs import replace as replace_struct
+
 from planner.emulator import EmulatedRun, RunOptions, run_emulated
 from planner.errors import ModelError
-from planner.hardware import Device, Measured
+from planner.hardware import Device, SourcedBytes
 from planner.program import Outcome
 
 PLACEHOLDER = "{batch}"  # stands for the batch size in the command
@@ -51,8 +53,8 @@ class CommandRuns:
             return run
         if batch not in self.with_spare:
             size_bytes = min(_SPARE_BYTES, _MOST_SPARE_BYTES // self.options.gpu_count)
-            spare = Measured(size_bytes, "memory to spare")
-            device = replace(self.options.device, total=spare, usable=spare)
+            spare = SourcedBytes(size_bytes, "memory to spare")
+            device = replace_struct(self.options.device, total=spare, usable=spare)
             self.with_spare[batch] = self._run(
                 batch, replace(self.options, device=device), "with memory to spare"
             )

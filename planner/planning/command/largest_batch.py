@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import NormalDist
 from time import perf_counter
 
+from msgspec.structs import replace as replace_struct
+
 from planner.emulator import EmulatedRun, RunOptions
 from planner.errors import UsageError
 from planner.hardware import MIB
@@ -89,14 +91,14 @@ def _cautious(options: RunOptions, confidence: float) -> RunOptions:
         raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
     device = options.device
     margin = NormalDist().inv_cdf(confidence) * hypot(device.context.spread, device.usable.spread)
-    context = replace(
+    context = replace_struct(
         device.context,
         value=round(device.context.value + margin),
         source=f"{device.context.source}; with {margin / MIB:.0f} MiB for confidence {confidence:g}",
     )
     return replace(
         options,
-        device=replace(device, context=context),
+        device=replace_struct(device, context=context),
         stop_after=options.stop_after or STEPS,
         keeps_histories=True,
     )

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.allocator import Replay
-from planner.hardware import Budget, Likeness, Measured, margins_of
+from planner.hardware import Budget, Likeness, SourcedBytes, margins_of
 from planner.hardware.calibration import Correction
 from planner.jobs import job_to_json
 from planner.planning import Estimate, Plan, Seconds
@@ -146,7 +146,7 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
     }
 
 
-def _figure(figure: Measured) -> float | None:
+def _figure(figure: SourcedBytes) -> float | None:
     return None if is_endless(figure) else mib(figure.value)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from planner.hardware import Device, FigureKind, Measured, Noted
+from planner.hardware import Device, FigureKind, SourcedBytes, SourcedValue
 from planner.report.commands.as_json import SCHEMA
 from planner.report.layout import DIGITS, entry, wrapped
 from planner.report.units import mib
@@ -96,12 +96,12 @@ def _entry(name: str, text: str) -> list[str]:
     )
 
 
-def _size(figure: Measured) -> tuple[str, str]:
+def _size(figure: SourcedBytes) -> tuple[str, str]:
     spread = f" +- {mib(figure.spread, DIGITS):,.0f}" if figure.spread else ""
     return f"{mib(figure.value, DIGITS):,.0f}{spread} MiB", f"{figure.kind.value}: {figure.source}"
 
 
-def _noted(figure: Noted, unit: str) -> tuple[str, str]:
+def _noted(figure: SourcedValue, unit: str) -> tuple[str, str]:
     return f"{figure.value:,.0f}{unit}", f"{figure.kind.value}: {figure.source}"
 
 
@@ -125,7 +125,7 @@ def _card(device: Device) -> dict[str, Any]:
     }
 
 
-def _noted_json(figure: Noted | None) -> dict[str, Any] | None:
+def _noted_json(figure: SourcedValue | None) -> dict[str, Any] | None:
     if figure is None:
         return None
     return {"value": figure.value, "kind": FigureKind(figure.kind).value, "source": figure.source}

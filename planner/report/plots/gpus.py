@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from planner.errors import UsageError
-from planner.hardware import MIB, Line
+from planner.hardware import MIB, ProductLine
 from planner.planning import CardFit, CardTable, curve
 from planner.program import Outcome
 from planner.report.layout import doing
@@ -86,15 +86,15 @@ def _renown(fit: CardFit) -> tuple[int, int, int, str]:
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
-        return len(Line), -major, -minor, device.name
-    order = (Line.CONSUMER, Line.DATACENTER, Line.WORKSTATION, Line.SLICE)
+        return len(ProductLine), -major, -minor, device.name
+    order = (ProductLine.CONSUMER, ProductLine.DATACENTER, ProductLine.WORKSTATION, ProductLine.SLICE)
     speed = 0 if about.bandwidth is None else round(about.bandwidth.value)
     return order.index(about.line), -(10 * major + minor), -speed, device.name
 
 
 def _is_slice(fit: CardFit) -> bool:
     about = fit.budget.device.about
-    return about is not None and about.line is Line.SLICE
+    return about is not None and about.line is ProductLine.SLICE
 
 
 def _curve(axes: Axes, table: CardTable) -> None:

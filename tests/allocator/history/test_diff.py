@@ -6,7 +6,6 @@ import os
 import pickle
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,7 @@ from planner.jobs.job import Job, parse_tensor_spec
 from planner.jobs.resolve import complete_job
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.commands.explain_diff import difference_lines, group_extras
+from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, affine_traces
 
 RULES = AllocatorRules()

@@ -1,7 +1,6 @@
 """The replay of recorded allocator histories: literal ones, and such as the simulator itself made."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from planner.allocator.history.history import (
 )
 from planner.errors import DataFileError
 from planner.program.events import Phase
+from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED
 
 BASE = 0x7F00_0000_0000

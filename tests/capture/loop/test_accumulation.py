@@ -1,7 +1,5 @@
 """Gradient accumulation over many micro-batches."""
 
-from dataclasses import replace
-
 import pytest
 
 from planner import max_batch
@@ -12,6 +10,7 @@ from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Optimizer, parse_tensor_spec
 from planner.jobs.resolve import MAX_ACCUMULATE, resolve_job
 from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
+from tests.helpers.structs import replace
 
 JOB = Job(
     "torchvision:resnet18",

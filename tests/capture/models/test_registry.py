@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from planner.jobs.job import SOURCES, Job, Loss, TensorSpec
 from planner.jobs.resolve import resolve_job
 from planner.program.affine import align
 from planner.program.events import Trace
+from tests.helpers.structs import replace
 
 MIB = 2**20
 

@@ -1,7 +1,6 @@
 """Shape, dtype and source line of blocks, as the recorder takes them where they are asked for."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from planner.program.affine import align
 from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, check
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.models import AMPERE, job_of, trace_of
+from tests.helpers.structs import replace
 
 
 class Net(nn.Module):

@@ -1,7 +1,6 @@
 """Traces that are told and not run, against runs."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from planner.jobs.job import Checkpoint, Job, Precision
 from planner.program.events import Trace, check
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
+from tests.helpers.structs import replace
 from tests.program.test_specialize import Attending, on_meta, training
 
 CHIP = Target.for_capability(AMPERE)

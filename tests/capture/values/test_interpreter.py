@@ -1,7 +1,6 @@
 """Models whose course depends on values are traced with values on the CPU."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -22,6 +21,7 @@ from planner.jobs.resolve import resolve_job
 from planner.program.affine import align, refit
 from planner.program.events import Trace, check
 from tests.helpers.models import AMPERE, born, job_of
+from tests.helpers.structs import replace
 
 DRAWN = "come from values drawn at random on the CPU, not from data and trained weights"
 COMPUTED = "which reads values: they were computed on the CPU"

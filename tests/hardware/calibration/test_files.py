@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration.files import TABLES_FOLDER, load_calibration, load_folders, search_path
 from planner.hardware.calibration.fit import fit_points
 from planner.hardware.calibration.model import Fit, Level, Point, Refusal, Wanted, look_up
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from tests.helpers.calibrations import JOB, KEY, REFUSAL, calibration, observation, points
+from tests.helpers.structs import replace
 
 ORIGINS = Origins("measured", "made up", "2.13.0")
 REPLAYED = (1_000, 2_000, 3_000, 4_000)
@@ -88,7 +88,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from dataclasses import replace
+from tests.helpers.structs import replace
 from tests.helpers.calibrations import KEY, observation
 from planner.hardware.calibration.fit import fit_points
 from calibration.record import Origins, add_points
@@ -126,7 +126,7 @@ def broken_texts(tmp_path: Path) -> list[tuple[str, str]]:
     return [
         ("", "the file is empty"),
         (text[: len(text) // 2], ""),
-        ("[1, 2]", "keys with values are wanted"),
+        ("[1, 2]", "expected keys with values"),
         ("name: RTX 3060\n", "no calibration"),
         (WHOLE + laughs, "unknown key"),
         ("[" * 5_000, ""),

@@ -1,7 +1,5 @@
 """The line through measured peaks."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -9,8 +7,9 @@ from hypothesis import given, settings, strategies as st
 from planner.hardware.calibration.fit import fit_points, leave_one_batch_out
 from planner.hardware.calibration.model import Fit, Point, Refusal
 from planner.hardware.device import MIB
-from planner.hardware.residuals import Kind, load_residuals
+from planner.hardware.residuals import RunKind, load_residuals
 from tests.helpers.calibrations import points
+from tests.helpers.structs import replace
 
 STEPS = (1_000.0, 2_000.0, 3_000.0, 4_000.0, 6_000.0, 8_000.0, 10_000.0, 12_000.0)
 
@@ -41,7 +40,7 @@ def test_exact_line(overhead: float, slope: float, count: int) -> None:
     fit = fitted(fit_points(points(x, [overhead + slope * each for each in x])))
     for each in x:
         assert fit.peak_bytes(round(each * MIB)) / MIB == pytest.approx(overhead + slope * each, abs=10)
-    usual = load_residuals().kinds[Kind.CONVOLUTIONS].verdicts.scale * np.mean(x)
+    usual = load_residuals().kinds[RunKind.CONVOLUTIONS].verdicts.scale * np.mean(x)
     assert fit.spread_bytes / MIB == pytest.approx(usual * (2 / count) ** 0.5, rel=0.1)
     assert (fit.points, fit.outliers) == (count, ())
 
@@ -60,7 +59,7 @@ def test_noise_and_outliers(seed: int, overhead: float, slope: float, lift: floa
     fit = fitted(fit_points(of_unknown_context(points(x.tolist(), y.tolist()))))
     assert fit.overhead_bytes / MIB == pytest.approx(overhead, abs=40)
     assert fit.slope == pytest.approx(slope, abs=0.005)
-    usual = load_residuals().kinds[Kind.CONVOLUTIONS].verdicts.scale * np.mean(x)
+    usual = load_residuals().kinds[RunKind.CONVOLUTIONS].verdicts.scale * np.mean(x)
     noise = (fit.spread_bytes / MIB) ** 2 * 12 - 2 * usual**2
     assert 10 * 1**2 <= noise <= 10 * 25**2
     assert {10 * (int(index) + 1) for index in lifted} <= set(fit.outliers)

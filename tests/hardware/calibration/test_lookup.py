@@ -1,6 +1,5 @@
 """Which calibration answers, and what the budget makes of it."""
 
-from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -17,13 +16,16 @@ from planner.hardware.calibration.model import (
     is_card,
     look_up,
 )
-from planner.hardware.device import MIB, Device, FigureKind, Measured, generic_device
+from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, generic_device
 from planner.jobs.job import Optimizer, ZeroGrad
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, REFUSAL, VERSIONS, calibration
+from tests.helpers.structs import replace
 
 RULES = AllocatorRules()
 ADAM = replace(JOB, optimizer=Optimizer.ADAM)
-OTHER = replace(CARD, name="RTX 4090", aliases=(), total=Measured(24_564 * MIB, "made up"), capability=(8, 9))
+OTHER = replace(
+    CARD, name="RTX 4090", aliases=(), total=SourcedBytes(24_564 * MIB, "made up"), capability=(8, 9)
+)
 NEWER = replace(CARD, name="RTX 5090", aliases=(), capability=(12, 0))
 PUBLISHED = replace(calibration(), source="published", includes_context=False)
 
@@ -41,7 +43,7 @@ def test_exact() -> None:
         level=Level.EXACT,
         about="torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured",
         source="measured",
-        context=Measured(
+        context=SourcedBytes(
             350 * MIB,
             "measured: torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured",
             0,

@@ -1,9 +1,8 @@
 """What a run of a job showed."""
 
-from dataclasses import replace
-
 from planner.hardware.device import MIB
 from tests.helpers.calibrations import observation
+from tests.helpers.structs import replace
 
 
 def test_rise() -> None:

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,14 @@ from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.hardware.cudnn.client import Cudnn, open_cudnn
-from planner.hardware.device import find_device
+from planner.hardware.database import find_device
 from planner.jobs.job import Job, Mode, Optimizer
 from planner.program.convolution import Convolution, Direction, Workspaces
 from planner.program.events import Alloc, Category, Trace
 from planner.program.target import Target
 from planner.store.fingerprint import key_of
 from tests.helpers.models import AMPERE, job_of
+from tests.helpers.structs import replace
 
 aten = torch.ops.aten
 OUTPUT = Output()

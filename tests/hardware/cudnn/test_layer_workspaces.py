@@ -1,6 +1,6 @@
 """Workspaces of convolutions, layer by layer: from a made-up library to text, JSON, page and file."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from planner.program.target import Target
 from planner.report.commands.explain_workspaces import parts_text, workspace_text
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.models import AMPERE
+from tests.helpers.structs import replace
 
 MIB = 2**20
 SURE_OF_LIBRARY = (

@@ -1,7 +1,5 @@
 """Phases, modules and categories of recorded histories, on histories made by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from planner.allocator.replay import UNLIMITED
@@ -11,6 +9,7 @@ from planner.planning.attribution import explain
 from planner.planning.command.attribution import attributed_trace
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site
 from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, history
+from tests.helpers.structs import replace
 
 
 def roles(one: History, kept_bytes: int = KEPT) -> list[Category]:

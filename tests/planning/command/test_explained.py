@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from planner.emulator.history import HistoryEvent
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
 from planner.errors import DataFileError
-from planner.hardware.device import MIB, find_device
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
 from planner.planning.attribution import Shown
 from planner.planning.command.explained import explain_run
 from planner.report.commands.run import run_text, run_to_json
@@ -18,6 +18,7 @@ from planner.report.page.page import page_data, page_html
 from planner.report.plots.timeline import draw_timeline
 from planner.report.run_summary import summary_of_run
 from tests.helpers.recorded import MOVES, TWO_STEPS
+from tests.helpers.structs import replace
 
 PEAKS = Peaks(5 * MIB, 6 * MIB, 300 * MIB)
 VERSIONS = (("torch", "2.13.0"),)

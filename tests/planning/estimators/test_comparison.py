@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from planner.api.compare import compare as compare_job
 from planner.cli import run
 from planner.errors import DataFileError, UsageError
 from planner.hardware.budget import Budget
-from planner.hardware.device import MIB, Device, FigureKind, Measured as CardFigure, unlimited_device
+from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.estimators.comparison import (
@@ -34,14 +33,15 @@ from planner.program.events import Alloc, Category, Outcome, Phase, PhaseStart, 
 from planner.report.commands.compare import comparison_text, comparison_to_json
 from planner.report.layout import WIDTH, signed_percent
 from planner.report.plots.comparison import draw_comparison
+from tests.helpers.structs import replace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
 JOB = Job("toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, steps=1)
-CONTEXT = CardFigure(300 * MIB, "one measurement")
+CONTEXT = SourcedBytes(300 * MIB, "one measurement")
 CARD = Device(
     name="Card 1",
-    total=CardFigure(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
-    usable=CardFigure(800 * MIB, "torch's log", kind=FigureKind.PUBLISHED),
+    total=SourcedBytes(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
+    usable=SourcedBytes(800 * MIB, "torch's log", kind=FigureKind.PUBLISHED),
     context=CONTEXT,
     capability=(8, 6),
 )

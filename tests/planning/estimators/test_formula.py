@@ -1,7 +1,5 @@
 """The notebook's closed formula: its printed figures, its terms, and its inverse against brute force."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -25,6 +23,7 @@ from planner.planning.estimators.formula import (
     moments_of,
     usage,
 )
+from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED
 
 MIB = 2**20

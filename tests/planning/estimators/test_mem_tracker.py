@@ -1,7 +1,5 @@
 """PyTorch's MemTracker on fake tensors: what it counts, and what it refuses."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from planner.planning.estimators.peers import TrackedPeak
 from planner.planning.estimators.torch_runners.layer_table import Build
 from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker, replace_tensors
 from tests.helpers.models import job_of
+from tests.helpers.structs import replace
 
 MIB = 2**20
 CATALOGUE = load_catalogue()

@@ -1,7 +1,7 @@
 """The seeds' other estimators: their published figures to the last digit, and where they refuse."""
 
 import sys
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from planner.planning.estimators.torch_runners.peers import (
     estimate_by_torchsummary,
 )
 from tests.helpers.models import job_of
+from tests.helpers.structs import replace
 
 MIB = 2**20
 CATALOGUE = load_catalogue()

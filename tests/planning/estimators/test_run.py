@@ -1,6 +1,5 @@
 """Estimates that are one sum: the formula and its inverse on a card, and their reports; no torch."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from planner.allocator.config import AllocatorRules
 from planner.allocator.replay import Arena
 from planner.errors import UsageError
 from planner.hardware.budget import Budget
-from planner.hardware.device import MIB, Device, FigureKind, Measured, unlimited_device
+from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.jobs.job import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.planning.estimators.formula import AffineCounts, Counts
 from planner.planning.estimators.methods import Method
@@ -29,6 +28,7 @@ from planner.report.commands.quick_estimate import (
     quick_plan_to_json,
 )
 from planner.report.layout import WIDTH
+from tests.helpers.structs import replace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quick"
 JOB = Job(
@@ -36,9 +36,9 @@ JOB = Job(
 )
 CARD = Device(
     name="Card 1",
-    total=Measured(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
-    usable=Measured(800 * MIB, "torch's log", 10 * MIB, FigureKind.PUBLISHED),
-    context=Measured(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED),
+    total=SourcedBytes(1024 * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED),
+    usable=SourcedBytes(800 * MIB, "torch's log", 10 * MIB, FigureKind.PUBLISHED),
+    context=SourcedBytes(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASURED),
     capability=(8, 6),
 )
 # 1 MiB of data and 4 MiB of outputs a sample, 8 MiB of weights: training with Adam takes 32 + 10 B.

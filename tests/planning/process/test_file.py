@@ -101,14 +101,14 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
         ("", " line 1", "the file is empty"),
         ("models: {}", " line 1", "missing steps"),
         ("steps: [leave]\nstep: []", " line 2, step", "unknown key; known are steps, models, torch"),
-        ("steps: leave", " line 1, steps", "a list is wanted, not 'leave'"),
+        ("steps: leave", " line 1, steps", "expected a list, got 'leave'"),
         (
             "models:\n  net: tyni\nsteps: []",
             " line 2, models.net",
             "model 'tyni' is unknown; the catalogue has tiny",
         ),
         ("models:\n  my net: tiny\nsteps: []", " line 2, models.my net", "the name of a variable is wanted"),
-        ("models:\n  net: 5\nsteps: []", " line 2, models.net", "a text is wanted, not '5'"),
+        ("models:\n  net: 5\nsteps: []", " line 2, models.net", "expected a string, got 5"),
         (HEAD + "  - leaf", " line 5, steps[0]", "step 'leaf' is unknown; known are heading, print,"),
         (
             HEAD + "  - leave: now",
@@ -118,8 +118,8 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
         (HEAD + "  - print", " line 5, steps[0]", "step 'print' needs a value, as in print: ..."),
         (HEAD + "  - sumary: {model: net}", " line 5, steps[0].sumary", "unknown step; known are heading,"),
         (HEAD + "  - {print: a, heading: b}", " line 5, steps[0]", "a step is one word, or one key"),
-        (HEAD + "  - []", " line 5, steps[0]", "keys with values are wanted, not a list or keys"),
-        (HEAD + "  - print: 5", " line 5, steps[0].print", "a text is wanted, not '5'; quote it"),
+        (HEAD + "  - []", " line 5, steps[0]", "expected keys with values, got a list"),
+        (HEAD + "  - print: 5", " line 5, steps[0].print", "expected a string, got 5; quote it"),
         (HEAD + '  - print: "a\\nb"', " line 5, steps[0].print", "one line is wanted"),
         (HEAD + "  - define: 10x10", " line 5, steps[0].define", "NAME=SHAPE[:DTYPE] is wanted"),
         (
@@ -129,10 +129,10 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
         ),
         ("torch: latest\nsteps:\n  - empty_cache", " line 1, torch", "a version of torch is wanted"),
         (HEAD + "  - define: x=8:f32", " line 5, steps[0].define", "tensor 'x=8:f32': unknown dtype 'f32'"),
-        (HEAD + "  - delete: net", " line 5, steps[0].delete", "a list is wanted, not 'net'"),
+        (HEAD + "  - delete: net", " line 5, steps[0].delete", "expected a list, got 'net'"),
         (HEAD + "  - place: nets", " line 5, steps[0].place", "'models' of this file is net, far"),
         ("steps:\n  - place: net", " line 2, steps[0].place", "'models' of this file is empty"),
-        (HEAD + "  - summary: net", " line 5, steps[0].summary", "keys with values are wanted, not 'net'"),
+        (HEAD + "  - summary: net", " line 5, steps[0].summary", "expected keys with values, got 'net'"),
         (HEAD + "  - summary: {}", " line 5, steps[0].summary", "missing model"),
         (
             HEAD + "  - summary: {model: far}",
@@ -142,7 +142,7 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
         (
             HEAD + "  - summary: {model: net, batch: 0}",
             " line 5, steps[0].summary.batch",
-            "a number from 1 to 2,147,483,648 is wanted, not '0'",
+            "expected a number from 1 to 2,147,483,648, got 0",
         ),
         (
             HEAD + "  - summary: {model: net, batch: 1.5}",

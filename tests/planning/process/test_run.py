@@ -1,7 +1,6 @@
 """Processes over hand-made traces: literal steps in, what they print out; and which make no sense."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -34,6 +33,7 @@ from planner.planning.process.model import (
 from planner.planning.process.run import run
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.models import MIB
+from tests.helpers.structs import replace
 from tests.helpers.traces import SITES
 
 BATCH = 4

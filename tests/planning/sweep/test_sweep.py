@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -20,7 +20,8 @@ from planner import max_batch
 from planner.api.sweep import SweepResult, sweep
 from planner.cli import run
 from planner.errors import DataFileError, UsageError
-from planner.hardware.device import find_device, generic_device
+from planner.hardware.database import find_device
+from planner.hardware.device import generic_device
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.resolve import resolve_job
 from planner.planning.sweep.executors import DaskEngine, Found, run_all
@@ -29,6 +30,7 @@ from planner.planning.sweep.results import Store, open_store
 from planner.planning.sweep.table import Cell, Failure, SweepTable
 from planner.planning.sweep.task import Done, Task, device_digest, run_task
 from planner.report.commands.sweep import sweep_csv, sweep_parquet
+from tests.helpers.structs import replace
 
 CATALOGUE = load_catalogue()
 GRID = """

@@ -1,0 +1,134 @@
+"""Conversion of plain values (those of JSON and YAML) to typed Structs, with errors that name the field.
+
+msgspec converts; its errors name types of Python and no value, so that messages are written here.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Key = str | int  # of a mapping or a list
+
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a string that is not blank
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_OF_TYPES = ("Expected", "Invalid", "Number out of range", "Integer value out of range")
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+
+
+class ConversionError(ValueError):
+    """A value that is not of its type: where it stands and what is wrong with it."""
+
+    def __init__(self, path: Sequence[Key], what: str) -> None:
+        place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+        super().__init__(f"{place}: {what}" if place else what)
+        self.path = path
+        self.what = what
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """Return the value as a `kind`, without any coercion but from int to float. Raises ConversionError."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), value, kind) from None
+
+
+def decode_json(content: bytes, kind: type[T]) -> T:
+    """Return a JSON document as a `kind`. Raises ValueError, also as ConversionError, and RecursionError."""
+    return convert(msgspec.json.decode(content), kind)
+
+
+def _explained(message: str, value: Any, kind: Any) -> ConversionError:
+    match = _PLACE.fullmatch(message)
+    what, place = (match["what"], match["path"] or "") if match else (message, "")
+    path: list[Key] = []
+    expected: msgspec.inspect.Type | None = msgspec.inspect.type_info(kind)
+    for name, index in _STEP.findall(place.partition("[...]")[0]):  # an entry of a dict, without its key
+        key: Key = name or int(index)
+        value = value[key]
+        path.append(key)
+        expected = None if expected is None else _type_at(expected, key)
+    field = _FIELD.fullmatch(what)
+    if field and field[1] == "missing required":
+        return ConversionError(path, f"missing {field[2]}")
+    if field:
+        names = ", ".join(known.encode_name for known in _fields(expected))
+        return ConversionError([*path, field[2]], f"unknown key; known are {names}")
+    if what.startswith(_OF_TYPES) and expected is not None and "[...]" not in place:
+        return ConversionError(path, f"expected {_described(expected)}, got {shown(value)}")
+    return ConversionError(path, what)
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages quote it, in at most 60 characters."""
+    if isinstance(value, dict):
+        return "keys with values"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field]:
+    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return next((one.fields for one in options if isinstance(one, msgspec.inspect.StructType)), ())
+
+
+def _type_at(kind: msgspec.inspect.Type, key: Key) -> msgspec.inspect.Type | None:
+    """Return the type of an entry of a value of this type; None where it has no type of its own."""
+    if isinstance(key, str):
+        return next((field.type for field in _fields(kind) if field.encode_name == key), None)
+    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    for one in options:
+        if isinstance(one, msgspec.inspect.TupleType):
+            return one.item_types[key]
+        if isinstance(one, msgspec.inspect.CollectionType):
+            return one.item_type
+    return None
+
+
+def _described(kind: msgspec.inspect.Type) -> str:
+    """Return the noun of a type with its bounds."""
+    match kind:
+        case msgspec.inspect.Metadata():
+            return _described(kind.type)
+        case msgspec.inspect.UnionType():
+            return " or ".join(_described(one) for one in kind.types)
+        case msgspec.inspect.EnumType():
+            return "one of " + ", ".join(str(member.value) for member in kind.cls)
+        case msgspec.inspect.LiteralType():
+            return ("one of " if len(kind.values) > 1 else "") + ", ".join(map(str, kind.values))
+        case msgspec.inspect.IntType():
+            return "a whole number" + _bounds(kind)
+        case msgspec.inspect.FloatType():
+            return "a number" + _bounds(kind)
+        case msgspec.inspect.TupleType():
+            return f"a list of {len(kind.item_types)}, each {_described(kind.item_types[0])}"
+        case msgspec.inspect.CollectionType():
+            return "a list" if not kind.min_length else f"a list of at least {kind.min_length}"
+    return _NOUNS.get(type(kind), "another value")
+
+
+_NOUNS: dict[type, str] = {
+    msgspec.inspect.StrType: "a string",
+    msgspec.inspect.BoolType: "true or false",
+    msgspec.inspect.NoneType: "null",
+    msgspec.inspect.StructType: "keys with values",
+    msgspec.inspect.DictType: "keys with values",
+}
+
+
+def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge:,} to {kind.le:,}"
+    if kind.gt is not None:
+        return f" above {kind.gt:,}"
+    return "" if kind.ge is None else f" of at least {kind.ge:,}"

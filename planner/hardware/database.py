@@ -1,0 +1,209 @@
+"""The device database: GPUs by name, from devices/*.yaml, whose format devices/README.md describes."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from planner._support.conversion import Text
+from planner._support.strict_yaml import read_entry
+from planner.errors import DataFileError, UsageError
+from planner.hardware.device import (
+    LARGEST_TOTAL_MIB,
+    MIB,
+    SMALLEST_TOTAL_MIB,
+    Device,
+    FigureKind,
+    ProductInfo,
+    ProductLine,
+    SourcedBytes,
+    SourcedValue,
+    generic_context,
+    generic_usable,
+)
+
+DEVICES_FOLDER = Path(__file__).with_name("devices")
+EMULATED = "(emulated)"  # how torch names an emulated GPU, at the end
+
+_Mib = Annotated[float, Meta(ge=0, le=LARGEST_TOTAL_MIB)]
+_Number = Annotated[float, Meta(ge=1, le=1_000_000)]
+_Kind = Literal["measured", "published", "datasheet", "derived", "unverified"]
+_Version = Annotated[int, Meta(ge=0, le=99)]
+
+
+class _Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping of a device file; a figure has a kind and a source."""
+
+
+class _Size(_Record, frozen=True):
+    mib: _Mib
+    kind: _Kind
+    source: Text
+    spread_mib: _Mib = 0.0
+
+    def sourced(self) -> SourcedBytes:
+        kind = FigureKind(self.kind)
+        return SourcedBytes(round(self.mib * MIB), self.source, round(self.spread_mib * MIB), kind)
+
+
+class _Capability(_Record, frozen=True):
+    version: tuple[_Version, _Version]
+    source: Text
+
+
+class _Multiprocessors(_Record, frozen=True):
+    count: _Number
+    kind: _Kind
+    source: Text
+
+
+class _Memory(_Record, frozen=True):
+    type: Text
+    gb_per_second: _Number
+    kind: _Kind
+    source: Text
+
+
+class _Instances(_Record, frozen=True):
+    names: tuple[Text, ...]
+    kind: _Kind
+    source: Text
+
+
+class _DeviceFile(_Record, frozen=True):
+    name: Text
+    capability: _Capability
+    total: _Size
+    usable: _Size | Literal["generic"]
+    context: _Size | Literal["generic"]
+    aliases: tuple[Text, ...] = ()
+    line: ProductLine | None = None
+    multiprocessors: _Multiprocessors | None = None
+    memory: _Memory | None = None
+    instances: _Instances | None = None
+
+
+def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
+    """Return all GPUs described by the YAML files of a folder, by total memory and name.
+
+    Raises DataFileError, with file, line and key, for the first thing that is wrong with a file, and where
+    two GPUs answer to one name.
+    """
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise DataFileError(f"{folder}: no device file (*.yaml) here")
+    devices = [_read_device(path) for path in paths]
+    owners: dict[str, Path] = {}
+    for path, device in zip(paths, devices, strict=True):
+        for name in (device.name, *device.aliases):
+            owner = owners.setdefault(device_key(name), path)
+            if owner != path:
+                raise DataFileError(f"{path}: {name!r} names the GPU of {owner.name} too; change one")
+    return tuple(sorted(devices, key=lambda device: (device.total.value, device.name)))
+
+
+def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
+    """Return the GPU with this name or alias; case, punctuation and the maker's brand names do not matter.
+
+    Raises UsageError, naming the nearest GPUs, where there is none.
+    """
+    devices = {
+        device_key(known): device
+        for device in load_devices(folder)
+        for known in (device.name, *device.aliases)
+    }
+    key = device_key(name)
+    if key in devices:
+        return devices[key]
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, devices, n=6, cutoff=0.4)
+    names = ", ".join(dict.fromkeys(devices[key].name for key in near or devices))
+    known = f"the nearest are {names}" if near else f"known are {names}"
+    raise UsageError(f"unknown GPU {name!r}: {known}; for any other card give --gpu-mib N")
+
+
+def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Device, ...]:
+    """Return the GPUs that match each word, in any case and punctuation.
+
+    A word matches if it is the compute capability or begins a word of the name, an alias, the line, the kind
+    of memory or a cloud's instance.
+    """
+    terms = [part.lower() for word in words for part in word.split()]
+    return tuple(device for device in devices if all(_matches(term, device) for term in terms))
+
+
+def device_key(name: str) -> str:
+    """Return the key that all names of a GPU share.
+
+    >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)")
+    ('rtx4090', 'rtx4090')
+    """
+    words = _words(name.removesuffix(EMULATED))
+    return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
+
+
+def is_emulated(gpu: str) -> bool:
+    """Return whether a GPU's name, as torch gives it, is that of an emulated one."""
+    return gpu.endswith(EMULATED)
+
+
+def _matches(term: str, device: Device) -> bool:
+    about = device.about
+    texts = [device.name, *device.aliases]
+    if about is not None:
+        texts += [about.line.value, about.memory_type, *about.instances]
+    key = "".join(_words(term))
+    is_capability = term == ".".join(map(str, device.capability))
+    return is_capability or (bool(key) and any(_begins_word(key, text) for text in texts))
+
+
+def _begins_word(key: str, text: str) -> bool:
+    words = _words(text)
+    return any("".join(words[index:]).startswith(key) for index in range(len(words)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def _read_device(path: Path) -> Device:
+    entry = read_entry(path)
+    record = entry.convert(_DeviceFile)
+    total = record.total.sourced()
+    if total.value < SMALLEST_TOTAL_MIB * MIB:
+        raise entry.mapping()["total"].broken(f"a GPU has at least {SMALLEST_TOTAL_MIB} MiB")
+    usable = generic_usable(total.value) if record.usable == "generic" else record.usable.sourced()
+    if usable.value > total.value:
+        raise entry.mapping()["usable"].broken("more than the total")
+    about = _product_info(record, record.line) if record.line else None
+    capability = record.capability.version
+    context = record.context
+    return Device(
+        name=record.name,
+        total=total,
+        usable=usable,
+        context=generic_context(capability, about) if context == "generic" else context.sourced(),
+        capability=capability,
+        aliases=record.aliases,
+        capability_source=record.capability.source,
+        about=about,
+    )
+
+
+def _product_info(record: _DeviceFile, line: ProductLine) -> ProductInfo:
+    count, memory, instances = record.multiprocessors, record.memory, record.instances
+    return ProductInfo(
+        line=line,
+        multiprocessors=_sourced(count.count, count) if count else None,
+        memory_type=memory.type if memory else "",
+        bandwidth=_sourced(memory.gb_per_second, memory) if memory else None,
+        instances=instances.names if instances else (),
+        instances_source=instances.source if instances else "",
+    )
+
+
+def _sourced(value: float, record: _Multiprocessors | _Memory) -> SourcedValue:
+    return SourcedValue(value, record.source, FigureKind(record.kind))

@@ -2,33 +2,30 @@
 
 A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`, all required; `caps_mib`
 (allocator caps, under which the true largest batch is sought; `batches` then are where the search starts),
-`history` (those of its batches whose allocator history is kept), the options of a job as the command line
-names them (`input`, `target`, `loss`, `mode`, `optimizer`, `optimizer_impl`, `zero_grad`), `alloc_conf` and
-`cudnn_benchmark`. All batches of a model come before the next model, so that each is soon of use.
+`history` (those of its batches whose allocator history is kept), `alloc_conf`, and the options of a job as
+the command line names them. All batches of a model come before the next model, so that each is soon of use.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.hardware import LARGEST_TOTAL_MIB, MIB
 from planner.jobs import (
+    OPTION_KEYS,
     SOURCES,
     CatalogueEntry,
     Job,
-    alloc_conf_of,
-    items_of,
-    job_named_in,
-    sample_of,
-    truth_of,
+    read_alloc_conf,
+    read_items,
+    read_model,
+    read_options,
 )
 
 STANDARD = Path(__file__).with_name("campaigns") / "standard.yaml"
 LARGEST_BATCH = 2**20
-_OF_JOB = ("loss", "mode", "optimizer", "optimizer_impl", "zero_grad")
-_OPTIONAL = ("caps_mib", "history", "input", "target", *_OF_JOB, "alloc_conf", "cudnn_benchmark")
+_OPTIONAL = ("caps_mib", "history", *OPTION_KEYS, "alloc_conf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +59,7 @@ def _read_group(
 ) -> list[Series]:
     parts = group.children(("about", "models", "batches"), _OPTIONAL)
     parts["about"].text()
-    options: dict[str, Any] = {name: parts[name].text() for name in _OF_JOB if name in parts}
-    if "cudnn_benchmark" in parts:
-        options["cudnn_benchmark"] = truth_of(parts["cudnn_benchmark"])
-    if "input" in parts:
-        options["inputs"] = [sample_of(item) for item in parts["input"].items()]
-    if "target" in parts:
-        options["target"] = sample_of(parts["target"])
+    options = read_options(parts, sources)
     batches = _counts(parts["batches"], LARGEST_BATCH)
     histories = _counts(parts["history"], LARGEST_BATCH) if "history" in parts else ()
     if not set(histories) <= set(batches):
@@ -76,18 +67,18 @@ def _read_group(
     caps = _counts(parts["caps_mib"], LARGEST_TOTAL_MIB) if "caps_mib" in parts else ()
     return [
         Series(
-            job_named_in(item, catalogue, sources, **options),
+            read_model(item, catalogue, sources, **options),
             batches,
             tuple(cap * MIB for cap in caps),
             histories,
-            alloc_conf_of(parts["alloc_conf"]) if "alloc_conf" in parts else "",
+            read_alloc_conf(parts["alloc_conf"]) if "alloc_conf" in parts else "",
         )
-        for item in items_of(parts["models"])
+        for item in read_items(parts["models"])
     ]
 
 
 def _counts(entry: Entry, most: int) -> tuple[int, ...]:
-    numbers = [item.number(1, most) for item in items_of(entry)]
+    numbers = [item.number(1, most) for item in read_items(entry)]
     if any(number != int(number) for number in numbers) or len(set(numbers)) < len(numbers):
         raise entry.broken("different whole numbers are wanted")
     return tuple(map(int, numbers))

@@ -20,8 +20,6 @@ from planner.hardware.database import load_devices
 from planner.hardware.device import GENERIC_CAPABILITY
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
-from planner.jobs.job import Job, split_model
-from planner.jobs.resolve import resolve_job
 from planner.planning.source import complete_from_library
 from planner.program.stored_loop import Capability, StoredLoop
 from planner.program.target import Target

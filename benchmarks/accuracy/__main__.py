@@ -23,7 +23,7 @@ from benchmarks.accuracy.rows_calibrated import CALIBRATED, calibrated_rows
 from planner.allocator.config import AllocatorRules
 from planner.hardware.budget import make_budget
 from planner.hardware.device import MIB, unlimited_device
-from planner.jobs.job import Job
+from planner.jobs import Job
 from planner.planning.estimators.methods import Method
 
 XMEM = (published.CNNS, published.TRANSFORMERS)

@@ -23,9 +23,8 @@ from planner.api.compare import compare
 from planner.capture.session import record
 from planner.hardware.device import MIB
 from planner.hardware.likeness import kind_of
+from planner.jobs import Job, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, parse_tensor_spec
-from planner.jobs.resolve import resolve_job
 from planner.planning.estimators.published import Kind, load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.program.events import Trace

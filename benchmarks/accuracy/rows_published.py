@@ -18,7 +18,7 @@ from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.hardware.likeness import kind_of
-from planner.jobs.job import Job
+from planner.jobs import Job
 
 CNNS, TRANSFORMERS, CAPS, CARD, TIMM = (
     "xMem's CNNs", "xMem's transformers", "under allocator caps", "on the whole card", "timm's brackets"

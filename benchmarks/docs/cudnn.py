@@ -39,7 +39,7 @@ from planner.capture.symbolic.kernel_calls import Calls
 from planner.capture.workspaces.nn import convolution as rules
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
-from planner.jobs.resolve import resolve_job
+from planner.jobs import resolve_job
 from planner.program.convolution import Convolution, Direction, Workspaces
 from planner.program.target import Target
 

@@ -19,8 +19,8 @@ from benchmarks.published.allocator import PUBLISHED
 from planner.allocator.replay import Arena
 from planner.capture.session import record
 from planner.hardware.device import unlimited_device
+from planner.jobs import Job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job
 from planner.planning.estimators.published import Kind, load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.planning.process.model import Leave, Place, Print, Process, Reading

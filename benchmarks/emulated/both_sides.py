@@ -14,8 +14,8 @@ from planner.allocator.history.file import load_history
 from planner.allocator.replay import Arena, replay_trace
 from planner.errors import PlannerError
 from planner.hardware.device import Device
+from planner.jobs import Job
 from planner.jobs.codec import job_to_json
-from planner.jobs.job import Job
 from planner.planning.source import take_alone, trace_workload
 from planner.program.events import Outcome, Trace
 

@@ -26,7 +26,7 @@ from planner.allocator.replay import replay_trace
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
 from planner.hardware.database import find_device
-from planner.jobs.job import ZeroGrad
+from planner.jobs import ZeroGrad
 from planner.program.events import Trace
 
 

@@ -45,7 +45,7 @@ from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.hardware.database import find_device
 from planner.hardware.residuals import RunKind, load_residuals
-from planner.jobs.job import Job, Loss, Optimizer, ZeroGrad, freeze
+from planner.jobs import Job, Loss, Optimizer, ZeroGrad, freeze
 from planner.planning.max_batch import TraceSource
 from planner.program.events import Trace
 from planner.program.target import Target

@@ -13,7 +13,7 @@ import sys
 from planner.allocator.config import MIB
 from planner.allocator.replay import Arena, replay_trace
 from planner.capture.session import record
-from planner.jobs.job import Job, Optimizer, TensorSpec
+from planner.jobs import Job, Optimizer, TensorSpec
 from planner.planning.search import _boundary, largest
 from planner.program.affine import align
 from planner.program.events import Outcome, Trace

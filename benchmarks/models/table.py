@@ -26,8 +26,7 @@ from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import generic_device
-from planner.jobs.job import Job, Mode
-from planner.jobs.resolve import resolve_job
+from planner.jobs import Job, Mode, resolve_job
 from planner.planning.max_batch import Plan, plan_max_batch
 from planner.program.events import Trace
 

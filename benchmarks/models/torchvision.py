@@ -28,8 +28,7 @@ from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import MIB, generic_device
-from planner.jobs.job import Mode
-from planner.jobs.resolve import resolve_job
+from planner.jobs import Mode, resolve_job
 from planner.planning.max_batch import plan_max_batch
 from planner.program.events import Trace
 

@@ -32,7 +32,7 @@ from planner.allocator.config import AllocatorRules
 from planner.capture.models.registry import import_transformers
 from planner.hardware.budget import make_budget
 from planner.hardware.device import generic_device
-from planner.jobs.job import Mode
+from planner.jobs import Mode
 
 GPU_MIB = 200_000  # 7 billion parameters in fp32 with their gradients fit; most defaults are smaller by far
 TYPES = (

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.published.allocator import replay_published
 from planner.capture.session import record
 from planner.hardware.database import find_device
-from planner.jobs.job import Job, Optimizer, ZeroGrad, parse_tensor_spec
+from planner.jobs import Job, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.program.events import Outcome, Phase, PhaseStart, Trace
 
 RUNS = Path(__file__).parent / "runs_torch26.csv"

@@ -36,7 +36,7 @@ from benchmarks.published.allocator import replay_published
 from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.device import MIB
-from planner.jobs.job import Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
+from planner.jobs import Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
 from planner.program.affine import align
 from planner.program.events import Outcome, Trace
 

@@ -29,8 +29,7 @@ from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
 from planner.hardware.database import find_device
-from planner.jobs.job import Job, ZeroGrad
-from planner.jobs.resolve import resolve_job
+from planner.jobs import Job, ZeroGrad, resolve_job
 from planner.program.target import Target
 
 CONFIGS = Path(__file__).with_name("hf")

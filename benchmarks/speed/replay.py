@@ -18,7 +18,7 @@ from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
 from planner.allocator.replay import replay_trace
 from planner.capture.session import record
-from planner.jobs.job import Job, TensorSpec
+from planner.jobs import Job, TensorSpec
 from planner.program.affine import align
 from planner.program.events import Alloc, Free, Trace
 from planner.store.codec import load_trace, save_trace

@@ -15,8 +15,10 @@ from .gpus import (
 from .max_batch import (
     max_batch as max_batch,
 )
+from .options import (
+    Options as Options,
+)
 from .request import (
     DEFAULT_CONFIDENCE as DEFAULT_CONFIDENCE,
-    Options as Options,
     job_of as job_of,
 )

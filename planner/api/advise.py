@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Unpack
 
+from planner.api.options import Options
 from planner.api.request import (
     Model,
-    Options,
     batch_of,
     budget_of,
     calibrate_budget,

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Unpack
 
 from planner.api.gpus import gpus
-from planner.api.request import Model, Options, budget_of, silent
+from planner.api.options import Options
+from planner.api.request import Model, budget_of, silent
 from planner.hardware import ENDLESS_BYTES, Budget, Device, judge_budget, load_devices
 from planner.planning import FIT_BATCHES, BatchCurve, take_curve
 from planner.store import open_saved

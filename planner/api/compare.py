@@ -5,9 +5,9 @@ from time import perf_counter
 from typing import Any, Unpack
 
 from planner.allocator import parse_alloc_conf, rules_of_torch
+from planner.api.options import Options
 from planner.api.request import (
     Model,
-    Options,
     batch_of,
     budget_of,
     calibrate_budget,
@@ -40,7 +40,7 @@ from planner.planning.estimators import (
     open_builder,
     quick_estimate,
     quick_plan,
-    refuse_unknown_options,
+    reject_unsupported_options,
 )
 from planner.program import Target
 
@@ -120,7 +120,7 @@ def estimate_quickly(
     method: Method, model: Model | None, batch: int | None, options: Options
 ) -> QuickEstimateResult:
     """`planner.estimate` for every method but the trace."""
-    refuse_unknown_options(method, options)
+    reject_unsupported_options(method, options)
     refuse_isolation(options, "another method than the trace")
     budget = budget_of(options)
     job, known, factory = job_of(model, options)
@@ -134,7 +134,7 @@ def estimate_quickly(
 
 def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchResult:
     """`planner.max_batch` by the closed formula."""
-    refuse_unknown_options(Method.FORMULA, options)
+    reject_unsupported_options(Method.FORMULA, options)
     refuse_isolation(options, "the formula")
     refuse_no_card(options)
     budget = budget_of(options)

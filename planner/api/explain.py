@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import Any, Unpack
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
+from planner.api.options import Options
 from planner.api.request import (
     Model,
-    Options,
     batch_of,
     budget_of,
     calibrate_budget,
@@ -20,7 +20,7 @@ from planner.api.request import (
 from planner.capture.subprocess import opener_of
 from planner.errors import ModelError, unsaved
 from planner.hardware import Budget
-from planner.jobs import Checkpoint, ClipGradients, Job, Mode, check_count
+from planner.jobs import Job, Mode, check_count, reset_options
 from planner.planning import (
     LARGEST_BATCH,
     BatchCurve,
@@ -189,20 +189,7 @@ def _open(
 
 def _evaluating(job: Job) -> Job:
     """The job's model in eval mode without gradients, in a process of its own."""
-    return replace(
-        job,
-        mode=Mode.INFER,
-        grad_scaler=False,
-        checkpoint=Checkpoint.NONE,
-        accumulate=1,
-        clip_gradients=ClipGradients.NONE,
-        ema=False,
-        evaluate=False,
-        eval_batch=0,
-        dataset_size=0,
-        ddp=False,
-        ddp_bucket_view=False,
-    )
+    return replace(reset_options(job, where=lambda option: option.is_for_training), mode=Mode.INFER)
 
 
 def _evaluation(setting: _Setting, tell: OnProgress) -> Trace | None:

@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from planner._support.versions import installed_version
+from planner.api.options import Options
 from planner.api.request import (
     Model,
-    Options,
     budget_of,
     checked_multiple,
     job_of,

@@ -8,9 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from planner.api.options import Options
 from planner.api.request import (
     Model,
-    Options,
     batch_of,
     budget_of,
     calibrate_budget,

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner._support.versions import installed_version
 from planner.allocator import parse_alloc_conf
+from planner.api.options import Options, Sample
 from planner.capture.subprocess import opener_of
 from planner.errors import UsageError
 from planner.hardware import (
@@ -32,9 +33,9 @@ from planner.hardware.calibration import (
     search_path,
 )
 from planner.jobs import (
+    FIELD_OPTIONS,
+    JOB_OPTIONS,
     Job,
-    JobOptions,
-    PlainOptions,
     TensorSpec,
     allowed_sources,
     check_count,
@@ -51,7 +52,6 @@ from planner.jobs import (
 from planner.planning import (
     LARGEST_BATCH,
     Factory,
-    OnProgress,
     Workload,
     complete_from_library,
     kept_workload,
@@ -60,42 +60,11 @@ from planner.planning import (
 )
 from planner.store import Shelves, ShippedShelf, UserShelf, open_cache
 
-Sample = str | TensorSpec
 Model = str | Job | Factory
 
-
-class Options(PlainOptions, total=False):
-    """The options of the command line; None counts as not given."""
-
-    model_arg: Mapping[str, object] | str | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
-    input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
-    target: Sample | Sequence[Sample] | None  # several with names, where a loss of one's own takes them
-    freeze: str | Sequence[str] | None
-    train_only: str | Sequence[str] | None
-    models: str | PathLike[str] | None  # a catalogue in place of the planner's own
-    allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
-    isolate: bool | None  # the model runs in a process of its own
-    time_limit: float | None  # seconds that a trace may take there
-    gpu: str | Device | None
-    gpu_mib: int | None
-    allocator_cap_mib: int | None
-    alloc_conf: str | None
-    confidence: float | None  # default 0.99
-    calibrations: str | PathLike[str] | Sequence[str | PathLike[str]] | None  # folders, looked into first
-    own_calibrations: str | PathLike[str] | None  # a folder looked into after those, where any can answer
-    no_calibration: bool | None  # plan without any
-    dataset_size: int | None  # samples of an epoch, of which the last batch may be smaller
-    lengths: str | None  # "fixed" or "varying": whether real samples are padded to the longest of their batch
-    trace: str | PathLike[str] | None  # plan from this file in place of a model
-    save_trace: str | PathLike[str] | None
-    cache: str | PathLike[str] | None  # a folder that traces are kept in; None: each is taken anew
-    warn: OnProgress | None  # hears one line of what went wrong with that and did not matter
-    tell: OnProgress | None  # hears one short line for each thing that takes time
-
-
 DEFAULT_CONFIDENCE = 0.99
-_PLAIN: tuple[Any, ...] = tuple(PlainOptions.__annotations__)  # their names
-_OF_JOB = ("model_arg", "input", "target", *_PLAIN, "freeze", "train_only", "models", "isolate")
+_NOT_IN_TRACES = tuple(option.name for option in JOB_OPTIONS if not option.changes_trace)
+_OF_JOB = (*(option.name for option in JOB_OPTIONS if option.changes_trace), "models", "isolate")
 
 
 def budget_of(options: Options) -> Budget:
@@ -184,7 +153,10 @@ def workload_of(model: Model | None, options: Options, budget: Budget) -> Worklo
     if path is not None:
         _refuse_beside_trace(model, options)
         loaded = load_workload(Path(path), chip)
-        return replace(loaded, job=complete_job(merge_job(loaded.job, _of_epoch(options))))
+        return replace(
+            loaded,
+            job=complete_job(merge_job(loaded.job, {name: options.get(name) for name in _NOT_IN_TRACES})),
+        )
     open_workload = opener_of(options)
     shelves = shelves_of(options)
     job, batch, factory = job_of(model, options, shelves)
@@ -265,37 +237,17 @@ def _refuse_built(model: object) -> None:
         )
 
 
-def _job_options(options: Options) -> JobOptions:
-    args = options.get("model_arg") or ()
-    inputs = options.get("input") or ()
-    given: JobOptions = {
-        "model_args": _model_args(args),
+def _job_options(options: Options) -> dict[str, Any]:
+    """Return the options of the job by the names of `Job`'s fields."""
+    inputs, target = options.get("input") or (), options.get("target") or ()
+    targets = [_sample(one) for one in ([target] if isinstance(target, Sample) else target)]
+    is_one = len(targets) == 1 and targets[0].keyword is None
+    return {
+        **{name: options.get(name) for name in FIELD_OPTIONS},
+        "model_args": _model_args(options.get("model_arg") or ()),
         "inputs": [_sample(one) for one in ([inputs] if isinstance(inputs, Sample) else inputs)],
-        **_target(options.get("target")),
-        "freeze": _patterns(options.get("freeze")),
-        "train_only": _patterns(options.get("train_only")),
+        **({"target": targets[0]} if is_one else {"targets": targets}),
     }
-    for name in (*_PLAIN, "dataset_size", "lengths"):
-        given[name] = options.get(name)  # type: ignore[literal-required]
-    return given
-
-
-def _target(given: Sample | Sequence[Sample] | None) -> JobOptions:
-    """One tensor, or several with names."""
-    several = given if isinstance(given, list | tuple) else () if given is None else (given,)
-    specs = [_sample(one) for one in several]
-    if len(specs) == 1 and specs[0].keyword is None:
-        return {"target": specs[0]}
-    return {"targets": specs}
-
-
-def _of_epoch(options: Options) -> JobOptions:
-    """What a trace says nothing of, so that it may stand beside a saved one."""
-    return {"dataset_size": options.get("dataset_size"), "lengths": options.get("lengths")}
-
-
-def _patterns(given: str | Sequence[str] | None) -> Sequence[str]:
-    return [given] if isinstance(given, str) else given or ()
 
 
 def _model_args(given: Mapping[str, object] | str | Sequence[str]) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from planner.errors import UsageError
-from planner.jobs import CatalogueEntry, JobOptions, resolve_job
+from planner.jobs import CatalogueEntry, resolve_job
 from planner.planning import OnProgress
 from planner.planning.sweep import (
     Cell,
@@ -116,7 +116,7 @@ def _task(
     catalogue: Mapping[str, CatalogueEntry],
     options: Mapping[str, Any],
 ) -> Task:
-    chosen: JobOptions = {**model.options, **recipe.options}
+    chosen = {**model.options, **recipe.options}
     job = resolve_job(model.model, catalogue, **chosen)
     memory = {"alloc_conf": recipe.alloc_conf, "allocator_cap_mib": recipe.allocator_cap_mib}
     return Task(model.name, recipe.name, job, grid.gpus, {**options, **memory})

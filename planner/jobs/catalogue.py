@@ -2,43 +2,24 @@
 
 The file maps names to entries. An entry's keys: `source` (SOURCE:NAME or FILE.py:NAME) and `about` (one
 sentence with the origin), both required; `args` (constructor keywords), `inputs` (a list of samples such as
-3x224x224), `target`, `loss`, `mode`, `optimizer`, `precision`, `lengths`, `steps`,
-`batch`.
+3x224x224), `batch`, `target` and the options of a job as the command line names them.
 """
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import UsageError
-from planner.jobs.job import (
-    SOURCES,
-    CatalogueEntry,
-    Lengths,
-    Mode,
-    Optimizer,
-    Precision,
-)
-from planner.jobs.named_models import check_source, loss_named_in
-from planner.jobs.resolve import MAX_STEPS, complete_job, default_job, is_completed_by_library, merge_job
-from planner.jobs.yaml_fields import arguments_of, count_of, sample_of, targets_of
+from planner.jobs.job import CatalogueEntry
+from planner.jobs.options import FIELD_OPTIONS
+from planner.jobs.parse import SOURCES
+from planner.jobs.resolve import complete_job, default_job, is_completed_by_library, merge_job
+from planner.jobs.yaml_fields import read_arguments, read_count, read_options, read_source
 
 MAX_BATCH = 2**31
 
 _REQUIRED = ("source", "about")
-_OPTIONAL = (
-    "args",
-    "inputs",
-    "target",
-    "loss",
-    "mode",
-    "optimizer",
-    "precision",
-    "lengths",
-    "steps",
-    "batch",
-)
+_OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "batch")
 
 
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
@@ -61,23 +42,12 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
     if not name or ":" in name or name.endswith(".py"):
         raise entry.broken("a name that --model could take for a source or a file; take another")
     values = entry.children(_REQUIRED, _OPTIONAL)
-    fields: dict[str, Any] = {}
-    if "loss" in values:
-        fields["loss"] = loss_named_in(values["loss"], sources)
-    kinds = (("mode", Mode), ("optimizer", Optimizer), ("precision", Precision), ("lengths", Lengths))
-    for key, kind in kinds:
-        if key in values:
-            fields[key] = values[key].choice(list(kind))
+    inputs = {"input": values["inputs"]} if "inputs" in values else {}
+    options = read_options(values | inputs, sources)
     if "args" in values:
-        fields["model_args"] = tuple(arguments_of(values["args"]))
-    if "inputs" in values:
-        fields["inputs"] = tuple(sample_of(item) for item in values["inputs"].items())
-    if "target" in values:
-        fields |= targets_of(values["target"])
-    if "steps" in values:
-        fields["steps"] = count_of(values["steps"], MAX_STEPS)
-    batch = count_of(values["batch"], MAX_BATCH) if "batch" in values else 1
-    job = merge_job(default_job(name, _source(values["source"], sources)), fields)
+        options["model_args"] = tuple(read_arguments(values["args"]))
+    batch = read_count(values["batch"], MAX_BATCH) if "batch" in values else 1
+    job = merge_job(default_job(name, _source(values["source"], sources)), options)
     if not job.inputs and not is_completed_by_library(job):
         raise entry.broken("missing inputs, for which its source has no default")
     try:
@@ -89,6 +59,6 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
 
 def _source(entry: Entry, sources: Collection[str]) -> str:
     source = entry.text()
-    if not check_source(entry, source, sources):
-        raise entry.broken(f"SOURCE:NAME or FILE.py:NAME is wanted, not {source!r}")
+    if not read_source(entry, source, sources):
+        raise entry.broken(f"expected SOURCE:NAME or FILE.py:NAME, got {source!r}")
     return source

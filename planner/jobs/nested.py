@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from planner.errors import UsageError
-from planner.jobs.job import Job, Mode, shown
+from planner.jobs.job import Job, Mode
+from planner.jobs.parse import shown
 
 T = TypeVar("T")
 

@@ -3,114 +3,26 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from planner.errors import UsageError
-from planner.jobs.job import (
-    CatalogueEntry,
-    Checkpoint,
-    ClipGradients,
-    Job,
-    Lengths,
-    Loss,
-    MemoryFormat,
-    Mode,
-    Optimizer,
-    OptimizerImpl,
-    Precision,
-    TensorSpec,
-    ZeroGrad,
-    check_count,
-    choose,
-    is_code,
-    nearest,
-    parse_loss,
-    parse_tensor_spec,
-    shown,
-    split_model,
-)
+from planner.jobs.job import CatalogueEntry, Job, Loss, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec
 from planner.jobs.nested import check_nesting
+from planner.jobs.options import FIELD_OPTIONS
+from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
-from planner.program import parse_workspace_config
-
-
-class PlainOptions(TypedDict, total=False):
-    """Options of a job that read the same wherever they are given; None counts as not set."""
-
-    loss: str | None
-    mode: str | None
-    optimizer: str | None
-    optimizer_impl: str | None
-    zero_grad: str | None
-    keep_grads: bool | None
-    steps: int | None
-    precision: str | None
-    grad_scaler: bool | None
-    backward_in_autocast: bool | None
-    memory_format: str | None
-    checkpoint: str | None
-    accumulate: int | None
-    clip_gradients: str | None
-    ema: bool | None
-    evaluate: bool | None
-    eval_batch: int | None  # of the evaluation, by default that of the training
-    ddp: bool | None
-    ddp_bucket_view: bool | None
-    new_tokens: int | None
-    cudnn_benchmark: bool | None
-    cudnn: str | None  # "installed" or a folder: that library is asked for its workspaces; or "published"
-    cublas_workspace_config: str | None  # the text of CUBLAS_WORKSPACE_CONFIG
-
-
-class JobOptions(PlainOptions, total=False):
-    """What a user may set over the defaults, as the fields of `Job` mean it; None counts as not set."""
-
-    model_args: Sequence[tuple[str, Any]] | None  # added to the defaults key by key
-    inputs: Sequence[TensorSpec] | None
-    target: TensorSpec | None
-    targets: Sequence[TensorSpec] | None  # of a target that holds several tensors, in its place
-    freeze: Sequence[str] | None
-    train_only: Sequence[str] | None
-    dataset_size: int | None
-    lengths: str | None
-
-
-PUBLISHED = "published"  # what --cudnn stands for where no library is asked
-MAX_STEPS = 100
-MAX_ACCUMULATE = 2**20
-MAX_NEW_TOKENS = 2**20
-MAX_EVAL_BATCH = 2**24  # as of the training's
-MAX_SAMPLES = 2**50  # of a dataset
 
 _TORCHVISION_FAMILIES = (
     r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|maxvit|mnasnet|mobilenet|regnet|resnet|resnext"
     r"|shufflenet|squeezenet|swin_|vgg|vit_|wide_resnet)"
 )
-_ENUMERATIONS = {
-    "mode": Mode,
-    "optimizer": Optimizer,
-    "optimizer_impl": OptimizerImpl,
-    "zero_grad": ZeroGrad,
-    "precision": Precision,
-    "memory_format": MemoryFormat,
-    "checkpoint": Checkpoint,
-    "clip_gradients": ClipGradients,
-    "lengths": Lengths,
-}
-COUNTS: Mapping[str, int] = MappingProxyType(
-    {
-        "steps": MAX_STEPS,
-        "accumulate": MAX_ACCUMULATE,
-        "new_tokens": MAX_NEW_TOKENS,
-        "eval_batch": MAX_EVAL_BATCH,
-        "dataset_size": MAX_SAMPLES,
-    }
-)  # options that are whole numbers from 1, and the most that they may be
 
 
-def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Unpack[JobOptions]) -> Job:
-    """Complete a job. Raises `UsageError` for names that are unknown and options that make no sense."""
+def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Any) -> Job:
+    """Return the complete job of a model, with options by the names of `Job`'s fields.
+
+    Raises UsageError for names that are unknown and options that make no sense.
+    """
     if split_model(model).source:
         base = default_job(model, source="")
     elif model in catalogue:
@@ -150,13 +62,12 @@ def _is_of(job: Job, source: str) -> bool:
 
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
-    """Put options over a job; enumerations may be given by their value."""
+    """Return a job with options over it, by the names of its fields; None and empty lists count as not given.
+
+    Raises UsageError for a value that an option cannot have.
+    """
     given = {name: value for name, value in options.items() if value not in (None, (), [])}
-    for name, kind in _ENUMERATIONS.items():
-        if name in given:
-            given[name] = choose(kind, given[name], "--" + name.replace("_", "-"))
-    if "loss" in given:
-        given["loss"] = parse_loss(given["loss"])
+    given |= {name: option.read(given[name]) for name, option in FIELD_OPTIONS.items() if name in given}
     if "model_args" in given:
         given["model_args"] = tuple((dict(base.model_args) | dict(given["model_args"])).items())
     if "precision" in given:
@@ -171,21 +82,12 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["target"] = None
     elif "target" in given:
         given["targets"] = ()
-    for name in ("inputs", "targets", "freeze", "train_only"):
-        if name in given:
-            given[name] = tuple(given[name])
+    given |= {name: tuple(given[name]) for name in ("inputs", "targets") if name in given}
     if given.get("loss") in (Loss.SUM, Loss.OUTPUT):
         given.setdefault("targets", ())
         given.setdefault("target", None)  # such a loss compares with none
     if "inputs" in given and "target" not in given:
         given["target"] = _resized(base, given["inputs"])
-    for name, most in COUNTS.items():
-        if name in given:
-            check_count("--" + name.replace("_", "-"), given[name], most)
-    if given.get("cudnn") == PUBLISHED:
-        given["cudnn"] = ""
-    if given.get("cublas_workspace_config"):
-        parse_workspace_config(given["cublas_workspace_config"])
     return replace(base, **given)
 
 

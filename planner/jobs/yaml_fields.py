@@ -1,19 +1,68 @@
-"""Parts of jobs as people write them into YAML: samples, counts, truths and arguments of constructors."""
+"""Fields of a job in YAML files: options, tensors, constructor arguments, and models by name.
 
-from collections.abc import Iterator
+A file that somebody sent may be read without a thought, because nothing that it names is ever executed. Code
+runs only if the user named it on the command line, or allowed the file to name it with --allow-code.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count
 from typing import Any
 
 from planner._support.strict_yaml import Entry
 from planner.allocator import parse_alloc_conf
 from planner.errors import UsageError
-from planner.jobs.job import TensorSpec, freeze, is_argument_name, parse_tensor_spec
+from planner.jobs.job import CatalogueEntry, Job, TensorSpec
+from planner.jobs.options import FIELD_OPTIONS, JobOption, OptionKind
+from planner.jobs.parse import (
+    SOURCES,
+    freeze,
+    is_argument_name,
+    is_code,
+    parse_loss,
+    parse_tensor_spec,
+    split_model,
+)
+from planner.jobs.resolve import resolve_job
 
-MOST_VALUES = 10_000  # of the arguments of one model; aliases of aliases of lists could make billions
+MAX_VALUES = 10_000  # of the arguments of one model; aliases of aliases of lists could make billions
+OPTION_KEYS = (*FIELD_OPTIONS, "input", "target")  # of files that describe jobs
+FILE = "file"  # source of a FILE.py:NAME
+ANY_SOURCE = (*SOURCES, FILE)  # for --allow-code
 
 
-def sample_of(entry: Entry) -> TensorSpec:
-    """One sample of a tensor, such as 3x224x224. Raises DataFileError, as all of these."""
+def allowed_sources(options: Mapping[str, object]) -> Collection[str]:
+    """Return the sources that data files may name, by the option `allow_code`."""
+    return ANY_SOURCE if options.get("allow_code") else SOURCES
+
+
+def read_options(parts: Mapping[str, Entry], sources: Collection[str]) -> dict[str, Any]:
+    """Return the job options among the keys of a mapping, as `merge_job` takes them. Raises DataFileError."""
+    options = {
+        name: _value_of(option, parts[name]) for name, option in FIELD_OPTIONS.items() if name in parts
+    }
+    if "loss" in parts:
+        options["loss"] = read_loss(parts["loss"], sources)
+    if "input" in parts:
+        options["inputs"] = [read_sample(item) for item in read_items(parts["input"])]
+    if "target" in parts:
+        options |= _read_target(parts["target"])
+    return options
+
+
+def _value_of(option: JobOption, entry: Entry) -> Any:
+    if option.kind is OptionKind.FLAG:
+        return read_flag(entry)
+    if option.kind is OptionKind.COUNT:
+        return read_count(entry, option.maximum)
+    if option.kind is OptionKind.PATTERNS:
+        return [item.text() for item in read_items(entry)]
+    if option.kind is OptionKind.CHOICE and option.choices is not None:
+        return entry.choice(list(option.choices))
+    return entry.text()
+
+
+def read_sample(entry: Entry) -> TensorSpec:
+    """Return one sample of a tensor, such as 3x224x224. Raises DataFileError, as all of these."""
     # A sample of one size, such as 10, is a number to YAML.
     text = str(entry.node.value) if entry.node.tag.endswith(":int") else entry.text()
     try:
@@ -22,46 +71,46 @@ def sample_of(entry: Entry) -> TensorSpec:
         raise entry.broken(str(error)) from None
 
 
-def targets_of(entry: Entry) -> dict[str, Any]:
-    """A target, or a list of those that it holds, each with a name: the options of a job."""
+def _read_target(entry: Entry) -> dict[str, Any]:
+    """Return a target, or the named targets of a list, as the fields of a job."""
     import yaml
 
     if not isinstance(entry.node, yaml.SequenceNode):
-        target = sample_of(entry)
+        target = read_sample(entry)
         return {"target": target} if target.keyword is None else {"targets": (target,)}
-    items = items_of(entry)
-    targets = tuple(map(sample_of, items))
+    items = read_items(entry)
+    targets = tuple(map(read_sample, items))
     for item, target in zip(items, targets, strict=True):
         if target.keyword is None:
             raise item.broken("of several targets, each needs a name, such as boxes=100x4")
     return {"targets": targets}
 
 
-def count_of(entry: Entry, most: int) -> int:
-    """A whole number from 1."""
-    number = entry.number(1, most)
+def read_count(entry: Entry, maximum: int) -> int:
+    """Return a whole number from 1."""
+    number = entry.number(1, maximum)
     if number != int(number):
-        raise entry.broken(f"a whole number is wanted, not {number}")
+        raise entry.broken(f"expected a whole number, got {number}")
     return int(number)
 
 
-def truth_of(entry: Entry) -> bool:
-    """`true` or `false`."""
+def read_flag(entry: Entry) -> bool:
+    """Return `true` or `false`."""
     if not (entry.says("true") or entry.says("false")):
-        raise entry.broken("true or false is wanted")
+        raise entry.broken("expected true or false")
     return entry.says("true")
 
 
-def items_of(entry: Entry) -> list[Entry]:
-    """The values of a list that has some."""
+def read_items(entry: Entry) -> list[Entry]:
+    """Return the values of a list that is not empty."""
     items = entry.items()
     if not items:
         raise entry.broken("the list is empty")
     return items
 
 
-def alloc_conf_of(entry: Entry) -> str:
-    """A text of PYTORCH_ALLOC_CONF."""
+def read_alloc_conf(entry: Entry) -> str:
+    """Return a text of PYTORCH_ALLOC_CONF."""
     try:
         parse_alloc_conf(entry.text())
     except UsageError as error:
@@ -69,31 +118,74 @@ def alloc_conf_of(entry: Entry) -> str:
     return entry.text()
 
 
-def arguments_of(entry: Entry) -> list[tuple[str, Any]]:
-    """Keywords of a constructor: scalars, and lists as tuples."""
+def read_arguments(entry: Entry) -> list[tuple[str, Any]]:
+    """Return keywords of a constructor: scalars, and lists as tuples."""
     arguments: list[tuple[str, Any]] = []
     values = count(1)
     for key, value in entry.mapping().items():
         if not is_argument_name(key):
-            raise value.broken("the name of an argument is wanted")
+            raise value.broken("expected the name of an argument")
         try:
-            arguments.append((key, _value(value, values)))
+            arguments.append((key, _read_argument(value, values)))
         except RecursionError:
             raise value.broken("the list contains itself; write it out") from None
     return arguments
 
 
-def _value(entry: Entry, values: Iterator[int]) -> object:
+def _read_argument(entry: Entry, values: Iterator[int]) -> object:
     import yaml
 
-    if next(values) > MOST_VALUES:
-        raise entry.broken(f"more than {MOST_VALUES:,} values; a model takes fewer")
+    if next(values) > MAX_VALUES:
+        raise entry.broken(f"more than {MAX_VALUES:,} values; a model takes fewer")
     if isinstance(entry.node, yaml.SequenceNode):
-        return tuple(_value(item, values) for item in entry.items())
+        return tuple(_read_argument(item, values) for item in entry.items())
     if isinstance(entry.node, yaml.MappingNode):
-        raise entry.broken("a scalar or a list is wanted, not keys with values")
+        raise entry.broken("expected a scalar or a list, got keys with values")
     try:
         return freeze(yaml.constructor.SafeConstructor().construct_object(entry.node))
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, UsageError):
         # The middle two are PyYAML's answers to `!!bool maybe` and `!!timestamp soon`.
-        raise entry.broken(f"a number, a text, a truth or null is wanted, not {entry.node.value!r}") from None
+        raise entry.broken(
+            f"expected a number, a string, true, false or null, got {entry.node.value!r}"
+        ) from None
+
+
+# ---- models and losses by name
+
+
+def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
+    """Return the source of a model that a file names, "" for a catalogue name. Raises DataFileError."""
+    try:
+        source = split_model(model).source
+    except UsageError as error:
+        raise entry.broken(str(error)) from None
+    if source == FILE and FILE not in sources:
+        raise entry.broken(f"{model!r} would run code; --allow-code lets files name code that you trust")
+    return source
+
+
+def read_loss(entry: Entry, sources: Collection[str]) -> str:
+    """Return the loss that a file names. Raises DataFileError, also for code that is not allowed."""
+    text = entry.text()
+    try:
+        loss = parse_loss(text)
+    except UsageError as error:
+        raise entry.broken(str(error).removeprefix("--loss: ")) from None
+    if is_code(loss) and FILE not in sources:
+        raise entry.broken(f"{text!r} would run code; --allow-code lets files name code that you trust")
+    return text
+
+
+def read_model(
+    entry: Entry,
+    catalogue: Mapping[str, CatalogueEntry],
+    sources: Collection[str] = SOURCES,
+    **options: Any,
+) -> Job:
+    """Return the job of a model that a file names. Raises DataFileError with file, line and key."""
+    name = entry.text()
+    read_source(entry, name, sources)
+    try:
+        return resolve_job(name, catalogue, **options)
+    except UsageError as error:
+        raise entry.broken(str(error)) from None

@@ -8,13 +8,12 @@ import ast
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from planner._support.versions import installed_version
-from planner.jobs import Job, is_code, job_to_json, split_model
+from planner.jobs import Job, is_code, job_to_json, reset_options, split_model
 
 Key = dict[str, Any]  # JSON
 
@@ -72,7 +71,7 @@ def key_of(job: Job) -> Key | None:
 
 def traced(job: Job) -> Job:
     """As much of the job as a trace depends on."""
-    return replace(job, dataset_size=0, lengths=None)
+    return reset_options(job, where=lambda option: not option.changes_trace)
 
 
 def name_of(key: Key) -> str:

@@ -21,8 +21,8 @@ from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.calibration.observation import Observation
 from planner.hardware.device import generic_device
+from planner.jobs import Job, Mode, Optimizer
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, Mode, Optimizer
 from planner.planning.max_batch import TraceSource, estimate
 from planner.program.affine import align
 from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
@@ -247,7 +247,7 @@ GROUP = "about: x\ngroups:\n  - about: y\n    models: [{models}]\n    batches: [
             "resnet50",
             "8",
             "    optimizer: lion\n",
-            "line 4, groups[0].models[0]: --optimizer: unknown value 'lion'",
+            "line 6, groups[0].optimizer: one of sgd, momentum, ",
         ),
         (
             "resnet50",
@@ -258,10 +258,15 @@ GROUP = "about: x\ngroups:\n  - about: y\n    models: [{models}]\n    batches: [
         (
             "resnet50",
             "8",
-            "    precision: bf16\n",
-            "line 6, groups[0].precision: unknown key; known are about",
+            "    dtype: bf16\n",
+            "line 6, groups[0].dtype: unknown key; known are about",
         ),
-        ("resnet50", "8", "    cudnn_benchmark: maybe\n", "line 6, groups[0].cudnn_benchmark: true or false"),
+        (
+            "resnet50",
+            "8",
+            "    cudnn_benchmark: maybe\n",
+            "line 6, groups[0].cudnn_benchmark: expected true or false",
+        ),
     ],
 )
 def test_a_broken_campaign_names_line_and_key(

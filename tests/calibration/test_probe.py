@@ -28,8 +28,8 @@ from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.loop.training_loop import run_loop
 from planner.errors import ModelError, NoGpuError, UsageError
 from planner.hardware.calibration.observation import Observation, Settings, Versions
+from planner.jobs import Job, Loss, Mode, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, Loss, Mode, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.planning.process.file import find_process_file
 from planner.planning.process.model import Reading
 from planner.program.events import Alloc, Phase, PhaseStart

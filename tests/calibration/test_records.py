@@ -17,7 +17,7 @@ from planner.allocator.history.history import HistoryEvent, HistoryMark, check_h
 from planner.errors import DataFileError
 from planner.hardware.calibration.model import Refusal
 from planner.hardware.calibration.observation import Observation, Settings, Versions
-from planner.jobs.job import (
+from planner.jobs import (
     Job,
     MemoryFormat,
     Mode,

@@ -13,7 +13,7 @@ import pytest
 from calibration.probe.tensorflow import load_tensorflow, measure
 from planner.cli import run
 from planner.errors import ModelError, NoGpuError, UsageError
-from planner.jobs.job import parse_tensor_spec
+from planner.jobs import parse_tensor_spec
 from planner.planning.process.model import (
     Define,
     Delete,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import planner
 from planner.capture.models.live import read_live_model
-from planner.jobs.job import Mode
+from planner.jobs import Mode
 from tests.helpers.models import job_of, trace_of
 
 INPUT = "8"

@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from planner.capture.models.registry import build_model, construct_model
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
-from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
-from planner.jobs.resolve import resolve_job
+from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job
 from planner.program.events import Trace, check
 from tests.helpers.models import AMPERE, born, job_of
 

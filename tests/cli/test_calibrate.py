@@ -14,7 +14,6 @@ from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.jobs.codec import job_to_json
-from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.max_batch import TraceSource
 from planner.planning.source import Workload
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace

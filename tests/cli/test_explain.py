@@ -13,8 +13,8 @@ import pytest
 from planner.allocator.history.file import save_history
 from planner.allocator.history.history import History, HistoryEvent
 from planner.cli import run
+from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.jobs.job import Job, Loss, TensorSpec
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace
 from planner.store.codec import save_trace
 from planner.store.saved_traces import open_saved

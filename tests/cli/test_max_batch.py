@@ -16,8 +16,8 @@ from planner._support.versions import installed_version
 from planner.cli import run
 from planner.cli.output import working
 from planner.errors import UnsavedError, UsageError
+from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.jobs.job import Job, Loss, TensorSpec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.store.codec import save_trace
 from tests.helpers.structs import replace

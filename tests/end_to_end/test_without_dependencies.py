@@ -35,7 +35,7 @@ from pathlib import Path
 from planner.allocator.config import parse_alloc_conf
 from planner.hardware.budget import make_budget
 from planner.hardware.device import generic_device
-from planner.jobs.job import Job
+from planner.jobs import Job
 from planner.planning.max_batch import Seconds, estimate
 from planner.allocator.replay import replay_trace
 from planner.planning.search import largest

@@ -11,7 +11,6 @@ from planner.api.integrations._live_model import LiveLoop, plan_live_model
 from planner.hardware.likeness import Likeness, kind_of, lengths_of, likeness_of, margins_of
 from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.jobs.job import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.program.events import Trace
 from planner.store.fingerprint import key_of
 from tests.helpers.structs import replace

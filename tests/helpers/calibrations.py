@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from planner.hardware.calibration.model import Calibration, Fit, Key, Point, Refusal
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.hardware.device import MIB, Device, SourcedBytes
-from planner.jobs.job import Job, TensorSpec
+from planner.jobs import Job, TensorSpec
 from tests.helpers.structs import replace
 
 JOB = Job(

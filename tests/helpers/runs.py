@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from calibration.probe.request import Gpu, ProbeRequest
 from planner.hardware.calibration.observation import Observation, Settings, Versions, origin_of
 from planner.hardware.device import MIB
-from planner.jobs.job import Job, Loss, Optimizer, parse_tensor_spec
+from planner.jobs import Job, Loss, Optimizer, parse_tensor_spec
 from tests.helpers.structs import replace
 
 VERSIONS = Versions("2.13.0+cu130", "13.0", "9.1.0", "580.65", (8, 6), 12_037 * MIB, 12_288 * MIB)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from planner.errors import DataFileError
+from planner.jobs import CatalogueEntry, Job, Loss, Mode, Optimizer, Precision, TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import CatalogueEntry, Job, Loss, Mode, Optimizer, Precision, TensorSpec
 
 IMAGE = TensorSpec((3, 224, 224))
 ENTRY = "a:\n  about: T.\n  source: zoo:X\n"
@@ -141,7 +141,7 @@ def test_smallest_entry_takes_the_defaults_of_its_source(tmp_path: Path) -> None
         (
             "a:\n  about: T.\n  source: X\n",
             "line 3, a.source",
-            "SOURCE:NAME or FILE.py:NAME is wanted, not 'X'",
+            "expected SOURCE:NAME or FILE.py:NAME, got 'X'",
         ),
         (f"{ENTRY}  inputs: 3x4\n", "line 4, a.inputs", "expected a list, got '3x4'"),
         (f"{ENTRY}  inputs:\n  - 3x4\n  - 3x0\n", "line 6, a.inputs[1]", "tensor '3x0': a size is 0"),
@@ -180,7 +180,7 @@ def test_job_and_catalogue_need_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\n"
         "from planner.jobs.catalogue import load_catalogue\n"
-        "from planner.jobs.resolve import resolve_job\n"
+        "from planner.jobs import resolve_job\n"
         "resolve_job('resnet50', load_catalogue())\n"
         "print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))\n"
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.errors import UsageError
-from planner.jobs.job import (
+from planner.jobs import (
     CatalogueEntry,
     Job,
     Loss,
@@ -13,9 +13,9 @@ from planner.jobs.job import (
     ZeroGrad,
     parse_model_arg,
     parse_tensor_spec,
+    resolve_job,
     split_model,
 )
-from planner.jobs.resolve import resolve_job
 
 IMAGE = TensorSpec((3, 224, 224))
 LABEL = TensorSpec((), "int64")

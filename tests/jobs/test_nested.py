@@ -8,9 +8,9 @@ import pytest
 import planner
 from planner.cli import run
 from planner.errors import UsageError
+from planner.jobs import Job, parse_tensor_spec
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.jobs.job import Job, parse_tensor_spec
 from planner.jobs.nested import nest_inputs, nest_target
 
 

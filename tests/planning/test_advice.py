@@ -11,7 +11,7 @@ from planner.api.max_batch import estimate as estimate_model
 from planner.errors import ModelError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes
-from planner.jobs.job import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
+from planner.jobs import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
 from planner.planning.advice import Advice, Open, advise
 from planner.planning.changes import Recipe, apply_all, changes_for
 from planner.program.events import Alloc, Category, Event, Phase, PhaseStart, Site, Trace

@@ -16,7 +16,7 @@ from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.calibration.model import _same_job
 from planner.hardware.database import find_device
-from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
+from planner.jobs import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
 from planner.planning.epoch import last_batch, over_epoch
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site, Trace, check
 from planner.store.fingerprint import key_of

@@ -19,7 +19,7 @@ from planner.errors import UsageError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.database import find_device, load_devices
 from planner.hardware.device import MIB, Device, FigureKind, ProductInfo, ProductLine, SourcedBytes
-from planner.jobs.job import Job
+from planner.jobs import Job
 from planner.planning.fleet import CardFit, CardTable, fit_cards
 from planner.planning.max_batch import Seconds
 from planner.planning.search import boundary_near, largest

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import planner
-from planner.jobs.job import ClipGradients, Mode, Optimizer, ZeroGrad
+from planner.jobs import ClipGradients, Mode, Optimizer, ZeroGrad
 from planner.program.events import GrowthSource
 from planner.program.growth import find_growth
 from planner.store.bundled_store import INDEX, SHIPPED

@@ -10,7 +10,7 @@ from planner.allocator.config import MIB, AllocatorRules
 from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace
 from planner.hardware.budget import Budget, chance_needed, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
-from planner.jobs.job import Job
+from planner.jobs import Job
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.planning.search import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace

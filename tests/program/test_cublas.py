@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from planner import estimate, max_batch
 from planner.errors import UsageError
+from planner.jobs import Mode
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.jobs.job import Mode
 from planner.program.cublas import parse_workspace_config, workspace_bytes
 from planner.program.events import Alloc, Category, Free, Trace
 from planner.store.fingerprint import key_of

@@ -14,7 +14,7 @@ from planner.capture.symbolic.sym_tensor import Sketch, ask
 from planner.capture.symbolic.validate import Keeper
 from planner.capture.workspaces.ops import Hold, Outputs
 from planner.capture.workspaces.registry import RULES
-from planner.jobs.job import Job, Mode, Precision
+from planner.jobs import Job, Mode, Precision
 from planner.program.events import Trace
 from planner.program.expr import Case, Guard, check_case, work_out
 from planner.program.stored_loop import loop_from_json, loops_to_json

@@ -13,7 +13,7 @@ from planner.capture.symbolic.capability_guards import Watched
 from planner.capture.symbolic.fit_lines import find_loop
 from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
 from planner.capture.symbolic.recast import differs
-from planner.jobs.job import Job, Mode, Optimizer, Precision
+from planner.jobs import Job, Mode, Optimizer, Precision
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, HOPPER, job_of

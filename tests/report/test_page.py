@@ -19,7 +19,6 @@ from planner.hardware.budget import judge_budget, make_budget
 from planner.hardware.database import load_devices
 from planner.hardware.device import generic_device, unlimited_device
 from planner.jobs.codec import job_to_json
-from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.attribution import Shown, explain
 from planner.planning.batch_curve import BatchCurve, CurvePoint, Grid, curve_sizes, take_curve
 from planner.planning.max_batch import estimate, without_end

@@ -13,8 +13,7 @@ from planner.errors import UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.hardware.likeness import likeness_of
-from planner.jobs.codec import job_from_json, job_to_json
-from planner.jobs.job import (
+from planner.jobs import (
     Checkpoint,
     ClipGradients,
     Job,
@@ -27,6 +26,7 @@ from planner.jobs.job import (
     TensorSpec,
     ZeroGrad,
 )
+from planner.jobs.codec import job_from_json, job_to_json
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.assumptions import assumptions

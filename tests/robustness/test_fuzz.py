@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from planner.allocator.config import parse_alloc_conf
 from planner.errors import PlannerError
-from planner.jobs.job import parse_model_arg, parse_tensor_spec, split_model
+from planner.jobs import parse_model_arg, parse_tensor_spec, split_model
 from tests.helpers.file_readers import READERS, Reader
 from tests.helpers.traces import UNTIMED
 

@@ -31,7 +31,7 @@ from planner.errors import DataFileError, ModelError, PlannerError, UsageError
 from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.fit import fit_points
 from planner.hardware.calibration.model import Point, Refusal
-from planner.jobs.job import Job, parse_tensor_spec
+from planner.jobs import Job, parse_tensor_spec
 from planner.planning.sweep.results import Store
 from planner.planning.sweep.task import Done, Task
 from planner.program.events import Phase, PhaseStart, Site, Trace

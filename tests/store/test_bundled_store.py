@@ -12,8 +12,8 @@ import pytest
 
 from planner import max_batch
 from planner._support.versions import installed_version, public_version
+from planner.jobs import is_completed_by_library, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.resolve import is_completed_by_library, resolve_job
 from planner.program.target import Target
 from planner.store.bundled_store import INDEX, SHIPPED, ShippedShelf, shipped_name
 from planner.store.fingerprint import tracer_digest

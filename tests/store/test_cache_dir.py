@@ -16,7 +16,7 @@ from planner import estimate, gpus, max_batch
 from planner._support.versions import installed_version, public_version
 from planner.cli import run
 from planner.hardware.database import find_device
-from planner.jobs.job import Job
+from planner.jobs import Job
 from planner.program.events import Alloc, Category, Site, Trace
 from planner.store.cache_dir import TraceCache, open_cache
 from planner.store.fingerprint import file_digest, key_of, name_of

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.api.max_batch import MaxBatchResult, max_batch
-from planner.api.request import Options
+from planner.api.options import Options
 from planner.errors import ModelError, PlannerError
-from planner.jobs import PlainOptions
+from planner.jobs import FIELD_OPTIONS
 from planner.planning import Estimate
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _options_of(job: Any, options: Options) -> Options:
     """Return the job's fields as options, the user's own over them."""
     chosen: dict[str, Any] = {
         "input": list(job.inputs),
-        **{name: getattr(job, name) or None for name in PlainOptions.__annotations__},
+        **{name: getattr(job, name) or None for name in FIELD_OPTIONS},
     }
     given = {name: value for name, value in options.items() if value is not None}
     return {**chosen, **given}  # type: ignore[typeddict-item]

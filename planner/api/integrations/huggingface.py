@@ -23,7 +23,7 @@ from planner.api.integrations._live_model import LiveLoop, largest_at_ease, on_s
 from planner.api.integrations.batch_choice import Choice, Split, check_multiple, choose_batch, split, split_up
 from planner.api.integrations.settings import notes_of
 from planner.api.max_batch import MaxBatchResult
-from planner.api.request import Options
+from planner.api.options import Options
 from planner.capture.models import prepare_torchvision
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad

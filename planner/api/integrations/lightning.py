@@ -20,7 +20,7 @@ from planner.api.integrations._live_model import largest_at_ease, on_some_card  
 from planner.api.integrations.batch_choice import check_multiple, choose_batch  # noqa: E402
 from planner.api.integrations.lightning_loop import loop_of_trainer  # noqa: E402
 from planner.api.max_batch import MaxBatchResult  # noqa: E402
-from planner.api.request import Options  # noqa: E402
+from planner.api.options import Options  # noqa: E402
 from planner.errors import PlannerError, UsageError  # noqa: E402
 
 

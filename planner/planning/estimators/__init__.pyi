@@ -18,7 +18,7 @@ from .methods import (
     TITLES as TITLES,
     Method as Method,
     find_method as find_method,
-    refuse_unknown_options as refuse_unknown_options,
+    reject_unsupported_options as reject_unsupported_options,
 )
 from .peers import (
     MEBIBYTE_BYTES as MEBIBYTE_BYTES,

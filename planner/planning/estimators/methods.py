@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from planner.errors import UsageError
+from planner.jobs import JOB_OPTIONS
 
 
 class Method(StrEnum):
@@ -25,24 +26,11 @@ TITLES = {
     Method.MEMTRACKER: "MemTracker",
 }
 
-# The model, its input and the memory that its total is held against. A new option is refused until it is
-# listed here.
-_ALL = frozenset(
-    {
-        *("model_arg", "input", "models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "tell"),
-        *("own_calibrations", "cache", "warn"),  # nobody has asked for them
-    }
+# The memory that a total is held against, and what no estimate depends on.
+_COMMON = (
+    *("models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "tell"),
+    *("own_calibrations", "cache", "warn"),
 )
-_LOOP = frozenset(
-    {"target", "loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "keep_grads", "steps"}
-)
-_HONOURED = {
-    Method.FORMULA: _ALL | {"mode", "optimizer"},
-    Method.TORCHINFO: _ALL,
-    Method.TORCHSUMMARY: _ALL,
-    Method.MODELSIZE: _ALL,
-    Method.MEMTRACKER: _ALL | _LOOP,
-}
 
 
 def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) -> Method:
@@ -54,14 +42,18 @@ def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) ->
     return Method(name)
 
 
-def refuse_unknown_options(method: Method, options: Mapping[str, object]) -> None:
+def reject_unsupported_options(method: Method, options: Mapping[str, object]) -> None:
     """Raise UsageError for the first option that is given and means nothing to the method.
 
     Names are those of `planner.api.Options`; None, False and empty lists are not given.
     """
-    honoured = _HONOURED.get(method)
+    supported = [*_COMMON, *(option.name for option in JOB_OPTIONS if method in option.methods)]
     for name, value in options.items():
-        if honoured is not None and name not in honoured and value not in (None, False, "", (), [], {}):
+        if (
+            method is not Method.TRACE
+            and name not in supported
+            and value not in (None, False, "", (), [], {})
+        ):
             raise UsageError(
                 f"--{name.replace('_', '-')} and --method {method}: {TITLES[method]} takes no account of it; "
                 "leave it away, or use --method trace"

@@ -29,10 +29,10 @@ from planner.errors import UsageError
 from planner.jobs import (
     SOURCES,
     CatalogueEntry,
-    count_of,
     is_argument_name,
-    job_named_in,
     parse_tensor_spec,
+    read_count,
+    read_model,
     shown,
 )
 from planner.planning.process.model import (
@@ -118,7 +118,7 @@ def _model(
 ) -> Known:
     if not is_argument_name(name):
         raise entry.broken("the name of a variable is wanted")
-    job, text = job_named_in(entry, catalogue, sources), entry.text()
+    job, text = read_model(entry, catalogue, sources), entry.text()
     batch = catalogue[text].batch if text in catalogue else None
     return Model(name, job, batch or _ANY_BATCH), batch
 
@@ -180,8 +180,8 @@ class _StepReader:
     def _train(self, entry: Entry) -> Step:
         values = entry.children(("model", "steps_per_epoch", "epochs"), ("batch", "print"))
         model, batch = self._known(values["model"])
-        steps = count_of(values["steps_per_epoch"], MAX_STEPS)
-        epochs = count_of(values["epochs"], MAX_STEPS)
+        steps = read_count(values["steps_per_epoch"], MAX_STEPS)
+        epochs = read_count(values["epochs"], MAX_STEPS)
         if steps * epochs > MAX_STEPS:
             raise entry.broken(f"{steps * epochs:,} steps are too many; at most {MAX_STEPS:,} are played")
         label = _line(values["print"]) if "print" in values else None
@@ -201,7 +201,7 @@ def _define(entry: Entry) -> Define:
 
 def _batch(entry: Entry, values: Mapping[str, Entry], known: int | None) -> int:
     if "batch" in values:
-        return count_of(values["batch"], MAX_BATCH)
+        return read_count(values["batch"], MAX_BATCH)
     if known is None:
         raise entry.broken("missing batch; the catalogue has none for this model")
     return known

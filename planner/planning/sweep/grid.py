@@ -15,7 +15,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import UsageError
@@ -28,33 +28,18 @@ from planner.hardware import (
     search_devices,
 )
 from planner.jobs import (
-    COUNTS,
+    OPTION_KEYS,
     SOURCES,
     CatalogueEntry,
-    JobOptions,
-    alloc_conf_of,
-    arguments_of,
-    count_of,
-    items_of,
-    job_named_in,
-    loss_named_in,
-    sample_of,
-    targets_of,
-    truth_of,
+    read_alloc_conf,
+    read_arguments,
+    read_count,
+    read_items,
+    read_model,
+    read_options,
 )
 
 MOST_CELLS = 100_000
-
-_TEXTS = (
-    *("loss", "mode", "optimizer", "optimizer_impl", "zero_grad", "precision", "memory_format", "checkpoint"),
-    *("clip_gradients", "cudnn", "cublas_workspace_config", "lengths"),
-)
-_TRUTHS = (
-    *("keep_grads", "grad_scaler", "backward_in_autocast", "ema", "evaluate", "ddp", "ddp_bucket_view"),
-    "cudnn_benchmark",
-)
-_LISTS = ("freeze", "train_only")
-_OF_JOB = (*_TEXTS, *_TRUTHS, *COUNTS, *_LISTS, "input", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +48,7 @@ class NamedModel:
 
     name: str  # in the tables
     model: str
-    options: JobOptions
+    options: Mapping[str, Any]  # of its job
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +56,7 @@ class Recipe:
     """One way to train; its options stand over those of the model."""
 
     name: str
-    options: JobOptions
+    options: Mapping[str, Any]
     alloc_conf: str = ""
     allocator_cap_mib: int | None = None
 
@@ -94,7 +79,7 @@ def load_grid(
     """
     top = read_entry(path)
     parts = top.children(("about", "models", "recipes", "gpus"))
-    models = tuple(_model(item, catalogue, sources) for item in items_of(parts["models"]))
+    models = tuple(_model(item, catalogue, sources) for item in read_items(parts["models"]))
     recipes = tuple(_recipe(name, entry, sources) for name, entry in parts["recipes"].mapping().items())
     gpus = _gpus(parts["gpus"])
     _refuse_twice(parts["models"], [model.name for model in models])
@@ -110,46 +95,32 @@ def _model(item: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collec
     import yaml
 
     if not isinstance(item.node, yaml.MappingNode):
-        job_named_in(item, catalogue, sources)
+        read_model(item, catalogue, sources)
         return NamedModel(item.text(), item.text(), {})
-    parts = item.children(("model",), ("name", "model_arg", *_OF_JOB))
-    options = _options(parts, sources)
+    parts = item.children(("model",), ("name", "model_arg", *OPTION_KEYS))
+    options = read_options(parts, sources)
     if "model_arg" in parts:
-        options["model_args"] = arguments_of(parts["model_arg"])
-    job_named_in(parts["model"], catalogue, sources, **options)
+        options["model_args"] = read_arguments(parts["model_arg"])
+    read_model(parts["model"], catalogue, sources, **options)
     model = parts["model"].text()
     return NamedModel(parts["name"].text() if "name" in parts else model, model, options)
 
 
 def _recipe(name: str, entry: Entry, sources: Collection[str]) -> Recipe:
-    parts = entry.children((), (*_OF_JOB, "alloc_conf", "allocator_cap_mib"))
+    parts = entry.children((), (*OPTION_KEYS, "alloc_conf", "allocator_cap_mib"))
     cap = parts.get("allocator_cap_mib")
     return Recipe(
         name,
-        _options(parts, sources),
-        alloc_conf_of(parts["alloc_conf"]) if "alloc_conf" in parts else "",
-        None if cap is None else count_of(cap, LARGEST_TOTAL_MIB),
+        read_options(parts, sources),
+        read_alloc_conf(parts["alloc_conf"]) if "alloc_conf" in parts else "",
+        None if cap is None else read_count(cap, LARGEST_TOTAL_MIB),
     )
-
-
-def _options(parts: Mapping[str, Entry], sources: Collection[str]) -> JobOptions:
-    if "loss" in parts:
-        loss_named_in(parts["loss"], sources)
-    found: dict[str, Any] = {name: parts[name].text() for name in _TEXTS if name in parts}
-    found |= {name: truth_of(parts[name]) for name in _TRUTHS if name in parts}
-    found |= {name: count_of(parts[name], most) for name, most in COUNTS.items() if name in parts}
-    found |= {name: [item.text() for item in items_of(parts[name])] for name in _LISTS if name in parts}
-    if "input" in parts:
-        found["inputs"] = [sample_of(item) for item in items_of(parts["input"])]
-    if "target" in parts:
-        found |= targets_of(parts["target"])
-    return cast(JobOptions, found)
 
 
 def _gpus(entry: Entry) -> tuple[Device, ...]:
     if entry.says("all"):
         return load_devices()
-    return tuple(device for item in items_of(entry) for device in _devices(item))
+    return tuple(device for item in read_items(entry) for device in _devices(item))
 
 
 def _devices(item: Entry) -> tuple[Device, ...]:
@@ -163,7 +134,7 @@ def _devices(item: Entry) -> tuple[Device, ...]:
         return found
     try:
         if item.node.tag.endswith(":int"):
-            return (generic_device(count_of(item, LARGEST_TOTAL_MIB)),)
+            return (generic_device(read_count(item, LARGEST_TOTAL_MIB)),)
         return (find_device(item.text()),)
     except UsageError as error:
         raise item.broken(str(error)) from None

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from planner.api.gpus import gpus
-from planner.api.request import Options
+from planner.api.options import Options
 from planner.errors import PlannerError
 from planner.hardware import Device
 from planner.jobs import Job, job_to_json

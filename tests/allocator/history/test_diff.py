@@ -30,8 +30,7 @@ from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
 from planner.allocator.replay import UNLIMITED
 from planner.errors import DataFileError, UsageError
-from planner.jobs.job import Job, parse_tensor_spec
-from planner.jobs.resolve import complete_job
+from planner.jobs import Job, complete_job, parse_tensor_spec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.commands.explain_diff import difference_lines, group_extras
 from tests.helpers.structs import replace

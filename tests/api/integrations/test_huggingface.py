@@ -18,7 +18,7 @@ from planner.api.integrations.huggingface import (
 transformers = pytest.importorskip("transformers")
 from planner.api.max_batch import max_batch  # noqa: E402
 from planner.errors import ModelError, UsageError  # noqa: E402
-from planner.jobs.job import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad  # noqa: E402
+from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad  # noqa: E402
 
 TINY = {
     "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,

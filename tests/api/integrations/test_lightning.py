@@ -26,7 +26,7 @@ from planner.api.max_batch import max_batch  # noqa: E402
 from planner.capture.models.live import copy_weightless, live_job, read_live_model  # noqa: E402
 from planner.capture.session import record  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
-from planner.jobs.job import ClipGradients, Loss, Precision, ZeroGrad  # noqa: E402
+from planner.jobs import ClipGradients, Loss, Precision, ZeroGrad  # noqa: E402
 from planner.program.events import Alloc  # noqa: E402
 
 WIDTH = 1000

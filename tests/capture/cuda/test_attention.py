@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from planner.capture.cuda.sdpa_backend import Kernel, Request, choose
 from planner.capture.workspaces.nn.mem_efficient_attention import Variant, backward_variant
-from planner.jobs.job import Mode
+from planner.jobs import Mode
 from planner.program.events import Alloc, Category, Trace
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 

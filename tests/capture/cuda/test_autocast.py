@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.capture.cuda.autocast import op_lists as lists
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.errors import ModelError
-from planner.jobs.job import Loss, Mode, Precision
+from planner.jobs import Loss, Mode, Precision
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
 from tests.helpers.models import AMPERE, born, job_of, trace_of
 

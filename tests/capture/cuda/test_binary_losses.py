@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.jobs.job import Loss, Mode, TensorSpec
+from planner.jobs import Loss, Mode, TensorSpec
 from tests.helpers.models import born, job_of, trace_of
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 import planner
 from planner.capture.session import record
 from planner.errors import ModelError
-from planner.jobs.job import Job, Loss, Mode, parse_tensor_spec
-from planner.jobs.resolve import resolve_job
+from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job
 from planner.program.events import Alloc, Category, Trace, check
 from tests.helpers.models import AMPERE, born
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from planner.capture.workspaces.nn.rnn import MODES, reserve_bytes, weight_elements, workspace_bytes
-from planner.jobs.job import Mode, Precision
+from planner.jobs import Mode, Precision
 from planner.program.events import Alloc, Free, Trace, check
 from tests.capture.recorder.test_recorder import story
 from tests.helpers.models import AMPERE, born, job_of, trace_of

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.capture.cuda.semantics import cuda_semantics
-from planner.jobs.job import Mode
+from planner.jobs import Mode
 from planner.program.events import Alloc, Category, Free
 from tests.capture.recorder.test_recorder import Apply
 from tests.helpers.models import AMPERE, HOPPER, MIB, born, job_of, trace_of

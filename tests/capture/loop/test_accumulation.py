@@ -6,9 +6,8 @@ from planner import max_batch
 from planner.allocator.replay import UNLIMITED, replay_trace
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
 from planner.capture.session import record
+from planner.jobs import FIELD_OPTIONS, Job, Optimizer, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, Optimizer, parse_tensor_spec
-from planner.jobs.resolve import MAX_ACCUMULATE, resolve_job
 from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
 from tests.helpers.structs import replace
 
@@ -61,7 +60,7 @@ def test_more_micro_batches_take_no_more_memory() -> None:
     assert any("of the 4,096 micro-batches in each step, 4 are run" in note for note in many.notes)
 
 
-@pytest.mark.parametrize("accumulate", [128, MAX_ACCUMULATE])
+@pytest.mark.parametrize("accumulate", [128, FIELD_OPTIONS["accumulate"].maximum])
 def test_accumulation_above_a_hundred_is_planned(accumulate: int) -> None:
     """An accumulation of more than 100 micro-batches is a job like others, and its answer says how it ran."""
     assert resolve_job("vit_b_16", load_catalogue(), accumulate=accumulate).accumulate == accumulate

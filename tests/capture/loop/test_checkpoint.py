@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.capture.loop.checkpoint import checkpointed_blocks, find_blocks
 from planner.errors import ModelError
-from planner.jobs.job import Checkpoint, Job, Mode, Precision
+from planner.jobs import Checkpoint, Job, Mode, Precision
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, check
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 

@@ -10,8 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.loop.ddp import assign_buckets, data_parallel
-from planner.jobs.job import Job, Mode, ZeroGrad
-from planner.jobs.resolve import merge_job
+from planner.jobs import Job, Mode, ZeroGrad, merge_job
 from planner.program.events import Alloc, Category, check
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 

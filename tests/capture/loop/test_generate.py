@@ -14,7 +14,7 @@ from planner.capture.loop.generate import run_generation
 from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.errors import ModelError
-from planner.jobs.job import Job, Mode
+from planner.jobs import Job, Mode
 from planner.program.events import Alloc, Category, Free, PhaseStart, Trace, check
 from tests.helpers.models import job_of, trace_of
 

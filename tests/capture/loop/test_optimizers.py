@@ -12,8 +12,7 @@ from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
-from planner.jobs.job import ClipGradients, Job, Mode, Optimizer, OptimizerImpl
-from planner.jobs.resolve import default_impl, merge_job
+from planner.jobs import ClipGradients, Job, Mode, Optimizer, OptimizerImpl, default_impl, merge_job
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, job_of, trace_of

@@ -15,7 +15,7 @@ from planner.capture.loop.precision import (
     format_of,
     meta_runtime,
 )
-from planner.jobs.job import (
+from planner.jobs import (
     Job,
     Loss,
     MemoryFormat,

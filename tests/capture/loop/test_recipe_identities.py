@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.jobs.job import (
+from planner.jobs import (
     Checkpoint,
     ClipGradients,
     Loss,

@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.loop.training_loop import run_loop
-from planner.jobs.job import ClipGradients, Job, Mode, ZeroGrad
+from planner.jobs import ClipGradients, Job, Mode, ZeroGrad
 from planner.program.events import Alloc, Category, Phase, PhaseStart, check
 from planner.report.assumptions import of_run
 from tests.calibration.test_probe import heard_on_cpu, heard_on_meta, training

@@ -13,9 +13,8 @@ from planner.capture.models.meta_init import construct_on_meta, move_to_meta, pa
 from planner.capture.models.registry import FINDERS, build_model, complete_by_library
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
+from planner.jobs import SOURCES, Job, Loss, TensorSpec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import SOURCES, Job, Loss, TensorSpec
-from planner.jobs.resolve import resolve_job
 from planner.program.affine import align
 from planner.program.events import Trace
 from tests.helpers.structs import replace

@@ -12,9 +12,8 @@ import torch
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
+from planner.jobs import Job, Loss, parse_model_arg, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, Loss, parse_model_arg, parse_tensor_spec
-from planner.jobs.resolve import resolve_job
 from planner.planning.source import complete_from_library
 from planner.program.affine import align
 from planner.program.events import Alloc, Trace

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.capture.recorder.provenance import ProvenanceCollector, short_path
 from planner.capture.session import record
-from planner.jobs.job import Job, Mode
+from planner.jobs import Job, Mode
 from planner.program.affine import align
 from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, check
 from planner.store.codec import load_trace, save_trace

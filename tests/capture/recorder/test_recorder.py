@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
-from planner.jobs.job import Mode, Optimizer, OptimizerImpl, ZeroGrad
+from planner.jobs import Mode, Optimizer, OptimizerImpl, ZeroGrad
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, check
 from tests.helpers.models import born, job_of, trace_of
 

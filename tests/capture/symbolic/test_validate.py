@@ -9,7 +9,7 @@ from planner.capture.session import record
 from planner.capture.symbolic.foretold import Foretold
 from planner.capture.symbolic.recast import differs
 from planner.errors import ModelError
-from planner.jobs.job import Checkpoint, Job, Precision
+from planner.jobs import Checkpoint, Job, Precision
 from planner.program.events import Trace, check
 from planner.program.target import Target
 from tests.helpers.models import AMPERE

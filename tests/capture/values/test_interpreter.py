@@ -16,8 +16,7 @@ from planner.capture.session import record
 from planner.capture.values import interpreter, lazy_values, nms as suppression
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError, ModelError
-from planner.jobs.job import Job, Loss, Mode
-from planner.jobs.resolve import resolve_job
+from planner.jobs import Job, Loss, Mode, resolve_job
 from planner.program.affine import align, refit
 from planner.program.events import Trace, check
 from tests.helpers.models import AMPERE, born, job_of

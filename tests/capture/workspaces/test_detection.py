@@ -11,7 +11,7 @@ from planner.capture.session import record
 from planner.capture.workspaces.ops import Hold, Op, Outputs, Release
 from planner.capture.workspaces.registry import Coverage, coverage_of, rule_of
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
-from planner.jobs.resolve import resolve_job
+from planner.jobs import resolve_job
 from planner.program.events import Alloc, Category
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, born, job_of, trace_of

@@ -11,7 +11,7 @@ from planner.capture.workspaces.ops import Hold, Op, Output, Outputs, Release, T
 from planner.capture.workspaces.registry import RULES, Coverage, coverage_of
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
-from planner.jobs.job import Mode
+from planner.jobs import Mode
 from planner.program.events import check
 from planner.program.target import Target
 from tests.capture.recorder.test_recorder import Apply, story

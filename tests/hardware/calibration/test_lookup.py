@@ -17,7 +17,7 @@ from planner.hardware.calibration.model import (
     look_up,
 )
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, generic_device
-from planner.jobs.job import Optimizer, ZeroGrad
+from planner.jobs import Optimizer, ZeroGrad
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, REFUSAL, VERSIONS, calibration
 from tests.helpers.structs import replace
 

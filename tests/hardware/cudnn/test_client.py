@@ -22,7 +22,7 @@ from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.hardware.cudnn.client import Cudnn, open_cudnn
 from planner.hardware.database import find_device
-from planner.jobs.job import Job, Mode, Optimizer
+from planner.jobs import Job, Mode, Optimizer
 from planner.program.convolution import Convolution, Direction, Workspaces
 from planner.program.events import Alloc, Category, Trace
 from planner.program.target import Target

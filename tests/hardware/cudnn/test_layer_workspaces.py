@@ -16,7 +16,7 @@ from planner.capture.session import record
 from planner.capture.subprocess.client import opener_of
 from planner.hardware.cudnn.per_layer import LayerWorkspace, layer_workspaces
 from planner.hardware.cudnn.workspace_breakdown import Part, Term
-from planner.jobs.job import Job, Loss, TensorSpec
+from planner.jobs import Job, Loss, TensorSpec
 from planner.planning.epoch import over_epoch
 from planner.planning.source import take_detailed_trace
 from planner.program.affine import align

@@ -15,7 +15,6 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, Loss, TensorSpec
 from planner.planning.estimators.comparison import (
     Comparison,
     Kept,

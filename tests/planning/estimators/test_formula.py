@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.errors import UsageError
-from planner.jobs.job import Optimizer
+from planner.jobs import Optimizer
 from planner.planning.estimators.formula import (
     HALF_BYTES,
     MEMORYLESS,

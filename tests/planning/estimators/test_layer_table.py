@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
+from planner.jobs import Job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job
 from planner.planning.estimators.formula import (
     Counts,
     Layer,

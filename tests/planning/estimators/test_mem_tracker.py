@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
+from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.planning.estimators.peers import TrackedPeak
 from planner.planning.estimators.torch_runners.layer_table import Build
 from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker, replace_tensors

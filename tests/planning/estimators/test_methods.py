@@ -3,7 +3,7 @@
 import pytest
 
 from planner.errors import UsageError
-from planner.planning.estimators.methods import Method, find_method, refuse_unknown_options
+from planner.planning.estimators.methods import Method, find_method, reject_unsupported_options
 
 
 def test_trace_is_the_default_method() -> None:
@@ -29,7 +29,7 @@ def test_unknown_method_is_refused_with_the_known_ones() -> None:
 )
 def test_options_that_a_method_honours_pass(method: Method, options: dict[str, object]) -> None:
     """What a method takes account of, and what is not given, is no problem."""
-    refuse_unknown_options(method, options)
+    reject_unsupported_options(method, options)
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_options_that_a_method_honours_pass(method: Method, options: dict[str, o
 def test_option_that_means_nothing_to_a_method_is_refused(method: Method, option: str, line: str) -> None:
     """An option without effect is never ignored, options that nobody has listed included."""
     with pytest.raises(UsageError) as caught:
-        refuse_unknown_options(method, {"input": ["3x4"], option: "x"})
+        reject_unsupported_options(method, {"input": ["3x4"], option: "x"})
     assert str(caught.value) == f"{line} takes no account of it; leave it away, or use --method trace"

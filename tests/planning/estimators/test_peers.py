@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
+from planner.jobs import Job, TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import Job, TensorSpec
 from planner.planning.estimators.peers import PeerEstimate
 from planner.planning.estimators.torch_runners.layer_table import Build
 from planner.planning.estimators.torch_runners.peers import (

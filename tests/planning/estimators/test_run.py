@@ -9,7 +9,7 @@ from planner.allocator.replay import Arena
 from planner.errors import UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
-from planner.jobs.job import Job, Loss, Mode, Optimizer, TensorSpec
+from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.planning.estimators.formula import AffineCounts, Counts
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.peers import MEGABYTE_BYTES, PeerEstimate, TrackedPeak

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import DataFileError, UsageError
+from planner.jobs import CatalogueEntry, Job, TensorSpec, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.job import CatalogueEntry, Job, TensorSpec, parse_tensor_spec
-from planner.jobs.resolve import resolve_job
 from planner.planning.process.file import find_process_file, read_process, shipped_processes
 from planner.planning.process.model import (
     Define,
@@ -147,7 +146,7 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
         (
             HEAD + "  - summary: {model: net, batch: 1.5}",
             " line 5, steps[0].summary.batch",
-            "a whole number is wanted, not 1.5",
+            "expected a whole number, got 1.5",
         ),
         (HEAD + "  - train: {model: net, epochs: 1}", " line 5, steps[0].train", "missing steps_per_epoch"),
         (

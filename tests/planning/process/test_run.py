@@ -7,7 +7,7 @@ import torch
 
 from planner.allocator.replay import Arena, replay_trace
 from planner.errors import ModelError
-from planner.jobs.job import DTYPES, Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
+from planner.jobs import DTYPES, Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
 from planner.planning.process.model import (
     ITEM_BYTES,
     Account,

@@ -23,7 +23,6 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.database import find_device
 from planner.hardware.device import generic_device
 from planner.jobs.catalogue import load_catalogue
-from planner.jobs.resolve import resolve_job
 from planner.planning.sweep.executors import DaskEngine, Found, run_all
 from planner.planning.sweep.grid import Grid, NamedModel, Recipe, load_grid
 from planner.planning.sweep.results import Store, open_store
@@ -135,8 +134,8 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         ("conv_pair", "m.py:Net", "line 3, models[0]: 'm.py:Net' would run code; --allow-code"),
         ("name: encoder", "name: conv_pair", "line 3, models: 'conv_pair' stands here twice"),
         ("sgd: {}", "sgd: {optimiser: adam}", "line 5, recipes.sgd.optimiser: unknown key"),
-        ("steps: 2", "steps: 2.5", "line 6, recipes.amp.steps: a whole number is wanted"),
-        ("ema: true", "ema: perhaps", "line 6, recipes.amp.ema: true or false is wanted"),
+        ("steps: 2", "steps: 2.5", "line 6, recipes.amp.steps: expected a whole number"),
+        ("ema: true", "ema: perhaps", "line 6, recipes.amp.ema: expected true or false"),
         ("L4, 8000", "L5000", "line 7, gpus[0]: unknown GPU 'L5000'"),
         ("L4, 8000", "L4, l4", "line 7, gpus: 'L4 24GB' stands here twice"),
         ("[L4, 8000]", "[words: abacus]", "line 7, gpus[0].words: no GPU of the database has these words"),
@@ -217,7 +216,7 @@ def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
 
 
 def _sample() -> dict[str, object]:
-    from planner.jobs.job import parse_tensor_spec
+    from planner.jobs import parse_tensor_spec
 
     return {"inputs": [parse_tensor_spec("4")], "target": parse_tensor_spec("scalar:int64")}
 

@@ -1,0 +1,68 @@
+"""Keywords of the functions of `planner.api`, with their types; the command line has the same options."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TypedDict
+
+from planner.hardware import Device
+from planner.jobs import TensorSpec
+
+Sample = str | TensorSpec
+Folder = str | PathLike[str]
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of a job, as `planner.jobs.JOB_OPTIONS` describes them; None counts as not given."""
+
+    model_arg: Mapping[str, object] | str | Sequence[str] | None  # {"num_classes": 10}, or ["num_classes=10"]
+    input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension
+    target: Sample | Sequence[Sample] | None  # several with names, where a loss of one's own takes them
+    loss: str | None
+    mode: str | None
+    optimizer: str | None
+    optimizer_impl: str | None
+    zero_grad: str | None
+    keep_grads: bool | None
+    steps: int | None
+    precision: str | None
+    grad_scaler: bool | None
+    backward_in_autocast: bool | None
+    memory_format: str | None
+    checkpoint: str | None
+    accumulate: int | None
+    clip_gradients: str | None
+    ema: bool | None
+    evaluate: bool | None
+    eval_batch: int | None
+    dataset_size: int | None
+    lengths: str | None
+    ddp: bool | None
+    ddp_bucket_view: bool | None
+    freeze: str | Sequence[str] | None
+    train_only: str | Sequence[str] | None
+    new_tokens: int | None
+    cudnn_benchmark: bool | None
+    cudnn: str | None  # "installed" or a folder: that library is queried for its workspaces; or "published"
+    cublas_workspace_config: str | None
+
+
+class Options(JobOptions, total=False):
+    """Options of the job, of the GPU and of the trace; None counts as not given."""
+
+    models: str | PathLike[str] | None  # a catalogue in place of the planner's own
+    allow_code: bool | None  # the catalogue may name code: FILE.py:NAME
+    isolate: bool | None  # run the model in a process of its own
+    time_limit: float | None  # seconds that a trace may take there
+    gpu: str | Device | None
+    gpu_mib: int | None
+    allocator_cap_mib: int | None
+    alloc_conf: str | None
+    confidence: float | None  # default 0.99
+    calibrations: Folder | Sequence[Folder] | None  # folders, searched first
+    own_calibrations: Folder | None  # a folder searched after those
+    no_calibration: bool | None
+    trace: str | PathLike[str] | None  # plan from this file in place of a model
+    save_trace: str | PathLike[str] | None
+    cache: Folder | None  # of traces; None: each is captured
+    warn: Callable[[str], None] | None  # gets one line for each failure that did not matter
+    tell: Callable[[str], None] | None  # gets one short line for each thing that takes time

@@ -1,0 +1,252 @@
+"""The options of a job: each is declared here once, beside its field of `Job` and its keyword in Python.
+
+From this table follow the options of the command line, the keys of YAML files, the JSON of `job`, the values
+that shells complete, and the options that each `--method` supports.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from planner.errors import UsageError
+from planner.jobs.job import (
+    Checkpoint,
+    ClipGradients,
+    Job,
+    Lengths,
+    Loss,
+    MemoryFormat,
+    Mode,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    ZeroGrad,
+)
+from planner.jobs.parse import check_count, choose, parse_loss, shown
+from planner.program import parse_workspace_config
+
+PUBLISHED = "published"  # of --cudnn: no library is queried
+
+
+class OptionKind(Enum):
+    """Type of an option's value, as Python and JSON have it."""
+
+    FLAG = auto()
+    COUNT = auto()  # a whole number from 1
+    CHOICE = auto()
+    TEXT = auto()
+    PATTERNS = auto()  # of parameter names
+    TENSORS = auto()
+    ARGUMENTS = auto()  # of the model's constructor
+
+
+class JobOption(NamedTuple):
+    """Declaration of one option; `name` is its key everywhere, with dashes on the command line."""
+
+    name: str
+    kind: OptionKind
+    help: str
+    metavar: str | None = None  # of its value on the command line
+    choices: type[StrEnum] | None = None  # that shells complete
+    maximum: int = 0  # of a count
+    parse: Callable[[str], Any] | None = None  # of a text
+    is_negatable: bool = False  # --no-NAME turns off what another option turns on
+    changes_trace: bool = True
+    is_for_training: bool = False  # without meaning in eval mode
+    methods: tuple[str, ...] = ()  # that support it besides `trace`
+
+    @property
+    def flag(self) -> str:
+        """Spelling on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    def read(self, value: Any, where: str = "") -> Any:
+        """Return the value as `Job` holds it. Raises UsageError, which begins with `where`."""
+        where = where or self.flag
+        if self.kind is OptionKind.COUNT:
+            return check_count(where, value, self.maximum)
+        if self.kind is OptionKind.FLAG:
+            return _checked(where, value, bool)
+        if self.kind is OptionKind.PATTERNS:
+            patterns = [value] if isinstance(value, str) else value
+            return tuple(_checked(where, pattern, str) for pattern in patterns)
+        text = _checked(where, value, str)
+        if self.parse is not None:
+            return self.parse(text)
+        return text if self.choices is None else choose(self.choices, text, where)
+
+
+def _checked(where: str, value: object, kind: type[bool] | type[str]) -> Any:
+    if not isinstance(value, kind):
+        expected = "true or false" if kind is bool else "a string"
+        raise UsageError(f"{where}: expected {expected}, got {shown(str(value))}")
+    return value
+
+
+def _parse_cudnn(text: str) -> str:
+    return "" if text == PUBLISHED else text
+
+
+def _parse_cublas_config(text: str) -> str:
+    if text:
+        parse_workspace_config(text)
+    return text
+
+
+def _flag(name: str, help: str, **more: Any) -> JobOption:
+    return JobOption(name, OptionKind.FLAG, help, **more)
+
+
+def _count(name: str, maximum: int, help: str, **more: Any) -> JobOption:
+    return JobOption(name, OptionKind.COUNT, help, "N", maximum=maximum, **more)
+
+
+def _choice(name: str, metavar: str, choices: type[StrEnum], help: str, **more: Any) -> JobOption:
+    return JobOption(name, OptionKind.CHOICE, help, metavar, choices, **more)
+
+
+def _text(name: str, metavar: str, parse: Callable[[str], Any], help: str, **more: Any) -> JobOption:
+    return JobOption(name, OptionKind.TEXT, help, metavar, parse=parse, **more)
+
+
+_STATIC = ("formula", "torchinfo", "torchsummary", "modelsize", "memtracker")  # all methods but `trace`
+_LOOP = ("memtracker",)
+_TRAINING = {"is_for_training": True}
+
+JOB_OPTIONS: tuple[JobOption, ...] = (
+    JobOption(
+        "model_arg",
+        OptionKind.ARGUMENTS,
+        "An argument of the model's constructor; repeatable.",
+        "KEY=VALUE",
+        methods=_STATIC,
+    ),
+    JobOption(
+        "input",
+        OptionKind.TENSORS,
+        "One sample of an input, without the batch dimension: 3x224x224, ids=128:int64, "
+        "batch.image=3x224x224 for an entry of a dict; repeatable.",
+        "SHAPE[:DTYPE]",
+        methods=_STATIC,
+    ),
+    JobOption(
+        "target",
+        OptionKind.TENSORS,
+        "One sample of the target, such as 10 or scalar:int64; with names and --loss FILE.py:NAME "
+        "repeatable.",
+        "SHAPE[:DTYPE]",
+        methods=_LOOP,
+    ),
+    _text(
+        "loss",
+        "NAME",
+        parse_loss,
+        "cross_entropy, mse, bce_with_logits, sum, output: the model's own, or FILE.py:NAME.",
+        choices=Loss,
+        methods=_LOOP,
+    ),
+    _choice(
+        "mode",
+        "MODE",
+        Mode,
+        "train, infer, generate, or forward: train without a backward pass.",
+        methods=("formula", "memtracker"),
+    ),
+    _choice(
+        "optimizer",
+        "NAME",
+        Optimizer,
+        "sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad or adafactor.",
+        methods=("formula", "memtracker"),
+    ),
+    _choice(
+        "optimizer_impl",
+        "NAME",
+        OptimizerImpl,
+        "foreach (the default, as on CUDA), for-loop or fused.",
+        methods=_LOOP,
+    ),
+    _choice(
+        "zero_grad",
+        "WHEN",
+        ZeroGrad,
+        "before-forward (the default), before-backward or after-step.",
+        methods=_LOOP,
+    ),
+    _flag("keep_grads", "Plan for zero_grad(set_to_none=False): gradients stay allocated.", methods=_LOOP),
+    _count("steps", 100, "Number of traced steps; 3 by default.", methods=_LOOP),
+    _choice("precision", "NAME", Precision, "fp32 (the default), amp-fp16, amp-bf16, or pure fp16 or bf16."),
+    _flag("grad_scaler", "Scale the loss; by default with amp-fp16 only.", is_negatable=True, **_TRAINING),
+    _flag("backward_in_autocast", "Run the backward pass inside the autocast region too."),
+    _choice("memory_format", "NAME", MemoryFormat, "contiguous (the default) or channels_last."),
+    _choice(
+        "checkpoint",
+        "WHAT",
+        Checkpoint,
+        "none (the default), or blocks: recompute repeated blocks in the backward pass.",
+        **_TRAINING,
+    ),
+    _count("accumulate", 2**20, "Micro-batches per optimizer step, each of the batch size.", **_TRAINING),
+    _choice("clip_gradients", "HOW", ClipGradients, "none (the default), norm or value.", **_TRAINING),
+    _flag("ema", "Keep a moving average of the weights on the GPU.", **_TRAINING),
+    _flag("evaluate", "Evaluate without gradients between the steps, with the same batch size.", **_TRAINING),
+    _count("eval_batch", 2**24, "Batch size of the evaluation; implies --evaluate.", **_TRAINING),
+    _count(
+        "dataset_size",
+        2**50,
+        "Samples per epoch; the last batch may be smaller.",
+        changes_trace=False,
+        **_TRAINING,
+    ),
+    _choice(
+        "lengths",
+        "WHICH",
+        Lengths,
+        "Sizes of real samples: fixed, or varying: padded to the longest of their batch. Decides margins "
+        "alone; by default varying for token ids.",
+        changes_trace=False,
+    ),
+    _flag("ddp", "Train with DistributedDataParallel's gradient buckets.", **_TRAINING),
+    _flag("ddp_bucket_view", "DDP with gradient_as_bucket_view=True; implies --ddp.", **_TRAINING),
+    JobOption(
+        "freeze",
+        OptionKind.PATTERNS,
+        "Parameters that are not trained, such as 'backbone.*'; repeatable.",
+        "PATTERN",
+    ),
+    JobOption(
+        "train_only",
+        OptionKind.PATTERNS,
+        "Train only these parameters, such as '*lora*'; repeatable.",
+        "PATTERN",
+    ),
+    _count("new_tokens", 2**20, "Tokens that --mode generate adds to the prompt, which is --input."),
+    _flag("cudnn_benchmark", "Plan for torch.backends.cudnn.benchmark = True."),
+    _text(
+        "cudnn",
+        "WHICH",
+        _parse_cudnn,
+        "Source of convolution workspaces: published (the default: fitted to published runs), installed (the "
+        "installed cuDNN, 9.8 or newer), or the folder of a libcudnn.so.9. Needs no GPU.",
+    ),
+    _text(
+        "cublas_workspace_config",
+        "TEXT",
+        _parse_cublas_config,
+        "Value of CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.",
+    ),
+)
+_STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)
+# Options whose name is their field of `Job`; the others are tensors and constructor arguments.
+FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
+    {option.name: option for option in JOB_OPTIONS if option.kind not in _STRUCTURED}
+)
+
+
+def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
+    """Return the job with the defaults of the options for which `where` holds."""
+    default = Job("")
+    names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
+    return replace(job, **{name: getattr(default, name) for name in names})

@@ -1,0 +1,150 @@
+"""Parsers of tensors, constructor arguments, models and losses as users spell them."""
+
+import keyword
+import math
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from planner.errors import UsageError
+from planner.jobs.job import Loss, ModelName, TensorSpec
+
+SOURCES = ("torchvision", "timm", "hf", "monai", "smp", "zoo")
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
+    *("complex64", "complex128"),
+)
+MAX_ELEMENTS = 2**40  # 4 TiB of float32 in one sample: a slip of the keyboard, not a plan
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def parse_tensor_spec(text: str) -> TensorSpec:
+    """Read `[KEYWORD=]SHAPE[:DTYPE]`, SHAPE being `3x224x224`, `10` or `scalar`; `str` is the inverse."""
+    where = f"tensor {shown(text)}"
+    named, equals, rest = text.strip().rpartition("=")
+    sizes, colon, dtype = rest.partition(":")
+    if equals and not _is_path(named):
+        raise UsageError(
+            f"{where}: {shown(named)} is no argument name; write it like input_ids=128:int64, "
+            "or batch.image=3x224x224 for an entry"
+        )
+    if colon and dtype not in DTYPES:
+        raise UsageError(f"{where}: unknown dtype {shown(dtype)}; use one of {', '.join(DTYPES)}")
+    if sizes != "scalar" and not re.fullmatch(r"[0-9]+(x[0-9]+)*", sizes):
+        raise UsageError(f"{where}: write positive sizes joined by x, such as 3x224x224, or scalar:int64")
+    digits = [] if sizes == "scalar" else [size.lstrip("0") for size in sizes.split("x")]
+    if "" in digits:
+        raise UsageError(f"{where}: a size is 0; every size of one sample must be at least 1")
+    # The length is looked at first because Python refuses to convert thousands of digits.
+    if any(len(size) > 13 for size in digits) or math.prod(map(int, digits)) > MAX_ELEMENTS:
+        raise UsageError(f"{where}: more than 2**40 elements in one sample; make it smaller")
+    return TensorSpec(tuple(map(int, digits)), dtype or "float32", named or None)
+
+
+def _is_path(text: str) -> bool:
+    """Whether this names an argument, or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
+    head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
+    return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
+
+
+def parse_model_arg(text: str) -> tuple[str, Any]:
+    """Read `KEY=VALUE`, a constructor keyword and a YAML scalar or list; lists become tuples."""
+    import yaml  # 25 ms, needed by few commands
+
+    key, equals, value = text.partition("=")
+    where = f"--model-arg {shown(text)}"
+    if not equals or not is_argument_name(key):
+        raise UsageError(f"{where}: write KEY=VALUE, such as num_classes=10")
+    try:
+        return key, freeze(yaml.safe_load(value))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UsageError(f"{where}: the value is no YAML; quote it, or write a list as [1, 2]") from None
+
+
+def freeze(value: object) -> object:
+    """Turn lists into tuples, so that a `Job` stays hashable; anything but scalars and lists is refused.
+
+    A text such as `1e-3` becomes a number: YAML 1.1, which the parser follows, takes it for a string.
+    """
+    if isinstance(value, list):
+        return tuple(freeze(item) for item in value)
+    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", value):
+        return float(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = type(value).__name__
+    raise UsageError(f"a {kind} is neither a scalar nor a list; write a number, a text, or a list as [1, 2]")
+
+
+def split_model(model: str) -> ModelName:
+    """Take a model's name apart; unknown sources and halves of names are refused."""
+    where = f"model {shown(model)}"
+    file, _, name = model.rpartition(":")
+    if file.endswith(".py") and is_argument_name(name):
+        return ModelName("file", model)
+    if file.endswith(".py") or model.endswith(".py"):
+        raise UsageError(f"{where}: say which callable of the file builds the model: FILE.py:NAME")
+    source, colon, name = model.partition(":")
+    if not colon:
+        return ModelName("", model)
+    if source not in SOURCES:
+        known = ", ".join(f"{source}:NAME" for source in SOURCES)
+        raise UsageError(f"{where}: unknown source {shown(source)}; use {known} or FILE.py:NAME")
+    if not name:
+        raise UsageError(f"{where}: say which model of {source}: {source}:NAME")
+    return ModelName(source, name)
+
+
+def parse_loss(text: object) -> Loss | str:
+    """Read a loss that the planner knows, or FILE.py:NAME."""
+    if not isinstance(text, str):
+        raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
+    if text in list(Loss):
+        return Loss(text)
+    file, _, name = text.rpartition(":")
+    if file.endswith(".py") and is_argument_name(name):
+        return text
+    known = ", ".join(Loss)
+    raise UsageError(f"--loss: unknown value {shown(text)}; use one of {known}, or FILE.py:NAME")
+
+
+def is_code(loss: Loss | str) -> bool:
+    """Whether a loss is a user's own, which runs code."""
+    return not isinstance(loss, Loss)
+
+
+def choose(kind: type[E], text: str, what: str) -> E:
+    """Look up a member of `kind` by its value; `what` names the option in the error."""
+    if text not in list(kind):
+        raise UsageError(f"{what}: unknown value {shown(str(text))}; use one of {', '.join(kind)}")
+    return kind(text)
+
+
+def check_count(what: str, value: object, most: int) -> int:
+    """Refuse everything but a whole number from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"{what}: {shown(str(value))} is refused; use a whole number from 1 to {most}")
+    return value
+
+
+def is_argument_name(text: str) -> bool:
+    """Whether a constructor or a forward method can take an argument of this name."""
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that look most like `name`, case aside, at most three, joined by commas; "" if none."""
+    import difflib  # only a mistake needs it
+
+    spelled = {spelling.lower(): spelling for spelling in known}
+    return ", ".join(spelled[near] for near in difflib.get_close_matches(name.lower(), spelled))
+
+
+def shown(text: str) -> str:
+    """Quote what the user wrote, shortened and on one line."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,92 @@
+"""The table of job options, and everything that follows from it."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from planner.api.options import JobOptions
+from planner.jobs import (
+    FIELD_OPTIONS,
+    JOB_OPTIONS,
+    Job,
+    JobOption,
+    OptionKind,
+    TensorSpec,
+    merge_job,
+    reset_options,
+)
+from planner.jobs.catalogue import load_catalogue
+from planner.jobs.codec import job_from_json, job_to_json
+
+BASE = Job("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
+OTHERS = {"model", "source", "model_args", "inputs", "target", "targets"}  # fields of tensors and names
+TEXTS = {"loss": "mse", "cudnn": "installed", "cublas_workspace_config": ":16:8"}
+TYPES = {
+    OptionKind.FLAG: bool | None,
+    OptionKind.COUNT: int | None,
+    OptionKind.CHOICE: str | None,
+    OptionKind.TEXT: str | None,
+}
+
+
+def value_of(option: JobOption) -> Any:
+    """A value that is not the default."""
+    match option.kind:
+        case OptionKind.FLAG:
+            return True
+        case OptionKind.COUNT:
+            return option.maximum
+        case OptionKind.PATTERNS:
+            return ["*.weight"]
+        case OptionKind.CHOICE:
+            return str(list(option.choices or ())[-1])
+    return TEXTS[option.name]
+
+
+each_option = pytest.mark.parametrize("option", FIELD_OPTIONS.values(), ids=FIELD_OPTIONS)
+
+
+def test_every_field_of_a_job_is_an_option() -> None:
+    """Beside the model and its tensors, the fields of `Job` and the options of the table are the same."""
+    assert {field.name for field in fields(Job)} - OTHERS == set(FIELD_OPTIONS)
+
+
+def test_every_option_is_a_keyword_in_python() -> None:
+    """The keywords of the functions are the options of the table, each with the type of its kind."""
+    hints = get_type_hints(JobOptions)
+    assert list(hints) == [option.name for option in JOB_OPTIONS]
+    assert all(hints[name] == TYPES[one.kind] for name, one in FIELD_OPTIONS.items() if one.kind in TYPES)
+
+
+@each_option
+def test_every_option_is_a_key_of_yaml(option: JobOption, tmp_path: Path) -> None:
+    """A catalogue's entry takes each option by its name, with what Python and the command line take."""
+    value = value_of(option)
+    text = f"[{value[0]!r}]" if isinstance(value, list) else repr(value).replace("True", "true")
+    entry = "net:\n  about: A test.\n  source: torchvision:resnet18\n  target: scalar:int64\n"
+    more = "  mode: generate\n" if option.name == "new_tokens" else ""
+    more += "  new_tokens: 1\n" if value == "generate" else "  target: '10'\n" if value == "mse" else ""
+    entry = entry.replace("  target: scalar:int64\n", "") if "target" in more else entry
+    file = tmp_path / "models.yaml"
+    file.write_text(f"{entry}{more}  {option.name}: {text}\n")
+    job = load_catalogue(file)["net"].job
+    assert getattr(job, option.name) == getattr(merge_job(BASE, {option.name: value}), option.name)
+
+
+@each_option
+def test_every_option_is_a_key_of_json(option: JobOption) -> None:
+    """A job with an option is the same after JSON, and a job without its key has the default."""
+    job = merge_job(BASE, {option.name: value_of(option)})
+    assert getattr(job, option.name) != getattr(BASE, option.name)
+    said = job_to_json(job)
+    assert job_from_json(said) == job
+
+
+def test_reset_options() -> None:
+    """Options can be set back to their defaults by what the table says of them."""
+    job = merge_job(BASE, {"ema": True, "accumulate": 4, "optimizer": "adam"})
+    assert reset_options(job, where=lambda option: option.is_for_training) == merge_job(
+        BASE, {"optimizer": "adam"}
+    )

@@ -18,6 +18,7 @@ from planner._support.versions import installed_version, public_version
 from planner.capture.symbolic.validate import open_keeper
 from planner.hardware.database import load_devices
 from planner.hardware.device import GENERIC_CAPABILITY
+from planner.jobs import Job, resolve_job, split_model
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
 from planner.planning.source import complete_from_library

@@ -13,6 +13,7 @@ from planner.hardware.calibration.files import TABLES_FOLDER, load_folders
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
+from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
 from planner.planning.max_batch import TraceSource
 from planner.planning.source import Workload

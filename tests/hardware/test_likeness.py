@@ -10,6 +10,7 @@ import planner
 from planner.api.integrations._live_model import LiveLoop, plan_live_model
 from planner.hardware.likeness import Likeness, kind_of, lengths_of, likeness_of, margins_of
 from planner.hardware.residuals import RunKind, load_residuals
+from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.program.events import Trace
 from planner.store.fingerprint import key_of

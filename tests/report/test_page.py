@@ -18,6 +18,7 @@ from planner.cli import run
 from planner.hardware.budget import judge_budget, make_budget
 from planner.hardware.database import load_devices
 from planner.hardware.device import generic_device, unlimited_device
+from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
 from planner.planning.attribution import Shown, explain
 from planner.planning.batch_curve import BatchCurve, CurvePoint, Grid, curve_sizes, take_curve

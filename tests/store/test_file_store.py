@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from planner import estimate, explain, gpus, max_batch
 from planner.errors import DataFileError, ModelError, UsageError
 from planner.hardware.database import find_device
+from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
 from planner.planning.source import Workload, save_workload
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace

@@ -14,6 +14,7 @@ from planner.cli import run
 from planner.errors import DataFileError, UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
+from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.estimators.comparison import (
     Comparison,

@@ -5,19 +5,13 @@ is read as strictly as any other: no object crosses the line, and no pickle. Wha
 standard error. A model that ends its process, or takes longer than the limit, is an error like any other.
 """
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Timer
-from typing import IO, Any
 
+from planner._support.worker import Worker, WorkerError
 from planner.errors import BatchTooLargeError, DataFileError, ModelError, PlannerError, UsageError
 from planner.jobs import Job, job_to_json
 from planner.planning import (
@@ -35,7 +29,6 @@ from planner.store import load_trace
 
 DEFAULT_LIMIT_SECONDS = 600.0
 LONGEST_LIMIT_SECONDS = 10**6
-MOST_ANSWER_BYTES = 2**16
 _KINDS: dict[str, type[PlannerError]] = {
     kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
 }
@@ -100,14 +93,8 @@ class Apart:
     def __init__(self, job: Job, limit_seconds: float, kind: str = "plain") -> None:
         self._model, self._limit_seconds = job.model, limit_seconds
         self._folder = TemporaryDirectory(prefix="planner-")
-        self._process = subprocess.Popen(
-            # -P: a folder of the user's that is called like this package must not be run in its place.
-            [sys.executable, "-P", "-m", "planner.capture.subprocess.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # so that all its children end with it
-        )
-        weakref.finalize(self, _end, self._process)
+        # -P: a folder of the user's that is called like this package must not be run in its place.
+        self._worker = Worker([sys.executable, "-P", "-m", "planner.capture.subprocess.worker"])
         self._job = {"job": job_to_json(job), "kind": kind, "limit_seconds": limit_seconds}
 
     def trace(self, batch: int, chip: Target) -> Trace:
@@ -115,9 +102,11 @@ class Apart:
         path = Path(self._folder.name) / f"{batch}.trace"
         asked = {"batch": batch, "capability": chip.capability, "multiprocessors": chip.sm_count}
         try:
-            answer = self._ask({**self._job, **asked, "path": str(path)})
+            answer = self._worker.request({**self._job, **asked, "path": str(path)}, self._limit_seconds)
+        except WorkerError as error:
+            raise ModelError(f"{self._model}: no trace of batch {batch}{self._cause(error)}") from None
         except BaseException:
-            _end(self._process)
+            self._worker.close()
             raise
         if "error" in answer:
             kind = _KINDS.get(str(answer["error"]), ModelError)
@@ -128,66 +117,7 @@ class Apart:
         path.unlink()
         return trace
 
-    def _ask(self, said: dict[str, Any]) -> dict[str, Any]:
-        stdin, stdout = _pipe(self._process.stdin), _pipe(self._process.stdout)
-        is_late = Event()
-
-        def stop() -> None:
-            is_late.set()
-            _kill(self._process)
-
-        timer = Timer(self._limit_seconds, stop)
-        timer.start()
-        try:
-            stdin.write(json.dumps(said).encode() + b"\n")
-            stdin.flush()
-            line = stdout.readline(MOST_ANSWER_BYTES)
-        except OSError:  # a pipe that nobody reads any more
-            line = b""
-        finally:
-            timer.cancel()
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            raise ModelError(self._silence(said["batch"], is_late.is_set())) from None
-        return answer if isinstance(answer, dict) else {}
-
-    def _silence(self, batch: int, late: bool) -> str:
-        where = f"{self._model}: no trace of batch {batch}"
-        if late:
-            return f"{where} in {self._limit_seconds:g} s; mend what hangs, or allow more with --time-limit"
-        _end(self._process)
-        code = self._process.returncode
-        how = f"signal {-code}" if code < 0 else f"code {code}"
-        return f"{where}: its process ended with {how}; mend what ends it"
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:  # never: both were asked for
-        raise ModelError("the model's process has no pipe; report it")
-    return pipe
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Stop the process, unless it ended by itself, and wait for it."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:  # what was still to be written has no reader
-                continue
-    try:
-        process.wait(0.2)  # one that was just ending tells its own code
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        process.wait()
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    if sys.platform == "win32":
-        process.kill()
-        return
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # it is gone
-        return
+    def _cause(self, error: WorkerError) -> str:
+        if error.returncode is None:
+            return f" in {self._limit_seconds:g} s; mend what hangs, or allow more with --time-limit"
+        return f": its process {error}; mend what ends it"

@@ -1,13 +1,12 @@
 """The process in which `--isolate` runs a model: requests in as lines of JSON, traces out as files.
 
-A line has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; each is
-answered by a line of JSON: {} once the file is there, or `error` and `message`.
+A message has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; its answer is
+{} once the file is there, or `error` and `message`. The lines are those of `planner._support.worker`.
 """
 
 import faulthandler
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +28,33 @@ def main() -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    for answer in _answers(requests):
-        answers.write(json.dumps(answer).encode() + b"\n")
+    tracers: dict[Target, TraceSource] = {}
+    for line in requests:
+        request = json.loads(line)
+        answer = _capture(request["message"], tracers)
+        answers.write(json.dumps({"number": request["number"], "answer": answer}).encode() + b"\n")
         answers.flush()
 
 
-def _answers(requests: Any) -> Iterator[dict[str, str]]:
-    tracers: dict[Target, TraceSource] = {}
-    for line in requests:
-        said = json.loads(line)
-        major, minor = said["capability"]
-        chip = Target((major, minor), said["multiprocessors"])
-        try:
-            # Where the parent was killed, nobody else stops a model that hangs.
-            faulthandler.dump_traceback_later(said["limit_seconds"] + _GRACE_SECONDS, exit=True)
-            if chip not in tracers:
-                job, take = job_from_json(said["job"]), _TAKES[said["kind"]]
-                tracers[chip] = trace_workload(job, None, None, chip, take).open(lambda line: None)
-            save_trace(tracers[chip](said["batch"]), Path(said["path"]), {})
-            yield {}
-        except PlannerError as error:
-            yield {"error": type(error).__name__, "message": str(error)}
-        except BaseException as error:  # the model's own, or one that it caused
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            yield {
-                "error": "ModelError",
-                "message": f"the model's process fails: {text}; see it with --debug",
-            }
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+def _capture(message: dict[str, Any], tracers: dict[Target, TraceSource]) -> dict[str, str]:
+    """Capture a trace into the file that the message names, and return the answer."""
+    major, minor = message["capability"]
+    target = Target((major, minor), message["multiprocessors"])
+    try:
+        # Where the parent was killed, nobody else stops a model that hangs.
+        faulthandler.dump_traceback_later(message["limit_seconds"] + _GRACE_SECONDS, exit=True)
+        if target not in tracers:
+            job, take = job_from_json(message["job"]), _TAKES[message["kind"]]
+            tracers[target] = trace_workload(job, None, None, target, take).open(lambda line: None)
+        save_trace(tracers[target](message["batch"]), Path(message["path"]), {})
+    except PlannerError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    except BaseException as error:  # the model's own, or one that it caused
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return {"error": "ModelError", "message": f"the model's process fails: {text}; see it with --debug"}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return {}
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ whatever torch is installed; a process of its own holds it.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from planner._support.cudnn_version import cudnn_text
+from planner._support.worker import Worker, WorkerError
 from planner.errors import UsageError
 from planner.hardware.cudnn.worker import OLDEST
 from planner.program import Convolution, Engine, Workspaces
@@ -50,14 +48,12 @@ class Cudnn:
 
     version: str
     _folder: Path
-    _process: "subprocess.Popen[str]"
+    _worker: Worker
     _cublaslt: Path | None = None  # the stand-in of cuBLASLt that it finds
     _gpu: str = ""  # what the stand-in of the driver beside it is told
     lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
-    _asked: int = 0  # questions so far
 
     def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
         """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU, and for GPUs
@@ -93,34 +89,16 @@ class Cudnn:
     ) -> tuple[Engine, ...]:
         key = (capability, multiprocessors, asked, every)
         if key not in self._said:
-            answers: list[Any] | None = []
+            answers: list[Any] = []
             if capability not in self.silent:
                 described = describe_for_cudnn(capability, multiprocessors)
-                answers = self._exchange({**asdict(asked), "every": every, "device": described})
-            if answers is None:
-                self.silent.add(capability)
-                answers = []
+                try:
+                    answers = self._worker.request({**asdict(asked), "every": every, "device": described})
+                except WorkerError:  # this query ends the library's process
+                    self.silent.add(capability)
+                    self._worker = _start(self._folder, self._cublaslt, self._gpu)
             self._said[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
         return self._said[key]
-
-    def _exchange(self, question: Mapping[str, Any]) -> list[Any] | None:
-        """The answer to this question: whoever was interrupted may have left one unread. None where it ends
-        the process, in which case there is a new one.
-        """
-        with self._lock:
-            process = self._process
-            assert process.stdin is not None and process.stdout is not None
-            self._asked += 1
-            with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps({**question, "number": self._asked}) + "\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                number, found = json.loads(line)
-                if number == self._asked:
-                    return list(found)
-            process.wait()
-            self._process, _ = _start(self._folder, self._cublaslt, self._gpu)
-        return None
 
 
 CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
@@ -148,7 +126,11 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
     found = cublaslt_for(folder)
     cublaslt, lacks = (None, found) if isinstance(found, str) else (found, "")
-    process, told = _start(folder, cublaslt, gpu)
+    worker = _start(folder, cublaslt, gpu)
+    try:
+        told = worker.request({})
+    except WorkerError as error:
+        told = {"error": f"its process {error}"}
     if "error" in told:
         raise UsageError(
             f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
@@ -157,25 +139,16 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
     version = cudnn_text(told["version"]) or "of an unknown version"
     if told["version"] < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, folder, process, cublaslt, gpu, lacks)
+    return Cudnn(version, folder, worker, cublaslt, gpu, lacks)
 
 
-def _start(folder: Path, cublaslt: Path | None, gpu: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
-    """A process with the library, and what it says of itself."""
+def _start(folder: Path, cublaslt: Path | None, gpu: str) -> Worker:
+    """Start a process that loads the library."""
     child = str(Path(__file__).with_name("worker.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt), gpu]
     described = json.dumps(describe_for_cudnn((8, 0), 108))
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", child, str(folder), described, *stand_in],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the planner
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    return process, json.loads(line) if line else {"error": f"its process {_end_of(process)}"}
+    command = [sys.executable, "-I", "-S", child, str(folder), described, *stand_in]
+    return Worker(command, stderr=subprocess.DEVNULL)
 
 
 def _installed() -> Path:
@@ -187,11 +160,6 @@ def _installed() -> Path:
         "--cudnn installed: no package brings cuDNN; install nvidia-cudnn-cu12 or torch for CUDA, or name "
         f"the folder of {LIBRARY}"
     )
-
-
-def _end_of(process: "subprocess.Popen[str]") -> str:
-    code = process.wait()
-    return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with exit code {code}"
 
 
 def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:

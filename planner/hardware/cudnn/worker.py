@@ -1,7 +1,6 @@
-"""The process that holds the library for `planner/hardware/cudnn/client.py`: one question a line in, one
-answer a line out.
+"""Answer the queries of `planner/hardware/cudnn/client.py` as a worker of `planner/_support/worker.py`.
 
-    python cudnn_child.py FOLDER DEVICE [CUBLASLT GPU]
+    python worker.py FOLDER DEVICE [CUBLASLT GPU]
 
 FOLDER holds cuDNN, DEVICE describes a GPU to begin with, CUBLASLT is a library to find as cuBLASLt, with a
 driver beside it that shows GPU, as `planner/emulator/gpu.py` describes one.
@@ -227,30 +226,30 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 
 def main() -> None:
-    """Say which version this is, or why there is none, then answer until nobody asks."""
+    """Answer an empty query with the library's version or an error, others with engines."""
     _, folder, device, *stand_in = sys.argv
-    cublaslt = stand_in[:1]
     if stand_in:
         os.environ["PLANNER_EMULATED_GPU"] = stand_in[1]
-    try:
-        library = Library(Path(folder), *cublaslt)
-        told: dict[str, Any] = {"version": library.version}
-        if library.version >= OLDEST:
-            library.device(json.loads(device))
-    except (OSError, RefusedError) as error:
-        told = {"error": str(error)}
-    _answer(told)
-    if "error" in told or library.version < OLDEST:
-        return
+    library, about = _load(Path(folder), json.loads(device), *stand_in[:1])
     for line in sys.stdin:
-        question = json.loads(line)
-        most = None if question["every"] else 1
-        _answer((question["number"], list(islice(engines(library, question), most))))
+        request = json.loads(line)
+        query = request["message"]
+        answer: Any = about
+        if query and library is not None:
+            answer = list(islice(engines(library, query), None if query["every"] else 1))
+        sys.stdout.write(json.dumps({"number": request["number"], "answer": answer}) + "\n")
+        sys.stdout.flush()
 
 
-def _answer(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+def _load(folder: Path, device: dict[str, Any], *cublaslt: str) -> tuple[Library | None, dict[str, Any]]:
+    """Load the library and try it with a GPU's description, where it takes one."""
+    try:
+        library = Library(folder, *cublaslt)
+        if library.version >= OLDEST:
+            library.device(device)
+    except (OSError, RefusedError) as error:
+        return None, {"error": str(error)}
+    return library, {"version": library.version}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import planner
+import planner._support.worker
 import planner.hardware.cudnn.client
 from planner.capture.session import record
 from planner.capture.symbolic.builder import Loops
@@ -381,12 +382,12 @@ def test_a_cudnn_without_cublaslt_says_why(told: Told) -> None:
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others still do, from a new process, and the trace says what was not counted."""
     fresh = replace(library, silent=set(), _said={})
-    fresh._process.kill()
+    fresh._worker._process.kill()
     assert fresh.first(AMPERE, 28, asked_of(Direction.FORWARD)) is None
     assert fresh.silent == {AMPERE}
     assert fresh.first((8, 9), 24, asked_of(Direction.FORWARD)) is not None
     assert fresh.first(AMPERE, 28, asked_of(Direction.WEIGHT)) is None
-    library._process = fresh._process
+    library._worker = fresh._worker
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
     taken = record(training(benchmark=False), 8, AMPERE, on_meta)
     assert [note for note in taken.notes if "cuDNN" in note] == [
@@ -401,7 +402,7 @@ def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) ->
     fresh = replace(library, _said={})
     expected = fresh.every(AMPERE, 28, other)
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(planner.hardware.cudnn.client.json, "loads", _interrupt)
+        patched.setattr(planner._support.worker.json, "loads", _interrupt)
         fresh.every(AMPERE, 28, one)
     assert replace(fresh, _said={}).every(AMPERE, 28, other) == expected
 

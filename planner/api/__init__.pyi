@@ -4,16 +4,10 @@ from .advise import (
 from .batch_curve import (
     batch_curve as batch_curve,
 )
-from .compare import (
-    compare as compare,
-)
 from .gpus import (
     SORTS as SORTS,
     GpusResult as GpusResult,
     gpus as gpus,
-)
-from .max_batch import (
-    max_batch as max_batch,
 )
 from .options import (
     Options as Options,

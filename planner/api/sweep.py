@@ -1,31 +1,43 @@
-"""A grid of models, recipes and GPUs: each model in each recipe is traced once and planned for all GPUs.
+"""Plan a grid of models, recipes and GPUs: one capture of a model in a recipe serves all GPUs.
 
-What a worker found is kept at once, and not computed again by a later call; a job that fails is told, and the
-others go on.
+A worker's result is stored at once, and not computed again by a later call; a job that fails is reported, and
+the others go on.
 """
 
+import sys
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
-from planner.errors import UsageError
+import msgspec
+from msgspec.structs import replace
+
+from planner.api.gpus import gpus
+from planner.api.options import Options
+from planner.errors import PlannerError, UsageError
 from planner.jobs import CatalogueEntry, resolve_job
 from planner.planning import OnProgress
 from planner.planning.sweep import (
     Cell,
-    Done,
-    Engine,
     Failure,
+    GpuFigures,
     Grid,
     NamedModel,
+    Pool,
     Recipe,
-    Store,
+    ResultStore,
     SweepTable,
     Task,
+    TaskResult,
     device_digest,
     run_all,
 )
+
+# A worker of a Dask cluster may have several threads; captures run one at a time in a process.
+_ONE_CAPTURE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +62,64 @@ def sweep(
     grid: Grid,
     catalogue: Mapping[str, CatalogueEntry],
     options: Mapping[str, Any],
-    store: Store,
-    engine: Engine,
+    store: ResultStore,
+    pool: Pool,
     tell: OnProgress,
 ) -> SweepResult:
-    """Compute what the store does not have yet; `options` are those of `planner.gpus` for all jobs.
+    """Compute the cells that the store lacks; `options` are those of `planner.gpus` for all jobs.
 
-    Raises DataFileError where a result cannot be kept; what was kept before stays.
+    Raises DataFileError where a result cannot be written; what was written before stays.
     """
     start = perf_counter()
     tasks, failures = _tasks(grid, catalogue, options)
-    found = {key: store.find(task) for key, task in tasks.items()}
-    left = [(key, _missing(task, found[key])) for key, task in tasks.items()]
-    asked = [(key, task) for key, task in left if task.devices]
-    tell(f"{len(asked)} of {len(tasks)} jobs to run")
+    results = {key: store.find(task) for key, task in tasks.items()}
+    missing = [(key, _missing(task, results[key])) for key, task in tasks.items()]
+    to_run = [(key, task) for key, task in missing if task.devices]
+    tell(f"{len(to_run)} of {len(tasks)} jobs to run")
     new = 0
-    for ended, (place, done) in enumerate(run_all([task for _, task in asked], engine), 1):
-        key, task = asked[place]
-        if done.failure:
-            failures[key] = done.failure
+    for ended, (place, result) in enumerate(run_all([task for _, task in to_run], pool, run_task), 1):
+        key, task = to_run[place]
+        if result.failure:
+            failures[key] = result.failure
         else:
-            store.keep(task, done)
-            found[key] = _together(found[key], done)
-            new += len(done.cells)
+            store.keep(task, result)
+            results[key] = _merge(results[key], result)
+            new += len(result.cells)
         failed = f", {len(failures)} failed" if failures else ""
-        tell(f"{ended} of {len(asked)} jobs{failed}; {' '.join(key)} took {done.seconds:.1f} s")
+        tell(f"{ended} of {len(to_run)} jobs{failed}; {' '.join(key)} took {result.seconds:.1f} s")
     table = SweepTable(
         grid,
-        tuple(_cells(grid, found)),
+        tuple(_cells(grid, results)),
         tuple(Failure(*key, failures[key]) for key in _keys(grid) if key in failures),
-        tuple(dict.fromkeys(note for done in found.values() for note in done.notes)),
-        tuple(sorted({op for done in found.values() for op in done.unknown_ops})),
+        tuple(dict.fromkeys(note for result in results.values() for note in result.notes)),
+        tuple(sorted({op for result in results.values() for op in result.unknown_ops})),
         new,
         perf_counter() - start,
     )
     return SweepResult(table)
+
+
+def run_task(task: Task) -> TaskResult:
+    """Run a task in this process and return its figures, or why it failed."""
+    start = perf_counter()
+    try:
+        with _ONE_CAPTURE, redirect_stdout(sys.stderr):
+            answer = gpus(task.job, devices=task.devices, **cast(Options, task.options)).to_dict()
+    except PlannerError as error:
+        return _failure(str(error), start)
+    except BaseException as error:  # a model's, or ours: the other jobs go on
+        return _failure(f"internal error: {type(error).__name__}: {str(error)[:300]}", start)
+    rows = {row["gpu"]: msgspec.convert(row, GpuFigures) for row in answer["rows"]}
+    return TaskResult(
+        {device_digest(device): rows[device.name] for device in task.devices},
+        tuple(answer["assumptions"]),
+        tuple(answer["unknown_ops"]),
+        perf_counter() - start,
+    )
+
+
+def _failure(why: str, start: float) -> TaskResult:
+    return TaskResult(failure=" ".join(why.split()), seconds=perf_counter() - start)
 
 
 _Key = tuple[str, str]  # the names of a model and of a recipe
@@ -97,7 +132,7 @@ def _keys(grid: Grid) -> Iterator[_Key]:
 def _tasks(
     grid: Grid, catalogue: Mapping[str, CatalogueEntry], options: Mapping[str, Any]
 ) -> tuple[dict[_Key, Task], dict[_Key, str]]:
-    """The jobs of the grid, and why some of them make none."""
+    """Return the jobs of the grid, and why some recipes make none."""
     tasks: dict[_Key, Task] = {}
     failures: dict[_Key, str] = {}
     for model in grid.models:
@@ -122,12 +157,12 @@ def _task(
     return Task(model.name, recipe.name, job, grid.gpus, {**options, **memory})
 
 
-def _missing(task: Task, found: Done) -> Task:
-    devices = tuple(device for device in task.devices if device_digest(device) not in found.cells)
+def _missing(task: Task, known: TaskResult) -> Task:
+    devices = tuple(device for device in task.devices if device_digest(device) not in known.cells)
     return replace(task, devices=devices)
 
 
-def _together(one: Done, other: Done) -> Done:
+def _merge(one: TaskResult, other: TaskResult) -> TaskResult:
     return replace(
         other,
         cells={**one.cells, **other.cells},
@@ -136,12 +171,8 @@ def _together(one: Done, other: Done) -> Done:
     )
 
 
-def _cells(grid: Grid, found: Mapping[_Key, Done]) -> Iterator[Cell]:
-    names = [field.name for field in fields(Cell)]
+def _cells(grid: Grid, results: Mapping[_Key, TaskResult]) -> Iterator[Cell]:
     digests = [device_digest(device) for device in grid.gpus]
-    for model, recipe in _keys(grid):
-        known = found[model, recipe].cells if (model, recipe) in found else {}
-        for digest in digests:
-            if digest in known:
-                said = {**known[digest], "model": model, "recipe": recipe}
-                yield Cell(**{name: said[name] for name in names})
+    for key in _keys(grid):
+        known = results[key].cells if key in results else {}
+        yield from (Cell(*key, known[digest]) for digest in digests if digest in known)

@@ -14,7 +14,6 @@ from .job import (
     Loss as Loss,
     MemoryFormat as MemoryFormat,
     Mode as Mode,
-    ModelName as ModelName,
     Optimizer as Optimizer,
     OptimizerImpl as OptimizerImpl,
     Precision as Precision,

@@ -24,8 +24,8 @@ from planner.jobs.codec import job_to_json
 from planner.planning.process.file import SHIPPED_FOLDER, read_process
 from planner.planning.source import load_workload
 from planner.planning.sweep.grid import load_grid
-from planner.planning.sweep.results import Store
-from planner.planning.sweep.task import Done, Task, device_digest
+from planner.planning.sweep.results import ResultStore
+from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.expr import Answer, Case, Guard
 from planner.program.stored_loop import Kernel, StoredLoop, loops_to_json
@@ -107,11 +107,8 @@ def _calibrate(path: Path) -> None:
 
 
 TASK = Task("m", "r", RUN.job, (load_devices()[0],), {})
-_CELL = {
-    **{"gpu": "x", "total_mib": 1.5, "max_batch": 3, "comfortable_batch": 2, "process_mib": None},
-    **{"process_upper_mib": 2, "headroom_mib": 1, "calibrated": True, "source": "none"},
-}
-_DONE = Done({device_digest(TASK.devices[0]): _CELL}, ("a note",), ("op",))
+FIGURES = GpuFigures("x", 1.5, 3, None, 2, 1, True, "none", 2)
+_RESULT = TaskResult({device_digest(TASK.devices[0]): FIGURES}, ("a note",), ("op",))
 _KEY = {"job": "a"}
 _CASES = (
     Case(2, 100, (("m", 0, 0), ("c", 512, 0), ("*", 0, 1)), (Guard("<", 0, 2, True),), (Answer("h", 2),)),
@@ -130,12 +127,12 @@ def _recorded(path: Path) -> object:
 
 
 def _kept(path: Path) -> object:
-    return Store(path.parent, "", _told).find(TASK)
+    return ResultStore(path.parent, "", _told).find(TASK)
 
 
 def _result_name() -> str:
     with TemporaryDirectory() as folder:
-        Store(Path(folder), "", _told).keep(TASK, _DONE)
+        ResultStore(Path(folder), "", _told).keep(TASK, _RESULT)
         return next(Path(folder).iterdir()).name
 
 
@@ -149,7 +146,7 @@ READERS: dict[str, Reader] = {
     ),
     "sweep": Reader(lambda path: load_grid(path, CATALOGUE), SWEEP),
     "sweep result": Reader(
-        _kept, _written(lambda path: Store(path.parent, "", _told).keep(TASK, _DONE)), _result_name()
+        _kept, _written(lambda path: ResultStore(path.parent, "", _told).keep(TASK, _RESULT)), _result_name()
     ),
     "trace": Reader(
         load_trace, gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))), pack=_gzip

@@ -32,11 +32,12 @@ from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.fit import fit_points
 from planner.hardware.calibration.model import Point, Refusal
 from planner.jobs import Job, parse_tensor_spec
-from planner.planning.sweep.results import Store
-from planner.planning.sweep.task import Done, Task
+from planner.planning.sweep.results import ResultStore
+from planner.planning.sweep.task import Task, TaskResult
 from planner.program.events import Phase, PhaseStart, Site, Trace
 from planner.store.cache_dir import TraceCache
 from planner.store.codec import load_trace, save_trace
+from tests.helpers.file_readers import FIGURES
 from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
 from tests.store.test_codec import ABOUT, TRACE
@@ -466,7 +467,9 @@ def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> N
         "calibration": lambda folder, n: add_points(
             folder, key, [Point(replace(p.observation, batch=n), n) for p in points], ORIGINS, fit_points
         ),
-        "sweep": lambda folder, n: Store(folder, "", print).keep(task, Done({"x": {"n": _noise() * n}})),
+        "sweep": lambda folder, n: ResultStore(folder, "", print).keep(
+            task, TaskResult({"x": FIGURES}, (_noise() * n,))
+        ),
     }
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for name, write in writers.items():
@@ -514,14 +517,14 @@ ORIGINS = Origins("measured", "a", "torch 2.13")
 def _write_all(folder: Path, numbers: range, tell: int) -> None:
     """Write each number into a calibration, a trace, a cache and a folder of results; then tell it."""
     small = Trace((PhaseStart(0, Phase.SETUP),), (Site("", "to"),), (2,))
-    store, task = Store(folder / "sweep", "", print), Task("m", "r", RUN.job, (), {})
+    store, task = ResultStore(folder / "sweep", "", print), Task("m", "r", RUN.job, (), {})
     cache = TraceCache(folder / "cache", print)
     for number in numbers:
         measured = replace(RUN, batch=number)
         add_points(folder, key_of(measured), [Point(measured, 10**9 + number)], ORIGINS, _no_fit)
         save_trace(small, folder / "t.trace", {"number": number})
         cache.write({"number": number % 3}, small, {})
-        store.keep(task, Done({str(number): {}}))
+        store.keep(task, TaskResult({str(number): FIGURES}))
         os.write(tell, f"{number}\n".encode())
 
 

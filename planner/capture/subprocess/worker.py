@@ -1,7 +1,7 @@
 """The process in which `--isolate` runs a model: requests in as lines of JSON, traces out as files.
 
-A message has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; its answer is
-{} once the file is there, or `error` and `message`. The lines are those of `planner._support.worker`.
+A message has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; its answer
+is {} once the file is there, or `error` and `message`. The lines are those of `planner._support.worker`.
 """
 
 import faulthandler

@@ -23,7 +23,7 @@ from planner.planning import OnProgress
 
 if TYPE_CHECKING:
     from planner.api.sweep import SweepResult
-    from planner.planning.sweep import Engine
+    from planner.planning.sweep import Pool
 
 MOST_JOBS = 1024
 LOCAL, DASK = "local", "dask"
@@ -70,7 +70,7 @@ def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: On
     from planner.api.sweep import sweep
     from planner.capture.subprocess import limit_of
     from planner.jobs import allowed_sources, load_catalogue
-    from planner.planning.sweep import load_grid, open_store
+    from planner.planning.sweep import load_grid, open_results
 
     given = values_of(options)
     shared: dict[str, Any] = stored.keywords()
@@ -81,13 +81,13 @@ def _run(options: SweepOptions, stored: CalibrationOptions, path: Path, tell: On
     grid = load_grid(path, catalogue, sources)
     folder = path.with_suffix(".results") if options.results is None else Path(options.results)
     calibrations = [*map(Path, shared["calibrations"] or ()), *filter(None, [shared["own_calibrations"]])]
-    store = open_store(folder, calibrations, tell)
-    with closing(_engine(options)) as engine:
-        return sweep(grid, catalogue, shared, store, engine, tell)
+    store = open_results(folder, calibrations, tell)
+    with closing(_pool(options)) as pool:
+        return sweep(grid, catalogue, shared, store, pool, tell)
 
 
-def _engine(options: SweepOptions) -> "Engine":
-    from planner.planning.sweep import DaskEngine, LocalEngine
+def _pool(options: SweepOptions) -> "Pool":
+    from planner.planning.sweep import DaskPool, LocalPool
 
     jobs = whole("--jobs", options.jobs, "2")
     name = options.engine or LOCAL
@@ -98,12 +98,10 @@ def _engine(options: SweepOptions) -> "Engine":
             raise UsageError("--engine dask: say where the cluster is: --scheduler tcp://HOST:8786")
         if jobs is not None:
             raise UsageError("--jobs and --engine dask: the cluster has its own; leave --jobs away")
-        return DaskEngine(options.scheduler)
+        return DaskPool(options.scheduler)
     if options.scheduler is not None:
         raise UsageError("--scheduler: it is that of --engine dask; add that")
-    return LocalEngine(
-        len(os.sched_getaffinity(0)) if jobs is None else check_count("--jobs", jobs, MOST_JOBS)
-    )
+    return LocalPool(len(os.sched_getaffinity(0)) if jobs is None else check_count("--jobs", jobs, MOST_JOBS))
 
 
 def _write(swept: "SweepResult", options: SweepOptions) -> None:

@@ -1,26 +1,25 @@
 from .executors import (
-    DaskEngine as DaskEngine,
-    Engine as Engine,
-    LocalEngine as LocalEngine,
+    DaskPool as DaskPool,
+    LocalPool as LocalPool,
+    Pool as Pool,
     run_all as run_all,
 )
 from .grid import (
+    Cell as Cell,
+    Failure as Failure,
     Grid as Grid,
     NamedModel as NamedModel,
     Recipe as Recipe,
+    SweepTable as SweepTable,
     load_grid as load_grid,
 )
 from .results import (
-    Store as Store,
-    open_store as open_store,
-)
-from .table import (
-    Cell as Cell,
-    Failure as Failure,
-    SweepTable as SweepTable,
+    ResultStore as ResultStore,
+    open_results as open_results,
 )
 from .task import (
-    Done as Done,
+    GpuFigures as GpuFigures,
     Task as Task,
+    TaskResult as TaskResult,
     device_digest as device_digest,
 )

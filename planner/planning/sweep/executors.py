@@ -1,84 +1,105 @@
-"""Tasks of a sweep in parallel processes: joblib's own on this machine, or an existing Dask cluster.
+"""Tasks of a sweep on concurrent.futures executors: loky's processes on this machine, or a Dask cluster.
 
-A task that ends its process takes no other with it: those that were under way are run again one by one, which
-shows which of them it was.
+A task that ends its process takes no other with it: those that were running then are run again one by one,
+which shows which of them it was.
 """
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any, Protocol
 
 from planner.errors import ModelError, UsageError
-from planner.planning.sweep.task import Done, Task, run_task
+from planner.planning.sweep.task import Task, TaskResult
 
-Found = tuple[int, Done]  # the place of the task, and what came of it
 CONNECT_SECONDS = 30
 
+_Numbered = tuple[int, Task]  # a task and its place among all
+Run = Callable[[Task], TaskResult]
 
-class Engine(Protocol):
-    """Where tasks run."""
 
-    width: int  # tasks at a time
-    lost: Any  # the exceptions that are raised where a worker died
+class Pool(Protocol):
+    """Workers of one kind."""
 
-    def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
-        """Run tasks, at most `width` at a time; each is told as soon as it is done."""
+    size: int  # tasks at a time
+    died: tuple[type[BaseException], ...]  # raised by a future whose worker died
+
+    def executor(self) -> AbstractContextManager[Executor]:
+        """Return an executor whose workers end with the context."""
 
     def close(self) -> None:
-        """Let go of what it takes to run tasks."""
+        """Release what the workers need."""
 
 
-def run_all(tasks: Sequence[Task], engine: Engine) -> Iterator[Found]:
-    """What came of each task, in the order in which they end."""
-    left = list(enumerate(tasks))
-    while left:
-        done: set[int] = set()
-        try:
-            for place, found in engine.run(left, engine.width):
-                done.add(place)
-                yield place, found
-        except engine.lost:
-            left = [one for one in left if one[0] not in done]
-            # They are handed out in order, each when another ends: it was one of the first.
-            yield from _one_by_one(left[: engine.width], engine)
-            left = left[engine.width :]
-        else:
-            left = [one for one in left if one[0] not in done]
+def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, TaskResult]]:
+    """Run tasks and yield each one's place and result, in the order in which they end."""
+    queue = deque(enumerate(tasks))
+    while queue:
+        suspects: list[_Numbered] = []
+        yield from _run_until_death(queue, pool.size, pool, run, suspects)
+        for suspect in suspects:
+            alone: list[_Numbered] = []
+            yield from _run_until_death(deque([suspect]), 1, pool, run, alone)
+            for place, task in alone:
+                yield place, TaskResult(failure=f"{task.job.model}: its process died; see why with --isolate")
 
 
-def _one_by_one(suspects: Sequence[tuple[int, Task]], engine: Engine) -> Iterator[Found]:
-    for place, task in suspects:
-        try:
-            yield from engine.run([(place, task)], 1)
-        except engine.lost:
-            yield place, Done({}, failure=f"{task.job.model}: its process died; see why with --isolate")
+def _run_until_death(
+    queue: deque[_Numbered], width: int, pool: Pool, run: Run, suspects: list[_Numbered]
+) -> Iterator[tuple[int, TaskResult]]:
+    """Run the queue until a worker dies; `suspects` are then the tasks that were running."""
+    running: dict[Future[TaskResult], _Numbered] = {}
+    with pool.executor() as executor:
+        while running or (queue and not suspects):
+            # One by one, so that no task waits behind a long one.
+            while queue and not suspects and len(running) < width:
+                try:
+                    running[executor.submit(run, queue[0][1])] = queue[0]
+                except pool.died:
+                    if not running:
+                        suspects.append(queue.popleft())
+                    break
+                queue.popleft()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                place, task = running.pop(future)
+                try:
+                    yield place, future.result()
+                except pool.died:
+                    suspects.append((place, task))
 
 
-class LocalEngine:
+class LocalPool:
     """Processes on this machine."""
 
-    def __init__(self, jobs: int) -> None:
-        self.width = jobs
-        loky = _import("joblib.externals.loky", "sweep")
-        self.lost: tuple[type[BaseException], ...] = (loky.process_executor.BrokenProcessPool,)
-        self._joblib = _import("joblib", "sweep")
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._loky = _import("loky", "sweep")
+        self.died: tuple[type[BaseException], ...] = (self._loky.process_executor.BrokenProcessPool,)
 
-    def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
-        """As Engine says."""
-        # One process alone would be this one, which a model may end: two are made, and one is used.
-        yield from _parallel(self._joblib, tasks, max(2, width), width, _told_here)
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        """Start processes, and stop them with whatever they run."""
+        executor = self._loky.ProcessPoolExecutor(self.size, initializer=_print_to_stderr)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # loky's advice about memory that a worker took
+            try:
+                yield executor
+            finally:
+                executor.shutdown(kill_workers=True)
 
     def close(self) -> None:
-        """Idle processes end by themselves."""
+        """Do nothing: processes end with their executor."""
 
 
-class DaskEngine:
-    """The workers of a Dask cluster, whatever runs beside on it."""
+class DaskPool:
+    """Workers of a Dask cluster. Raises UsageError where none answers."""
 
     def __init__(self, scheduler: str) -> None:
         distributed = _import("distributed", "dask")
-        self._joblib = _import("joblib", "dask")
         client = None
         try:
             client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
@@ -91,47 +112,27 @@ class DaskEngine:
                 f"--scheduler {scheduler}: no worker of a Dask cluster answers: {problem}"
             ) from error
         self._client = client
-        self.width = max(1, sum(client.ncores().values()))
-        self.lost: tuple[type[BaseException], ...] = (distributed.scheduler.KilledWorker,)
+        self.size = max(1, sum(client.ncores().values()))
+        self.died: tuple[type[BaseException], ...] = (distributed.scheduler.KilledWorker,)
 
-    def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
-        """As Engine says."""
-        with self._joblib.parallel_config(backend="dask", client=self._client):
-            yield from _parallel(self._joblib, tasks, -1, width, _told)
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        """Return the cluster's executor; its workers stay."""
+        with self._client.get_executor(pure=False) as executor:
+            yield executor
 
     def close(self) -> None:
-        """Else a thread would look for the cluster, once it is gone, for as long as this process lives."""
+        """Disconnect, so that no thread looks for the cluster once it is gone."""
         self._client.close()
 
 
-def _parallel(
-    joblib: Any, tasks: Sequence[tuple[int, Task]], jobs: int, width: int, run: Callable[[int, Task], Found]
-) -> Iterator[Found]:
-    """Handed out one by one, so that no task waits behind a long one."""
-    chosen = {"n_jobs": jobs} if jobs > 0 else {}
-    pool = joblib.Parallel(
-        **chosen, batch_size=1, pre_dispatch=width, return_as="generator_unordered", max_nbytes=None
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # loky's advice about memory that a worker took
-        yield from pool(joblib.delayed(run)(place, task) for place, task in tasks)
-
-
-def _told(place: int, task: Task) -> Found:
-    return place, run_task(task)
-
-
-def _told_here(place: int, task: Task) -> Found:
-    # A worker inherits standard output, where the answer will stand and nothing that a model prints.
+def _print_to_stderr() -> None:
+    """Keep what a model prints in a worker off standard output, which it inherits."""
     os.dup2(2, 1)
-    return _told(place, task)
 
 
 def _import(module: str, extra: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError as error:
-        what = module.partition(".")[0]
-        raise ModelError(f"{what} is not installed; pip install 'gpu-batch-planner[{extra}]'") from error
+        raise ModelError(f"{module} is not installed; pip install 'gpu-batch-planner[{extra}]'") from error

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import UsageError
 from planner.hardware import (
@@ -38,6 +40,7 @@ from planner.jobs import (
     read_model,
     read_options,
 )
+from planner.planning.sweep.task import GpuFigures
 
 MOST_CELLS = 100_000
 
@@ -144,3 +147,35 @@ def _refuse_twice(entry: Entry, names: list[str]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise entry.broken(f"{name!r} stands here twice; leave one away, or give a name of its own")
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One model in one recipe on one GPU."""
+
+    model: str
+    recipe: str
+    figures: GpuFigures
+
+    def row(self) -> dict[str, Any]:
+        """Return the cell's columns by name."""
+        return {"model": self.model, "recipe": self.recipe, **msgspec.structs.asdict(self.figures)}
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A model in a recipe that gave no answer."""
+
+    model: str
+    recipe: str
+    why: str
+
+
+class SweepTable(msgspec.Struct, frozen=True):
+    """A grid with its cells."""
+
+    grid: Grid
+    cells: tuple[Cell, ...]  # by model, recipe and GPU in the order of the file
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+    unknown_ops: tuple[str, ...]
+    new: int  # cells that this call computed
+    seconds: float

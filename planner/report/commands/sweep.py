@@ -3,12 +3,13 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
 from typing import Any
+
+import msgspec
 
 from planner.errors import ModelError
 from planner.planning import LARGEST_BATCH
-from planner.planning.sweep import Cell, Failure, SweepTable
+from planner.planning.sweep import Failure, GpuFigures, SweepTable
 from planner.report.commands.as_json import SCHEMA
 from planner.report.layout import wrapped
 
@@ -26,8 +27,8 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "about": table.grid.about,
-        "cells": [asdict(cell) for cell in table.cells],
-        "failures": [asdict(failure) for failure in table.failures],
+        "cells": [cell.row() for cell in table.cells],
+        "failures": [msgspec.structs.asdict(failure) for failure in table.failures],
         "new_cells": table.new,
         "assumptions": list(table.notes),
         "unknown_ops": list(table.unknown_ops),
@@ -40,7 +41,7 @@ def sweep_csv(table: SweepTable) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, _names(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(cell) for cell in table.cells)
+    writer.writerows(cell.row() for cell in table.cells)
     return text.getvalue()
 
 
@@ -59,7 +60,7 @@ def sweep_parquet(table: SweepTable) -> bytes:
     kinds |= dict.fromkeys(("process_mib", "process_upper_mib", "headroom_mib"), pyarrow.float64())
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in _names()])
     sink = pyarrow.BufferOutputStream()
-    rows = [asdict(cell) for cell in table.cells]
+    rows = [cell.row() for cell in table.cells]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), sink)
     return bytes(sink.getvalue())
 
@@ -70,14 +71,14 @@ def sweep_text(table: SweepTable) -> str:
     """
     grid = table.grid
     lines = wrapped("", grid.about)
-    found = {(cell.model, cell.recipe, cell.gpu): cell for cell in table.cells}
+    found = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
     for model in grid.models:
         lines += ["", f"{model.name}: largest batch without retries"]
         for start in range(0, len(grid.recipes), _RECIPES):
             recipes = [recipe.name for recipe in grid.recipes[start : start + _RECIPES]]
             lines += _table(model.name, recipes, [gpu.name for gpu in grid.gpus], found)
     lines += [""] + [line for failure in table.failures for line in wrapped("Failed: ", _said(failure))]
-    if any(cell.comfortable_batch < cell.max_batch for cell in table.cells):
+    if any(cell.figures.comfortable_batch < cell.figures.max_batch for cell in table.cells):
         lines += wrapped("  - ", RETRYING)
     if table.unknown_ops:
         lines += wrapped("  - ", f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
@@ -89,7 +90,7 @@ def sweep_text(table: SweepTable) -> str:
 
 
 def _table(
-    model: str, recipes: Sequence[str], gpus: Sequence[str], found: dict[tuple[str, str, str], Cell]
+    model: str, recipes: Sequence[str], gpus: Sequence[str], found: dict[tuple[str, str, str], GpuFigures]
 ) -> Iterator[str]:
     yield f"{'GPU':<{_GPU_WIDTH}}" + "".join(
         f"{name[: _RECIPE_WIDTH - 1]:>{_RECIPE_WIDTH}}" for name in recipes
@@ -99,7 +100,7 @@ def _table(
         yield f"{gpu:<{_GPU_WIDTH}.{_GPU_WIDTH}}" + "".join(f"{text:>{_RECIPE_WIDTH}}" for text in shown)
 
 
-def _batch(cell: Cell | None) -> str:
+def _batch(cell: GpuFigures | None) -> str:
     if cell is None:
         return "failed"
     if cell.comfortable_batch >= LARGEST_BATCH:
@@ -114,4 +115,4 @@ def _said(failure: Failure) -> str:
 
 
 def _names() -> list[str]:
-    return [field.name for field in fields(Cell)]
+    return ["model", "recipe", *GpuFigures.__struct_fields__]

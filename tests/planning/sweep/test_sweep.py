@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep
@@ -17,18 +18,18 @@ from types import SimpleNamespace
 import pytest
 
 from planner import max_batch
-from planner.api.sweep import SweepResult, sweep
+from planner.api.sweep import SweepResult, run_task, sweep
 from planner.cli import run
 from planner.errors import DataFileError, UsageError
 from planner.hardware.database import find_device
 from planner.hardware.device import generic_device
 from planner.jobs import resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.sweep.executors import DaskEngine, Found, run_all
-from planner.planning.sweep.grid import Grid, NamedModel, Recipe, load_grid
-from planner.planning.sweep.results import Store, open_store
-from planner.planning.sweep.table import Cell, Failure, SweepTable
-from planner.planning.sweep.task import Done, Task, device_digest, run_task
+from planner.jobs.resolve import resolve_job
+from planner.planning.sweep.executors import DaskPool, run_all
+from planner.planning.sweep.grid import Cell, Failure, Grid, NamedModel, Recipe, SweepTable, load_grid
+from planner.planning.sweep.results import ResultStore, open_results
+from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
 from planner.report.commands.sweep import sweep_csv, sweep_parquet
 from tests.helpers.structs import replace
 
@@ -69,21 +70,39 @@ class DiedError(Exception):
     """A worker is gone."""
 
 
-@dataclass(slots=True)
-class HereEngine:
-    """Runs tasks in this process; a deadly one ends the round with those that were under way."""
+FIGURES = GpuFigures(L4.name, 23034.0, 1234, 20000.0, 21000.0, 500.0, False, "none", 1234)
 
-    width: int = 2
+
+@dataclass(slots=True)
+class ThreadPool:
+    """A pool that runs tasks in this process; after a deadly one its executor takes no more."""
+
+    size: int = 2
     deadly: str = ""
-    lost: tuple[type[BaseException], ...] = (DiedError,)
+    died: tuple[type[BaseException], ...] = (DiedError,)
     ran: list[str] = field(default_factory=list)
 
-    def run(self, tasks: Sequence[tuple[int, Task]], width: int) -> Iterator[Found]:
-        for place, task in tasks:
-            if task.model == self.deadly:
-                raise DiedError
-            self.ran.append(f"{task.model} {task.recipe} {len(task.devices)}")
-            yield place, run_task(task)
+    @contextmanager
+    def executor(self) -> Iterator["ThreadExecutor"]:
+        yield ThreadExecutor(self)
+
+    def close(self) -> None:
+        pass
+
+
+class ThreadExecutor(Executor):
+    def __init__(self, pool: ThreadPool) -> None:
+        self.pool, self.is_broken = pool, False
+
+    def submit(self, run: Callable[[Task], TaskResult], task: Task) -> Future[TaskResult]:  # type: ignore[override]
+        self.is_broken = self.is_broken or task.model == self.pool.deadly
+        future: Future[TaskResult] = Future()
+        if self.is_broken:
+            future.set_exception(DiedError())
+        else:
+            self.pool.ran.append(f"{task.model} {task.recipe} {len(task.devices)}")
+            future.set_result(run(task))
+        return future
 
 
 def quiet(line: str) -> None:
@@ -96,12 +115,12 @@ def write(folder: Path, text: str, name: str = "grid.yaml") -> Path:
     return path
 
 
-def store_in(folder: Path) -> Store:
-    return open_store(folder / "results", [], quiet)
+def store_in(folder: Path) -> ResultStore:
+    return open_results(folder / "results", [], quiet)
 
 
-def swept(grid: Grid, folder: Path, engine: HereEngine) -> SweepTable:
-    return sweep(grid, CATALOGUE, {}, store_in(folder), engine, quiet).table
+def swept(grid: Grid, folder: Path, pool: ThreadPool) -> SweepTable:
+    return sweep(grid, CATALOGUE, {}, store_in(folder), pool, quiet).table
 
 
 def task_of(model: str, *devices: object) -> Task:
@@ -165,8 +184,8 @@ def test_all_gpus_and_words_of_the_database(tmp_path: Path) -> None:
 def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
     """Each cell of a sweep is the answer of `planner max-batch` for its model, recipe and GPU."""
     grid = load_grid(write(tmp_path, GRID), CATALOGUE)
-    found = swept(grid, tmp_path, HereEngine())
-    assert [(cell.model, cell.recipe, cell.gpu) for cell in found.cells] == [
+    found = swept(grid, tmp_path, ThreadPool())
+    assert [(cell.model, cell.recipe, cell.figures.gpu) for cell in found.cells] == [
         (model, recipe, gpu)
         for model in ("conv_pair", "encoder")
         for recipe in ("sgd", "amp")
@@ -179,7 +198,7 @@ def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
         for options in ({}, amp | {"alloc_conf": "expandable_segments:True"})
         for gpu in (L4, SMALL)
     ]
-    assert [cell.max_batch for cell in found.cells] == alone
+    assert [cell.figures.max_batch for cell in found.cells] == alone
     assert (found.new, found.failures) == (8, ())
 
 
@@ -187,14 +206,14 @@ def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
     """What is kept is not computed again; a GPU or a recipe more costs only its own cells."""
     grid = load_grid(write(tmp_path, GRID), CATALOGUE)
     small = replace(grid, models=grid.models[:1], recipes=grid.recipes[:1], gpus=(L4,))
-    engine = HereEngine()
-    first = swept(small, tmp_path, engine)
-    again = swept(small, tmp_path, engine)
-    wider = swept(replace(small, gpus=(L4, SMALL)), tmp_path, engine)
-    assert engine.ran == ["conv_pair sgd 1", "conv_pair sgd 1"]
+    pool = ThreadPool()
+    first = swept(small, tmp_path, pool)
+    again = swept(small, tmp_path, pool)
+    wider = swept(replace(small, gpus=(L4, SMALL)), tmp_path, pool)
+    assert pool.ran == ["conv_pair sgd 1", "conv_pair sgd 1"]
     assert (first.new, again.new, wider.new) == (1, 0, 1)
     assert again.cells == first.cells == wider.cells[:1]
-    assert wider.cells[1].gpu == SMALL.name
+    assert wider.cells[1].figures.gpu == SMALL.name
 
 
 def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
@@ -203,8 +222,8 @@ def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
     models = tuple(NamedModel(name, f"{file}:{name}", {}) for name in ("Broken", "Fine"))
     grid = Grid("", models, (Recipe("sgd", {}), Recipe("soft", {"loss": "mse"})), (L4,))
     with_inputs = replace(grid, models=tuple(replace(m, options=_sample()) for m in models))
-    engine = HereEngine()
-    found = swept(with_inputs, tmp_path, engine)
+    pool = ThreadPool()
+    found = swept(with_inputs, tmp_path, pool)
     assert [(cell.model, cell.recipe) for cell in found.cells] == [("Fine", "sgd")]
     assert [(one.model, one.recipe) for one in found.failures] == [
         ("Broken", "sgd"),
@@ -212,8 +231,8 @@ def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
         ("Fine", "soft"),
     ]
     assert "not today" in found.failures[0].why and "loss mse needs a target" in found.failures[1].why
-    swept(with_inputs, tmp_path, engine)
-    assert engine.ran == ["Broken sgd 1", "Fine sgd 1", "Broken sgd 1"]
+    swept(with_inputs, tmp_path, pool)
+    assert pool.ran == ["Broken sgd 1", "Fine sgd 1", "Broken sgd 1"]
 
 
 def _sample() -> dict[str, object]:
@@ -225,30 +244,30 @@ def _sample() -> dict[str, object]:
 def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
     """A file that is cut short, is no result or says nonsense is as good as none, and does no harm."""
     task, told = task_of("conv_pair", L4), []
-    store = Store(tmp_path, "", told.append)
+    store = ResultStore(tmp_path, "", told.append)
     done = run_task(task)
     store.keep(task, done)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     assert store.find(task).cells == done.cells and told == []
-    for broken in (b"", whole[:-30], b"[]", whole.replace(b'"max_batch": ', b'"max_batch": -0.'), b"\xff"):
+    for broken in (b"", whole[:-30], b"[]", whole.replace(b'"max_batch":', b'"max_batch":-0.'), b"\xff"):
         path.write_bytes(broken)
-        assert store.find(task) == Done({})
+        assert store.find(task) == TaskResult()
     assert len(told) == 5 and all("computed anew" in line and "\n" not in line for line in told)
 
 
 def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
     """Another option, other memory or other surroundings, and nothing is found."""
     task = task_of("conv_pair", L4)
-    done = Done({device_digest(L4): {}})
-    Store(tmp_path, "1", quiet).keep(task, done)
+    done = TaskResult({device_digest(L4): FIGURES})
+    ResultStore(tmp_path, "1", quiet).keep(task, done)
     others = [
         replace(task, job=replace(task.job, steps=2)),
         replace(task, options={"allocator_cap_mib": 9}),
         replace(task, options={"confidence": 0.9}),
     ]
     assert [store_key(other) == store_key(task) for other in others] == [False] * 3
-    assert Store(tmp_path, "1", quiet)._key(task) != Store(tmp_path, "2", quiet)._key(task)
+    assert ResultStore(tmp_path, "1", quiet)._key(task) != ResultStore(tmp_path, "2", quiet)._key(task)
 
 
 def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,14 +290,14 @@ def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytes
 
 
 def store_key(task: Task) -> str:
-    return Store(Path(), "", quiet)._key(task)
+    return ResultStore(Path(), "", quiet)._key(task)
 
 
 def test_a_task_that_kills_its_worker_is_found_and_left_out() -> None:
     """Of those under way when a worker died each runs alone: the deadly one is told, the others are done."""
     tasks = [task_of(name, L4) for name in ("conv_pair", "basic_encoder", "cnn")]
     tasks[1] = replace(tasks[1], model="deadly")
-    found = dict(run_all(tasks, HereEngine(deadly="deadly")))
+    found = dict(run_all(tasks, ThreadPool(deadly="deadly"), run_task))
     assert [bool(found[place].cells) for place in range(3)] == [True, False, True]
     assert found[1].failure == "basic_encoder: its process died; see why with --isolate"
 
@@ -319,7 +338,7 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
         ) as cluster,
-        closing(DaskEngine(cluster.scheduler_address)) as engine,
+        closing(DaskPool(cluster.scheduler_address)) as pool,
         distributed.Client(cluster) as client,
     ):
 
@@ -328,17 +347,19 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
                 killed.append(next(iter(client.run(os.getpid).values())))
                 os.kill(killed[0], signal.SIGKILL)
 
-        found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), engine, kill_once).table
+        found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), pool, kill_once).table
     assert killed and found.failures == ()
-    assert len(found.cells) == len({(c.model, c.recipe, c.gpu) for c in found.cells}) == 16 == found.new
-    again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), HereEngine(), quiet).table
+    assert (
+        len(found.cells) == len({(c.model, c.recipe, c.figures.gpu) for c in found.cells}) == 16 == found.new
+    )
+    again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), ThreadPool(), quiet).table
     assert (again.new, again.cells) == (0, found.cells)
 
 
 def test_no_cluster_is_told_in_one_line() -> None:
     """A scheduler that nobody answers at is a usage error."""
     with pytest.raises(UsageError, match="--scheduler nowhere://x: no worker of a Dask cluster answers"):
-        DaskEngine("nowhere://x")
+        DaskPool("nowhere://x")
 
 
 @pytest.mark.parametrize(
@@ -367,8 +388,9 @@ def test_the_table_of_a_sweep() -> None:
         (Recipe("sgd", {}), Recipe("amp", {})),
         (L4, SMALL),
     )
-    cell = Cell("net", "sgd", L4.name, 23034.0, 1234, 20000.0, 21000.0, 500.0, False, "none", 1234)
-    small = replace(cell, gpu=SMALL.name, max_batch=0, process_mib=None)
+    cell = Cell("net", "sgd", FIGURES)
+    figures = replace(FIGURES, gpu=SMALL.name, max_batch=0, process_mib=None)
+    small = Cell("net", "sgd", figures)
     found = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
     assert str(SweepResult(found)).splitlines() == [
         "two GPUs",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Unpack
 
 from planner.api.options import Options
 from planner.api.request import (
@@ -30,10 +30,11 @@ from planner.planning import (
     trace_workload,
 )
 from planner.program import Target
+from planner.report import Result
 
 
 @dataclass(frozen=True, slots=True)
-class AdviceResult:
+class AdviceResult(Result):
     """What makes the batch fit; `str` gives the text report."""
 
     advice: Advice
@@ -43,22 +44,6 @@ class AdviceResult:
     def possible(self) -> bool:
         """Whether the batch fits as it is or with any set of changes."""
         return self.advice.unchanged.fits or bool(self.advice.sets)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner advise`."""
-        from planner.report.commands import advice_to_json
-
-        return advice_to_json(self.advice, self.import_seconds)
-
-    def __str__(self) -> str:
-        from planner.report.commands import advice_text
-
-        return advice_text(self.advice, self.import_seconds)
-
-    def __rich__(self) -> object:
-        from planner.report import advice_view
-
-        return advice_view(self.advice, self.import_seconds)
 
 
 def advise(model: Model | None = None, batch: int | None = None, **options: Unpack[Options]) -> AdviceResult:

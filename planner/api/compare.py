@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Unpack
 
 from planner.allocator import parse_alloc_conf, rules_of_torch
 from planner.api.options import Options
@@ -43,10 +43,11 @@ from planner.planning.estimators import (
     reject_unsupported_options,
 )
 from planner.program import Target
+from planner.report import Result
 
 
 @dataclass(frozen=True, slots=True)
-class QuickEstimateResult:
+class QuickEstimateResult(Result):
     """The memory of one batch size by another method than the trace; `str` gives the text report."""
 
     estimate: QuickEstimate
@@ -57,20 +58,9 @@ class QuickEstimateResult:
         """`yes` or `no`."""
         return "yes" if self.estimate.fits else "no"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner estimate`."""
-        from planner.report.commands import quick_estimate_to_json
-
-        return quick_estimate_to_json(self.estimate, self.import_seconds)
-
-    def __str__(self) -> str:
-        from planner.report.commands import quick_estimate_text
-
-        return quick_estimate_text(self.estimate, self.import_seconds)
-
 
 @dataclass(frozen=True, slots=True)
-class QuickBatchResult:
+class QuickBatchResult(Result):
     """The largest batch size by the closed formula; `str` gives the text report."""
 
     plan: QuickPlan
@@ -86,34 +76,12 @@ class QuickBatchResult:
         """The same: the formula knows no retries."""
         return self.plan.max_batch
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner max-batch`."""
-        from planner.report.commands import quick_plan_to_json
-
-        return quick_plan_to_json(self.plan, self.import_seconds)
-
-    def __str__(self) -> str:
-        from planner.report.commands import quick_plan_text
-
-        return quick_plan_text(self.plan, self.import_seconds)
-
 
 @dataclass(frozen=True, slots=True)
-class CompareResult:
+class CompareResult(Result):
     """All estimators side by side; `str` gives the text report."""
 
     comparison: Comparison
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner compare`."""
-        from planner.report.commands import comparison_to_json
-
-        return comparison_to_json(self.comparison)
-
-    def __str__(self) -> str:
-        from planner.report.commands import comparison_text
-
-        return comparison_text(self.comparison)
 
 
 def estimate_quickly(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Unpack
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
 from planner.api.options import Options
@@ -39,13 +39,14 @@ from planner.planning import (
     without_end,
 )
 from planner.program import Trace
+from planner.report import Result
 
 ReadRecording = Callable[[Job, int], Recording]  # of a job at a batch size
 MOST_SHOWN = 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainResult:
+class ExplainResult(Result):
     """Where the memory of one batch size goes; `str` gives the text report."""
 
     estimate: Estimate
@@ -55,32 +56,9 @@ class ExplainResult:
     shown: Shown
     import_seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner explain`."""
-        from planner.report.commands import explanation_to_json
-
-        return explanation_to_json(
-            self.estimate, self.explanation, self.difference, self.shown, self.import_seconds
-        )
-
-    def __str__(self) -> str:
-        from planner.report.commands import explanation_text
-
-        return explanation_text(
-            self.estimate, self.explanation, self.difference, self.shown, self.import_seconds
-        )
-
-    def __rich__(self) -> object:
-        from planner.report import explanation_view
-
-        return explanation_view(
-            self.estimate, self.explanation, self.difference, self.shown, self.import_seconds
-        )
-
     def draw(self, path: Path) -> None:
         """Draw the timeline; the suffix says which format. Needs matplotlib; raises DataFileError."""
-        from planner.report import summary_of
-        from planner.report.plots import draw_timeline
+        from planner.report import draw_timeline, summary_of
 
         draw_timeline(self.explanation, summary_of(self.estimate, self.explanation).caption, path)
 
@@ -95,8 +73,7 @@ class ExplainResult:
 
         Needs plotly; raises DataFileError.
         """
-        from planner.report import summary_of
-        from planner.report.page import save_page
+        from planner.report import save_page, summary_of
 
         summary = summary_of(self.estimate, self.explanation)
         save_page(summary, self.explanation, self.trace, self.shown, curve, path)

@@ -43,7 +43,7 @@ from planner.planning import (
     trace_workload,
 )
 from planner.program import Floor, Outcome, Target, Trace, find_growth, least_bytes
-from planner.report.commands import growth_text
+from planner.report import Result, growth_text
 from planner.store import KeptCards, SavedTraces, open_saved
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ SORTS: dict[str, Callable[[CardFit], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class GpusResult:
-    """The cards, in the order asked for; `str` gives the table."""
+class GpusResult(Result):
+    """The cards, in the order asked for; `str` gives the text report."""
 
     table: CardTable
 
@@ -69,33 +69,17 @@ class GpusResult:
         """What each card can do with the job."""
         return self.table.fits
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner gpus`."""
-        from planner.report.commands import gpus_to_json
-
-        return gpus_to_json(self.table)
-
     def to_csv(self) -> str:
         """One line for each card, after a line of names."""
-        from planner.report.commands import gpus_to_csv
+        from planner.report import gpus_to_csv
 
         return gpus_to_csv(self.table)
-
-    def __str__(self) -> str:
-        from planner.report.commands import gpus_text
-
-        return gpus_text(self.table)
-
-    def __rich__(self) -> object:
-        from planner.report import gpus_view
-
-        return gpus_view(self.table)
 
     def draw(self, path: Path) -> None:
         """Draw peak memory against batch size with each card's line. Needs matplotlib; raises UsageError
         where there is nothing to draw, DataFileError.
         """
-        from planner.report.plots import draw_gpus
+        from planner.report import draw_gpus
 
         draw_gpus(self.table, path)
 

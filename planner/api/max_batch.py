@@ -6,7 +6,7 @@ Nothing here imports torch before the first trace, nor ever the terminal's libra
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from planner.api.options import Options
 from planner.api.request import (
@@ -34,13 +34,14 @@ from planner.planning import (
     save_workload,
 )
 from planner.planning.estimators import Method, find_method
+from planner.report import Result
 
 if TYPE_CHECKING:
     from planner.api.compare import QuickBatchResult, QuickEstimateResult
 
 
 @dataclass(frozen=True, slots=True)
-class MaxBatchResult:
+class MaxBatchResult(Result):
     """The largest batch size; `str` gives the text report."""
 
     plan: Plan
@@ -63,25 +64,9 @@ class MaxBatchResult:
         """The largest batch size that fits without releasing cached memory on the way."""
         return self.plan.search.comfortable
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner max-batch`."""
-        from planner.report.commands import plan_to_json
-
-        return plan_to_json(self.plan, self.import_seconds)
-
-    def __str__(self) -> str:
-        from planner.report.commands import max_batch_text
-
-        return max_batch_text(self.plan, self.import_seconds)
-
-    def __rich__(self) -> object:
-        from planner.report import max_batch_view
-
-        return max_batch_view(self.plan, self.import_seconds)
-
 
 @dataclass(frozen=True, slots=True)
-class EstimateResult:
+class EstimateResult(Result):
     """The memory of one batch size; `str` gives the text report."""
 
     estimate: Estimate
@@ -91,22 +76,6 @@ class EstimateResult:
     def fits(self) -> str:
         """`yes`, `with_retries` or `no`."""
         return self.estimate.outcome.value
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner estimate`."""
-        from planner.report.commands import estimate_to_json
-
-        return estimate_to_json(self.estimate, self.import_seconds)
-
-    def __str__(self) -> str:
-        from planner.report.commands import estimate_text
-
-        return estimate_text(self.estimate, self.import_seconds)
-
-    def __rich__(self) -> object:
-        from planner.report import estimate_view
-
-        return estimate_view(self.estimate, self.import_seconds)
 
 
 @overload

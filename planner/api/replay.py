@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
 from planner.api.request import budget_of
@@ -25,17 +25,8 @@ from planner.planning.process import (
     run,
 )
 from planner.program import Trace
-from planner.report import is_endless, short_op
-from planner.report.commands import (
-    LineForm,
-    account_text,
-    account_to_json,
-    device_to_json,
-    tensorflow_line,
-    torch_line,
-)
+from planner.report import Result, is_endless, short_op
 
-SCHEMA = 1
 NOTEBOOK, VARIABLE = "notebook", "variable"  # shipped processes, the defaults of the two functions
 LIKELIEST = 0.5  # the confidence without a margin: the figures are those that are to be expected
 
@@ -55,8 +46,8 @@ class ReplayOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessResult:
-    """What a process printed; `str` gives its lines."""
+class ProcessResult(Result):
+    """What a process printed; `str` gives the text report."""
 
     process: Process
     account: Account
@@ -64,27 +55,12 @@ class ProcessResult:
     assumptions: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     seconds: Mapping[str, float]
-    line: LineForm
-    device: Mapping[str, Any] | None  # as in the JSON of `estimate`; None where nothing is simulated
+    budget: Budget | None  # None where nothing is simulated
 
     @property
     def ran_to_its_end(self) -> bool:
         """Whether all requests could be served."""
         return self.account.failure is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner replay`."""
-        return {
-            "schema": SCHEMA,
-            "framework": self.framework,
-            "device": self.device,
-            **account_to_json(self.process, self.account, self.assumptions),
-            "unknown_ops": list(self.unknown_ops),
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-        }
-
-    def __str__(self) -> str:
-        return account_text(self.process, self.account, self.line, self.assumptions)
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
@@ -119,8 +95,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
         ),
         unknown_ops=tracing.unknown_ops(),
         seconds=spent | {"replay": perf_counter() - start - sum(spent.values())},
-        line=torch_line,
-        device=device_to_json(budget),
+        budget=budget,
     )
 
 
@@ -146,8 +121,7 @@ def measure_process(source: Source = VARIABLE) -> ProcessResult:
         ),
         unknown_ops=(),
         seconds={"import": loaded - start, "measure": perf_counter() - loaded},
-        line=tensorflow_line,
-        device=None,
+        budget=None,
     )
 
 

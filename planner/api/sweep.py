@@ -35,27 +35,17 @@ from planner.planning.sweep import (
     device_digest,
     run_all,
 )
+from planner.report import Result
 
 # A worker of a Dask cluster may have several threads; captures run one at a time in a process.
 _ONE_CAPTURE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class SweepResult:
-    """The grid with its cells; `str` gives the tables."""
+class SweepResult(Result):
+    """The grid with its cells; `str` gives the text report."""
 
     table: SweepTable
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner sweep`."""
-        from planner.report.commands import sweep_to_json
-
-        return sweep_to_json(self.table)
-
-    def __str__(self) -> str:
-        from planner.report.commands import sweep_text
-
-        return sweep_text(self.table)
 
 
 def sweep(

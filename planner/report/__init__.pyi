@@ -1,28 +1,48 @@
-from .assumptions import (
-    short_op as short_op,
+from .budget import (
+    device_to_json as device_to_json,
 )
-from .layout import (
-    wrapped as wrapped,
+from .commands.calibrations.calibrate import (
+    Campaign as Campaign,
 )
-from .run_summary import (
-    summary_of_run as summary_of_run,
+from .commands.calibrations.tables import (
+    Folder as Folder,
 )
-from .summary import (
+from .commands.explain.summary import (
+    Summary as Summary,
     summary_of as summary_of,
 )
-from .terminal_explain import (
-    advice_view as advice_view,
-    explanation_view as explanation_view,
+from .commands.gpus import (
+    gpus_to_csv as gpus_to_csv,
 )
-from .terminal_gpus import (
-    devices_view as devices_view,
-    gpus_view as gpus_view,
+from .commands.run import (
+    run_summary as run_summary,
 )
-from .terminal_plan import (
-    estimate_view as estimate_view,
-    max_batch_view as max_batch_view,
+from .commands.sweep import (
+    sweep_to_csv as sweep_to_csv,
+    sweep_to_parquet as sweep_to_parquet,
+)
+from .describe import (
+    short_op as short_op,
+)
+from .growth import (
+    growth_text as growth_text,
+)
+from .page.page import (
+    save_page as save_page,
+)
+from .plots.comparison import (
+    draw_comparison as draw_comparison,
+)
+from .plots.gpus import (
+    draw_gpus as draw_gpus,
+)
+from .plots.timeline import (
+    draw_timeline as draw_timeline,
+)
+from .result import (
+    Result as Result,
+    render as render,
 )
 from .units import (
     is_endless as is_endless,
-    mib as mib,
 )

@@ -6,7 +6,8 @@ from planner.allocator import AllocatorRules
 from planner.hardware import MIB, Budget, Device, Likeness, margins_of
 from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.planning import Estimate
-from planner.report.commands.growth import growth_text
+from planner.report.describe import short_op
+from planner.report.growth import growth_text
 
 _ZERO_GRAD = {
     ZeroGrad.BEFORE_FORWARD: "before each forward pass",
@@ -23,10 +24,10 @@ _TYPES = {
 
 def assumptions(estimate: Estimate) -> tuple[str, ...]:
     """Everything that the answer takes for granted, the card's figures included."""
-    return (*_of_card(estimate.budget.device), *of_run(estimate))
+    return (*_of_card(estimate.budget.device), *run_assumptions(estimate))
 
 
-def of_run(estimate: Estimate) -> tuple[str, ...]:
+def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
     """The same without what a table of the card says."""
     return (
         *_growth(estimate),
@@ -185,8 +186,3 @@ def _unknown(ops: tuple[str, ...]) -> tuple[str, ...]:
         else ""
     )
     return (f"scratch memory is not counted for {shown}{largest}",)
-
-
-def short_op(op: str) -> str:
-    """`aten.convolution.default` as people call it."""
-    return op.removeprefix("aten.").removesuffix(".default")

@@ -1,93 +1,94 @@
-"""What reports on a terminal are made of: panels, tables and bars of rich, in the words of the text reports.
+"""The renderer for terminals: panels, tables and bars of rich, with all that the plain text says.
 
 Imported on a terminal alone: a pipe gets the text, and no import of rich.
-Nothing that the text says is left out.
 """
 
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.bar import Bar
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from planner.program import Outcome
-from planner.report.layout import DIGITS, NAMES, Row
-from planner.report.terminal_table import Column, NarrowingTable
-from planner.report.units import mib
+from planner.report.document import (
+    Block,
+    Bullets,
+    Cell,
+    Document,
+    Entry,
+    Headline,
+    Paragraph,
+    Table,
+    Verbatim,
+)
 
 BAR = 24  # columns
-TONES = {
-    Outcome.FITS: "green",
-    Outcome.FITS_WITH_RETRIES: "yellow",
-    Outcome.DOES_NOT_FIT: "red",
+ROOMY = 72  # columns of a terminal in which tables keep their least widths
+_ANY_WIDTH = 10_000
+_COLOURS = {
+    "": "",
+    "strong": "bold",
+    "faint": "dim",
+    "neutral": "cyan",
+    "good": "green",
+    "warning": "yellow",
+    "bad": "red",
 }
-_LABEL = re.compile(r"(\w[\w ]{0,14}): +(.*)")
 
 
-def entries(lines: Iterable[str]) -> list[str]:
-    """Wrapped lines put together again, each entry in one line: the terminal wraps at its own width."""
-    found: list[str] = []
-    for line in lines:
-        if line.startswith(" ") and found:
-            found[-1] += f" {line.strip()}"
-        else:
-            found.append(" ".join(line.split()))
-    return found
+def render_terminal(document: Document) -> RenderableType:
+    """Return the blocks of a document below each other, with an empty line between sections."""
+    drawn: list[RenderableType] = []
+    for section in document.sections:
+        drawn += [Text()] if drawn else []
+        drawn += map(_draw, section)
+    return Group(*drawn)
 
 
-def headline(lines: Iterable[str], tone: str) -> RenderableType:
-    """The answer in a frame, with what belongs to it under it."""
-    first, *rest = entries(lines)
-    grid = Table.grid(padding=(0, 2))
+def _draw(block: Block) -> RenderableType:
+    match block:
+        case Headline():
+            return _panel(block)
+        case Entry(name, text):
+            return _entries([(name, text)])
+        case Table():
+            return NarrowingTable(block)
+        case Bullets(title, sentences):
+            return _bullets(title, sentences)
+        case Paragraph(text, style):
+            return Text(text, style=_COLOURS[style])
+        case Verbatim(lines):
+            return Text("\n".join(lines))
+
+
+def _panel(headline: Headline) -> RenderableType:
+    """Return the answer in a frame, with what belongs to it under it."""
+    tone = _COLOURS[headline.style]
+    first, *rest = headline.lines
+    if isinstance(first, Entry):
+        first = f"{first.name}: {first.text}"
+    parts: list[RenderableType] = [Text(first, style=f"bold {tone}")]
+    parts += [Text(line) for line in rest if isinstance(line, str)]
+    if entries := [(line.name, line.text) for line in rest if isinstance(line, Entry)]:
+        parts.append(_entries(entries))
+    return Panel(Group(*parts), border_style=tone, box=box.ROUNDED, padding=(0, 1))
+
+
+def _entries(rows: Sequence[tuple[str, str]]) -> RenderableType:
+    grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    said: list[RenderableType] = [Text(first, style=f"bold {tone}")]
-    for line in rest:
-        found = _LABEL.fullmatch(line)
-        grid.add_row(*(found.groups() if found else ("", line)))
-    if rest:
-        said.append(grid)
-    return Panel(Group(*said), border_style=tone, box=box.ROUNDED, padding=(0, 1))
+    for name, text in rows:
+        grid.add_row(name, text)
+    return grid
 
 
-def open_table(title: str, *columns: str) -> Table:
-    """A table with its title over its first column; columns whose names end in `>` stand to the right."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column(title, overflow="fold")
-    for name in columns:
-        is_number = name.endswith(">")
-        if is_number:
-            table.add_column(name.rstrip(">"), justify="right", no_wrap=True)
-        else:
-            table.add_column(name, overflow="fold")
-    return table
-
-
-def memory_table(title: str, rows: Iterable[Row]) -> NarrowingTable:
-    """Rows of a name, MiB and a remark."""
-    columns = (Column(title, is_number=False, wide=NAMES), Column("MiB"), Column("", is_number=False))
-    return NarrowingTable(
-        columns,
-        [
-            [name, Text(mib_text(size_bytes), style="bold"), Text(remark, style="dim")]
-            for name, size_bytes, remark in rows
-        ],
-    )
-
-
-def bar(share: float, colour: str, width: int = BAR) -> Bar:
-    """A part of a whole; at most all of it."""
-    return Bar(1, 0, min(1.0, max(0.0, share)), width=width, color=colour, bgcolor="default")
-
-
-def bullets(title: str, sentences: Iterable[str]) -> RenderableType:
-    """Sentences under a title, fainter than figures."""
-    grid = Table.grid(padding=(0, 1))
+def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
+    grid = RichTable.grid(padding=(0, 1))
     grid.add_column()
     grid.add_column(overflow="fold")
     for sentence in sentences:
@@ -96,17 +97,53 @@ def bullets(title: str, sentences: Iterable[str]) -> RenderableType:
     return Group(*parts, Padding(grid, (0, 0, 0, 1), style="dim"))
 
 
-def faint(line: str) -> Text:
-    """A line that matters least."""
-    return Text(line, style="dim")
+@dataclass(frozen=True, slots=True)
+class NarrowingTable:
+    """A table that leaves out its least important columns where they do not fit, and names them."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = self.table.columns
+        shown = list(range(len(columns)))
+        leaving = sorted((place for place in shown if columns[place].rank), key=lambda at: columns[at].rank)
+        while leaving and self._width(console, options, shown) > options.max_width:
+            shown.remove(leaving.pop(0))
+        drawn = self._draw(shown)
+        for place, column in zip(shown, drawn.columns, strict=True):
+            if options.max_width >= ROOMY and drawn.show_header:
+                column.min_width = columns[place].min_width
+        yield drawn
+        names = [column.name or column.title for at, column in enumerate(columns) if at not in shown]
+        if any(names):
+            left_out = ", ".join(name for name in names if name)
+            yield Text(f"Left out in {options.max_width} columns: {left_out}", style="dim")
+
+    def _width(self, console: Console, options: ConsoleOptions, shown: Sequence[int]) -> int:
+        return console.measure(self._draw(shown), options=options.update(max_width=_ANY_WIDTH)).maximum
+
+    def _draw(self, shown: Sequence[int]) -> RichTable:
+        columns = [self.table.columns[place] for place in shown]
+        if any(column.title for column in columns):
+            drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+        else:
+            drawn = RichTable.grid(padding=(0, 2))
+        for column in columns:
+            if column.is_number:
+                drawn.add_column(column.title, justify="right", no_wrap=True)
+            else:
+                drawn.add_column(column.title, overflow="fold", no_wrap=column.rank > 0)
+        for row in self.table.rows:
+            drawn.add_row(*(_draw_cell(row[place]) for place in shown))
+        return drawn
 
 
-def stacked(parts: Iterable[RenderableType | None]) -> RenderableType:
-    """The parts that are there below each other, with a line between them."""
-    there = [part for part in parts if part is not None]
-    return Group(*[line for part in there for line in (part, Text())][:-1])
-
-
-def mib_text(size_bytes: int) -> str:
-    """As in the text reports."""
-    return f"{mib(size_bytes, DIGITS):,.1f}"
+def _draw_cell(cell: Cell | str) -> RenderableType:
+    if isinstance(cell, str):
+        return cell
+    if cell.share is not None:
+        share = min(1.0, max(0.0, cell.share))
+        return Bar(1, 0, share, width=BAR, color=cell.colour or "default", bgcolor="default")
+    text = Text("▌ ", cell.colour) if cell.colour else Text()
+    text.append(cell.text, style=_COLOURS[cell.style] or "default")
+    return text.append(f"\n{cell.detail}", style="dim") if cell.detail else text

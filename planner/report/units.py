@@ -1,14 +1,22 @@
 """The numbers of every report: the breakdown of a process, MiB, and rounding under which sums stay sums."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from planner.hardware import ENDLESS_BYTES, MIB, SourcedBytes
 from planner.planning import Estimate
 from planner.program import Category
+from planner.report.document import Cell, Column, Table
+
+SCHEMA = 1  # of every JSON object
+DIGITS = 1  # of MiB in texts
+NAME_WIDTH = 28  # columns of a table's first column, so that tables below each other align
+FIGURE_WIDTH = 10
 
 
 def breakdown(estimate: Estimate) -> dict[str, int]:
-    """Bytes of the process by category, in the order of the reports; they add up to `process_bytes`.
+    """Return the bytes of the process by category, in the order of the reports; they add up to
+    `process_bytes`.
 
     Tensors and workspaces as they stand at the allocated peak; `fragmentation` is what the allocator has
     reserved beyond that, at its own peak. What a calibration adds counts as workspaces, which is what the
@@ -28,13 +36,18 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
     return parts
 
 
-def mib(size_bytes: int, digits: int = 3) -> float:
-    """Bytes as MiB, rounded."""
+def mib(size_bytes: float, digits: int = 3) -> float:
+    """Return bytes as MiB, rounded."""
     return round(size_bytes / MIB, digits)
 
 
+def mib_text(size_bytes: float, digits: int = DIGITS) -> str:
+    """Return bytes as MiB for people, such as `1,234.5`."""
+    return f"{mib(size_bytes, digits):,.{digits}f}"
+
+
 def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
-    """Bytes as MiB, rounded so that the parts add up to the rounded sum: steps of the running sum."""
+    """Return bytes as MiB, rounded so that the parts add up to the rounded sum: steps of the running sum."""
     rounded: dict[str, float] = {}
     sum_bytes, before = 0, 0.0
     for name, size_bytes in parts.items():
@@ -53,20 +66,55 @@ def shares(parts: Mapping[str, int], digits: int) -> Iterator[tuple[str, float, 
             yield name, rounded, parts[name] / total
 
 
+def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width: int = NAME_WIDTH) -> Table:
+    """Return a table of names, MiB and remarks."""
+    return Table(
+        (Column(title, min_width=name_width), mib_column(), Column()),
+        tuple(
+            (name, Cell(mib_text(size_bytes), "strong"), Cell(remark, "faint"))
+            for name, size_bytes, remark in rows
+        ),
+    )
+
+
+def mib_column(title: str = "MiB") -> Column:
+    """Return a column of figures that aligns with those of other tables."""
+    return Column(title, is_number=True, min_width=FIGURE_WIDTH)
+
+
 def is_endless(figure: SourcedBytes) -> bool:
-    """Whether this is the memory of a card that never runs out."""
+    """Return whether this is the memory of a GPU that never runs out."""
     return figure.value >= ENDLESS_BYTES
 
 
-def chance_text(chance: float) -> str:
-    """A probability in percent, no more exact than it can be known.
+def signed_percent(share: float) -> str:
+    """Return an error with one digit, such as `+6.3%`; nothing at all has no sign."""
+    text = f"{share:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
-    >>> chance_text(0.00004), chance_text(0.0123), chance_text(0.62), chance_text(0.9999)
+
+def probability_text(probability: float) -> str:
+    """Return a probability in percent, no more exact than it can be known.
+
+    >>> probability_text(0.00004), probability_text(0.0123), probability_text(0.62), probability_text(0.9999)
     ('below 0.1 %', '1.2 %', '62 %', 'above 99.9 %')
     """
-    percent = 100 * chance
+    percent = 100 * probability
     if percent < 0.1:
         return "below 0.1 %"
     if percent > 99.9:
         return "above 99.9 %"
     return f"{percent:.0f} %" if 10 <= percent <= 90 else f"{percent:.1f} %"
+
+
+def timing_line(parts: Mapping[str, float]) -> str:
+    """Return how long everything took: seconds by what was done in them."""
+    spent = ", ".join(f"{seconds:.1f} s {doing}" for doing, seconds in parts.items())
+    return f"Took {sum(parts.values()):.1f} s: {spent}"
+
+
+def to_builtins(value: object) -> Any:
+    """Return dataclasses and enums, however nested, as the dicts, lists and strings that JSON knows."""
+    from msgspec import json  # no text report needs it
+
+    return json.decode(json.encode(value))

@@ -12,7 +12,8 @@ from planner.hardware.device import MIB
 from planner.planning.command.largest_batch import CommandPlan
 from planner.planning.search import Search
 from planner.program.events import Outcome
-from planner.report.commands.run import command_plan_to_json, plan_text, run_text, run_to_json
+from planner.report.commands.run import command_plan_document, command_plan_to_json, run_document, run_to_json
+from planner.report.plain import render_plain
 
 VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "9.20.0"))
 
@@ -70,19 +71,19 @@ def test_retries_of_any_rank_are_retries_of_the_run() -> None:
 
 def test_text() -> None:
     """The report as a person reads it."""
-    assert run_text(run(record(failure=RAISED), code=1)).splitlines() == [
+    assert render_plain(run_document(run(record(failure=RAISED), code=1))).splitlines() == [
         "Fits:           no: out of memory",
         "Fails:          before optimizer step 2 ended, module body.0, train.py:7, no room for 614.0 MiB",
         "GPU:            L4 (emulated)",
         "Command:        python train.py --lr 1; exit code 1",
         "",
-        "Peak                             allocated      reserved    nvidia-smi MiB",
-        "  whole run                          150.0         220.0         400.0",
+        "Peak                             allocated      reserved  nvidia-smi MiB",
+        "  whole run                          150.0         220.0           400.0",
         "",
-        "Optimizer step                   allocated      reserved    nvidia-smi MiB",
-        "  1                                  100.0         200.0         300.0",
-        "  2 to 3                             150.0         220.0         400.0",
-        "  after the last step                 50.0         220.0         320.0",
+        "Optimizer step                   allocated      reserved  nvidia-smi MiB",
+        "  1                                  100.0         200.0           300.0",
+        "  2 to 3                             150.0         220.0           400.0",
+        "  after the last step                 50.0         220.0           320.0",
         "",
         "Versions:       torch 2.13.0, cuda 13.0, cudnn 9.20.0",
         "Assumed",
@@ -182,7 +183,7 @@ def plan(replayed: tuple[int, ...] = (32, 40), notes: tuple[str, ...] = ()) -> C
 
 def test_text_of_a_search() -> None:
     """It says how the answer was found, and which runs confirm it."""
-    assert plan_text(plan(notes=("a note",))).splitlines()[:8] == [
+    assert render_plain(command_plan_document(plan(notes=("a note",)))).splitlines()[:8] == [
         "Largest batch:  40 at confidence 0.99, without retries",
         "With retries:   44: cached memory is released to make room",
         "Found by:       replay of the allocator's history at batches 32 and 40; confirmed by runs on the",
@@ -196,7 +197,11 @@ def test_text_of_a_search() -> None:
 
 def test_text_of_a_search_by_runs_alone() -> None:
     """Where histories do not align, all is runs."""
-    (line,) = [one for one in plan_text(plan(replayed=())).splitlines() if one.startswith("Found by")]
+    (line,) = [
+        one
+        for one in render_plain(command_plan_document(plan(replayed=()))).splitlines()
+        if one.startswith("Found by")
+    ]
     assert line == "Found by:       runs on the emulated GPU at batches 40, 41, 44 and 45"
 
 

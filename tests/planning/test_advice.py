@@ -15,7 +15,8 @@ from planner.jobs import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precis
 from planner.planning.advice import Advice, Open, advise
 from planner.planning.changes import Recipe, apply_all, changes_for
 from planner.program.events import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
-from planner.report.commands.advise import advice_text, advice_to_json
+from planner.report.commands.advise import advice_document, advice_to_json
+from planner.report.plain import render_plain
 from tests.helpers.structs import replace
 
 JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
@@ -121,7 +122,7 @@ def test_nothing_helps() -> None:
     """A card too small for everything gives no set, and says so."""
     advice = advised(3)
     assert advice.sets == ()
-    assert "No set of up to three changes makes it fit" in advice_text(advice, 0.0)
+    assert "No set of up to three changes makes it fit" in render_plain(advice_document(advice, 0.0))
 
 
 def test_change_that_the_model_refuses() -> None:
@@ -195,7 +196,7 @@ def test_json_says_what_the_text_says() -> None:
     assert said["available_mib"] == 82.0
     assert [tuple(change["option"] for change in one["changes"]) for one in said["sets"]] == names(advice)
     assert all(one["estimate"]["fits"] == "yes" for one in said["sets"])
-    text = advice_text(advice, 0.0)
+    text = render_plain(advice_document(advice, 0.0))
     assert all(name in text for some in names(advice) for name in some)
 
 

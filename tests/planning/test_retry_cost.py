@@ -15,7 +15,7 @@ from planner.hardware.device import MIB
 from planner.planning.retry_cost import RetryCost, count_retries
 from planner.planning.search import boundary_by_line
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
-from planner.report.commands.max_batch import retries_text
+from planner.report.commands.estimate import retries_text
 from tests.helpers.traces import UNTIMED
 
 RESNET = ["max-batch", "--model", "torchvision:resnet18", "--gpu", "L4"]

@@ -36,8 +36,8 @@ from planner.program.events import (
     Trace,
 )
 from planner.program.target import Target
+from planner.report.commands.explain.summary import summary_of
 from planner.report.page.page import page_data, page_html
-from planner.report.summary import summary_of
 from planner.store.codec import save_trace
 from tests.helpers.traces import UNTIMED, affine_traces, traces
 

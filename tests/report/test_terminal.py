@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import planner
-from planner.cli.commands.devices import Devices
+from planner.cli.commands.devices import DevicesResult
 from planner.cli.output import progress_line
 from planner.hardware.database import find_device, load_devices
 
@@ -55,9 +55,9 @@ RESULTS = {
     "explain": lambda: planner.explain(net, 64, **JOB),
     "advise": lambda: planner.advise(net, 40_000, gpu_mib=2000, **JOB),
     "advise-fits": lambda: planner.advise(net, 8, gpu_mib=2000, **JOB),
-    "devices": lambda: Devices(load_devices()),
-    "device": lambda: Devices((find_device("4090"), find_device("GH200"))),
-    "no-device": lambda: Devices(()),
+    "devices": lambda: DevicesResult(load_devices()),
+    "device": lambda: DevicesResult((find_device("4090"), find_device("GH200"))),
+    "no-device": lambda: DevicesResult(()),
 }
 
 
@@ -160,7 +160,7 @@ def test_the_names_of_gpus_are_whole(width: int) -> None:
 
 def test_a_terminal_gets_tables_and_a_pipe_the_text() -> None:
     """The same command draws on a terminal and prints plain text into a pipe, whatever the colours there."""
-    result = Devices((find_device("4090"),))
+    result = DevicesResult((find_device("4090"),))
     assert "─" * 40 in on_terminal("devices", "4090")
     assert in_pipe("devices", "4090") == f"{result}\n"
     assert in_pipe("devices", "4090", FORCE_COLOR="1") == f"{result}\n"
@@ -183,7 +183,7 @@ def test_no_color_is_honoured(tmp_path: Path) -> None:
 )
 def test_terminals_without_signs_get_the_text(environment: dict[str, str]) -> None:
     """Where a terminal shows letters only, it gets the plain text."""
-    assert on_terminal("devices", "4090", **environment) == f"{Devices((find_device('4090'),))}\n"
+    assert on_terminal("devices", "4090", **environment) == f"{DevicesResult((find_device('4090'),))}\n"
 
 
 def test_json_is_json_on_a_terminal() -> None:

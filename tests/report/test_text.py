@@ -30,9 +30,9 @@ from planner.jobs.codec import job_from_json, job_to_json
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.assumptions import assumptions
-from planner.report.commands.as_json import estimate_to_json, plan_to_json
-from planner.report.commands.max_batch import estimate_text, max_batch_text
-from planner.report.layout import WIDTH
+from planner.report.commands.estimate import estimate_document, estimate_to_json
+from planner.report.commands.max_batch import plan_document, plan_to_json
+from planner.report.plain import WIDTH, render_plain
 from planner.report.units import mib_parts
 from tests.helpers.structs import replace
 
@@ -146,7 +146,8 @@ def unlimited() -> Device:
 
 
 def golden(name: str) -> str:
-    (path,) = GOLDEN.glob(f"*/{name}.txt")
+    folder = "max_batch" if name.startswith("max_batch") else "estimate"
+    path = GOLDEN / folder / f"{name}.txt"
     return path.read_text(encoding="utf-8")
 
 
@@ -158,17 +159,17 @@ def reports() -> dict[str, str]:
     dead = {event.block for event in EVENTS if isinstance(event, Alloc) and event.per_sample_bytes}
     constant = tuple(event for event in constant if not (isinstance(event, Free) and event.block in dead))
     return {
-        "max_batch": max_batch_text(planned(budget(450)), 1.5),
-        "max_batch_no_retries": max_batch_text(refusing_retries(budget(450)), 1.5),
-        "max_batch_only_with_retries": max_batch_text(planned(budget(100), GROWING), 1.5),
-        "max_batch_none_without": max_batch_text(refusing_retries(budget(100), GROWING), 1.5),
-        "max_batch_none_fits": max_batch_text(planned(budget(20)), 1.5),
-        "max_batch_endless": max_batch_text(planned(budget(450), constant), 1.5),
-        "max_batch_cap": max_batch_text(planned(cap), 1.5),
-        "estimate_fits": estimate_text(estimated(20, budget(450)), 1.5),
-        "estimate_with_retries": estimate_text(estimated(24, budget(450)), 1.5),
-        "estimate_no": estimate_text(estimated(50, both), 1.5),
-        "estimate_no_gpu": estimate_text(estimated(20, budget(None, unlimited())), 1.5),
+        "max_batch": render_plain(plan_document(planned(budget(450)), 1.5)),
+        "max_batch_no_retries": render_plain(plan_document(refusing_retries(budget(450)), 1.5)),
+        "max_batch_only_with_retries": render_plain(plan_document(planned(budget(100), GROWING), 1.5)),
+        "max_batch_none_without": render_plain(plan_document(refusing_retries(budget(100), GROWING), 1.5)),
+        "max_batch_none_fits": render_plain(plan_document(planned(budget(20)), 1.5)),
+        "max_batch_endless": render_plain(plan_document(planned(budget(450), constant), 1.5)),
+        "max_batch_cap": render_plain(plan_document(planned(cap), 1.5)),
+        "estimate_fits": render_plain(estimate_document(estimated(20, budget(450)), 1.5)),
+        "estimate_with_retries": render_plain(estimate_document(estimated(24, budget(450)), 1.5)),
+        "estimate_no": render_plain(estimate_document(estimated(50, both), 1.5)),
+        "estimate_no_gpu": render_plain(estimate_document(estimated(20, budget(None, unlimited())), 1.5)),
     }
 
 
@@ -220,7 +221,7 @@ def test_estimate_as_json() -> None:
                     "max_split_bytes": None,
                     "max_non_split_rounding_bytes": 20 * MIB,
                     "large_segment_bytes": 20 * MIB,
-                    "roundup_power2_divisions": (0,) * 16,
+                    "roundup_power2_divisions": [0] * 16,
                     "garbage_collection_threshold": 0.0,
                     "expandable_segments": False,
                     "per_process_memory_fraction": 1.0,

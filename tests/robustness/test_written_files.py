@@ -98,7 +98,7 @@ NO_FILES = {
     "planner/emulator/child/history.py": "a history, in a folder that goes with the run",
     "planner/emulator/child/recorder.py": "a record, replaced when whole, in a folder that goes with the run",
     "planner/capture/subprocess/worker.py": "the pipe to the parent",
-    "planner/report/plots/picture.py": "a picture in memory",
+    "planner/report/plots/_axes.py": "a picture in memory",
     "calibration/probe/__main__.py": "the pipe to the parent",
     "calibration/record.py": "a lock, which holds nothing",
 }

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from planner.cli.folders import cache_folder
 from planner.cli.options import OutputOptions, takes, warn
 from planner.cli.output import answer
 from planner.cli.words import Argument
 from planner.errors import UsageError
+from planner.report import Result
 from planner.store import Usage, open_cache
 
 CLEAR = "clear"
@@ -24,32 +25,13 @@ class CacheOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReport:
-    """What a folder keeps, or kept until now."""
+class CacheResult(Result):
+    """The traces in a folder, or those that were deleted."""
 
     folder: Path
     usage: Usage
     limit_bytes: int
     is_cleared: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner cache`."""
-        return {
-            "schema": 1,
-            "folder": str(self.folder),
-            "entries": self.usage.entries,
-            "size_mib": self.usage.size_bytes / 2**20,
-            "limit_mib": self.limit_bytes / 2**20,
-            "cleared": self.is_cleared,
-        }
-
-    def __str__(self) -> str:
-        entries, limit_mib = self.usage.entries, self.limit_bytes / 2**20
-        size_kib = -(-self.usage.size_bytes // 2**10)
-        size = f"{size_kib} KiB" if size_kib < 2**10 else f"{size_kib / 2**10:.1f} MiB"
-        held = f"{entries} kept {'trace' if entries == 1 else 'traces'}, {size}"
-        end = "deleted" if self.is_cleared else f"of at most {limit_mib:.0f} MiB"
-        return f"{self.folder}: {held} {end}"
 
 
 @takes(CacheOptions, OutputOptions)
@@ -63,5 +45,5 @@ def cache_command(asked: CacheOptions, output: OutputOptions) -> int:
         raise UsageError("no home folder is known to keep traces in: set XDG_CACHE_HOME")
     cache = open_cache(folder, warn)
     usage = cache.clear() if words else cache.usage()
-    answer(CacheReport(folder, usage, cache.limit_bytes, bool(words)), output)
+    answer(CacheResult(folder, usage, cache.limit_bytes, bool(words)), output)
     return 0

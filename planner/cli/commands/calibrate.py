@@ -1,6 +1,5 @@
 """`planner calibrate`. What measures is imported where it runs: no other command needs it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -12,15 +11,13 @@ from planner.cli.options import JobOptions, OutputOptions, Text, takes, whole
 from planner.cli.output import answer, working
 from planner.cli.words import Option
 from planner.errors import ModelError, UsageError
-from planner.hardware.calibration import Calibration, Fit
+from planner.hardware.calibration import Fit
 from planner.jobs import allowed_sources, check_count, shown
 from planner.planning import LARGEST_BATCH, OnProgress
-from planner.report import mib, wrapped
-from planner.report.commands import SCHEMA, calibration_text, calibration_to_json
+from planner.report import Campaign, Result
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibrated, Imported
-    from calibration.campaign import FoundLimit
 
 DEFAULT_MINUTES = 10.0
 STANDARD = "standard"  # the campaign that ships
@@ -54,45 +51,16 @@ class CampaignOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a call brought, for people and for scripts."""
+class CalibrateResult(Result):
+    """The runs of a call, and the calibrations that they give."""
 
-    folder: Path
-    new: int  # runs made by this call
-    left: int  # series that the time did not suffice for
-    limits: "tuple[FoundLimit, ...]"
-    calibrations: tuple[Calibration, ...]
-    failures: tuple[str, ...]
-    set_aside: tuple[str, ...]
-    today: date
+    campaign: Campaign
 
     @property
-    def brought_something(self) -> bool:
+    def can_plan(self) -> bool:
         """Whether there is a line or a limit to plan with."""
-        return bool(self.limits) or any(isinstance(one.fit, Fit) for one in self.calibrations)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner calibrate`."""
-        return {
-            "schema": SCHEMA,
-            "folder": str(self.folder),
-            "new_runs": self.new,
-            "series_left": self.left,
-            "limits": [_limit_to_json(found) for found in self.limits],
-            "calibrations": [calibration_to_json(one, self.today) for one in self.calibrations],
-            "failures": list(self.failures),
-            "set_aside": list(self.set_aside),
-        }
-
-    def __str__(self) -> str:
-        runs = f"{self.new} new run{'' if self.new == 1 else 's'}, kept in {self.folder}"
-        lines = wrapped("", runs)
-        if self.left:
-            lines.append(f"Time is up with {self.left} series left: call again to go on")
-        lines += [f"Largest batch {_limit_text(found)}" for found in self.limits]
-        for title, said in (("Failed", self.failures), ("Set aside", self.set_aside)):
-            lines += [line for one in said for line in wrapped(f"{title}: ", one)]
-        return "\n\n".join(["\n".join(lines), *_blocks(self.calibrations, self.today)])
+        fitted = any(isinstance(one.fit, Fit) for one in self.campaign.calibrations)
+        return fitted or bool(self.campaign.limits)
 
 
 @takes(JobOptions, CampaignOptions, OutputOptions)
@@ -115,11 +83,11 @@ def calibrate_command(job: JobOptions, campaign: CampaignOptions, output: Output
     folder, minutes = folder_to_write(campaign.out), _minutes(campaign.minutes)
     with working() as tell:
         if campaign.import_dir is not None:
-            report = _import(Path(campaign.import_dir), folder, tell)
+            result = CalibrateResult(_import(Path(campaign.import_dir), folder, tell))
         else:
-            report = _measure(job, campaign, folder, minutes, tell)
-    answer(report, output)
-    return 0 if report.brought_something else 1
+            result = CalibrateResult(_measure(job, campaign, folder, minutes, tell))
+    answer(result, output)
+    return 0 if result.can_plan else 1
 
 
 def refuse_trace(options: dict[str, Any], command: str) -> None:
@@ -151,14 +119,14 @@ def _refuse_beside(way: str, job: JobOptions, campaign: CampaignOptions) -> None
 
 def _measure(
     job: JobOptions, campaign: CampaignOptions, folder: Path, minutes: float, tell: OnProgress
-) -> Report:
+) -> Campaign:
     from calibration.calibrate import calibrate, calibrate_campaign
     from calibration.campaign_file import STANDARD as STANDARD_FILE
 
     if campaign.campaign is not None:
         path = STANDARD_FILE if campaign.campaign == STANDARD else Path(campaign.campaign)
         sources = allowed_sources({"allow_code": job.allow_code})
-        return _report(calibrate_campaign(folder, minutes, tell, path, sources), folder)
+        return _campaign(calibrate_campaign(folder, minutes, tell, path, sources), folder)
     from planner.api import Options, job_of
 
     keywords = job.keywords()
@@ -166,26 +134,26 @@ def _measure(
     model = keywords.pop("model")
     wanted, _, _ = job_of(model, cast(Options, keywords))
     batches, alloc_conf = _batches(campaign.batches), campaign.alloc_conf or ""
-    report = _report(calibrate(wanted, batches, folder, minutes, tell, alloc_conf), folder)
-    if report.failures and not report.calibrations:
-        raise ModelError(report.failures[0])
-    return report
+    measured = _campaign(calibrate(wanted, batches, folder, minutes, tell, alloc_conf), folder)
+    if measured.failures and not measured.calibrations:
+        raise ModelError(measured.failures[0])
+    return measured
 
 
-def _report(found: "Calibrated", folder: Path) -> Report:
+def _campaign(found: "Calibrated", folder: Path) -> Campaign:
     harvest = found.harvest
     failures = (*harvest.failures, *found.failures)
     limits, calibrations = harvest.limits, found.calibrations
-    return Report(folder, harvest.new, harvest.left, limits, calibrations, failures, (), date.today())
+    return Campaign(folder, harvest.new, harvest.left, limits, calibrations, failures, (), date.today())
 
 
-def _import(source: Path, folder: Path, tell: OnProgress) -> Report:
+def _import(source: Path, folder: Path, tell: OnProgress) -> Campaign:
     from calibration.calibrate import import_records
 
     if not source.is_dir():
         raise UsageError(f"--import {source}: no such folder")
     found: Imported = import_records(source, folder, tell)
-    return Report(folder, 0, 0, (), found.calibrations, found.failures, found.set_aside, date.today())
+    return Campaign(folder, 0, 0, (), found.calibrations, found.failures, found.set_aside, date.today())
 
 
 def _batches(text: Text) -> list[int]:
@@ -204,22 +172,3 @@ def _minutes(text: Text) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"--minutes: {shown(text)} is refused; use a number, such as 10") from None
-
-
-def _blocks(calibrations: Iterable[Calibration], today: date) -> list[str]:
-    return [calibration_text(one, today) for one in calibrations]
-
-
-def _limit_to_json(found: "FoundLimit") -> dict[str, Any]:
-    limit = found.limit
-    return {
-        "model": found.job.model,
-        "cap_mib": mib(found.cap_bytes),
-        "max_batch": limit.largest,
-        "exact": limit.is_exact,
-    }
-
-
-def _limit_text(found: "FoundLimit") -> str:
-    size = f"{'' if found.limit.is_exact else 'at least '}{found.limit.largest:,}"
-    return f"{size}: {found.job.model} with {found.job.optimizer} under {mib(found.cap_bytes, 0):,.0f} MiB"

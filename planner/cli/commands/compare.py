@@ -48,7 +48,7 @@ def compare_command(
         options = job.keywords() | card.keywords() | stored.keywords()
         result = compare(batch=batch, **options, tell=tell)
         if path is not None:
-            from planner.report.plots import draw_comparison
+            from planner.report import draw_comparison
 
             with unsaved(result):
                 draw_comparison(result.comparison, path)

@@ -1,12 +1,13 @@
 """`planner devices`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from planner.cli.options import OutputOptions, takes
 from planner.cli.output import answer
 from planner.cli.words import Argument
 from planner.hardware import Device
+from planner.report import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +25,10 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DevicesResult(Result):
     """What was found."""
 
     devices: tuple[Device, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner devices`."""
-        from planner.report.commands import devices_to_json
-
-        return devices_to_json(self.devices)
-
-    def __str__(self) -> str:
-        from planner.report.commands import devices_text
-
-        return devices_text(self.devices)
-
-    def __rich__(self) -> object:
-        from planner.report import devices_view
-
-        return devices_view(self.devices)
 
 
 @takes(SearchOptions, OutputOptions)
@@ -53,5 +38,5 @@ def devices_command(search: SearchOptions, output: OutputOptions) -> int:
 
     words = list(search.words or ())
     found = (local_device(),) if words == ["auto"] else search_devices(load_devices(), words)
-    answer(Devices(found), output)
+    answer(DevicesResult(found), output)
     return 0 if found else 1

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from planner.api import DEFAULT_CONFIDENCE
 from planner.cli.declared import MultipleOf
@@ -19,6 +19,7 @@ from planner.cli.options import (
 from planner.cli.output import answer, answering_first, working, working_for_minutes
 from planner.cli.words import Argument, Option
 from planner.errors import UsageError
+from planner.report import Result
 
 if TYPE_CHECKING:
     from planner.planning.command import CommandPlan
@@ -77,21 +78,10 @@ def max_batch_command(
 
 
 @dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(Result):
     """The largest batch size of a command; `str` gives the text report."""
 
     plan: "CommandPlan"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of `planner max-batch -- COMMAND`."""
-        from planner.report.commands import command_plan_to_json
-
-        return command_plan_to_json(self.plan)
-
-    def __str__(self) -> str:
-        from planner.report.commands import plan_text
-
-        return plan_text(self.plan)
 
 
 def _plan_command(command: list[str], card: CardOptions, chosen: AnswerOptions, output: OutputOptions) -> int:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from planner.cli.bottom_line import live_progress
 from planner.cli.commands.compare import picture_path
@@ -16,6 +16,7 @@ from planner.errors import UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device
 from planner.jobs import check_count
 from planner.planning import Shown
+from planner.report import Result
 
 if TYPE_CHECKING:
     from planner.emulator import EmulatedRun
@@ -65,36 +66,25 @@ class EmulationOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Result):
     """The records of the command's processes; `str` gives the text report."""
 
     run: "EmulatedRun"
     explained: "ExplainedRun | None" = None  # where a picture or a page was asked for
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of `planner run`."""
-        from planner.report.commands import run_to_json
-
-        return run_to_json(self.run, self.explained)
-
-    def __str__(self) -> str:
-        from planner.report.commands import run_text
-
-        return run_text(self.run, self.explained)
-
     def save(self, picture: Path | None, page: Path | None) -> None:
         """Write the picture and the page that were asked for. Raises DataFileError."""
         if self.explained is None:
             return
-        from planner.report import summary_of_run
+        from planner.report import run_summary
 
-        summary, explanation = summary_of_run(self.explained), self.explained.explanation
+        summary, explanation = run_summary(self.explained), self.explained.explanation
         if picture is not None:
-            from planner.report.plots import draw_timeline
+            from planner.report import draw_timeline
 
             draw_timeline(explanation, summary.caption, picture)
         if page is not None:
-            from planner.report.page import save_page
+            from planner.report import save_page
 
             save_page(summary, explanation, self.explained.trace, Shown(), None, page)
 

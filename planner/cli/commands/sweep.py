@@ -107,9 +107,9 @@ def _pool(options: SweepOptions) -> "Pool":
 def _write(swept: "SweepResult", options: SweepOptions) -> None:
     """After the answer, so that a file that cannot be written costs no answer."""
     from planner._support.atomic_write import write_bytes
-    from planner.report.commands import sweep_csv, sweep_parquet
+    from planner.report import sweep_to_csv, sweep_to_parquet
 
     if options.csv is not None:
-        write_bytes(Path(options.csv), sweep_csv(swept.table).encode())
+        write_bytes(Path(options.csv), sweep_to_csv(swept.table).encode())
     if options.parquet is not None:
-        write_bytes(Path(options.parquet), sweep_parquet(swept.table))
+        write_bytes(Path(options.parquet), sweep_to_parquet(swept.table))

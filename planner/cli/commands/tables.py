@@ -2,27 +2,19 @@
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 from planner.cli.folders import folders_to_read
 from planner.cli.options import FolderOptions, OutputOptions, takes
 from planner.cli.output import answer
-from planner.report.commands import Shelf, tables_text, tables_to_json
+from planner.report import Folder, Result
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class TablesResult(Result):
     """The stored calibrations, folder by folder."""
 
-    shelves: tuple[Shelf, ...]
+    folders: tuple[Folder, ...]
     today: date
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `planner tables`."""
-        return tables_to_json(self.shelves, self.today)
-
-    def __str__(self) -> str:
-        return tables_text(self.shelves, self.today)
 
 
 @takes(FolderOptions, OutputOptions)
@@ -30,7 +22,7 @@ def tables_command(where: FolderOptions, output: OutputOptions) -> int:
     """List stored calibrations with their versions and residuals."""
     from planner.hardware.calibration import load_folders, search_path
 
-    folders = search_path(folders_to_read(where.calibrations))
-    shelves = tuple(Shelf(str(folder), load_folders([folder])) for folder in folders)
-    answer(Tables(shelves, date.today()), output)
+    paths = search_path(folders_to_read(where.calibrations))
+    folders = tuple(Folder(str(path), load_folders([path])) for path in paths)
+    answer(TablesResult(folders, date.today()), output)
     return 0

@@ -26,9 +26,10 @@ from planner.hardware import (
 )
 from planner.hardware.calibration import is_card
 from planner.planning import Estimate, OnProgress
-from planner.report.commands import LimitReport, Report
+from planner.report import Result
 
 if TYPE_CHECKING:
+    from calibration.calibrate import LimitCheck, Verification
     from calibration.probe.request import Gpu
 
 
@@ -39,6 +40,32 @@ class RunOptions:
     batch: Annotated[
         Text, Option(metavar="N", help="Batch size; by default the largest that fits and the next one.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult(Result):
+    """A run held against its estimate."""
+
+    verification: "Verification"
+    import_seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the prediction holds at its confidence."""
+        return self.verification.holds
+
+
+@dataclass(frozen=True, slots=True)
+class LimitResult(Result):
+    """A largest batch held against runs around it."""
+
+    check: "LimitCheck"
+    import_seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the prediction holds of each batch at its confidence."""
+        return self.check.holds
 
 
 @takes(RunOptions, JobOptions, CardOptions, CalibrationOptions, OutputOptions)
@@ -60,13 +87,13 @@ def verify_command(
         tell(f"running on {gpu.name}")
         if options["gpu_mib"] is None:
             options["gpu"] = _card(gpu, options["gpu"])
-        report: Report | LimitReport
+        report: VerifyResult | LimitResult
         report = _verify_limit(options, tell) if batch is None else _verify_batch(batch, options, tell)
     answer(report, output)
     return 0 if report.holds else 1
 
 
-def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> Report:
+def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> VerifyResult:
     from calibration.calibrate import verify
     from calibration.probe.client import measure
     from planner import estimate
@@ -75,10 +102,10 @@ def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> Repo
     planned = result.estimate
     tell(f"running batch {planned.run.batch}")
     found = verify(planned.job, planned.run.batch, planned, options["alloc_conf"] or "", measure)
-    return Report(found, result.import_seconds)
+    return VerifyResult(found, result.import_seconds)
 
 
-def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitReport:
+def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitResult:
     from calibration.calibrate import verify_limit
     from calibration.probe.client import measure
     from planner import estimate, max_batch
@@ -90,7 +117,7 @@ def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitReport:
         return found
 
     check = verify_limit(result.plan, estimate_at, options["alloc_conf"] or "", tell, measure)
-    return LimitReport(check, result.import_seconds)
+    return LimitResult(check, result.import_seconds)
 
 
 def _card(gpu: "Gpu", named: str | None) -> Device:

@@ -1,5 +1,1 @@
-"""The report of each command."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""One module a command: its report as a document and as JSON."""

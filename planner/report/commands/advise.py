@@ -1,51 +1,37 @@
-"""The advice on a batch that does not fit, as text and as JSON."""
+"""The advice on a batch that does not fit."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from planner.jobs import job_to_json
 from planner.planning import Advice, Trial
 from planner.program import Outcome
-from planner.report.commands.as_json import SCHEMA, device_to_json, estimate_to_json
-from planner.report.layout import WIDTH, entry, job_text, time_text, wrapped
-from planner.report.units import mib
+from planner.report.budget import device_to_json
+from planner.report.commands.estimate import STYLES, estimate_to_json
+from planner.report.describe import job_entry
+from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
+from planner.report.units import SCHEMA, mib, mib_text, timing_line
 
-_NAMES = 44  # columns of the options
-MICRO_BATCHES = "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
-NO_SET = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
-SETS = "Any one of these makes it fit, the mildest first; each was traced and replayed"
-
-
-def advice_text(advice: Advice, import_seconds: float) -> str:
-    """The report of `planner advise`."""
-    lines = [*verdict_lines(advice), *entry("Job", job_text(advice.unchanged.recipe.job))]
-    if not advice.unchanged.fits:
-        lines += ["", *_sets(advice.sets)]
-    lines += ["", *_singles(advice)]
-    for text in failed_texts(advice):
-        lines += wrapped("  - ", text)
-    if is_split(advice):
-        lines += ["", MICRO_BATCHES]
-    return "\n".join([*lines, "", took(advice, import_seconds)])
+_NAME_WIDTH = 48  # columns of the options
 
 
-def failed_texts(advice: Advice) -> list[str]:
-    """The changes that the model does not go along with."""
-    return [f"{name} is out of the question: {reason}" for name, reason in advice.failed]
+def advice_document(advice: Advice, import_seconds: float) -> Document:
+    """Return the report of `planner advise`."""
+    unchanged = advice.unchanged
+    failed = tuple(f"{name} is out of the question: {reason}" for name, reason in advice.failed)
+    is_split = any("accumulate" in change.name for trial in advice.sets for change in trial.changes)
+    split = "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
+    timing = timing_line({"importing": import_seconds, "trying": advice.seconds})
+    return Document.of(
+        [Headline((*_verdict(advice), job_entry(unchanged.recipe.job)), STYLES[unchanged.estimate.outcome])],
+        [] if unchanged.fits else _sets(advice),
+        [_single_changes(advice), *([Bullets("", failed)] if failed else [])],
+        [Paragraph(split, "faint")] if is_split else [],
+        [Paragraph(timing, "faint")],
+    )
 
 
-def is_split(advice: Advice) -> bool:
-    """Whether any set splits the batch."""
-    return any("accumulate" in change.name for trial in advice.sets for change in trial.changes)
-
-
-def took(advice: Advice, import_seconds: float) -> str:
-    """Where the seconds went."""
-    return time_text({"importing": import_seconds, "trying": advice.seconds})
-
-
-def verdict_lines(advice: Advice) -> list[str]:
-    """Whether the batch fits as it is, and what is missing."""
+def _verdict(advice: Advice) -> list[str]:
+    """Return whether the batch fits as it is, and what is missing."""
     trial, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if trial.fits:
         how = ", though with allocator retries, which take time" if _retries(trial) else ""
@@ -58,38 +44,42 @@ def verdict_lines(advice: Advice) -> list[str]:
     ]
 
 
-def _sets(sets: Sequence[Trial]) -> list[str]:
-    if not sets:
-        return [NO_SET]
-    lines = [SETS]
-    for number, trial in enumerate(sets, 1):
-        lines.append(f"  {number}. {set_text(trial)}")
-        for change in trial.changes:
-            lines += _named(change.name, change.cost)
-    return lines
+def _sets(advice: Advice) -> list[Block]:
+    """Return the sets of changes that make the batch fit, each with what its changes cost."""
+    if not advice.sets:
+        none = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
+        return [Paragraph(none, "bad")]
+    title = "Any one of these makes it fit, the mildest first; each was traced and replayed"
+    rows: list[tuple[Cell | str, ...]] = []
+    for number, trial in enumerate(advice.sets, 1):
+        process = f"{mib_text(trial.estimate.process_bytes, 0)} MiB for the process"
+        remark = "releasing cached memory on the way" if _retries(trial) else ""
+        rows.append((f"{number}.", Cell(process, "good"), remark))
+        rows += [("", change.name, Cell(change.cost, "faint")) for change in trial.changes]
+    columns = (Column(), Column(min_width=_NAME_WIDTH - 6), Column())
+    return [Paragraph(title, "strong"), Table(columns, rows)]
 
 
-def set_text(trial: Trial) -> str:
-    """What the process takes with a set of changes."""
-    retries = ", releasing cached memory on the way" if _retries(trial) else ""
-    return f"{mib(trial.estimate.process_bytes, 0):,.0f} MiB for the process{retries}"
-
-
-def _singles(advice: Advice) -> list[str]:
-    lines = [f"{'Each change by itself':<{_NAMES + 6}}{'needs MiB':>11}{'saves':>10}"]
-    for trial in advice.singles:
-        saved = advice.unchanged.needed_bytes - trial.needed_bytes
-        fits = "  fits" if trial.fits and not advice.unchanged.fits else ""
-        name = trial.changes[0].name
-        figures = f"{mib(trial.needed_bytes, 0):>11,.0f}{mib(saved, 0):>10,.0f}{fits}"
-        lines.append(f"  {name:<{_NAMES + 4}}{figures}")
-    return lines
-
-
-def _named(name: str, cost: str) -> list[str]:
-    beginning = f"     {name:<{_NAMES}} "
-    assert len(beginning) < WIDTH
-    return wrapped(beginning, cost)
+def _single_changes(advice: Advice) -> Table:
+    columns = (
+        Column("Each change by itself", min_width=_NAME_WIDTH),
+        Column("needs MiB", is_number=True),
+        Column("saves", is_number=True),
+        Column(),
+    )
+    unchanged = advice.unchanged
+    return Table(
+        columns,
+        tuple(
+            (
+                trial.changes[0].name,
+                mib_text(trial.needed_bytes, 0),
+                mib_text(unchanged.needed_bytes - trial.needed_bytes, 0),
+                Cell("fits" if trial.fits and not unchanged.fits else "", "good"),
+            )
+            for trial in advice.singles
+        ),
+    )
 
 
 def _retries(trial: Trial) -> bool:
@@ -97,7 +87,7 @@ def _retries(trial: Trial) -> bool:
 
 
 def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
-    """The JSON object of `planner advise`; `needed_mib` is the least that the allocator needs."""
+    """Return the JSON object of `planner advise`; `needed_mib` is the least that the allocator needs."""
     unchanged = advice.unchanged
     available = advice.available_bytes
     return {
@@ -110,7 +100,15 @@ def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
         "fits": unchanged.estimate.outcome.value,
         "needed_mib": mib(unchanged.needed_bytes),
         "available_mib": None if available is None else mib(available),
-        "sets": [_set_to_json(trial, unchanged, import_seconds) for trial in advice.sets],
+        "sets": [
+            {
+                "changes": [{"option": change.name, "cost": change.cost} for change in trial.changes],
+                "needed_mib": mib(trial.needed_bytes),
+                "saved_mib": mib(unchanged.needed_bytes - trial.needed_bytes),
+                "estimate": estimate_to_json(trial.estimate, import_seconds),
+            }
+            for trial in advice.sets
+        ],
         "single_changes": [
             {
                 "option": trial.changes[0].name,
@@ -123,13 +121,4 @@ def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
         ],
         "failed": [{"option": name, "reason": reason} for name, reason in advice.failed],
         "seconds": {"import": round(import_seconds, 3), "try": round(advice.seconds, 3)},
-    }
-
-
-def _set_to_json(trial: Trial, unchanged: Trial, import_seconds: float) -> dict[str, Any]:
-    return {
-        "changes": [{"option": change.name, "cost": change.cost} for change in trial.changes],
-        "needed_mib": mib(trial.needed_bytes),
-        "saved_mib": mib(unchanged.needed_bytes - trial.needed_bytes),
-        "estimate": estimate_to_json(trial.estimate, import_seconds),
     }

@@ -1,4 +1,4 @@
-"""The table to read before buying or renting, as text, JSON and CSV."""
+"""The table to read before buying or renting, as document, JSON and CSV."""
 
 import csv
 import io
@@ -6,127 +6,84 @@ from typing import Any
 
 from planner.jobs import job_to_json
 from planner.planning import LARGEST_BATCH, CardFit, CardTable
-from planner.report.assumptions import short_op
-from planner.report.commands.as_json import SCHEMA
-from planner.report.layout import entry, job_text, time_text, wrapped
-from planner.report.units import mib
+from planner.program import Outcome
+from planner.report.commands.estimate import STYLES, plan_seconds_to_json, plan_timing
+from planner.report.describe import job_entry, short_op
+from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
+from planner.report.units import SCHEMA, mib
 
-_NAMES = 28
-_COLUMNS = ("batch", "retrying", "process", "at most", "headroom", "total")
+_COLUMNS = (
+    Column("GPU"),
+    Column("batch", is_number=True),
+    Column("retrying", is_number=True, rank=6),
+    Column(rank=1, is_bar=True),
+    Column("process", is_number=True, rank=7),
+    Column("at most", is_number=True, rank=2),
+    Column("headroom", is_number=True, rank=4),
+    Column("total MiB", is_number=True, rank=5),
+    Column("how sure", rank=3),
+)
+_BAR_COLOURS = {
+    Outcome.FITS: "#009E73",
+    Outcome.FITS_WITH_RETRIES: "#E69F00",
+    Outcome.DOES_NOT_FIT: "#D55E00",
+}
 _NO_FIT = "-"
 
 
-def gpus_to_json(table: CardTable) -> dict[str, Any]:
-    """The JSON object of `planner gpus`; MiB are rounded to 0.001."""
-    return {
-        "schema": SCHEMA,
-        "model": table.job.model,
-        "job": job_to_json(table.job),
-        "batch": table.batch,
-        "multiple_of": table.multiple_of,
-        "confidence": table.confidence,
-        "rows": [_row(fit) for fit in table.fits],
-        "left_out": table.left_out,
-        "assumptions": list(table.notes),
-        "unknown_ops": list(table.unknown_ops),
-        "seconds": {
-            "import": round(table.import_seconds, 3),
-            "trace": round(table.seconds.trace, 3),
-            "replay": round(table.seconds.replay, 3),
-        },
-    }
-
-
-def gpus_to_csv(table: CardTable) -> str:
-    """A line of names, then one for each card; instances are separated by semicolons."""
-    text = io.StringIO()
-    rows = [_row(fit) for fit in table.fits]
-    names = (
-        list(rows[0]) if rows else ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
+def gpus_document(table: CardTable) -> Document:
+    """Return the report of `planner gpus`."""
+    style = STYLES[Outcome.FITS if any(fit.max_batch for fit in table.fits) else Outcome.DOES_NOT_FIT]
+    closing: list[Block] = [Paragraph(text) for text in _legend(table)] if table.fits else []
+    closing += [Bullets("", assumed)] if (assumed := _assumed(table)) else []
+    return Document.of(
+        [Headline((_answer(table), job_entry(table.job)), style)],
+        [Table(_COLUMNS, _rows(table), indent=0)] if table.fits else [],
+        [*closing, plan_timing(table.seconds, table.import_seconds)],
     )
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        flat = {"capability": ".".join(map(str, row["capability"])), "instances": "; ".join(row["instances"])}
-        writer.writerow(row | flat)
-    return text.getvalue().removesuffix("\n")
 
 
-def gpus_text(table: CardTable) -> str:
-    """The report of `planner gpus`, at most 100 columns wide."""
-    lines = [*answer_lines(table), *entry("Job", job_text(table.job)), ""]
-    if table.fits:
-        lines += [_heading(), *(_line(fit) for fit in table.fits), ""]
-        lines += [line for text in legend_texts(table) for line in wrapped("", text)]
-    lines += [line for text in assumed_texts(table) for line in wrapped("  - ", text)]
-    return "\n".join([*lines, took(table)])
-
-
-def source_of(fit: CardFit) -> str:
-    """What stands behind the figures: a calibration and how near it is, or the published residuals."""
-    correction = fit.budget.correction
-    if correction is None:
-        likeness = fit.budget.likeness
-        if likeness.unlike:
-            return f"no calibration, and no published run {' or '.join(likeness.unlike)}"
-        wider = f", wider: none is {' or '.join(likeness.departures)}" if likeness.departures else ""
-        return f"no calibration: margins of published runs ({likeness.kind}){wider}"
-    return f"{correction.level}: {correction.about}"
-
-
-def _row(fit: CardFit) -> dict[str, Any]:
-    device, fits = fit.budget.device, bool(fit.max_batch)
-    correction = fit.budget.correction
-    about = device.about
-    return {
-        "gpu": device.name,
-        "total_mib": mib(device.total.value),
-        "max_batch": fit.max_batch,
-        "process_mib": mib(fit.process_bytes) if fits else None,
-        "calibrated": fit.is_calibrated,
-        "source": source_of(fit),
-        "batch": fit.batch if fits else None,
-        "fits": fit.outcome.value,
-        "process_upper_mib": mib(fit.process_upper_bytes) if fits else None,
-        "headroom_mib": mib(fit.headroom_bytes) if fits else None,
-        "usable_mib": mib(device.usable.value),
-        "usable_kind": device.usable.kind.value,
-        "level": None if correction is None else correction.level.value,
-        "capability": list(device.capability),
-        "line": None if about is None else about.line.value,
-        "instances": [] if about is None else list(about.instances),
-        "comfortable_batch": fit.comfortable_batch,
-    }
-
-
-def answer_lines(table: CardTable) -> list[str]:
-    """How many cards run it."""
+def _answer(table: CardTable) -> Entry:
+    """Return how many GPUs run the job."""
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
         multiple = f", a multiple of {table.multiple_of}" if table.multiple_of > 1 else ""
-        return entry("Largest batch", f"of {count} GPUs {sure}{multiple}; {best} of them run the job")
-    return entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
+        return Entry("Largest batch", f"of {count} GPUs {sure}{multiple}; {best} of them run the job")
+    return Entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
 
 
-def _heading() -> str:
-    return f"{'GPU':<{_NAMES}}" + "".join(f"{name:>9}" for name in _COLUMNS) + "  MiB  how sure"
+def _rows(table: CardTable) -> tuple[tuple[Cell | str, ...], ...]:
+    """Return the figures of each GPU; bars show the largest batches beside each other, or how much of each
+    GPU a given batch takes.
+    """
+    most = max(fit.comfortable_batch for fit in table.fits)
+    return tuple(_row(table, fit, most) for fit in table.fits)
 
 
-def _line(fit: CardFit) -> str:
-    name, *cells, sure = cells_of_fit(fit)
-    return f"{name:<{_NAMES}.{_NAMES}}" + "".join(f"{cell:>9}" for cell in cells) + f"       {sure}"
-
-
-def cells_of_fit(fit: CardFit) -> tuple[str, ...]:
-    """One card's row: name, batch, that with retries, process, at most, headroom, total, how sure."""
-    device = fit.budget.device
-    at_ease = _batch(fit.comfortable_batch)
+def _row(table: CardTable, fit: CardFit, most: int) -> tuple[Cell | str, ...]:
+    device, outcome = fit.budget.device, _outcome(fit, table)
+    taken = fit.process_bytes / device.usable.value
+    share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
     retrying = _batch(fit.max_batch) if fit.max_batch > fit.comfortable_batch else _NO_FIT
     sizes = (fit.process_bytes, fit.process_upper_bytes, fit.headroom_bytes)
-    shown = [f"{round(mib(size)):,}" if fit.max_batch else _NO_FIT for size in sizes]
-    total = f"{round(mib(device.total.value)):,}"
-    return (device.name, at_ease, retrying, *shown, total, _sure(fit))
+    return (
+        device.name,
+        Cell(_batch(fit.comfortable_batch), STYLES[outcome]),
+        retrying,
+        Cell("", colour=_BAR_COLOURS[outcome], share=share),
+        *(f"{round(mib(size)):,}" if fit.max_batch else _NO_FIT for size in sizes),
+        f"{round(mib(device.total.value)):,}",
+        Cell(_sure(fit), "faint"),
+    )
+
+
+def _outcome(fit: CardFit, table: CardTable) -> Outcome:
+    """Return the outcome of the batch that the row leads with: the largest at full speed, or --batch."""
+    if not fit.max_batch:
+        return Outcome.DOES_NOT_FIT
+    leads = table.batch is None and fit.comfortable_batch
+    return Outcome.FITS if leads else fit.outcome
 
 
 def _batch(size: int) -> str:
@@ -136,7 +93,7 @@ def _batch(size: int) -> str:
 
 
 def _sure(fit: CardFit) -> str:
-    """One word for the calibration, and a mark where the card's memory is not published."""
+    """Return one word for the calibration, and a mark where the GPU's memory is not published."""
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
     if correction is None or correction.fit is None:
@@ -148,8 +105,8 @@ def _sure(fit: CardFit) -> str:
     return f"{word}{'' if fit.budget.device.usable.kind.value in ('published', 'measured') else '*'}"
 
 
-def legend_texts(table: CardTable) -> list[str]:
-    """What the columns mean, as far as they are used."""
+def _legend(table: CardTable) -> list[str]:
+    """Return what the columns mean, as far as they are used."""
     batches = "batch: the largest that runs without retries"
     if any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (
@@ -174,15 +131,81 @@ def legend_texts(table: CardTable) -> list[str]:
     return [batches, columns, "; ".join(text for word, text in meanings.items() if word in words)]
 
 
-def assumed_texts(table: CardTable) -> list[str]:
-    """What the table takes for granted."""
-    texts = list(table.notes)
-    if table.unknown_ops:
-        texts.append(f"scratch memory is not counted for {', '.join(map(short_op, table.unknown_ops))}")
-    return texts
+def _assumed(table: CardTable) -> tuple[str, ...]:
+    """Return what the table takes for granted."""
+    if not table.unknown_ops:
+        return tuple(table.notes)
+    ops = ", ".join(map(short_op, table.unknown_ops))
+    return (*table.notes, f"scratch memory is not counted for {ops}")
 
 
-def took(table: CardTable) -> str:
-    """Where the seconds went."""
-    spent = table.seconds
-    return time_text({"importing": table.import_seconds, "tracing": spent.trace, "replaying": spent.replay})
+# ---- JSON and CSV
+
+
+def gpus_to_json(table: CardTable) -> dict[str, Any]:
+    """Return the JSON object of `planner gpus`; MiB are rounded to 0.001."""
+    return {
+        "schema": SCHEMA,
+        "model": table.job.model,
+        "job": job_to_json(table.job),
+        "batch": table.batch,
+        "multiple_of": table.multiple_of,
+        "confidence": table.confidence,
+        "rows": [_row_to_json(fit) for fit in table.fits],
+        "left_out": table.left_out,
+        "assumptions": list(table.notes),
+        "unknown_ops": list(table.unknown_ops),
+        "seconds": plan_seconds_to_json(table.seconds, table.import_seconds),
+    }
+
+
+def gpus_to_csv(table: CardTable) -> str:
+    """Return a line of names, then one for each GPU; instances are separated by semicolons."""
+    text = io.StringIO()
+    rows = [_row_to_json(fit) for fit in table.fits]
+    names = (
+        list(rows[0]) if rows else ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
+    )
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        flat = {"capability": ".".join(map(str, row["capability"])), "instances": "; ".join(row["instances"])}
+        writer.writerow(row | flat)
+    return text.getvalue().removesuffix("\n")
+
+
+def _source(fit: CardFit) -> str:
+    """Return what stands behind the figures: a calibration and how near it is, or the published residuals."""
+    correction = fit.budget.correction
+    if correction is None:
+        likeness = fit.budget.likeness
+        if likeness.unlike:
+            return f"no calibration, and no published run {' or '.join(likeness.unlike)}"
+        wider = f", wider: none is {' or '.join(likeness.departures)}" if likeness.departures else ""
+        return f"no calibration: margins of published runs ({likeness.kind}){wider}"
+    return f"{correction.level}: {correction.about}"
+
+
+def _row_to_json(fit: CardFit) -> dict[str, Any]:
+    device, fits = fit.budget.device, bool(fit.max_batch)
+    correction = fit.budget.correction
+    about = device.about
+    return {
+        "gpu": device.name,
+        "total_mib": mib(device.total.value),
+        "max_batch": fit.max_batch,
+        "process_mib": mib(fit.process_bytes) if fits else None,
+        "calibrated": fit.is_calibrated,
+        "source": _source(fit),
+        "batch": fit.batch if fits else None,
+        "fits": fit.outcome.value,
+        "process_upper_mib": mib(fit.process_upper_bytes) if fits else None,
+        "headroom_mib": mib(fit.headroom_bytes) if fits else None,
+        "usable_mib": mib(device.usable.value),
+        "usable_kind": device.usable.kind.value,
+        "level": None if correction is None else correction.level.value,
+        "capability": list(device.capability),
+        "line": None if about is None else about.line.value,
+        "instances": [] if about is None else list(about.instances),
+        "comfortable_batch": fit.comfortable_batch,
+    }

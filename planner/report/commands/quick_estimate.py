@@ -1,17 +1,15 @@
-"""Reports of the estimates by other methods than the trace, as text and as plain data for `json.dumps`."""
+"""The reports of estimates by other methods than the trace."""
 
 from typing import Any
 
 from planner.jobs import Mode, job_to_json
 from planner.planning.estimators import MEBIBYTE_BYTES, TITLES, Method, QuickEstimate, QuickPlan, left_bytes
-from planner.report.commands.as_json import SCHEMA, device_to_json
-from planner.report.layout import DIGITS, Row, card_table, entry, job_text, table, time_text, wrapped
-from planner.report.units import mib
+from planner.report.budget import budget_table, device_to_json
+from planner.report.describe import job_entry
+from planner.report.document import Bullets, Document, Entry, Headline, Paragraph, Style, Table
+from planner.report.units import SCHEMA, memory_table, mib, mib_text, timing_line
 
-_REMARKS = {
-    "Weight gradient": "with the optimizer's moments",
-    "Output gradient": "with that of the batch",
-}
+_REMARKS = {"Weight gradient": "with the optimizer's moments", "Output gradient": "with that of the batch"}
 _COUNTS = {
     Method.FORMULA: "the formula counts tensors only: the batch, weights and outputs of layers that do not "
     "work in place, and their gradients, all at once; no workspaces, no fragmentation",
@@ -26,29 +24,80 @@ _COUNTS = {
 }
 
 
-def quick_estimate_text(estimate: QuickEstimate, import_seconds: float) -> str:
-    """The report of `planner estimate --method` other than trace."""
-    lines = [_verdict(estimate), *entry("Job", job_text(estimate.job))]
-    if left_bytes(estimate.budget) is not None:
-        lines += ["", *card_table(estimate.budget)]
-    lines += ["", *_memory(estimate), "", *_assumed(estimate)]
-    return "\n".join([*lines, _time(estimate.seconds, import_seconds)])
+def quick_estimate_document(estimate: QuickEstimate, import_seconds: float) -> Document:
+    """Return the report of `planner estimate --method` other than trace."""
+    is_bounded = left_bytes(estimate.budget) is not None
+    style: Style = "neutral" if not is_bounded else "good" if estimate.fits else "bad"
+    return Document.of(
+        [Headline((_verdict(estimate), job_entry(estimate.job)), style)],
+        [budget_table(estimate.budget)] if is_bounded else [],
+        [_terms(estimate)],
+        _closing(estimate, estimate.seconds, import_seconds),
+    )
 
 
-def quick_plan_text(plan: QuickPlan, import_seconds: float) -> str:
-    """The report of `planner max-batch --method formula`."""
+def quick_plan_document(plan: QuickPlan, import_seconds: float) -> Document:
+    """Return the report of `planner max-batch --method formula`."""
     shown, failure = plan.at_max or plan.first_failure, plan.first_failure
-    answer = f"{plan.max_batch}" if plan.max_batch else "none, not even 1 fits"
-    lines = entry("Largest batch", f"{answer} by the closed formula")
-    lines += [*entry("Job", job_text(plan.job)), "", *card_table(plan.budget), "", *_memory(shown)]
-    if plan.at_max is not None:
-        taken = f"{mib(failure.total_bytes, DIGITS):,} MiB"
-        lines += ["", f"Batch {failure.batch} does not fit: the formula's total is {taken}"]
-    return "\n".join([*lines, "", *_assumed(shown), _time(plan.seconds, import_seconds)])
+    largest = f"{plan.max_batch}" if plan.max_batch else "none, not even 1 fits"
+    answer = Entry("Largest batch", f"{largest} by the closed formula")
+    beyond = f"Batch {failure.batch} does not fit: the formula's total is {mib_text(failure.total_bytes)} MiB"
+    return Document.of(
+        [Headline((answer, job_entry(plan.job)), "good" if plan.max_batch else "bad")],
+        [budget_table(plan.budget)],
+        [_terms(shown)],
+        [] if plan.at_max is None else [Headline((beyond,), "bad")],
+        _closing(shown, plan.seconds, import_seconds),
+    )
+
+
+def _verdict(estimate: QuickEstimate) -> str:
+    title, taken = TITLES[estimate.method], f"{mib_text(estimate.total_bytes)} MiB"
+    if left_bytes(estimate.budget) is None:
+        return f"Batch {estimate.batch} takes {taken} by {title}"
+    fits = "fits" if estimate.fits else "does not fit"
+    return f"Batch {estimate.batch} {fits} by {title}, which says {taken}"
+
+
+def _terms(estimate: QuickEstimate) -> Table:
+    return memory_table(
+        f"Batch {estimate.batch}", [(name, size, _remark(estimate, name)) for name, size in estimate.lines]
+    )
+
+
+def _remark(estimate: QuickEstimate, name: str) -> str:
+    if estimate.method is Method.FORMULA:
+        return _REMARKS.get(name, "")
+    if name == "Total" and estimate.unit_bytes != MEBIBYTE_BYTES:
+        printed = estimate.total_bytes / estimate.unit_bytes
+        return f"printed as {printed:,.2f} MB of {estimate.unit_bytes:,} bytes"
+    return ""
+
+
+def _closing(estimate: QuickEstimate, seconds: float, import_seconds: float) -> list[Bullets | Paragraph]:
+    timing = timing_line({"importing": import_seconds, "estimating": seconds})
+    return [Bullets("Assumed", quick_assumptions(estimate)), Paragraph(timing, "faint")]
+
+
+def quick_assumptions(estimate: QuickEstimate) -> tuple[str, ...]:
+    """Return what the answer takes for granted."""
+    sure = f"{estimate.budget.confidence:g}"
+    held = (
+        "the total is held against what the card leaves to the allocator, as the method knows neither "
+        f"context nor allocator; confidence {sure} is in the card's figures, not in the total"
+    )
+    mode = estimate.job.mode
+    ignores = estimate.method not in (Method.FORMULA, Method.MEMTRACKER) and mode is not Mode.TRAIN
+    return (
+        _COUNTS[estimate.method],
+        *((f"the total is for training, and the job is not: {mode}",) if ignores else ()),
+        *((held,) if left_bytes(estimate.budget) is not None else ()),
+        "docs/formulas.md tells what is wrong with it; --method trace knows the allocator and the loop",
+    )
 
 
 def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> dict[str, Any]:
-    """The JSON object of `planner estimate`; null stands for what the estimator does not know.
+    """Return the JSON object of `planner estimate`; null stands for what the estimator does not know.
 
     `peak_allocated_mib` is the estimator's total, `terms_mib` what it adds up, in its own words.
     """
@@ -78,7 +127,7 @@ def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> di
 
 
 def quick_plan_to_json(plan: QuickPlan, import_seconds: float) -> dict[str, Any]:
-    """The JSON object of `planner max-batch`; nothing is probed, and retries are not known."""
+    """Return the JSON object of `planner max-batch`; nothing is probed, and retries are not known."""
     at_max = plan.at_max and quick_estimate_to_json(plan.at_max, import_seconds)
     return {
         "schema": SCHEMA,
@@ -97,53 +146,6 @@ def quick_plan_to_json(plan: QuickPlan, import_seconds: float) -> dict[str, Any]
         "probes": [],
         "seconds": _seconds(plan.seconds, import_seconds),
     }
-
-
-def quick_assumptions(estimate: QuickEstimate) -> tuple[str, ...]:
-    """What the answer takes for granted."""
-    sure = f"{estimate.budget.confidence:g}"
-    held = (
-        "the total is held against what the card leaves to the allocator, as the method knows neither "
-        f"context nor allocator; confidence {sure} is in the card's figures, not in the total"
-    )
-    mode = estimate.job.mode
-    ignores = estimate.method not in (Method.FORMULA, Method.MEMTRACKER) and mode is not Mode.TRAIN
-    return (
-        _COUNTS[estimate.method],
-        *((f"the total is for training, and the job is not: {mode}",) if ignores else ()),
-        *((held,) if left_bytes(estimate.budget) is not None else ()),
-        "docs/formulas.md tells what is wrong with it; --method trace knows the allocator and the loop",
-    )
-
-
-def _verdict(estimate: QuickEstimate) -> str:
-    title, taken = TITLES[estimate.method], f"{mib(estimate.total_bytes, DIGITS):,} MiB"
-    if left_bytes(estimate.budget) is None:
-        return f"Batch {estimate.batch} takes {taken} by {title}"
-    fits = "fits" if estimate.fits else "does not fit"
-    return f"Batch {estimate.batch} {fits} by {title}, which says {taken}"
-
-
-def _memory(estimate: QuickEstimate) -> list[str]:
-    rows: list[Row] = [(name, size, _remark(estimate, name)) for name, size in estimate.lines]
-    return table(f"Batch {estimate.batch}", rows)
-
-
-def _remark(estimate: QuickEstimate, name: str) -> str:
-    if estimate.method is Method.FORMULA:
-        return _REMARKS.get(name, "")
-    if name == "Total" and estimate.unit_bytes != MEBIBYTE_BYTES:
-        printed = estimate.total_bytes / estimate.unit_bytes
-        return f"printed as {printed:,.2f} MB of {estimate.unit_bytes:,} bytes"
-    return ""
-
-
-def _assumed(estimate: QuickEstimate) -> list[str]:
-    return ["Assumed", *(line for said in quick_assumptions(estimate) for line in wrapped("  - ", said))]
-
-
-def _time(seconds: float, import_seconds: float) -> str:
-    return time_text({"importing": import_seconds, "estimating": seconds})
 
 
 def _seconds(seconds: float, import_seconds: float) -> dict[str, float]:

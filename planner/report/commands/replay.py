@@ -1,22 +1,19 @@
-"""What a process printed, in the form in which its notebook prints it, and as plain data for `json.dumps`."""
+"""What a process prints, in the form in which its notebook prints it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from textwrap import wrap
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from planner.hardware import MIB
+from planner.hardware import MIB, Budget
 from planner.planning.process import Account, Define, Place, Process, Reading, Step, Summary, Train
 from planner.program import Phase
-from planner.report.units import mib
-
-SCHEMA = 1
-WIDTH = 100
-
-LineForm = Callable[[Reading], str]
+from planner.report.budget import device_to_json
+from planner.report.document import Bullets, Document, Paragraph, Verbatim
+from planner.report.units import SCHEMA, mib, mib_text
 
 
-def torch_line(reading: Reading) -> str:
-    """As the notebook's `print_memory_torch` writes it, without the last column.
+def _torch_line(reading: Reading) -> str:
+    """Return a line as the notebook's `print_memory_torch` writes it, without the last column.
 
     That one is NVML's for the whole GPU, in which other processes and other libraries count.
     """
@@ -28,58 +25,38 @@ def torch_line(reading: Reading) -> str:
     )
 
 
-def tensorflow_line(reading: Reading) -> str:
-    """As the notebook's `print_memory_tf` writes it, without the last column."""
+def _tensorflow_line(reading: Reading) -> str:
+    """Return a line as the notebook's `print_memory_tf` writes it, without the last column."""
     now, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     return f"{reading.label}: current = {now:.1f} MiB, peak = {peak:.1f}MiB"
 
 
-def account_text(process: Process, account: Account, form: LineForm, assumed: Iterable[str]) -> str:
-    """The lines of a process under their headings, how it ended, and what is taken for granted."""
-    lines = list(_under_headings(account.readings, form))
-    if account.failure is not None:
-        lines += ["", f"Out of memory {_ending(process, account)}"]
-    lines += ["", "Assumed"]
-    for sentence in assumed:
-        lines += wrap(
-            sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-        )
-    return "\n".join(lines)
+def process_document(
+    process: Process, account: Account, framework: str, assumptions: Sequence[str]
+) -> Document:
+    """Return the lines of a process under their headings, how it ended, and what is taken for granted."""
+    line = _torch_line if framework == "torch" else _tensorflow_line
+    sections = (
+        [Verbatim([*([f"## {name}"] if name else []), *map(line, readings)])]
+        for name, readings in groupby(account.readings, lambda reading: reading.section)
+    )
+    ended = [] if account.failure is None else [Paragraph(f"Out of memory {_end(process, account)}", "bad")]
+    return Document.of(*sections, ended, [Bullets("Assumed", tuple(assumptions))])
 
 
-def account_to_json(process: Process, account: Account, assumed: Iterable[str]) -> dict[str, Any]:
-    """The readings and the end of a process; MiB are rounded to 0.001, null stands for what is not told."""
-    return {
-        "readings": [_reading(reading) for reading in account.readings],
-        "retries": account.retries,
-        "failure": _failure(process, account),
-        "assumptions": list(assumed),
-    }
-
-
-def _under_headings(readings: Iterable[Reading], form: LineForm) -> Iterator[str]:
-    section, first = "", True
-    for reading in readings:
-        if reading.section != section:
-            section = reading.section
-            yield from (f"## {section}",) if first else ("", f"## {section}")
-        yield form(reading)
-        first = False
-
-
-def _ending(process: Process, account: Account) -> str:
+def _end(process: Process, account: Account) -> str:
     failure = account.failure
     assert failure is not None
-    where = f"at steps[{failure.index}], {describe(process[failure.index])}"
+    where = f"at steps[{failure.index}], {_describe(process[failure.index])}"
     if failure.phase is Phase.SETUP:
         where += ", placing the model"
     elif failure.phase is not None:
         where += f", step {failure.loop_step}, {failure.phase}"
-    return f"{where}: no room for {mib(failure.requested_bytes, 1):,} MiB"
+    return f"{where}: no room for {mib_text(failure.requested_bytes)} MiB"
 
 
-def describe(step: Step) -> str:
-    """A step that can ask for memory, in a few words."""
+def _describe(step: Step) -> str:
+    """Return a step that can ask for memory, in a few words."""
     match step:
         case Define(name):
             return f"define {name}"
@@ -91,6 +68,31 @@ def describe(step: Step) -> str:
             return f"train {model.name} at batch {batch}"
         case _:
             return type(step).__name__
+
+
+def process_to_json(
+    process: Process,
+    account: Account,
+    framework: str,
+    assumptions: Sequence[str],
+    unknown_ops: Sequence[str],
+    seconds: Mapping[str, float],
+    budget: Budget | None,
+) -> dict[str, Any]:
+    """Return the JSON object of `planner replay`; MiB are rounded to 0.001, null stands for what is not
+    known.
+    """
+    return {
+        "schema": SCHEMA,
+        "framework": framework,
+        "device": None if budget is None else device_to_json(budget),
+        "readings": [_reading(reading) for reading in account.readings],
+        "retries": account.retries,
+        "failure": _failure(process, account),
+        "assumptions": list(assumptions),
+        "unknown_ops": list(unknown_ops),
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+    }
 
 
 def _reading(reading: Reading) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _failure(process: Process, account: Account) -> dict[str, Any] | None:
         return None
     return {
         "index": failure.index,
-        "step": describe(process[failure.index]),
+        "step": _describe(process[failure.index]),
         "loop_step": failure.loop_step,
         "phase": None if failure.phase is None else failure.phase.value,
         "requested_mib": mib(failure.requested_bytes),

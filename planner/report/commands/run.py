@@ -1,25 +1,201 @@
 """Reports of commands that ran on emulated GPUs: `planner run`, and `planner max-batch -- COMMAND`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks
-from planner.planning import LARGEST_BATCH, Search, Shown
+from planner.planning import LARGEST_BATCH, Shown
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import Outcome
-from planner.report.commands.as_json import SCHEMA
-from planner.report.commands.explain import breakdown_sections, level_text
-from planner.report.commands.explain_json import breakdown_to_json
-from planner.report.layout import DIGITS, entry, wrapped
-from planner.report.units import mib
+from planner.report.commands.estimate import STYLES
+from planner.report.commands.explain.levels import peak_text
+from planner.report.commands.explain.report import breakdown_sections, breakdown_to_json
+from planner.report.commands.explain.summary import Summary, tile_text
+from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Paragraph, Table
+from planner.report.units import NAME_WIDTH, SCHEMA, mib, mib_text
 
-MAX_STEPS = 12  # entries of the table
-_VERDICTS = {
+MAX_STEPS = 12  # rows of the table
+_FITS = {
     Outcome.FITS: "yes",
     Outcome.FITS_WITH_RETRIES: "yes, with retries: cached memory was released to make room",
     Outcome.DOES_NOT_FIT: "no: out of memory",
 }
+_VERDICTS = {
+    Outcome.FITS: "The command fits",
+    Outcome.FITS_WITH_RETRIES: "The command fits with retries: cached memory was released to make room",
+    Outcome.DOES_NOT_FIT: "The command runs out of memory",
+}
+
+
+def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Document:
+    """Return the report of `planner run`; with where the memory goes, if that is known."""
+    largest = run.largest
+    stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
+    lines = (
+        Entry("Fits", _FITS[run.outcome]),
+        *_failure_entries(run.failure),
+        _gpu_entry(run.gpu, run.gpu_count),
+        Entry("Command", f"{shlex.join(run.command)}; exit code {run.exit_code}{stopped}"),
+    )
+    notes = () if explained is None else explained.notes
+    return Document.of(
+        [Headline(lines, STYLES[run.outcome])],
+        [_peaks(run)],
+        _steps(largest),
+        *([] if explained is None else _explained_sections(explained)),
+        [
+            Entry("Versions", versions_text(largest)),
+            Bullets("Assumed", (*run.assumptions, *notes)),
+            Paragraph(f"Took {run.seconds:.1f} s", "faint"),
+        ],
+    )
+
+
+def _explained_sections(explained: ExplainedRun) -> list[list[Block]]:
+    """Return the peak of the process that takes most, by category, module and tensor."""
+    explanation = explained.explanation
+    peak = Entry("Peak allocated", peak_text(explanation))
+    return [[peak], *breakdown_sections(explained.parts, explanation, Shown())]
+
+
+def _gpu_entry(gpu: str, count: int) -> Entry:
+    return Entry("GPU", f"{f'{count} x ' if count > 1 else ''}{gpu} (emulated)")
+
+
+def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
+    """Return where memory ran out, if it did."""
+    if failure is None:
+        return ()
+    parts = [
+        f"before optimizer step {failure.step} ended",
+        f"{failure.phase} pass" if failure.phase else "",
+        f"module {failure.module}" if failure.module else "",
+        failure.line,
+        f"no room for {mib_text(failure.requested_bytes)} MiB",
+    ]
+    return (Entry("Fails", ", ".join(part for part in parts if part)),)
+
+
+def versions_text(record: GpuRecord) -> str:
+    """Return the versions of torch and its libraries."""
+    return ", ".join(f"{name} {version}" for name, version in record.versions)
+
+
+def _table(title: str, rows: Sequence[tuple[str, Peaks]]) -> Table:
+    figures = ("allocated", "reserved", "nvidia-smi MiB")
+    columns = (
+        Column(title, min_width=NAME_WIDTH),
+        *(Column(name, is_number=True, min_width=12) for name in figures),
+    )
+    return Table(
+        columns,
+        tuple(
+            (name, *map(mib_text, (peaks.allocated_bytes, peaks.reserved_bytes, peaks.process_bytes)))
+            for name, peaks in rows
+        ),
+    )
+
+
+def _peaks(run: EmulatedRun) -> Table:
+    several = len(run.records) > 1
+    names = [f"rank {one.rank}, GPU {one.device}" if several else "whole run" for one in run.records]
+    return _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
+
+
+def _steps(record: GpuRecord) -> list[Block]:
+    rows = [
+        (f"{step.first}" if step.first == step.last else f"{step.first} to {step.last}", step.peaks)
+        for step in record.steps[:MAX_STEPS]
+    ]
+    if record.after_steps is not None:
+        rows.append(("after the last step", record.after_steps))
+    table, more = _table("Optimizer step", rows), len(record.steps) - MAX_STEPS
+    return [table, *([Paragraph(f"and {more} more, which --json lists")] if more > 0 else [])]
+
+
+def run_summary(explained: ExplainedRun) -> Summary:
+    """Return what the page and the picture of an emulated run say."""
+    run = explained.run
+    gpu = f"{run.gpu} (emulated)"
+    scripts = [word for word in run.command if word.endswith(".py")]
+    name = PurePath(scripts[0] if scripts else run.command[0]).name
+    stopped = f", stopped after {run.largest.step_count} optimizer steps" if run.largest.was_stopped else ""
+    return Summary(
+        name=name,
+        title=f"{name} on {gpu}",
+        caption=f"{name} on {gpu}",
+        about=f"Emulated run: {shlex.join(run.command)}; exit code {run.exit_code}{stopped}; "
+        f"{versions_text(run.largest)}",
+        outcome=run.outcome,
+        answer=_VERDICTS[run.outcome],
+        entries=_failure_entries(run.failure),
+        tiles=tuple(_tiles(explained)),
+        parts=explained.parts,
+        certainty="",
+        assumptions=(*run.assumptions, *explained.notes),
+        data={"emulated": True, "gpu": run.gpu, "command": list(run.command)},
+    )
+
+
+def _tiles(explained: ExplainedRun) -> Iterator[tuple[str, str]]:
+    peak = explained.record.peak
+    yield "process, as nvidia-smi shows it", tile_text(peak.process_bytes)
+    yield "peak reserved", tile_text(peak.reserved_bytes)
+    yield "peak allocated", tile_text(peak.allocated_bytes)
+    yield "headroom", tile_text(explained.device.usable.value - peak.process_bytes)
+    yield "optimizer steps", f"{explained.record.step_count:,}"
+
+
+def command_plan_document(plan: CommandPlan) -> Document:
+    """Return the report of `planner max-batch -- COMMAND`."""
+    search, failure = plan.search, plan.first_failure
+    at = plan.at_comfortable or plan.at_max
+    lines: list[str | Entry] = [Entry("Largest batch", _largest(plan))]
+    if 0 < search.comfortable < search.largest:
+        lines.append(Entry("With retries", f"{search.largest}: cached memory is released to make room"))
+    lines.append(Entry("Found by", _method(plan)))
+    lines += [Entry("Note", note) for note in plan.notes]
+    lines += [_gpu_entry(plan.gpu, plan.gpu_count), Entry("Command", shlex.join(plan.command))]
+    beyond = f"Batch {search.first_failure} does not fit"
+    return Document.of(
+        [Headline(lines, "good" if search.comfortable else "warning" if search.largest else "bad")],
+        [] if at is None else [_peaks(at)],
+        [] if failure is None else [Headline((beyond, *_failure_entries(failure.failure)), "bad")],
+        [
+            *([] if at is None else _closing(at)),
+            Paragraph(f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command", "faint"),
+        ],
+    )
+
+
+def _closing(run: EmulatedRun) -> list[Block]:
+    steps = f"{run.largest.step_count} optimizer steps stand for all later ones"
+    return [Entry("Versions", versions_text(run.largest)), Bullets("Assumed", (*run.assumptions, steps))]
+
+
+def _largest(plan: CommandPlan) -> str:
+    search = plan.search
+    if search.largest >= LARGEST_BATCH // 2:
+        return f"{search.largest}, where the search ends: memory does not depend on it"
+    how = ", without retries" if search.comfortable else ", with retries" if search.largest else ""
+    return f"{search.comfortable or search.largest} at confidence {plan.confidence:g}{how}"
+
+
+def _method(plan: CommandPlan) -> str:
+    ran = f"runs on the emulated GPU at batches {_listed([batch for batch, _ in plan.confirmed])}"
+    if not plan.replayed:
+        return ran
+    return f"replay of the allocator's history at batches {_listed(plan.replayed)}; confirmed by {ran}"
+
+
+def _listed(batches: Sequence[int]) -> str:
+    *most, last = map(str, sorted(batches))
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+# ---- JSON
 
 
 def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict[str, Any]:
@@ -85,87 +261,6 @@ def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
     }
 
 
-def run_text(run: EmulatedRun, explained: ExplainedRun | None = None) -> str:
-    """Return the report as plain text; with where the memory goes, if that is known."""
-    largest = run.largest
-    count = f"{run.gpu_count} x " if run.gpu_count > 1 else ""
-    stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
-    notes = () if explained is None else explained.notes
-    lines = [
-        *entry("Fits", _VERDICTS[run.outcome]),
-        *failure_lines(run.failure),
-        *entry("GPU", f"{count}{run.gpu} (emulated)"),
-        *entry("Command", f"{shlex.join(run.command)}; exit code {run.exit_code}{stopped}"),
-        "",
-        *_peak_lines(run),
-        "",
-        *_step_lines(largest),
-        "",
-        *([] if explained is None else _explained_lines(explained)),
-        *entry("Versions", versions_text(largest)),
-        "Assumed",
-        *(line for sentence in (*run.assumptions, *notes) for line in wrapped("  - ", sentence)),
-        f"Took {run.seconds:.1f} s",
-    ]
-    return "\n".join(lines)
-
-
-def _explained_lines(explained: ExplainedRun) -> list[str]:
-    """Return the peak of the process that takes most, by category, module and tensor."""
-    lines = [*entry("Peak allocated", level_text(explained.explanation)), ""]
-    for section in breakdown_sections(explained.parts, explained.explanation, Shown()):
-        lines += [*section, ""] if section else []
-    return lines
-
-
-def failure_lines(failure: OutOfMemory | None) -> list[str]:
-    """Return where memory ran out, if it did."""
-    if failure is None:
-        return []
-    parts = [
-        f"before optimizer step {failure.step} ended",
-        f"{failure.phase} pass" if failure.phase else "",
-        f"module {failure.module}" if failure.module else "",
-        failure.line,
-        f"no room for {mib(failure.requested_bytes, DIGITS):,} MiB",
-    ]
-    return entry("Fails", ", ".join(part for part in parts if part))
-
-
-def versions_text(record: GpuRecord) -> str:
-    """Return the versions of torch and its libraries."""
-    return ", ".join(f"{name} {version}" for name, version in record.versions)
-
-
-def _row(name: str, peaks: Peaks) -> str:
-    figures = (peaks.allocated_bytes, peaks.reserved_bytes, peaks.process_bytes)
-    return f"  {name:<26}" + "".join(f"{mib(one, DIGITS):>14,.1f}" for one in figures)
-
-
-def _heading(name: str) -> str:
-    return f"{name:<28}{'allocated':>14}{'reserved':>14}{'nvidia-smi':>14} MiB"
-
-
-def _peak_lines(run: EmulatedRun) -> list[str]:
-    several = len(run.records) > 1
-    names = [f"rank {one.rank}, GPU {one.device}" if several else "whole run" for one in run.records]
-    rows = [_row(name, record.peak) for name, record in zip(names, run.records, strict=True)]
-    return [_heading("Peak"), *rows]
-
-
-def _step_lines(record: GpuRecord) -> list[str]:
-    shown = record.steps if len(record.steps) <= MAX_STEPS else record.steps[:MAX_STEPS]
-    rows = [
-        _row(f"{step.first}" if step.first == step.last else f"{step.first} to {step.last}", step.peaks)
-        for step in shown
-    ]
-    if len(shown) < len(record.steps):
-        rows.append(f"  and {len(record.steps) - len(shown)} more, which --json lists")
-    if record.after_steps is not None:
-        rows.append(_row("after the last step", record.after_steps))
-    return [_heading("Optimizer step"), *rows]
-
-
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
     """Return the JSON object of `planner max-batch -- COMMAND`; `at_max` and its like are runs."""
 
@@ -193,54 +288,3 @@ def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
         "runs": plan.run_count,
         "seconds": round(plan.seconds, 3),
     }
-
-
-def plan_text(plan: CommandPlan) -> str:
-    """Return the report as plain text, at most 100 columns wide."""
-    found = plan.search
-    sure = f"at confidence {plan.confidence:g}"
-    if found.largest >= LARGEST_BATCH // 2:
-        lines = entry(
-            "Largest batch", f"{found.largest}, where the search ends: memory does not depend on it"
-        )
-    else:
-        lines = entry("Largest batch", f"{found.comfortable or found.largest} {sure}{_retrying(found)}")
-    if 0 < found.comfortable < found.largest:
-        lines += entry("With retries", f"{found.largest}: cached memory is released to make room")
-    lines += entry("Found by", _how(plan))
-    lines += [line for note in plan.notes for line in entry("Note", note)]
-    lines += entry("GPU", f"{f'{plan.gpu_count} x ' if plan.gpu_count > 1 else ''}{plan.gpu} (emulated)")
-    lines += entry("Command", shlex.join(plan.command))
-    at = plan.at_comfortable or plan.at_max
-    if at is not None:
-        lines += ["", *_peak_lines(at)]
-    if plan.first_failure is not None:
-        lines += [
-            "",
-            f"Batch {found.first_failure} does not fit",
-            *failure_lines(plan.first_failure.failure),
-        ]
-    if at is not None:
-        versions = versions_text(at.largest)
-        assumed = (*at.assumptions, f"{at.largest.step_count} optimizer steps stand for all later ones")
-        lines += ["", *entry("Versions", versions), "Assumed"]
-        lines += [line for sentence in assumed for line in wrapped("  - ", sentence)]
-    return "\n".join([*lines, f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command"])
-
-
-def _how(plan: CommandPlan) -> str:
-    ran = f"runs on the emulated GPU at batches {_listed([batch for batch, _ in plan.confirmed])}"
-    if not plan.replayed:
-        return ran
-    return f"replay of the allocator's history at batches {_listed(plan.replayed)}; confirmed by {ran}"
-
-
-def _listed(batches: Sequence[int]) -> str:
-    *most, last = map(str, sorted(batches))
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _retrying(found: Search) -> str:
-    if not found.largest:
-        return ""
-    return ", without retries" if found.comfortable else ", with retries"

@@ -1,34 +1,86 @@
-"""A sweep as tables, JSON, CSV and Parquet."""
+"""A sweep as document, JSON, CSV and Parquet."""
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from planner.errors import ModelError
 from planner.planning import LARGEST_BATCH
-from planner.planning.sweep import Failure, GpuFigures, SweepTable
-from planner.report.commands.as_json import SCHEMA
-from planner.report.layout import wrapped
+from planner.planning.sweep import GpuFigures, SweepTable
+from planner.report.document import Block, Bullets, Column, Document, Entry, Paragraph, Table
+from planner.report.units import SCHEMA, to_builtins
 
-_GPU_WIDTH, _RECIPE_WIDTH = 33, 13
 RETRIES = "*"
 RETRYING = (
     "larger batches fit by allocator retries, which take time: max_batch of --json and --csv; * marks a cell "
     "in which none runs without"
 )
+_GPU_WIDTH, _RECIPE_WIDTH = 33, 11
 _RECIPES = 5  # beside each other
+
+_Cells = Mapping[tuple[str, str, str], GpuFigures]  # by model, recipe and GPU
+
+
+def sweep_document(table: SweepTable) -> Document:
+    """Return a table for each model: the largest batch of each GPU in each recipe that runs at full speed."""
+    grid = table.grid
+    cells = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
+    closing: list[Block] = [
+        Entry("Failed", f"{failure.model} {failure.recipe}: {failure.why}") for failure in table.failures
+    ]
+    notes = (
+        [RETRYING]
+        if any(cell.figures.comfortable_batch < cell.figures.max_batch for cell in table.cells)
+        else []
+    )
+    if table.unknown_ops:
+        notes.append(f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
+    closing += [Bullets("", tuple(notes))] if notes else []
+    count = (
+        f"{len(table.cells):,} cells, {table.new:,} of them new, {len(table.failures):,} jobs failed, "
+        f"in {table.seconds:.1f} s"
+    )
+    return Document.of(
+        [Paragraph(grid.about)],
+        *(_model_section(table, model.name, cells) for model in grid.models),
+        [*closing, Paragraph(count, "faint")],
+    )
+
+
+def _model_section(table: SweepTable, model: str, cells: _Cells) -> Iterator[Block]:
+    yield Paragraph(f"{model}: largest batch without retries", "strong")
+    names = [recipe.name for recipe in table.grid.recipes]
+    for start in range(0, len(names), _RECIPES):
+        yield _table(table, model, names[start : start + _RECIPES], cells)
+
+
+def _table(table: SweepTable, model: str, recipes: Sequence[str], cells: _Cells) -> Table:
+    columns = (Column(name, is_number=True, min_width=_RECIPE_WIDTH) for name in recipes)
+    rows = (
+        (gpu.name, *(_batch(cells.get((model, recipe, gpu.name))) for recipe in recipes))
+        for gpu in table.grid.gpus
+    )
+    return Table((Column("GPU", min_width=_GPU_WIDTH), *columns), tuple(rows), indent=0)
+
+
+def _batch(cell: GpuFigures | None) -> str:
+    if cell is None:
+        return "failed"
+    if cell.comfortable_batch >= LARGEST_BATCH:
+        return "any"
+    if cell.comfortable_batch < cell.max_batch:
+        return f"{cell.max_batch:,}{RETRIES}" if not cell.comfortable_batch else f"{cell.comfortable_batch:,}"
+    return f"{cell.max_batch:,}" if cell.max_batch else "none"
 
 
 def sweep_to_json(table: SweepTable) -> dict[str, Any]:
-    """The JSON object of `planner sweep`; MiB are rounded to 0.001."""
+    """Return the JSON object of `planner sweep`; MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
         "about": table.grid.about,
         "cells": [cell.row() for cell in table.cells],
-        "failures": [msgspec.structs.asdict(failure) for failure in table.failures],
+        "failures": to_builtins(table.failures),
         "new_cells": table.new,
         "assumptions": list(table.notes),
         "unknown_ops": list(table.unknown_ops),
@@ -36,8 +88,8 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
     }
 
 
-def sweep_csv(table: SweepTable) -> str:
-    """A line of names, then one for each cell; empty where nothing fits."""
+def sweep_to_csv(table: SweepTable) -> str:
+    """Return a line of names, then one for each cell; empty where nothing fits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _names(), lineterminator="\n")
     writer.writeheader()
@@ -45,8 +97,8 @@ def sweep_csv(table: SweepTable) -> str:
     return text.getvalue()
 
 
-def sweep_parquet(table: SweepTable) -> bytes:
-    """The same columns as a Parquet file, typed; null where nothing fits.
+def sweep_to_parquet(table: SweepTable) -> bytes:
+    """Return the columns of the CSV as a Parquet file, typed; null where nothing fits.
 
     Raises ModelError without pyarrow.
     """
@@ -63,55 +115,6 @@ def sweep_parquet(table: SweepTable) -> bytes:
     rows = [cell.row() for cell in table.cells]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), sink)
     return bytes(sink.getvalue())
-
-
-def sweep_text(table: SweepTable) -> str:
-    """A table for each model: the largest batch of each GPU in each recipe that runs at full speed; at most
-    100 columns wide.
-    """
-    grid = table.grid
-    lines = wrapped("", grid.about)
-    found = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
-    for model in grid.models:
-        lines += ["", f"{model.name}: largest batch without retries"]
-        for start in range(0, len(grid.recipes), _RECIPES):
-            recipes = [recipe.name for recipe in grid.recipes[start : start + _RECIPES]]
-            lines += _table(model.name, recipes, [gpu.name for gpu in grid.gpus], found)
-    lines += [""] + [line for failure in table.failures for line in wrapped("Failed: ", _said(failure))]
-    if any(cell.figures.comfortable_batch < cell.figures.max_batch for cell in table.cells):
-        lines += wrapped("  - ", RETRYING)
-    if table.unknown_ops:
-        lines += wrapped("  - ", f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
-    lines.append(
-        f"{len(table.cells):,} cells, {table.new:,} of them new, {len(table.failures):,} jobs failed, "
-        f"in {table.seconds:.1f} s"
-    )
-    return "\n".join(lines)
-
-
-def _table(
-    model: str, recipes: Sequence[str], gpus: Sequence[str], found: dict[tuple[str, str, str], GpuFigures]
-) -> Iterator[str]:
-    yield f"{'GPU':<{_GPU_WIDTH}}" + "".join(
-        f"{name[: _RECIPE_WIDTH - 1]:>{_RECIPE_WIDTH}}" for name in recipes
-    )
-    for gpu in gpus:
-        shown = [_batch(found.get((model, recipe, gpu))) for recipe in recipes]
-        yield f"{gpu:<{_GPU_WIDTH}.{_GPU_WIDTH}}" + "".join(f"{text:>{_RECIPE_WIDTH}}" for text in shown)
-
-
-def _batch(cell: GpuFigures | None) -> str:
-    if cell is None:
-        return "failed"
-    if cell.comfortable_batch >= LARGEST_BATCH:
-        return "any"
-    if cell.comfortable_batch < cell.max_batch:
-        return f"{cell.max_batch:,}{RETRIES}" if not cell.comfortable_batch else f"{cell.comfortable_batch:,}"
-    return f"{cell.max_batch:,}" if cell.max_batch else "none"
-
-
-def _said(failure: Failure) -> str:
-    return f"{failure.model} {failure.recipe}: {failure.why}"
 
 
 def _names() -> list[str]:

@@ -1,5 +1,1 @@
-"""The HTML page."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""The HTML page; it needs plotly and Jinja."""

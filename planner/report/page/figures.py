@@ -13,7 +13,7 @@ from planner.allocator import Timeline, thin
 from planner.hardware import MIB
 from planner.planning import BatchCurve, CardCurve, Explanation
 from planner.program import Alloc, Event, Free, Phase, PhaseStart, Trace
-from planner.report.assumptions import short_op
+from planner.report.describe import short_op
 from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
 
 MOST_POINTS = 2000  # that a page of this width can tell apart

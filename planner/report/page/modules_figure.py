@@ -8,7 +8,7 @@ from plotly import graph_objects as go
 from planner.hardware import MIB
 from planner.planning import Explanation
 from planner.program import Category
-from planner.report.assumptions import short_op
+from planner.report.describe import short_op
 from planner.report.page.figures import Figure, escape_hover, make_figure
 from planner.report.plots.colours import CATEGORY_COLOURS
 

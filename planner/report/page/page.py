@@ -15,19 +15,18 @@ from plotly.offline import get_plotlyjs
 from planner._support.atomic_write import save
 from planner.allocator import room_bytes
 from planner.hardware import process_bytes
-from planner.hardware.cudnn import LayerWorkspace
 from planner.planning import BatchCurve, CardCurve, Explanation, LiveBlock, Shown
 from planner.program import Outcome, Trace
-from planner.report.assumptions import short_op
-from planner.report.commands.as_json import SCHEMA
-from planner.report.commands.explain import moment_text, tensor_text
-from planner.report.commands.explain_workspaces import parts_text, workspaces_title
-from planner.report.layout import DIGITS
+from planner.report.commands.estimate import parts_table
+from planner.report.commands.explain.levels import fragmentation_table, levels_table, moment_text
+from planner.report.commands.explain.summary import Summary
+from planner.report.commands.explain.tensors import tensor_text, tensors_title
+from planner.report.commands.explain.workspaces import parts_text, workspaces_title
+from planner.report.describe import short_op
+from planner.report.document import Cell, Column, Table
 from planner.report.page.figures import breakdown_figure, curve_figure, timeline_figure
 from planner.report.page.modules_figure import modules_figure
-from planner.report.plots.colours import PART_COLOURS
-from planner.report.summary import Summary
-from planner.report.units import is_endless, mib, shares
+from planner.report.units import SCHEMA, is_endless, mib_text
 
 ASSETS = Path(__file__).with_name("assets")
 VERDICTS = {
@@ -53,44 +52,90 @@ def save_page(
 def page_html(
     summary: Summary, explanation: Explanation, trace: Trace, shown: Shown, curve: BatchCurve | None
 ) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     loader = FileSystemLoader(ASSETS)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    said = page_data(summary, explanation, trace, curve)
+    environment.filters["cells"] = _cells
     return environment.get_template("page.html.jinja").render(
-        title=summary.title,
-        job=summary.about,
+        summary=summary,
         outcome=summary.outcome.value if summary.outcome is not None else "",
-        verdict=summary.verdict,
-        fails=summary.failure,
-        tiles=summary.tiles,
         peak=f"The allocated peak is reached in {moment_text(explanation.peak)}.",
-        parts=list(_parts(summary)),
+        parts=parts_table(summary.parts),
         cards=[] if curve is None else _choices(curve),
         chosen=None if curve is None else curve.chosen,
         batch=explanation.run.batch,
-        blocks=f"{len(explanation.blocks):,}",
-        tensors=[_tensor(block) for block in explanation.blocks[: shown.top]],
-        has_tensors=any(block.detail is not None and block.detail.dtype for block in explanation.blocks),
-        workspaces=[_workspace(one) for one in explanation.workspaces[: shown.top]],
+        tensors_title=tensors_title(explanation),
+        tensors=_tensors(explanation, shown.top),
         workspaces_title=workspaces_title(explanation),
-        sureness=summary.sureness,
-        levels=list(_levels(explanation)),
-        gaps=list(_gaps(explanation)),
-        assumed=summary.assumptions,
+        workspaces=_workspaces(explanation, shown.top),
+        levels=levels_table(explanation),
+        gaps=fragmentation_table(explanation),
         css=Markup((ASSETS / "page.css").read_text(encoding="utf-8")),
         js=Markup((ASSETS / "page.js").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
-        data=_embedded(said),
+        data=_embedded(page_data(summary, explanation, trace, curve)),
     )
 
 
-def _embedded(said: dict[str, Any]) -> Markup:
-    """JSON that no text in it can end before its time."""
-    text = json.dumps(said, separators=(",", ":"), allow_nan=False)
+def _embedded(data: dict[str, Any]) -> Markup:
+    """Return JSON that no text in it can end before its time."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+# ---- tables
+
+
+def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
+    """Yield each row as columns, cells and colours of marks; a bar's is that of the first cell."""
+    for row in table.rows:
+        cells = [Cell(cell) if isinstance(cell, str) else cell for cell in row]
+        colour = "".join(cell.colour for cell in cells if cell.share is not None)
+        pairs = zip(table.columns, cells, strict=True)
+        shown = [(column, cell) for column, cell in pairs if not column.is_bar]
+        yield [(column, cell, "" if at else colour) for at, (column, cell) in enumerate(shown)]
+
+
+def _tensors(explanation: Explanation, top: int) -> Table:
+    """Return the largest blocks, with more columns than a terminal has room for."""
+    titles = ("category", "tensor", "operator and module", "source")
+    rows = [_tensor(block) for block in explanation.blocks[:top]]
+    return Table([Column("MiB", is_number=True), *map(Column, titles)], rows)
+
+
+def _tensor(block: LiveBlock) -> tuple[Cell | str, ...]:
+    detail = block.detail
+    source = "" if detail is None else Cell(detail.source, detail=detail.code)
+    operator = Cell(short_op(block.op), detail=block.module)
+    return mib_text(block.size_bytes), block.role.value, tensor_text(block), operator, source
+
+
+def _workspaces(explanation: Explanation, top: int) -> Table:
+    titles = ("direction and module", "engine", "consists of, MiB")
+    rows = [
+        (
+            mib_text(one.size_bytes),
+            Cell(f"{one.direction}{', while engines are timed' if one.searched else ''}", detail=one.module),
+            "" if one.engine is None else f"{one.engine} {one.notes}",
+            parts_text(one),
+        )
+        for one in explanation.workspaces[:top]
+    ]
+    return Table([Column("MiB", is_number=True), *map(Column, titles)], rows)
+
+
+def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
+    """Return the GPUs by line, each with its number and its name."""
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for number, card in enumerate(curve.cards):
+        device = card.budget.device
+        line = "" if device.about is None else device.about.line.value
+        name = "No GPU" if card.max_batch is None else device.name
+        groups.setdefault(_GROUPS.get(line, "MIG slices"), []).append((number, name))
+    order = [*_GROUPS.values(), "MIG slices"]
+    return sorted(groups.items(), key=lambda group: order.index(group[0]))
 
 
 # ---- what the page's script reads
@@ -99,7 +144,7 @@ def _embedded(said: dict[str, Any]) -> Markup:
 def page_data(
     summary: Summary, explanation: Explanation, trace: Trace, curve: BatchCurve | None
 ) -> dict[str, Any]:
-    """The data in the page."""
+    """Return the data in the page."""
     run = explanation.run
     figures = {
         "breakdown": breakdown_figure(summary.parts),
@@ -124,7 +169,7 @@ def page_data(
 
 
 def _card(card: CardCurve) -> dict[str, Any]:
-    """One card and its points, column by column; levels in bytes, null where there is no end."""
+    """Return one GPU and its points, column by column; levels in bytes, null where there is no end."""
     budget, points = card.budget, card.points
     room = room_bytes(budget.arena)
     return {
@@ -143,7 +188,7 @@ def _card(card: CardCurve) -> dict[str, Any]:
 
 
 def _about(card: CardCurve) -> str:
-    """The card and how sure its figures are, in one sentence."""
+    """Return the GPU and how sure its figures are, in one sentence."""
     budget, device = card.budget, card.budget.device
     if is_endless(device.usable):
         return "No GPU was asked for: choose one above."
@@ -151,79 +196,6 @@ def _about(card: CardCurve) -> str:
     sure = "not calibrated for this job: margins of published runs"
     if correction is not None and correction.fit is not None:
         sure = f"calibrated ({correction.level}: {correction.about})"
-    sizes = f"total {_mib(device.total.value)} MiB, of which torch sees {_mib(device.usable.value)} MiB"
+    total, usable = mib_text(device.total.value), mib_text(device.usable.value)
+    sizes = f"total {total} MiB, of which torch sees {usable} MiB"
     return f"{device.name}: {sizes} ({device.usable.kind.value}); {sure}."
-
-
-def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
-    """The cards by line, each with its number and a name with its largest batch."""
-    groups: dict[str, list[tuple[int, str]]] = {}
-    for number, card in enumerate(curve.cards):
-        device = card.budget.device
-        line = "" if device.about is None else device.about.line.value
-        name = "No GPU" if card.max_batch is None else device.name
-        groups.setdefault(_GROUPS.get(line, "MIG slices"), []).append((number, name))
-    order = [*_GROUPS.values(), "MIG slices"]
-    return sorted(groups.items(), key=lambda group: order.index(group[0]))
-
-
-# ---- what the tables say
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{mib(size_bytes, DIGITS):,.1f}"
-
-
-def _parts(summary: Summary) -> Iterator[dict[str, str]]:
-    for name, rounded, share in shares(summary.parts, DIGITS):
-        yield {"name": name, "mib": f"{rounded:,.1f}", "share": f"{share:.1%}", "colour": PART_COLOURS[name]}
-
-
-def _tensor(block: LiveBlock) -> dict[str, str]:
-    detail = block.detail
-    return {
-        "mib": _mib(block.size_bytes),
-        "category": block.role.value,
-        "tensor": tensor_text(detail.shape, detail.dtype) if detail is not None and detail.dtype else "",
-        "op": short_op(block.op),
-        "module": block.module,
-        "source": "" if detail is None else detail.source,
-        "code": "" if detail is None else detail.code,
-    }
-
-
-def _workspace(one: LayerWorkspace) -> dict[str, str]:
-    engine = "" if one.engine is None else f"{one.engine} {one.notes}"
-    timed = ", while engines are timed" if one.searched else ""
-    return {
-        "mib": _mib(one.size_bytes),
-        "direction": f"{one.direction}{timed}",
-        "module": one.module,
-        "engine": engine,
-        "parts": parts_text(one),
-    }
-
-
-def _levels(explanation: Explanation) -> Iterator[dict[str, Any]]:
-    """Peaks by step, by phase of the step that has the peak, and of evaluation alone."""
-    for step in explanation.steps:
-        figures = step.allocated_bytes, step.reserved_bytes, step.end_allocated_bytes
-        name = "set-up" if step.step == 0 else f"step {step.step}"
-        yield {"name": name, "inner": False, "figures": list(map(_mib, figures))}
-        for phase in explanation.phases:
-            if phase.step == step.step == explanation.peak.step > 0:
-                figures = phase.allocated_bytes, phase.reserved_bytes, phase.end_allocated_bytes
-                yield {"name": phase.phase.value, "inner": True, "figures": list(map(_mib, figures))}
-    run = explanation.evaluation
-    if run is not None:
-        figures = run.peak_allocated_bytes, run.peak_reserved_bytes, run.end_allocated_bytes
-        yield {"name": "evaluation alone", "inner": False, "figures": list(map(_mib, figures))}
-
-
-def _gaps(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    found = explanation.fragmentation
-    yield "reserved", _mib(found.reserved_bytes), moment_text(found.moment)
-    rounding = f"{_mib(found.rounding_bytes)} of it by rounding up"
-    yield "allocated then", _mib(found.allocated_bytes), rounding
-    yield "gaps", _mib(found.gap_bytes), "free memory between blocks in use"
-    yield "free segments", _mib(found.free_segment_bytes), "given back to CUDA where memory is short"

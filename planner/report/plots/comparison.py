@@ -3,36 +3,31 @@
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from planner.hardware import MIB
 from planner.planning.estimators import ALLOCATED, NAMES, PROCESS, RESERVED, Comparison
-from planner.report.layout import doing, signed_percent
-from planner.report.plots.picture import save_cropped_picture
+from planner.report.describe import describe_loop
+from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
+from planner.report.units import signed_percent
 
-GIB = 1024 * MIB
 OWN, OTHERS, TRUTH = "#1f6fb4", "#b9bec4", "#c1272d"
 _OWN_ROWS = {ALLOCATED: OWN, RESERVED: "#6fa3d2", PROCESS: "#a9c8e6"}
-_SIZE_INCHES = (9.0, 4.4)
 _SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, in widths of the axes
-_DPI = 110  # about 1000 pixels wide: as a README shows it
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """One horizontal bar for each estimator, the measured value as a line; the suffix says which format.
+    """Draw a horizontal bar for each estimator, the measured value as a line.
 
     Raises DataFileError where the file cannot be written.
     """
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot()
+    axes = make_axes(4.4)
     _bars(axes, comparison)
     _truth(axes, comparison)
-    _frame(axes, comparison)
-    save_cropped_picture(figure, path)  # the columns of figures lie outside of the axes
+    _label(axes, comparison)
+    save_picture(axes, path)
 
 
 def _bars(axes: Axes, comparison: Comparison) -> None:
-    """The bars, and their figures in two columns on the right, where no line crosses them."""
+    """Draw the bars, and their figures in two columns on the right, where no line crosses them."""
     beside = axes.get_yaxis_transform()
     rows = comparison.rows
     for place, row in enumerate(rows):
@@ -48,7 +43,7 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _truth(axes: Axes, comparison: Comparison) -> None:
-    """A line through all bars for allocated, a short one for what `reserved` is held against."""
+    """Draw a line through all bars for allocated, a short one for what `reserved` is held against."""
     if comparison.measured is None:
         return
     measured = comparison.measured.allocated_bytes / GIB
@@ -69,14 +64,13 @@ def _truth(axes: Axes, comparison: Comparison) -> None:
             axes.plot([x, x], [place - 0.4, place + 0.4], color=TRUTH, linewidth=1.8, linestyle=(0, (1, 1)))
 
 
-def _frame(axes: Axes, comparison: Comparison) -> None:
+def _label(axes: Axes, comparison: Comparison) -> None:
     note = "no measured value is stored"
     if comparison.measured is not None:
         note = "line: measured peak allocated"
         if comparison.measured.own_reserved_bytes is not None:
             note += "; dotted: measured reserved"
-    axes.set_xlabel(f"GiB ({note})", fontsize=11)
-    title = f"{comparison.job.model}, batch {comparison.batch}: {doing(comparison.job)}"
-    axes.set_title(title, fontsize=12, loc="left", pad=26)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    title = f"{comparison.job.model}, batch {comparison.batch}: {describe_loop(comparison.job)}"
+    label_axes(axes, title, f"GiB ({note})", pad=26)
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -4,19 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from planner.errors import UsageError
-from planner.hardware import MIB, ProductLine
+from planner.hardware import ProductLine
 from planner.planning import CardFit, CardTable, curve
 from planner.program import Outcome
-from planner.report.layout import doing
-from planner.report.plots.picture import save_cropped_picture
+from planner.report.describe import describe_loop
+from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
 
-GIB = 1024 * MIB
 OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
-_SIZE_INCHES = (9.0, 5.2)
-_DPI = 110  # about 1000 pixels wide: as a README shows it
 CURVE = "on a GPU with memory to spare"
 DOTS = "on a GPU at the right, with its own CUDA context"
 DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is released, so less is reserved"
@@ -35,7 +31,7 @@ _LABEL_SHARE = 0.048  # of the height of the axes that one label takes
 
 
 def draw_gpus(table: CardTable, path: Path) -> None:
-    """The curve of the job and the cards that it crosses; the suffix of the path says which format.
+    """Draw the curve of the job and the GPUs that it crosses.
 
     Of many cards, those are named that lie furthest apart. Raises UsageError where no card runs the job,
     DataFileError where the file cannot be written.
@@ -45,24 +41,25 @@ def draw_gpus(table: CardTable, path: Path) -> None:
     )
     if not cards:
         raise UsageError("--plot: no GPU runs the job, so there is nothing to draw")
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot()
-    shown = named_cards(cards)
-    draw_on(axes, table, shown)
-    save_cropped_picture(figure, path)  # the names lie outside of the axes
+    axes = make_axes(5.2)
+    draw_on(axes, table, named_cards(cards))
+    save_picture(axes, path)
 
 
 def draw_on(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
     """Draw the curve of the job and these cards."""
     _curve(axes, table)
     _cards(axes, cards)
-    _frame(axes, table, cards)
+    title = f"{table.job.model}: {describe_loop(table.job)}, {table.job.precision}"
+    title += f"\nlargest batch at confidence {table.confidence:g}"
+    label_axes(axes, title, "batch size", "GiB of the process at its peak")
+    axes.grid(axis="x", color=LINES, linewidth=0.5, alpha=0.6)
     _legend(axes)
 
 
 def named_cards(cards: list[CardFit]) -> list[CardFit]:
-    """Of many cards those that most people know, whole ones rather than slices, as far apart in memory as
-    names need to be read; the smallest and the largest with them.
+    """Return of many GPUs those that most people know, whole ones rather than slices, as far apart in
+    memory as names need to be read; the smallest and the largest with them.
     """
     if len(cards) <= _MOST_LABELS:
         return cards
@@ -82,7 +79,9 @@ def _memory(fit: CardFit) -> int:
 
 
 def _renown(fit: CardFit) -> tuple[int, int, int, str]:
-    """Cards that many have come first: consumers' before datacenters', newer before older, faster first."""
+    """Return an order in which GPUs that many have come first: consumers' before datacenters', newer
+    before older, faster first.
+    """
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
@@ -110,7 +109,7 @@ def _curve(axes: Axes, table: CardTable) -> None:
 
 
 def _cards(axes: Axes, cards: list[CardFit]) -> None:
-    """A line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
+    """Draw a line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [fit.budget.device.usable.value / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
@@ -143,7 +142,7 @@ def _cards(axes: Axes, cards: list[CardFit]) -> None:
 
 
 def _dot(fit: CardFit) -> dict[str, Any]:
-    """How what a batch takes on a GPU is drawn, and what the legend says of it."""
+    """Return how what a batch takes on a GPU is drawn, and what the legend says of it."""
     plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
     if fit.outcome is Outcome.FITS_WITH_RETRIES:
         return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}
@@ -151,14 +150,14 @@ def _dot(fit: CardFit) -> dict[str, Any]:
 
 
 def _legend(axes: Axes) -> None:
-    """Each kind of mark once: why a dot may lie beside the curve."""
+    """Name each kind of mark once: why a dot may lie beside the curve."""
     handles, labels = axes.get_legend_handles_labels()
     kinds = dict(zip(labels, handles, strict=True))
     axes.legend(kinds.values(), kinds.keys(), loc="upper left", fontsize=9, frameon=True, edgecolor=LINES)
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Where the names stand: at their line's height, or as far off it as it takes not to overlap."""
+    """Return where the names stand: at their line's height, or as far off it as it takes not to overlap."""
     step = _LABEL_SHARE * ceiling
     placed: list[float] = []
     for height in heights:
@@ -169,12 +168,3 @@ def _apart(heights: list[float], ceiling: float) -> list[float]:
         for index in range(len(placed) - 2, -1, -1):
             placed[index] = min(placed[index], placed[index + 1] - step)
     return placed
-
-
-def _frame(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
-    axes.set_xlabel("batch size", fontsize=11)
-    axes.set_ylabel("GiB of the process at its peak", fontsize=11)
-    title = f"{table.job.model}: {doing(table.job)}, {table.job.precision}"
-    axes.set_title(f"{title}\nlargest batch at confidence {table.confidence:g}", fontsize=12, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color=LINES, linewidth=0.5, alpha=0.6)

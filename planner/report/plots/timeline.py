@@ -1,37 +1,31 @@
 """A picture of a run: what is allocated, for what, and reserved, event by event; needs matplotlib."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from planner.allocator import Timeline, thin
-from planner.hardware import MIB
 from planner.planning import Explanation
 from planner.program import Phase
+from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
 from planner.report.plots.colours import CATEGORY_COLOURS
-from planner.report.plots.picture import save_picture
 
-GIB = 1024 * MIB
-_SIZE_INCHES = (9.0, 4.6)
-_DPI = 110  # about 1000 pixels wide: as a README shows it
 _MOST_POINTS = 2000  # that a picture of this width can tell apart
 _LETTER = 0.0108  # of the width: a phase with less room than its name needs is left without it
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
-    """Categories stacked under the line of what is reserved; the suffix says which format.
+    """Draw the categories stacked under the line of what is reserved.
 
     Raises DataFileError where the file cannot be written.
     """
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot()
+    axes = make_axes(4.6)
     _levels(axes, explanation.timeline)
     _phases(axes, explanation.timeline)
     _peak(axes, explanation)
-    _frame(axes, caption)
-    save_picture(figure, path)
+    _legend(axes)
+    label_axes(axes, caption, "allocations and frees, in order", "GiB")
+    save_picture(axes, path)
 
 
 def _levels(axes: Axes, timeline: Timeline) -> None:
@@ -60,7 +54,9 @@ def _levels(axes: Axes, timeline: Timeline) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """A line where each step begins and a fainter one for its phases, with the names of the wider ones."""
+    """Draw a line where each step begins and a fainter one for its phases, with the names of the wider
+    ones.
+    """
     total = len(timeline.allocated_bytes)
     starts = [index for index, _ in timeline.marks]
     before = 0
@@ -94,7 +90,7 @@ def _label(axes: Axes, x: float, text: str, height: float, weight: str, side: st
 
 
 def _peak(axes: Axes, explanation: Explanation) -> None:
-    """A mark on the allocated peak; its figure stands in the legend, where nothing lies under it."""
+    """Draw a mark on the allocated peak; its figure stands in the legend, where nothing lies under it."""
     level = explanation.run.peak_allocated_bytes / GIB
     axes.plot(
         [explanation.peak.event],
@@ -108,19 +104,15 @@ def _peak(axes: Axes, explanation: Explanation) -> None:
     )
 
 
-def _frame(axes: Axes, caption: str) -> None:
-    axes.set_ylabel("GiB", fontsize=11)
-    axes.set_xlabel("allocations and frees, in order", fontsize=11)
-    axes.set_title(caption, fontsize=12, loc="left")
+def _legend(axes: Axes) -> None:
+    """Name the layers beside the picture, the highest first, as they lie in it."""
     handles, labels = axes.get_legend_handles_labels()
-    order: Sequence[int] = range(len(handles) - 1, -1, -1)  # as they lie in the picture, the highest first
     axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
+        handles[::-1],
+        labels[::-1],
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
         frameon=False,
         fontsize=10,
         labelspacing=0.6,
     )
-    axes.spines[["top", "right"]].set_visible(False)

@@ -32,7 +32,9 @@ from planner.allocator.replay import UNLIMITED
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, complete_job, parse_tensor_spec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
-from planner.report.commands.explain_diff import difference_lines, group_extras
+from planner.report.commands.explain.diff import difference_sections, group_extras
+from planner.report.document import Document
+from planner.report.plain import render_plain
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, affine_traces
 
@@ -272,6 +274,10 @@ def test_an_empty_recording_lacks_everything() -> None:
     assert (found.matched, len(found.extras), found.recorded.allocated_bytes) == (0, 5, 0)
 
 
+def difference_text(found: Difference, top: int) -> str:
+    return render_plain(Document.of(*difference_sections(found, top)))
+
+
 def test_repeated_extras_are_told_once() -> None:
     """Equal extras of several steps are one group, and the text says which steps."""
     extra = Extra(Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "net.py:3 forward", False)
@@ -283,10 +289,10 @@ def test_repeated_extras_are_told_once() -> None:
         (6 * MIB, (1, 2, 3), 18 * MIB),
         (512, (2,), 512),
     ]
-    text = "\n".join(difference_lines(found, 1))
+    text = difference_text(found, 1)
     assert "forward, convolution in a.conv, steps 1 to 3 (net.py:3 forward)" in " ".join(text.split())
-    assert "  and 1 more, 0.00 MiB in all; --top shows them" in text
-    assert "  workspace: recorded, gone before the next block that both have" in text
+    assert "\nand 1 more, 0.00 MiB in all; --top shows them\n" in text
+    assert "  - workspace: recorded, gone before the next block that both have" in text
 
 
 def test_a_model_that_was_there_before_the_recording_is_told_in_one_line() -> None:
@@ -294,14 +300,15 @@ def test_a_model_that_was_there_before_the_recording_is_told_in_one_line() -> No
     parameters = [
         Extra(Kind.TENSOR, index, 512 * index, 0, Phase.SETUP, "a", "to", "", True) for index in (1, 2, 3)
     ]
-    text = " ".join("\n".join(difference_lines(replace(against(*SAME), extras=tuple(parameters)), 5)).split())
+    text = " ".join(difference_text(replace(against(*SAME), extras=tuple(parameters)), 5).split())
     assert "tensor 0.00 in all 3 blocks of the model as it is placed on the GPU: did the recording" in text
     assert "setup, to" not in text
 
 
 def test_sameness_is_said() -> None:
     """Where there is nothing to tell, the text says so."""
-    assert difference_lines(against(*SAME), 5)[-1] == "Trace and recording are the same, block by block"
+    text = difference_text(against(*SAME), 5)
+    assert text.endswith("\n\nTrace and recording are the same, block by block")
 
 
 # ---- files

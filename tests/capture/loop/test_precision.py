@@ -26,7 +26,7 @@ from planner.jobs import (
     parse_tensor_spec,
 )
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
-from planner.report.assumptions import of_run
+from planner.report.assumptions import run_assumptions
 from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.report.test_text import budget, estimated
 
@@ -310,4 +310,4 @@ def test_pure_half_precision_feeds_its_loss() -> None:
 def test_the_answer_names_precision_and_layout(options: dict[str, object], sentence: str) -> None:
     """One of the assumptions says in which types and layout the job computes."""
     job = job_of("3", mode=Mode.TRAIN, **options)
-    assert f"nothing else runs on the GPU; {sentence}" in of_run(estimated(1, budget(None), job))
+    assert f"nothing else runs on the GPU; {sentence}" in run_assumptions(estimated(1, budget(None), job))

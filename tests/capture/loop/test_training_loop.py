@@ -12,7 +12,7 @@ from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.loop.training_loop import run_loop
 from planner.jobs import ClipGradients, Job, Mode, ZeroGrad
 from planner.program.events import Alloc, Category, Phase, PhaseStart, check
-from planner.report.assumptions import of_run
+from planner.report.assumptions import run_assumptions
 from tests.calibration.test_probe import heard_on_cpu, heard_on_meta, training
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 from tests.report.test_text import budget, estimated
@@ -278,8 +278,8 @@ def test_the_answer_says_what_the_options_stand_for() -> None:
     """One sentence for each option of the loop; none for those that are not used, or do not train."""
 
     def sentences(**fields: object) -> list[str]:
-        plain = of_run(estimated(2, budget(450), job()))
-        said = of_run(estimated(2, budget(450), job(**fields)))
+        plain = run_assumptions(estimated(2, budget(450), job()))
+        said = run_assumptions(estimated(2, budget(450), job(**fields)))
         return [line for line in said[1:] if line not in plain]  # the first is about margins
 
     assert sentences() == []

@@ -23,7 +23,7 @@ from planner.program.affine import align
 from planner.program.convolution import Convolution, ConvWorkspace, Direction, Engine, Workspaces
 from planner.program.events import Trace, check
 from planner.program.target import Target
-from planner.report.commands.explain_workspaces import parts_text, workspace_text
+from planner.report.commands.explain.workspaces import parts_text, workspace_text
 from planner.store.codec import load_trace, save_trace
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace

@@ -13,10 +13,10 @@ from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.planning.attribution import Shown
 from planner.planning.command.explained import explain_run
-from planner.report.commands.run import run_text, run_to_json
+from planner.report.commands.run import run_document, run_summary, run_to_json
 from planner.report.page.page import page_data, page_html
+from planner.report.plain import render_plain
 from planner.report.plots.timeline import draw_timeline
-from planner.report.run_summary import summary_of_run
 from tests.helpers.recorded import MOVES, TWO_STEPS
 from tests.helpers.structs import replace
 
@@ -45,7 +45,7 @@ def test_the_process_is_the_sum_of_its_parts() -> None:
 
 def test_text_has_the_peak_by_category_and_module() -> None:
     """The same tables as those of `planner explain`, between the steps and the versions."""
-    text = run_text(RUN, explain_run(RUN, DEVICE))
+    text = render_plain(run_document(RUN, explain_run(RUN, DEVICE)))
     assert re.search(r"^Peak allocated: 5\.0 MiB in step 1, backward pass, module a, autograd$", text, re.M)
     assert re.search(r"^  context +294\.0 +98\.0%$", text, re.M)
     assert re.search(r"^  a +3\.0 +60\.0%", text, re.M)
@@ -67,7 +67,7 @@ def test_json_has_the_keys_of_explain() -> None:
 def test_page_says_that_it_is_an_emulated_run() -> None:
     """Title, command, GPU and versions; the figures are the replay's."""
     explained = explain_run(RUN, DEVICE)
-    summary = summary_of_run(explained)
+    summary = run_summary(explained)
     page = page_html(summary, explained.explanation, explained.trace, Shown(), None)
     assert f"<h1>train.py on {DEVICE.name} (emulated)</h1>" in page
     assert "Emulated run: python src/train.py; exit code 0; torch 2.13.0" in page
@@ -84,9 +84,9 @@ def test_a_run_that_ends_out_of_memory_is_shown_up_to_there() -> None:
     record = replace(RECORD, failure=LOST)
     explained = explain_run(replace(RUN, exit_code=1, records=(record,), histories=(history,)), DEVICE)
     assert explained.trace == explain_run(RUN, DEVICE).trace
-    summary = summary_of_run(explained)
-    assert summary.verdict == "The command runs out of memory"
-    assert "train.py:9, no room for 8.0 MiB" in summary.failure
+    summary = run_summary(explained)
+    assert summary.answer == "The command runs out of memory"
+    assert "train.py:9, no room for 8.0 MiB" in summary.entries[0].text
 
 
 def test_a_difference_to_the_run_is_told() -> None:
@@ -118,5 +118,5 @@ def test_picture(tmp_path: Path) -> None:
     explained = explain_run(RUN, DEVICE)
     path = tmp_path / "x.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw_timeline(explained.explanation, summary_of_run(explained).caption, path)
+        draw_timeline(explained.explanation, run_summary(explained).caption, path)
     assert f"train.py on {DEVICE.name} (emulated)" in path.read_text(encoding="utf-8")

@@ -30,9 +30,10 @@ from planner.planning.estimators.published import Source, load_measured
 from planner.planning.estimators.quick import QuickEstimate
 from planner.planning.max_batch import Estimate, estimate
 from planner.program.events import Alloc, Category, Outcome, Phase, PhaseStart, Site, Trace
-from planner.report.commands.compare import comparison_text, comparison_to_json
-from planner.report.layout import WIDTH, signed_percent
+from planner.report.commands.compare import comparison_document, comparison_to_json
+from planner.report.plain import WIDTH, render_plain
 from planner.report.plots.comparison import draw_comparison
+from planner.report.units import signed_percent
 from tests.helpers.structs import replace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
@@ -187,13 +188,19 @@ def test_measured_is_put_together_from_figures() -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
 def test_text(name: str) -> None:
     """Each report reads, to the letter, as its golden file."""
-    assert comparison_text(comparisons()[name]) + "\n" == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    assert render_plain(comparison_document(comparisons()[name])) + "\n" == (
+        GOLDEN / f"{name}.txt"
+    ).read_text(encoding="utf-8")
 
 
 def test_every_report_has_a_golden_file_and_fits_a_terminal() -> None:
     """No report is without a golden file, and no line is longer than 100 columns or ends in a blank."""
     assert sorted(comparisons()) == sorted(path.stem for path in GOLDEN.glob("*.txt"))
-    lines = [line for found in comparisons().values() for line in comparison_text(found).splitlines()]
+    lines = [
+        line
+        for found in comparisons().values()
+        for line in render_plain(comparison_document(found)).splitlines()
+    ]
     assert [line for line in lines if len(line) > WIDTH or line != line.rstrip()] == []
 
 

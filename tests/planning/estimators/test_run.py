@@ -22,12 +22,12 @@ from planner.planning.estimators.quick import (
     recipe_of,
 )
 from planner.report.commands.quick_estimate import (
-    quick_estimate_text,
+    quick_estimate_document,
     quick_estimate_to_json,
-    quick_plan_text,
+    quick_plan_document,
     quick_plan_to_json,
 )
-from planner.report.layout import WIDTH
+from planner.report.plain import WIDTH, render_plain
 from tests.helpers.structs import replace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quick"
@@ -135,13 +135,14 @@ def test_a_tracked_peak_is_the_sum_of_its_categories() -> None:
 
 
 def reports() -> dict[str, str]:
-    return {
-        "formula": quick_estimate_text(formula(3, no_card()), 1.5),
-        "formula_no": quick_estimate_text(formula(30, card(100)), 1.5),
-        "max_batch": quick_plan_text(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5),
-        "max_batch_none": quick_plan_text(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5),
-        "torchinfo_infer": quick_estimate_text(peer(card(100), replace(JOB, mode=Mode.INFER)), 1.5),
+    documents = {
+        "formula": quick_estimate_document(formula(3, no_card()), 1.5),
+        "formula_no": quick_estimate_document(formula(30, card(100)), 1.5),
+        "max_batch": quick_plan_document(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5),
+        "max_batch_none": quick_plan_document(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5),
+        "torchinfo_infer": quick_estimate_document(peer(card(100), replace(JOB, mode=Mode.INFER)), 1.5),
     }
+    return {name: render_plain(document) for name, document in documents.items()}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))

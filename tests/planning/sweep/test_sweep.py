@@ -30,7 +30,7 @@ from planner.planning.sweep.executors import DaskPool, run_all
 from planner.planning.sweep.grid import Cell, Failure, Grid, NamedModel, Recipe, SweepTable, load_grid
 from planner.planning.sweep.results import ResultStore, open_results
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
-from planner.report.commands.sweep import sweep_csv, sweep_parquet
+from planner.report.commands.sweep import sweep_to_csv, sweep_to_parquet
 from tests.helpers.structs import replace
 
 CATALOGUE = load_catalogue()
@@ -400,11 +400,12 @@ def test_the_table_of_a_sweep() -> None:
         "L4 24GB                                  1,234       failed",
         "generic GPU of 8000 MiB                   none       failed",
         "",
-        "Failed: net amp: it broke",
+        "Failed:         net amp: it broke",
         "2 cells, 2 of them new, 1 jobs failed, in 1.2 s",
     ]
-    assert sweep_csv(found).splitlines()[2].startswith("net,sgd,generic GPU of 8000 MiB,23034.0,0,,21000.0")
-    assert sweep_parquet(found)[:4] == b"PAR1"
+    line = sweep_to_csv(found).splitlines()[2]
+    assert line.startswith("net,sgd,generic GPU of 8000 MiB,23034.0,0,,21000.0")
+    assert sweep_to_parquet(found)[:4] == b"PAR1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

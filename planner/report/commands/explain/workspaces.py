@@ -1,29 +1,50 @@
-"""The workspaces of convolutions in words: who takes them, what they consist of, how sure that is."""
+"""The workspaces of convolutions: who takes them, what they consist of, how sure that is."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from planner.hardware.cudnn import LayerWorkspace, Part, Term
 from planner.planning import Estimate, Explanation
-from planner.report.layout import DIGITS
-from planner.report.units import mib
+from planner.report.commands.explain.tensors import LISTED_WIDTH
+from planner.report.document import Block, Cell, Column, Paragraph, Table
+from planner.report.units import mib_text, to_builtins
 
-ASKED, FITTED = "cuDNN", "fitted term"
-_SMALLEST_BYTES = 2**19 // 10  # what is told of the rest: one digit of MiB
+LIBRARY, FITTED = "cuDNN", "fitted term"
+_MIN_BYTES = 2**19 // 10  # of a part that is named: one digit of MiB
 _OF_SIZES = (
     "What a part is for is inferred from its size; x, w and y are input, weights and output, or their "
     "gradients."
 )
 
 
+def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -> list[Block]:
+    """Return the largest workspaces of convolutions, what they consist of, and how sure that is."""
+    if not explanation.workspaces:
+        return []
+    title, sure = workspaces_title(explanation), certainty(estimate, explanation)
+    table = workspaces_table(explanation, top)
+    return [Paragraph(title, "strong"), table, Paragraph(sure, "faint")]
+
+
+def workspaces_table(explanation: Explanation, top: int) -> Table:
+    """Return the largest workspaces and what they consist of."""
+    return Table(
+        (Column(is_number=True, min_width=LISTED_WIDTH), Column()),
+        tuple(
+            (f"{mib_text(one.size_bytes)} MiB", Cell(workspace_text(one), detail=parts_text(one)))
+            for one in explanation.workspaces[:top]
+        ),
+        indent=0,
+    )
+
+
 def workspaces_title(explanation: Explanation) -> str:
-    """What the list is taken from."""
+    """Return what the list is taken from."""
     return f"Largest of the {len(explanation.workspaces):,} workspaces of convolutions"
 
 
 def workspace_text(one: LayerWorkspace) -> str:
-    """Who takes it: direction, module, engine."""
+    """Return who takes it: direction, module, engine."""
     where = f" in {one.module}" if one.module else ""
     timed = ", while engines are timed" if one.searched else ""
     if one.engine is None:
@@ -33,14 +54,15 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """What it consists of, with MiB where that is more than one thing."""
-    told = [said for said in _told(one.parts) if said[1] >= _SMALLEST_BYTES] or list(_told(one.parts))[:1]
-    if len(told) == 1:
-        return told[0][0]
-    return " + ".join(f"{text} {mib(size_bytes, DIGITS):,.1f}" for text, size_bytes in told)
+    """Return what it consists of, with MiB where that is more than one thing."""
+    parts = list(_parts(one.parts))
+    named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
+    if len(named) == 1:
+        return named[0][0]
+    return " + ".join(f"{text} {mib_text(size_bytes)}" for text, size_bytes in named)
 
 
-def _told(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
+def _parts(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
     for term, more in ((Term.COPY, ""), (Term.FILLED, " with channels filled up")):
         letters = sorted((part.of for part in parts if part.term is term), key="xwy".index)
         if letters:
@@ -71,13 +93,13 @@ def _part_text(part: Part) -> str:
             return str(part.term)
 
 
-def sureness(estimate: Estimate, explanation: Explanation) -> str:
-    """How sure the sizes are; "" where there are none."""
+def certainty(estimate: Estimate, explanation: Explanation) -> str:
+    """Return how sure the sizes are; "" where there are none."""
     if not explanation.workspaces:
         return ""
     if explanation.workspaces[0].engine is None:
         return (
-            "Told by one term, fitted to published peaks; benchmarks/fits/convolution_workspaces.py prints "
+            "Told by one term, fitted to published peaks; benchmarks/convolution_workspaces.py prints "
             "between which values its thresholds lie. All other convolutions are taken to need nothing: "
             "docs/accuracy.md shows what that costs, and --cudnn asks a library in its place."
         )
@@ -94,14 +116,14 @@ def sureness(estimate: Estimate, explanation: Explanation) -> str:
 
 
 def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
-    """The `top` largest; `consists_of` adds up to `size_bytes`."""
-    found = explanation.workspaces
-    told_by = None if not found else FITTED if found[0].engine is None else ASKED
+    """Return the `top` largest; `consists_of` adds up to `size_bytes`."""
+    workspaces = explanation.workspaces
+    told_by = None if not workspaces else FITTED if workspaces[0].engine is None else LIBRARY
     return {
         "told_by": told_by,
-        "sure": sureness(estimate, explanation),
-        "in_all": len(found),
-        "convolutions": [_convolution(one) for one in found[:top]],
+        "sure": certainty(estimate, explanation),
+        "in_all": len(workspaces),
+        "convolutions": [_convolution(one) for one in workspaces[:top]],
     }
 
 
@@ -113,5 +135,5 @@ def _convolution(one: LayerWorkspace) -> dict[str, Any]:
         "while_timing": one.searched,
         "engine": one.engine,
         "notes": one.notes.split(", ") if one.notes else [],
-        "consists_of": [{**asdict(part), "term": part.term.value} for part in one.parts],
+        "consists_of": to_builtins(one.parts),
     }

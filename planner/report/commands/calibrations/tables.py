@@ -1,62 +1,76 @@
-"""Stored calibrations as text and as plain data for `json.dumps`: the runs, the line, its residuals."""
+"""Stored calibrations: the runs, the line, its residuals."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from planner.hardware.calibration import (
-    Calibration,
-    Fit,
-    Point,
-    Refusal,
-    is_whole,
-    label,
-    measured_bytes,
-)
+from planner.hardware.calibration import Calibration, Fit, Point, Refusal, is_whole, label, measured_bytes
 from planner.jobs import job_to_json
-from planner.report.commands.as_json import SCHEMA
-from planner.report.layout import DIGITS, job_text, wrapped
-from planner.report.units import mib
+from planner.report.describe import describe_job
+from planner.report.document import Block, Column, Document, Paragraph, Table
+from planner.report.units import SCHEMA, mib, mib_text, to_builtins
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class Folder:
     """The calibrations of one folder."""
 
-    folder: str
+    path: str
     calibrations: tuple[Calibration, ...]
 
 
-def tables_text(shelves: Sequence[Shelf], today: date) -> str:
-    """The report of `planner tables`; the folders in the order in which look-ups go through them."""
-    if not any(shelf.calibrations for shelf in shelves):
-        folders = ", ".join(shelf.folder for shelf in shelves)
-        return "\n".join(wrapped("", f"No calibration is stored. Looked into: {folders}"))
-    blocks = [
-        block
-        for shelf in shelves
-        if shelf.calibrations
-        for block in (_heading(shelf), *(calibration_text(one, today) for one in shelf.calibrations))
+def tables_document(folders: Sequence[Folder], today: date) -> Document:
+    """Return the report of `planner tables`; the folders in the order in which look-ups go through them."""
+    if not any(folder.calibrations for folder in folders):
+        searched = ", ".join(folder.path for folder in folders)
+        return Document.of([Paragraph(f"No calibration is stored. Looked into: {searched}")])
+    return Document.of(*_sections(folders, today))
+
+
+def _sections(folders: Sequence[Folder], today: date) -> Iterator[list[Block]]:
+    for folder in folders:
+        count = len(folder.calibrations)
+        if count:
+            yield [Paragraph(f"{count} calibration{'s' if count > 1 else ''} in {folder.path}")]
+        for one in folder.calibrations:
+            yield calibration_section(one, today)
+
+
+def calibration_section(calibration: Calibration, today: date) -> list[Block]:
+    """Return where a calibration comes from, its line or why there is none, and each run."""
+    entries = (
+        ("Job", describe_job(calibration.key.job)),
+        ("From", _origin(calibration, today)),
+        ("Versions", _versions(calibration)),
+        ("Line", _line(calibration)),
+    )
+    seen = "emulated" if calibration.source == "emulated" else "measured"
+    figures = ("batch", "replayed", seen, "line says", "residual")
+    columns = (*(Column(name, is_number=True, min_width=10) for name in figures), Column("MiB"))
+    runs = tuple(_run_row(_run_to_json(calibration, point)) for point in calibration.points)
+    return [
+        Paragraph(label(calibration), "strong"),
+        Table((Column(min_width=10), Column()), entries),
+        Table(columns, runs),
     ]
-    return "\n\n".join(blocks)
 
 
-def tables_to_json(shelves: Sequence[Shelf], today: date) -> dict[str, Any]:
-    """The JSON object of `planner tables`."""
+def tables_to_json(folders: Sequence[Folder], today: date) -> dict[str, Any]:
+    """Return the JSON object of `planner tables`."""
     return {
         "schema": SCHEMA,
-        "folders": [shelf.folder for shelf in shelves],
+        "folders": [folder.path for folder in folders],
         "calibrations": [
-            {"folder": shelf.folder} | calibration_to_json(one, today)
-            for shelf in shelves
-            for one in shelf.calibrations
+            {"folder": folder.path} | calibration_to_json(one, today)
+            for folder in folders
+            for one in folder.calibrations
         ],
     }
 
 
 def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]:
-    """One calibration. `fit` or `refused` is null; MiB are rounded to 0.001."""
+    """Return one calibration. `fit` or `refused` is null; MiB are rounded to 0.001."""
     key, fit = calibration.key, calibration.fit
     return {
         "model": key.job.model,
@@ -66,9 +80,9 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
         "about": calibration.about,
         "when": calibration.when,
         "age_days": _age_days(calibration, today),
-        "versions": asdict(key.versions) | {"capability": list(key.versions.capability)},
+        "versions": to_builtins(key.versions),
         "traced_with": calibration.traced_with,
-        "settings": asdict(key.settings),
+        "settings": to_builtins(key.settings),
         "includes_context": calibration.includes_context,
         "fit": None if isinstance(fit, Refusal) else _fit_to_json(fit),
         "refused": fit.reason if isinstance(fit, Refusal) else None,
@@ -76,32 +90,8 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
     }
 
 
-def calibration_text(calibration: Calibration, today: date) -> str:
-    """One calibration: where it comes from, its line or why there is none, and each run."""
-    lines = [
-        *wrapped("", label(calibration)),
-        *_entry("Job", job_text(calibration.key.job)),
-        *_entry("From", _origin(calibration, today)),
-        *_entry("Versions", _versions(calibration)),
-        *_entry("Line", _line(calibration)),
-    ]
-    seen = "emulated" if calibration.source == "emulated" else "measured"
-    columns = ("batch", "replayed", seen, "line says", "residual")
-    lines.append("".join(f"{name:>12}" for name in columns) + "   MiB")
-    return "\n".join([*lines, *(_row(_run_to_json(calibration, point)) for point in calibration.points)])
-
-
-def _heading(shelf: Shelf) -> str:
-    count = len(shelf.calibrations)
-    return "\n".join(wrapped("", f"{count} calibration{'s' if count > 1 else ''} in {shelf.folder}"))
-
-
-def _entry(name: str, text: str) -> list[str]:
-    return wrapped(f"  {name:<10}", text)
-
-
 def _age_days(calibration: Calibration, today: date) -> int | None:
-    """None where the file's day is no date."""
+    """Return the age; None where the file's day is no date."""
     try:
         return max(0, (today - date.fromisoformat(calibration.when)).days)
     except ValueError:
@@ -131,8 +121,8 @@ def _line(calibration: Calibration) -> str:
     context = "with" if calibration.includes_context else "without"
     off = f"off the line: batch {', '.join(map(str, fit.outliers))}" if fit.outliers else "no outliers"
     return (
-        f"{mib(fit.overhead_bytes, DIGITS):,} MiB + {fit.slope:.4f} x replayed peak reserved, {context} the "
-        f"context; spread {mib(fit.spread_bytes, DIGITS):,} MiB, {fit.points} points, highest leverage "
+        f"{mib_text(fit.overhead_bytes)} MiB + {fit.slope:.4f} x replayed peak reserved, {context} the "
+        f"context; spread {mib_text(fit.spread_bytes)} MiB, {fit.points} points, highest leverage "
         f"{fit.highest_leverage:.2f}, {off}"
     )
 
@@ -149,8 +139,8 @@ def _fit_to_json(fit: Fit) -> dict[str, Any]:
 
 
 def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
-    """Measured, or emulated, is the process's peak or, where the overhead holds no context, its rise;
-    fitted is what the line says of it, used whether the line was drawn through it.
+    """Return a run: measured, or emulated, is the process's peak or, where the overhead holds no context, its
+    rise; fitted is what the line says of it, used whether the line was drawn through it.
     """
     measured = measured_bytes(point.observation, calibration.includes_context)
     emulated = point.observation.source == "emulated"
@@ -171,18 +161,10 @@ def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
     }
 
 
-def _row(run: dict[str, Any]) -> str:
-    return f"{run['batch']:>12}{''.join(_cells(run))}{_remark(run)}".rstrip()
-
-
-def _cells(run: dict[str, Any]) -> Iterator[str]:
+def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
     seen = "measured_mib" if run["emulated_mib"] is None else "emulated_mib"
-    for name in ("replayed_mib", seen, "fitted_mib"):
-        yield f"{'-':>12}" if run[name] is None else f"{run[name]:>12,.1f}"
-    yield f"{'-':>12}" if run["residual_mib"] is None else f"{run['residual_mib']:>+12,.1f}"
-
-
-def _remark(run: dict[str, Any]) -> str:
-    if run["oom"]:
-        return "   out of memory"
-    return "" if run["used"] or run["fitted_mib"] is None else "   not fitted: it was bounded"
+    sizes = (run[name] for name in ("replayed_mib", seen, "fitted_mib"))
+    residual = "-" if run["residual_mib"] is None else f"{run['residual_mib']:+,.1f}"
+    bounded = "" if run["used"] or run["fitted_mib"] is None else "not fitted: it was bounded"
+    remark = "out of memory" if run["oom"] else bounded
+    return (f"{run['batch']}", *("-" if size is None else f"{size:,.1f}" for size in sizes), residual, remark)

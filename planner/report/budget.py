@@ -1,0 +1,60 @@
+"""A GPU's memory, and what of it is left for the allocator."""
+
+from typing import Any
+
+from planner.hardware import Budget, Device, SourcedBytes
+from planner.report.document import Table
+from planner.report.units import is_endless, memory_table, mib, to_builtins
+
+
+def budget_table(budget: Budget) -> Table:
+    """Return the memory of the GPU from its total down to the allocator's share."""
+    device, sure = budget.device, f"confidence {budget.confidence:g}"
+    rows: list[tuple[str, int, str]] = []
+    is_bounded = not is_endless(device.usable)
+    if is_bounded:
+        rows.append(("total", device.total.value, device.total.source))
+        rows.append(("usable by torch", device.usable.value, device.usable.source))
+    rows.append(("CUDA context", device.context.value, device.context.source))
+    if budget.cap_bytes is not None:
+        rows.append(("allocator's cap", budget.cap_bytes, "given by the user"))
+    if budget.arena.share_bytes is not None:
+        rest = "usable less context" if is_bounded else "the cap"
+        if is_bounded and budget.cap_bytes is not None:
+            rest += " or the cap"
+        rows.append(("left for the allocator", budget.arena.share_bytes, f"{rest}, less a margin for {sure}"))
+    return memory_table(device.name if is_bounded else "Any GPU", rows)
+
+
+def device_to_json(budget: Budget) -> dict[str, Any]:
+    """Return the value of `device`; null stands for memory without end, `allocator` for what the replay may
+    take at the confidence.
+    """
+    arena = budget.arena
+    return {
+        **figures_to_json(budget.device),
+        "allocator": {
+            "capacity_mib": None if arena.capacity_bytes is None else mib(arena.capacity_bytes),
+            "limit_mib": None if arena.limit_bytes is None else mib(arena.limit_bytes),
+            "cap_mib": None if budget.cap_bytes is None else mib(budget.cap_bytes),
+            "rules": to_builtins(arena.rules),
+        },
+    }
+
+
+def figures_to_json(device: Device) -> dict[str, Any]:
+    """Return the figures of a GPU with their sources."""
+    figures = {"total": device.total, "usable": device.usable, "context": device.context}
+    sources = {name: figure.source for name, figure in figures.items()}
+    return {
+        "name": device.name,
+        **{f"{name}_mib": _figure(figure) for name, figure in figures.items()},
+        "capability": list(device.capability),
+        "sources": sources | {"capability": device.capability_source},
+        "kinds": {name: figure.kind.value for name, figure in figures.items()},
+        "spreads_mib": {name: mib(figure.spread) for name, figure in figures.items()},
+    }
+
+
+def _figure(figure: SourcedBytes) -> float | None:
+    return None if is_endless(figure) else mib(figure.value)

@@ -1,0 +1,1 @@
+"""Stored calibrations, and what is measured for them."""

@@ -1,0 +1,156 @@
+"""The reports of `planner verify`: runs on this machine's GPU held against what was predicted for them."""
+
+from typing import Any
+
+from calibration.calibrate import LimitCheck, Verification
+from planner.hardware.calibration import Observation
+from planner.report.commands.estimate import estimate_to_json
+from planner.report.describe import job_entry
+from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Style, Table
+from planner.report.units import NAME_WIDTH, SCHEMA, mib, mib_column, mib_text, signed_percent
+
+_PREDICTIONS = {"yes": "said to fit", "with_retries": "said to fit with retries", "no": "said not to fit"}
+
+
+def verification_document(verification: Verification) -> Document:
+    """Return a run held against its estimate."""
+    estimate, observation = verification.estimate, verification.observation
+    start = _start(observation, estimate.budget.confidence, verification.holds)
+    answer = f"{start}: batch {observation.batch} {_outcome(verification)}"
+    return Document.of(
+        [Headline((answer, job_entry(estimate.job)), _style(verification.holds))], [_peaks(verification)]
+    )
+
+
+def limit_document(check: LimitCheck) -> Document:
+    """Return a largest batch held against runs around it."""
+    plan = check.plan
+    observation = check.runs[0].observation if check.runs else None
+    start = _start(observation, plan.budget.confidence, check.holds)
+    answer = f"{start}: the largest batch was said to be {plan.search.largest}; {_bracket(check)}"
+    return Document.of(
+        [Headline((answer, job_entry(plan.job)), _style(check.holds))],
+        *(_run_section(run) for run in check.runs),
+    )
+
+
+def _run_section(run: Verification) -> list[Block]:
+    text = f"Batch {run.observation.batch} {_outcome(run)}"
+    return [Paragraph(text, _style(run.holds)), *([_peaks(run)] if run.ran else [])]
+
+
+def _style(holds: bool) -> Style:
+    return "good" if holds else "bad"
+
+
+def _start(observation: Observation | None, confidence: float, holds: bool) -> str:
+    verdict = "held" if holds else "did NOT hold"
+    if observation is not None and observation.source == "emulated":
+        return f"Emulated, not measured; there confidence {confidence:g} {verdict}"
+    return f"Confidence {confidence:g} {verdict}"
+
+
+def _bracket(check: LimitCheck) -> str:
+    """Return what the runs say of the true largest batch."""
+    lived, died = check.lived, check.died
+    if died is None:
+        return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
+    if not lived:
+        return f"it is smaller than {died}"
+    return f"it is {lived}" if died - lived == 1 else f"it lies from {lived} to {died - 1}"
+
+
+def _outcome(run: Verification) -> str:
+    """Return what was predicted for a run and what became of it."""
+    predicted = _PREDICTIONS[run.estimate.outcome.value]
+    if not run.ran:
+        return f"was {predicted} and ran out of memory"
+    return f"was {predicted} and ran{'' if run.holds else ', but took more than the upper bound'}"
+
+
+def _peaks(run: Verification) -> Table:
+    """Return each peak as it was predicted beside the measured or emulated one."""
+    estimate, seen = run.estimate, run.observation
+    columns = (
+        Column(seen.gpu, min_width=NAME_WIDTH),
+        *map(mib_column, ("said MiB", seen.source)),
+        Column("error", is_number=True, min_width=7),
+    )
+    rows = (
+        ("allocated", "peak allocated", estimate.run.peak_allocated_bytes, seen.peak_allocated_bytes),
+        ("reserved", "peak reserved", estimate.run.peak_reserved_bytes, seen.peak_reserved_bytes),
+        ("process", "process", estimate.process_bytes, seen.process_peak_bytes),
+        ("", "process, at most", estimate.process_upper_bytes, None),
+    )
+    return Table(
+        columns,
+        tuple(
+            (
+                title,
+                mib_text(predicted),
+                "-" if size is None else Cell(mib_text(size), "strong"),
+                signed_percent(run.errors[name]) if name in run.errors else "-",
+            )
+            for name, title, predicted, size in rows
+        ),
+    )
+
+
+def verification_to_json(verification: Verification, import_seconds: float) -> dict[str, Any]:
+    """Return the JSON object of `planner verify`; `errors` are estimated over measured,
+    or emulated, less 1.
+    """
+    seen = verification.observation
+    sizes = {
+        "peak_allocated": seen.peak_allocated_bytes,
+        "peak_reserved": seen.peak_reserved_bytes,
+        "end_allocated": seen.end_allocated_bytes,
+        "process_peak": seen.process_peak_bytes,
+        "context_before": seen.context_before_bytes,
+        "context_after": seen.context_after_bytes,
+    }
+    figures: dict[str, Any] = {
+        f"{name}_mib": None if size is None else mib(size) for name, size in sizes.items()
+    }
+    figures |= {"retries": seen.retries, "oom": seen.oom}
+    emulated = seen.source == "emulated"
+    return {
+        "schema": SCHEMA,
+        "model": seen.job.model,
+        "batch": seen.batch,
+        "gpu": seen.gpu,
+        "ran": verification.ran,
+        "agrees": verification.agrees,
+        "holds": verification.holds,
+        "verdict": _verdict(seen, verification.holds),
+        "errors": {name: round(error, 6) for name, error in verification.errors.items()},
+        "measured": None if emulated else figures,
+        "emulated": figures if emulated else None,
+        "estimate": estimate_to_json(verification.estimate, import_seconds),
+    }
+
+
+def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
+    """Return the JSON object of `planner verify` without a batch; `runs` are those of one with a batch.
+
+    `true_largest` says between which batch sizes the real one lies, as far as these runs tell.
+    """
+    first = check.runs[0].observation
+    return {
+        "schema": SCHEMA,
+        "model": check.plan.job.model,
+        "gpu": first.gpu,
+        "confidence": check.plan.budget.confidence,
+        "max_batch": check.plan.search.largest,
+        "holds": check.holds,
+        "verdict": _verdict(first, check.holds),
+        "true_largest": {"at_least": check.lived, "at_most": None if check.died is None else check.died - 1},
+        "runs": [verification_to_json(run, import_seconds) for run in check.runs],
+    }
+
+
+def _verdict(observation: Observation, holds: bool) -> str:
+    """Return one word; what an emulated GPU says proves nothing of a real one's context and kernels."""
+    if observation.source == "emulated":
+        return "emulated"
+    return "held" if holds else "did not hold"

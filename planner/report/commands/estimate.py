@@ -1,0 +1,310 @@
+"""The report of `planner estimate`, and what others take from it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.allocator import Failure, Replay
+from planner.hardware import MIB, Likeness, is_fitted, margins_of
+from planner.hardware.calibration import Correction
+from planner.jobs import job_to_json
+from planner.planning import Estimate, RetryCost, Seconds
+from planner.planning.estimators import Method
+from planner.program import Outcome, Phase
+from planner.report.assumptions import assumptions, run_assumptions
+from planner.report.budget import budget_table, device_to_json
+from planner.report.describe import job_entry, short_op
+from planner.report.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Entry,
+    Headline,
+    Paragraph,
+    Style,
+    Table,
+)
+from planner.report.growth import growth_to_json
+from planner.report.plots.colours import PART_COLOURS
+from planner.report.units import (
+    DIGITS,
+    NAME_WIDTH,
+    SCHEMA,
+    breakdown,
+    memory_table,
+    mib,
+    mib_column,
+    mib_parts,
+    mib_text,
+    probability_text,
+    shares,
+    timing_line,
+    to_builtins,
+)
+
+STYLES: dict[Outcome, Style] = {
+    Outcome.FITS: "good",
+    Outcome.FITS_WITH_RETRIES: "warning",
+    Outcome.DOES_NOT_FIT: "bad",
+}
+MAX_STEPS = 5  # of which the retries are listed
+
+Lines = list[str | Entry]
+
+
+def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
+    """Return the report of `planner estimate`."""
+    return Document.of(
+        [headline(estimate, job_entry(estimate.job))],
+        [budget_table(estimate.budget)],
+        *memory_sections(estimate),
+        closing_section(estimate, estimate.seconds, import_seconds),
+    )
+
+
+def headline(estimate: Estimate, *entries: Entry) -> Headline:
+    """Return whether the batch fits, and where it fails if it does not."""
+    answer, own = verdict(estimate)
+    is_bounded = estimate.budget.arena.share_bytes is not None
+    return Headline((answer, *own, *entries), STYLES[estimate.outcome] if is_bounded else "neutral")
+
+
+def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
+    """Return whether the batch fits, and what belongs to that."""
+    batch, sure = estimate.run.batch, f"at confidence {estimate.budget.confidence:g}"
+    process, risk = f"{mib_text(estimate.process_bytes)} MiB", risk_entries(estimate)
+    if estimate.failed is not None:
+        answer = f"Batch {batch} does not fit {sure}; without a limit it would take {process}"
+        return answer, (*failure_entries(estimate), *risk)
+    if estimate.budget.arena.share_bytes is None:
+        return f"Batch {batch} takes {process} of GPU memory", ()
+    if not estimate.retry_costs:
+        return f"Batch {batch} fits {sure}", (*risk,)
+    retries = Entry("Retries", retries_text(estimate.retry_costs))
+    return f"Batch {batch} fits {sure}, with retries", (retries, *risk)
+
+
+def retries_text(costs: Sequence[RetryCost]) -> str:
+    """Return what retries cost, by the steps that were traced."""
+    counts = [str(cost.retries) for cost in costs]
+    if len(counts) > MAX_STEPS:
+        counts = [*counts[:MAX_STEPS], "..."]
+    each = ", ".join(counts[:-1]) + (" and " if len(counts) > 1 else "") + counts[-1]
+    frees = sum(cost.cuda_frees for cost in costs)
+    steps = f"the {len(costs)} steps" if len(costs) > 1 else "the step"
+    return (
+        f"{each} in {steps} traced; torch then releases what it has cached (calls of cudaFree in all: "
+        f"{frees}; the GPU stands still meanwhile) and asks CUDA again"
+    )
+
+
+def risk_entries(*estimates: Estimate) -> list[Entry]:
+    """Return the probability that each batch runs out of memory, where anything bounds it, or why there is
+    none.
+    """
+    probabilities = dict.fromkeys(
+        f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}"
+        for estimate in estimates
+        if estimate.p_out_of_memory is not None
+    )
+    if probabilities:
+        return [Entry("Risk", f"P(out of memory) {', '.join(probabilities)}")]
+    if not estimates:
+        return []
+    budget = estimates[0].budget
+    unlike = budget.likeness.unlike
+    if budget.arena.share_bytes is None or not unlike or is_fitted(budget):
+        return []
+    return [Entry("Risk", f"not known: no published run {' or '.join(unlike)}")]
+
+
+def failure_entries(estimate: Estimate) -> list[Entry]:
+    """Return where the run under the budget ended."""
+    if estimate.failed is None or estimate.failed.failure is None:
+        return []
+    failure = estimate.failed.failure
+    requested = failure.requested_bytes
+    size = f"{mib_text(requested)} MiB" if requested >= MIB else f"{requested:,} bytes"
+    return [Entry("Fails at", f"{', '.join(_place(failure))}: no room for {size}")]
+
+
+def _place(failure: Failure) -> Iterator[str]:
+    if failure.phase is Phase.SETUP:
+        yield "moving the model to the GPU"
+    elif failure.phase is Phase.INPUTS:
+        yield f"step {failure.step}"
+        yield "copying the batch to the GPU"
+    else:
+        yield f"step {failure.step}"
+        yield str(failure.phase)
+    if failure.module:
+        yield f"module {failure.module}"
+    if failure.phase not in (Phase.SETUP, Phase.INPUTS):
+        yield short_op(failure.op)
+
+
+# ---- tables
+
+
+def memory_sections(estimate: Estimate) -> list[list[Block]]:
+    """Return what the batch takes, and what the process consists of."""
+    return [[batch_table(estimate), *_step_peaks(estimate.run)], [parts_table(breakdown(estimate))]]
+
+
+def batch_table(estimate: Estimate) -> Table:
+    """Return what the batch takes."""
+    run, confidence = estimate.run, estimate.budget.confidence
+    rows = [
+        ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
+        ("peak reserved", run.peak_reserved_bytes, "what torch's caching allocator holds"),
+        ("process", estimate.process_bytes, "reserved and CUDA context, as nvidia-smi shows it"),
+    ]
+    if estimate.failed is None:
+        rows.append(("process, at most", estimate.process_upper_bytes, f"at confidence {confidence:g}"))
+    how = ", no limit" if estimate.failed is not None else ", with retries" if estimate.retry_costs else ""
+    return memory_table(f"Batch {run.batch}{how}", rows)
+
+
+def _step_peaks(run: Replay) -> list[Paragraph]:
+    """Return the peaks of the first step and of later ones, where they are not the same."""
+    first, later = run.first_step, run.later_steps
+    if later is None or mib(first.allocated_bytes, DIGITS) == mib(later.allocated_bytes, DIGITS):
+        return []
+    sizes = [f"{mib_text(peaks.allocated_bytes)} MiB" for peaks in (first, later)]
+    text = f"Peak allocated in the first step {sizes[0]}, in later ones {sizes[1]}"
+    return [Paragraph(text, "faint")]
+
+
+def parts_table(parts: Mapping[str, int]) -> Table:
+    """Return the breakdown of a process, with a bar for each share."""
+    columns = (
+        Column("The process consists of", min_width=NAME_WIDTH),
+        mib_column(),
+        Column("share", is_number=True, min_width=6),
+        Column(rank=1, is_bar=True),
+    )
+    rows = (
+        (name, f"{rounded:,.1f}", f"{share:.1%}", Cell("", colour=PART_COLOURS[name], share=share))
+        for name, rounded, share in shares(parts, DIGITS)
+    )
+    return Table(columns, tuple(rows))
+
+
+def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
+    """Return what the answer takes for granted, and how long it took."""
+    timing = plan_timing(seconds, import_seconds)
+    return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]
+
+
+def plan_timing(seconds: Seconds, import_seconds: float) -> Paragraph:
+    """Return how long it took."""
+    parts = {"importing": import_seconds, "tracing": seconds.trace, "replaying": seconds.replay}
+    return Paragraph(timing_line(parts), "faint")
+
+
+# ---- JSON
+
+
+def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
+    """Return the JSON object of `planner estimate`.
+
+    Where the batch does not fit, `failure` tells of the run on the GPU and the peaks are those of a GPU
+    without end. MiB are rounded to 0.001, the breakdown so that it adds up to `process_mib`.
+    """
+    run = estimate.run
+    return {
+        "schema": SCHEMA,
+        "model": estimate.job.model,
+        "batch": run.batch,
+        "method": Method.TRACE.value,
+        "job": job_to_json(estimate.job),
+        "device": device_to_json(estimate.budget),
+        "confidence": estimate.budget.confidence,
+        "peak_allocated_mib": mib(run.peak_allocated_bytes),
+        "peak_reserved_mib": mib(run.peak_reserved_bytes),
+        **_steps(run),
+        "end_allocated_mib": mib(run.end_allocated_bytes),
+        "process_mib": mib(estimate.process_bytes),
+        "process_upper_mib": mib(estimate.process_upper_bytes),
+        "fits": estimate.outcome.value,
+        "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
+        "risk": _risk(estimate.budget.likeness),
+        "retries": (estimate.failed or run).retries,
+        "retry_costs": to_builtins(estimate.retry_costs),
+        "failure": None if estimate.failed is None else _failure(estimate.failed),
+        "breakdown_mib": mib_parts(breakdown(estimate)),
+        "calibration": _calibration(estimate.budget.correction),
+        "growth": growth_to_json(estimate.growth, estimate.step_limit),
+        "assumptions": list(assumptions(estimate)),
+        "unknown_ops": list(estimate.unknown_ops),
+        "seconds": plan_seconds_to_json(estimate.seconds, import_seconds),
+    }
+
+
+def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, float]:
+    """Return the value of `seconds`."""
+    spent = {"import": import_seconds, "trace": seconds.trace, "replay": seconds.replay}
+    return {name: round(value, 3) for name, value in spent.items()}
+
+
+def _risk(likeness: Likeness) -> dict[str, Any]:
+    """Return what margins and probability rest on where no calibration of the job answers."""
+    margins = margins_of(likeness)
+    own = margins.residuals
+    return {
+        "kind": likeness.kind.value,
+        "runs": own.runs,
+        "outcomes": own.verdicts.outcomes,
+        "peaks": own.peaks,
+        "location": round(margins.verdicts.location, 5),
+        "scale": round(margins.verdicts.scale, 5),
+        "departures": list(likeness.departures),
+        "unlike": list(likeness.unlike),
+        "lengths": likeness.lengths.value,
+    }
+
+
+def _steps(run: Replay) -> dict[str, float | None]:
+    """Return the first step, which makes the optimizer's state, and all later ones; null where none was
+    traced.
+    """
+    first, later = run.first_step, run.later_steps
+    return {
+        "peak_first_step_mib": mib(first.allocated_bytes),
+        "peak_later_steps_mib": None if later is None else mib(later.allocated_bytes),
+        "peak_reserved_first_step_mib": mib(first.reserved_bytes),
+        "peak_reserved_later_steps_mib": None if later is None else mib(later.reserved_bytes),
+    }
+
+
+def _calibration(correction: Correction | None) -> dict[str, Any] | None:
+    """Return which calibration answered; the figures are null where only its context is used."""
+    if correction is None:
+        return None
+    fit = correction.fit
+    return {
+        "which": correction.about,
+        "level": correction.level.value,
+        "source": correction.source,
+        "includes_context": correction.includes_context,
+        "overhead_mib": None if fit is None else mib(fit.overhead_bytes),
+        "slope": None if fit is None else fit.slope,
+        "spread_mib": None if fit is None else mib(fit.spread_bytes),
+        "drift_mib": mib(correction.drift_bytes),
+        "points": 0 if fit is None else fit.points,
+        "outliers": [] if fit is None else list(fit.outliers),
+    }
+
+
+def _failure(failed: Replay) -> dict[str, Any] | None:
+    failure = failed.failure
+    if failure is None:
+        return None
+    return {
+        "step": failure.step,
+        "phase": failure.phase.value,
+        "module": failure.module,
+        "op": failure.op,
+        "requested_mib": mib(failure.requested_bytes),
+    }

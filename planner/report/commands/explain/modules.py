@@ -1,0 +1,112 @@
+"""The peak by module."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.planning import Explanation, ModuleShare, fold
+from planner.program import Category
+from planner.report.document import Cell, Column, Table
+from planner.report.plots.colours import CATEGORY_COLOURS
+from planner.report.units import NAME_WIDTH, mib_column, mib_text
+
+MIN_SHARE = 0.005  # of the peak: modules below it are summed up in one line
+MAX_LINES = 30  # as many levels of modules are shown as these hold, unless the user says how many
+OUTSIDE = "(outside of modules)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the tree of modules."""
+
+    name: str
+    level: int
+    size_bytes: int
+    mostly: str  # the category that it holds most of
+    role: Category | None  # the same; None for the sum of the smaller ones
+
+
+def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
+    """Return the tree of modules with shares of the allocated peak and what each holds most of."""
+    total = explanation.run.peak_allocated_bytes
+    if not total:
+        return []
+    columns = (
+        Column("By module at the peak", min_width=NAME_WIDTH),
+        mib_column(),
+        Column("share", is_number=True, min_width=6),
+        Column("mostly"),
+        Column(is_bar=True, rank=1),
+    )
+    shown = fold(explanation.modules, shown_depth(explanation, depth))
+    return [Table(columns, tuple(_cells(row, total) for row in _rows(shown, 0, total)))]
+
+
+def _cells(row: _Row, total: int) -> tuple[Cell | str, ...]:
+    share = row.size_bytes / total
+    colour = "" if row.role is None else CATEGORY_COLOURS[row.role]
+    return (
+        Cell(f"{'  ' * row.level}{row.name}", "" if row.level else "strong"),
+        mib_text(row.size_bytes),
+        f"{share:.1%}",
+        Cell(row.mostly, "faint"),
+        Cell("", colour=colour, share=share),
+    )
+
+
+def shown_depth(explanation: Explanation, depth: int | None) -> int:
+    """Return how many levels of modules are shown: as given, or as can be read; at least 1."""
+    if depth is not None:
+        return depth
+    modules, depth, lines = explanation.modules, 1, 0
+    while True:
+        deeper = fold(modules, depth + 1)
+        count = len(list(_rows(deeper, 0, max(1, modules.size_bytes))))
+        if count > MAX_LINES or count == lines or deeper == fold(modules, depth):
+            return depth
+        depth, lines = depth + 1, count
+
+
+def _rows(share: ModuleShare, level: int, total: int) -> Iterator[_Row]:
+    """Yield the modules below `share` and what is its own, the larger ones first, the smallest summed up."""
+    rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
+    if share.own_bytes and (level == 0 or share.children):
+        rows.append((share.own_bytes, None))
+    rows.sort(key=lambda row: -row[0])
+    shown = [row for row in rows if row[0] >= MIN_SHARE * total]
+    for size_bytes, child in shown:
+        name = (OUTSIDE if level == 0 else "(itself)") if child is None else child.name.rpartition(".")[2]
+        roles = _own_roles(share) if child is None else child.by_role
+        role = max(roles, key=lambda role: roles[role])
+        part = roles[role] / size_bytes
+        yield _Row(name, level, size_bytes, str(role) if part > 0.995 else f"{role} {part:.0%}", role)
+        if child is not None:
+            yield from _rows(child, level + 1, total)
+    rest = rows[len(shown) :]
+    if rest:
+        noun = "module" if len(rest) == 1 else "modules"
+        yield _Row(f"({len(rest)} smaller {noun})", level, sum(size for size, _ in rest), "", None)
+
+
+def _own_roles(share: ModuleShare) -> dict[Category, int]:
+    """Return what a module holds without its children, by role."""
+    return {
+        role: size_bytes - sum(child.by_role[role] for child in share.children)
+        for role, size_bytes in share.by_role.items()
+    }
+
+
+def module_to_json(share: ModuleShare) -> dict[str, Any]:
+    """Return a module and those inside it."""
+    return {
+        "name": share.name,
+        "size_bytes": share.size_bytes,
+        "own_bytes": share.own_bytes,
+        "by_category": roles_to_json(share.by_role),
+        "children": [module_to_json(child) for child in share.children],
+    }
+
+
+def roles_to_json(by_role: Mapping[Category, int]) -> dict[str, int]:
+    """Return bytes by category."""
+    return {role.value: by_role[role] for role in Category}

@@ -1,0 +1,94 @@
+"""The report of `planner explain`; in its JSON, sizes that add up are whole bytes, so that they do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.allocator.history import Difference
+from planner.jobs import job_to_json
+from planner.planning import Estimate, Explanation, Shown, fold
+from planner.report.commands.estimate import closing_section, estimate_to_json, headline, parts_table
+from planner.report.commands.explain.diff import difference_sections, difference_to_json
+from planner.report.commands.explain.levels import (
+    fragmentation_table,
+    levels_table,
+    levels_to_json,
+    peak_text,
+    peaks_to_json,
+)
+from planner.report.commands.explain.modules import module_to_json, modules_tables, roles_to_json, shown_depth
+from planner.report.commands.explain.tensors import block_to_json, tensors_section
+from planner.report.commands.explain.workspaces import workspaces_section, workspaces_to_json
+from planner.report.describe import job_entry
+from planner.report.document import Block, Document, Entry
+from planner.report.units import SCHEMA, breakdown, to_builtins
+
+
+def explanation_document(
+    estimate: Estimate,
+    explanation: Explanation,
+    difference: Difference | None,
+    shown: Shown,
+    import_seconds: float,
+) -> Document:
+    """Return the report of `planner explain`."""
+    unlimited = ", on a card without end" if estimate.failed is not None else ""
+    peak = Entry("Peak allocated", f"{peak_text(explanation)}{unlimited}")
+    return Document.of(
+        [headline(estimate, job_entry(estimate.job), peak)],
+        *breakdown_sections(breakdown(estimate), explanation, shown),
+        workspaces_section(estimate, explanation, shown.top),
+        [fragmentation_table(explanation)],
+        [levels_table(explanation)],
+        *([] if difference is None else difference_sections(difference, shown.top)),
+        closing_section(estimate, estimate.seconds, import_seconds),
+    )
+
+
+def breakdown_sections(parts: Mapping[str, int], explanation: Explanation, shown: Shown) -> list[list[Block]]:
+    """Return the process by category, and the peak by module and tensor."""
+    return [
+        [parts_table(parts)],
+        [*modules_tables(explanation, shown.depth)],
+        tensors_section(explanation, shown.top),
+    ]
+
+
+def explanation_to_json(
+    estimate: Estimate,
+    explanation: Explanation,
+    difference: Difference | None,
+    shown: Shown,
+    import_seconds: float,
+) -> dict[str, Any]:
+    """Return the JSON object of `planner explain`: `categories`, `modules` and all blocks add up to
+    `peak.allocated_bytes`.
+
+    `estimate` is the object of `planner estimate`. `tensors` are the `shown.top` largest, `modules` is cut
+    at the depth of the text. `difference` is null without a recording.
+    """
+    return {
+        "schema": SCHEMA,
+        "model": estimate.job.model,
+        "batch": explanation.run.batch,
+        "job": job_to_json(estimate.job),
+        "estimate": estimate_to_json(estimate, import_seconds),
+        **breakdown_to_json(explanation, shown),
+        "workspaces": workspaces_to_json(estimate, explanation, shown.top),
+        "steps": to_builtins(explanation.steps),
+        "evaluation": peaks_to_json(explanation.evaluation),
+        "difference": None if difference is None else difference_to_json(difference, shown.top),
+    }
+
+
+def breakdown_to_json(explanation: Explanation, shown: Shown) -> dict[str, Any]:
+    """Return the keys that any explained run has; `categories` and the like add up to the allocated peak."""
+    depth = shown_depth(explanation, shown.depth)
+    peak_bytes = explanation.run.peak_allocated_bytes
+    return {
+        "peak": to_builtins(explanation.peak) | {"allocated_bytes": peak_bytes},
+        "categories": roles_to_json(explanation.at_peak),
+        "modules": module_to_json(fold(explanation.modules, depth)),
+        "tensors": [block_to_json(block) for block in explanation.blocks[: shown.top]],
+        "blocks": len(explanation.blocks),
+        **levels_to_json(explanation),
+    }

@@ -1,0 +1,88 @@
+"""Jobs and operators in words."""
+
+from collections.abc import Iterator, Sequence
+
+from planner.jobs import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
+from planner.report.document import Entry
+
+
+def job_entry(job: Job) -> Entry:
+    """Return the line of a report that says what is run."""
+    return Entry("Job", describe_job(job))
+
+
+def describe_job(job: Job) -> str:
+    """Return what is run, in one line."""
+    given = ", ".join(f"{key}={_value(value)}" for key, value in job.model_args)
+    model = f"{job.model} = {job.source}" if job.source else job.model
+    targets = job.targets if job.target is None else (job.target,)
+    target = f", target {' and '.join(map(str, targets))}" if targets else ""
+    sample = f"one sample: input {' and '.join(map(str, job.inputs))}{target}"
+    return f"{model}{f'({given})' if given else ''}; {describe_loop(job)}; {sample}"
+
+
+def describe_loop(job: Job) -> str:
+    """Return the part of a job that is not the model."""
+    if job.mode is Mode.INFER:
+        return ", ".join(("inference", *_numerics(job)))
+    if job.mode is Mode.GENERATE:
+        return ", ".join((f"generation of {job.new_tokens} tokens", *_numerics(job)))
+    if job.mode is Mode.FORWARD:
+        return ", ".join(("forward pass with gradients recorded", *_numerics(job)))
+    how = "" if job.optimizer_impl is OptimizerImpl.FOREACH else f" ({job.optimizer_impl})"
+    parts = (f"training with {job.optimizer}{how}", f"{job.loss} loss", *_numerics(job), *_recipe(job))
+    return ", ".join(parts)
+
+
+def _numerics(job: Job) -> Iterator[str]:
+    """Yield precision, layout and libraries where they are not the defaults."""
+    if job.precision is not Precision.FP32:
+        yield str(job.precision)
+    if job.grad_scaler:
+        yield "gradient scaling"
+    if job.memory_format is not MemoryFormat.CONTIGUOUS:
+        yield str(job.memory_format)
+    if job.cudnn_benchmark:
+        yield "cudnn.benchmark"
+    if job.cudnn:
+        yield f"workspaces of cuDNN ({job.cudnn})"
+    if job.cublas_workspace_config:
+        yield f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}"
+
+
+def _recipe(job: Job) -> Iterator[str]:
+    """Yield the rest of what is not as in the simplest loop."""
+    if job.checkpoint is not Checkpoint.NONE:
+        yield f"checkpointed {job.checkpoint}"
+    if job.accumulate > 1:
+        yield f"{job.accumulate} micro-batches a step"
+    if job.clip_gradients is not ClipGradients.NONE:
+        yield f"gradients clipped by {job.clip_gradients}"
+    if job.ema:
+        yield "moving average of the weights"
+    if job.evaluate:
+        yield f"evaluation{f' of batches of {job.eval_batch:,}' if job.eval_batch else ''} between the steps"
+    if job.dataset_size:
+        yield f"epochs of {job.dataset_size:,} samples"
+    if job.lengths is not None:
+        yield f"{job.lengths} lengths"
+    if job.ddp:
+        yield "gradient buckets as views" if job.ddp_bucket_view else "gradient buckets"
+    if job.freeze:
+        yield f"frozen: {' '.join(job.freeze)}"
+    if job.train_only:
+        yield f"trained only: {' '.join(job.train_only)}"
+
+
+def _value(value: object) -> str:
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def short_op(op: str) -> str:
+    """Return `aten.convolution.default` as people call it."""
+    return op.removeprefix("aten.").removesuffix(".default")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return `64x3x224x224`."""
+    return "x".join(map(str, shape)) or "scalar"

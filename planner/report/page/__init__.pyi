@@ -1,3 +1,0 @@
-from .page import (
-    save_page as save_page,
-)

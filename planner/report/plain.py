@@ -1,0 +1,90 @@
+"""Plain text: aligned, at most 100 columns wide, the same in every pipe."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from planner.report.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Entry,
+    Headline,
+    Paragraph,
+    Table,
+    Verbatim,
+)
+
+WIDTH = 100
+_LABEL = 16  # columns of the name of an entry
+_GAP = "  "
+
+
+def render_plain(document: Document) -> str:
+    """Return the lines of a document, with an empty one between sections."""
+    sections = (
+        "\n".join(line for block in section for line in _lines(block)) for section in document.sections
+    )
+    return "\n\n".join(sections)
+
+
+def _lines(block: Block) -> Iterator[str]:
+    match block:
+        case Headline(lines):
+            for line in lines:
+                yield from _lines(Paragraph(line) if isinstance(line, str) else line)
+        case Entry(name, text):
+            yield from wrapped(f"{name + ':':<{_LABEL}}", text)
+        case Table():
+            yield from _table_lines(block)
+        case Bullets(title, sentences):
+            yield from (title,) if title else ()
+            for sentence in sentences:
+                yield from wrapped("  - ", sentence)
+        case Paragraph(text):
+            yield from wrapped("", text)
+        case Verbatim(lines):
+            yield from lines
+
+
+def wrapped(beginning: str, text: str) -> list[str]:
+    """Return the text behind its beginning, and under itself where it takes several lines."""
+    lines = wrap(text, WIDTH - len(beginning), break_on_hyphens=False) or [""]
+    rest = " " * len(beginning)
+    return [f"{beginning}{lines[0]}".rstrip(), *(f"{rest}{line}" for line in lines[1:])]
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    """Yield the heading and the rows; the last column wraps, the others are as wide as their cells."""
+    shown = [place for place, column in enumerate(table.columns) if not column.is_bar]
+    columns = [table.columns[place] for place in shown]
+    rows = [[_cell(row[place]) for place in shown] for row in table.rows]
+    texts = [[" " * table.indent + first.text, *(cell.text for cell in rest)] for first, *rest in rows]
+    headings = [column.title for column in columns]
+    lines = [headings, *texts] if any(headings) else texts
+    widths = [
+        max(column.min_width, *map(len, cells))
+        for column, cells in zip(columns, zip(*lines, strict=True), strict=True)
+    ]
+    for cells in lines[: len(lines) - len(texts)]:
+        yield _row(columns, widths, cells)[0]
+    for cells, row in zip(texts, rows, strict=True):
+        yield from _row(columns, widths, cells)
+        for place, cell in enumerate(row):
+            if cell.detail:
+                yield from wrapped(" " * sum(width + len(_GAP) for width in widths[:place]), cell.detail)
+
+
+def _row(columns: list[Column], widths: list[int], cells: list[str]) -> list[str]:
+    aligned = [
+        f"{cell:>{width}}" if column.is_number else f"{cell:<{width}}"
+        for column, width, cell in zip(columns, widths, cells, strict=True)
+    ]
+    if columns[-1].is_number:
+        return [_GAP.join(aligned).rstrip()]
+    return wrapped("".join(cell + _GAP for cell in aligned[:-1]), cells[-1])
+
+
+def _cell(cell: Cell | str) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell

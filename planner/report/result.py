@@ -1,0 +1,68 @@
+"""Results of the planner, and the report of each."""
+
+from importlib import import_module
+from typing import Any, Literal
+
+# The module of `commands` that reports a result, and what its functions `..._document` and `..._to_json`
+# begin with. They take the attributes of the result that their parameters name.
+REPORTS = {
+    "AdviceResult": "advise:advice",
+    "CacheResult": "cache:cache",
+    "CalibrateResult": "calibrations.calibrate:campaign",
+    "CommandResult": "run:command_plan",
+    "CompareResult": "compare:comparison",
+    "DevicesResult": "devices:devices",
+    "EstimateResult": "estimate:estimate",
+    "ExplainResult": "explain.report:explanation",
+    "GpusResult": "gpus:gpus",
+    "LimitResult": "calibrations.verify:limit",
+    "MaxBatchResult": "max_batch:plan",
+    "ProcessResult": "replay:process",
+    "QuickBatchResult": "quick_estimate:quick_plan",
+    "QuickEstimateResult": "quick_estimate:quick_estimate",
+    "RunResult": "run:run",
+    "SweepResult": "sweep:sweep",
+    "TablesResult": "calibrations.tables:tables",
+    "VerifyResult": "calibrations.verify:verification",
+}
+
+
+def render(result: object, form: Literal["text", "terminal", "json"]) -> Any:
+    """Return the report of a result: a text of at most 100 columns, what rich draws on a terminal, or the
+    JSON object.
+    """
+    if form == "json":
+        return _call(result, "to_json")
+    document = _call(result, "document")
+    if form == "text":
+        from planner.report.plain import render_plain
+
+        return render_plain(document)
+    from planner.report.terminal import render_terminal
+
+    return render_terminal(document)
+
+
+def _call(result: object, suffix: str) -> Any:
+    module, _, prefix = REPORTS[type(result).__name__].partition(":")
+    report = getattr(import_module(f"planner.report.commands.{module}"), f"{prefix}_{suffix}")
+    code = report.__code__
+    return report(*(getattr(result, name) for name in code.co_varnames[: code.co_argcount]))
+
+
+class Result:
+    """Mixin of results: `str` gives the text report, `to_dict` the JSON object; rich draws it."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of the command."""
+        document: dict[str, Any] = render(self, "json")
+        return document
+
+    def __str__(self) -> str:
+        text: str = render(self, "text")
+        return text
+
+    def __rich__(self) -> object:
+        return render(self, "terminal")

@@ -4,15 +4,15 @@ A document is a sequence of sections, a section one of blocks that belong togeth
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Self
+
+from msgspec import Struct
 
 # How much a text matters, and whether it is good news; "neutral" is an answer that is neither yes nor no.
 Style = Literal["", "strong", "faint", "neutral", "good", "warning", "bad"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """One field of a table."""
 
     text: str
@@ -22,8 +22,7 @@ class Cell:
     share: float | None = None  # of a whole: drawn as a bar in place of the text
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column by its heading; on a narrow terminal the one of rank 1 is left out first, rank 0 never."""
 
     title: str = ""
@@ -34,8 +33,7 @@ class Column:
     is_bar: bool = False  # drawn on terminals only
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Rows of cells under columns; plain text indents the rows under the heading."""
 
     columns: Sequence[Column]
@@ -43,40 +41,35 @@ class Table:
     indent: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A line such as `Job: ...`."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
+class Headline(Struct, frozen=True):
     """The answer, with what belongs to it."""
 
     lines: Sequence[str | Entry]
     style: Style
 
 
-@dataclass(frozen=True, slots=True)
-class Bullets:
+class Bullets(Struct, frozen=True):
     """Sentences under a title, fainter than figures; without a sentence there is no title either."""
 
     title: str
     sentences: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(Struct, frozen=True):
     """A text that wraps."""
 
     text: str
     style: Style = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verbatim:
+class Verbatim(Struct, frozen=True):
     """Lines that stand as they are."""
 
     lines: Sequence[str]
@@ -85,8 +78,7 @@ class Verbatim:
 Block = Headline | Entry | Table | Bullets | Paragraph | Verbatim
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """A whole report."""
 
     sections: Sequence[Sequence[Block]]

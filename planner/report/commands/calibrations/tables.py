@@ -9,7 +9,7 @@ from planner.hardware.calibration import Calibration, Fit, Point, Refusal, is_wh
 from planner.jobs import job_to_json
 from planner.report.describe import describe_job
 from planner.report.document import Block, Column, Document, Paragraph, Table
-from planner.report.units import SCHEMA, mib, mib_text, to_builtins
+from planner.report.units import SCHEMA, mib, mib_column, mib_text, to_builtins
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ def calibration_section(calibration: Calibration, today: date) -> list[Block]:
         ("Line", _line(calibration)),
     )
     seen = "emulated" if calibration.source == "emulated" else "measured"
-    figures = ("batch", "replayed", seen, "line says", "residual")
-    columns = (*(Column(name, is_number=True, min_width=10) for name in figures), Column("MiB"))
+    figures = map(mib_column, ("replayed", seen, "line says", "residual"))
+    columns = [Column("batch", is_number=True, min_width=12), *figures, Column("MiB")]
     runs = tuple(_run_row(_run_to_json(calibration, point)) for point in calibration.points)
     return [
         Paragraph(label(calibration), "strong"),
         Table((Column(min_width=10), Column()), entries),
-        Table(columns, runs),
+        Table(columns, runs, indent=0),
     ]
 
 

@@ -18,17 +18,15 @@ from .replay import (
     Failure as Failure,
     Replay as Replay,
     after_refusal as after_refusal,
-    live_at as live_at,
     open_allocator as open_allocator,
     replay_trace as replay_trace,
-    replay_with_live as replay_with_live,
+    replay_with_breakdown as replay_with_breakdown,
     room_bytes as room_bytes,
 )
 from .timeline import (
     PhasePeak as PhasePeak,
     Timeline as Timeline,
+    TimelineRecorder as TimelineRecorder,
     phase_peaks as phase_peaks,
-    play as play,
-    take_timeline as take_timeline,
     thin as thin,
 )

@@ -1,12 +1,12 @@
-"""A trace run through the allocator simulator at one batch size: does it fit, and where does memory go?"""
+"""Replay a trace through the allocator's simulator at one batch size."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import AllocatorRules
-from planner.program import Alloc, Category, Free, Outcome, Phase, PhaseStart, Trace
+from planner.program import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +75,98 @@ class Replay:
         return Peaks(max(p.allocated_bytes for p in later), max(p.reserved_bytes for p in later))
 
 
-def replay_trace(trace: Trace, batch: int, arena: Arena = UNLIMITED) -> Replay:
-    """Run all events of the trace at this batch size.
+# Called after each event with its index. An `Alloc` without a block could not be served and is the last one.
+OnEvent = Callable[[CachingAllocator, int, Event, Block | None], None]
 
-    Raises ValueError where the trace was taken at another batch size and is not affine, UsageError where the
-    rules name a fraction of a total that the arena does not give.
+
+def replay_trace(
+    trace: Trace,
+    batch: int,
+    arena: Arena = UNLIMITED,
+    on_event: OnEvent | None = None,
+    segment_events: list[SegmentEvent] | None = None,
+) -> Replay:
+    """Run all events of the trace at this batch size, up to the request that fails if one does.
+
+    Changes of the reserved memory are appended to `segment_events`. Raises ValueError where the trace was
+    captured at another batch size and is not affine, UsageError where the rules name a fraction of a total
+    that the arena does not give.
     """
-    return _run(trace, batch, arena, len(trace.events))[0]
+    check_batch(trace, batch)
+    allocator = open_allocator(arena, segment_events)
+    malloc, free = allocator.malloc, allocator.free
+    blocks: dict[int, Block] = {}
+    block: Block | None
+    phase_start = PhaseStart(0, Phase.SETUP)
+    failure = None
+    peak_bytes = peak_event = 0
+    steps: list[Peaks] = []
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Alloc):
+            size = event.fixed_bytes + event.per_sample_bytes * batch
+            block = malloc(size)
+            if block is None:
+                block = after_refusal(allocator, event.optional)
+            if block is None:
+                site = trace.sites[event.site]
+                failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
+                if on_event is not None:
+                    on_event(allocator, index, event, None)
+                break
+            blocks[event.block] = block
+            if allocator.allocated_bytes > peak_bytes:
+                peak_bytes, peak_event = allocator.allocated_bytes, index
+        elif isinstance(event, Free):
+            block = None
+            free(blocks.pop(event.block))
+        else:
+            block = None
+            if event.step > phase_start.step > 0:
+                steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+                allocator.reset_peaks()
+            phase_start = event
+        if on_event is not None:
+            on_event(allocator, index, event, block)
+    steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+    if failure:
+        outcome = Outcome.DOES_NOT_FIT
+    else:
+        outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
+    return Replay(
+        batch=batch,
+        outcome=outcome,
+        peak_allocated_bytes=peak_bytes,
+        peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
+        end_allocated_bytes=allocator.allocated_bytes,
+        retries=allocator.retries,
+        failure=failure,
+        peak_event=peak_event,
+        step_peaks=tuple(steps),
+    )
 
 
-def live_at(trace: Trace, batch: int, arena: Arena, event: int) -> Mapping[Category, int]:
-    """Bytes of the blocks in use right after the event with this index, by role; unused roles are 0.
+def replay_with_breakdown(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Category, int]]:
+    """Replay the trace and return the bytes of the blocks in use at its allocated peak by category as well.
 
-    Blocks count whole, as torch's `memory_allocated` counts them.
+    Blocks count whole, as torch's `memory_allocated` counts them; unused categories are 0. Raises as
+    `replay_trace` does.
     """
-    return _live(trace, _run(trace, batch, arena, event + 1)[1], event)
+    sizes: dict[int, int] = {}
 
+    def record(_: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
+        if block is not None and isinstance(event, Alloc):
+            sizes[event.block] = block.size_bytes
 
-def replay_with_live(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Category, int]]:
-    """The replay, and what lives at its allocated peak, as `live_at` tells it."""
-    run, sizes = _run(trace, batch, arena, len(trace.events))
-    return run, _live(trace, sizes, run.peak_event)
+    run = replay_trace(trace, batch, arena, record)
+    totals = dict.fromkeys(Category, 0)
+    live: dict[int, Category] = {}
+    for event in trace.events[: run.peak_event + 1]:
+        if isinstance(event, Alloc) and event.block in sizes:
+            live[event.block] = event.role
+            totals[event.role] += sizes[event.block]
+        elif isinstance(event, Free):
+            totals[live.pop(event.block)] -= sizes[event.block]
+    return run, totals
 
 
 def room_bytes(arena: Arena) -> int | None:
@@ -138,72 +209,3 @@ def after_refusal(allocator: CachingAllocator, is_optional: bool) -> Block | Non
 
 def _least(*bounds: int | None) -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
-
-
-def _live(trace: Trace, sizes: list[int], event: int) -> Mapping[Category, int]:
-    """`sizes` are those of the blocks that were served, by birth."""
-    alive: dict[int, tuple[Category, int]] = {}
-    served = iter(sizes)
-    for entry in trace.events[: event + 1]:
-        if isinstance(entry, Alloc):
-            size_bytes = next(served, None)
-            if size_bytes is None:  # here the run failed
-                break
-            alive[entry.block] = entry.role, size_bytes
-        elif isinstance(entry, Free):
-            del alive[entry.block]
-    totals = dict.fromkeys(Category, 0)
-    for role, size_bytes in alive.values():
-        totals[role] += size_bytes
-    return totals
-
-
-def _run(trace: Trace, batch: int, arena: Arena, stop: int) -> tuple[Replay, list[int]]:
-    """The replay up to an event, and the sizes of the blocks that were served, by birth."""
-    check_batch(trace, batch)
-    allocator = open_allocator(arena)
-    malloc, free = allocator.malloc, allocator.free
-    blocks: dict[int, Block] = {}
-    sizes: list[int] = []
-    mark = PhaseStart(0, Phase.SETUP)
-    failure = None
-    peak_bytes = peak_event = 0
-    steps: list[Peaks] = []
-    for index, event in enumerate(trace.events[:stop]):
-        if isinstance(event, Alloc):
-            size = event.fixed_bytes + event.per_sample_bytes * batch
-            block = malloc(size)
-            if block is None:
-                block = after_refusal(allocator, event.optional)
-            if block is None:
-                site = trace.sites[event.site]
-                failure = Failure(mark.step, mark.phase, site.module, site.op, size)
-                break
-            blocks[event.block] = block
-            sizes.append(block.size_bytes)
-            if allocator.allocated_bytes > peak_bytes:
-                peak_bytes, peak_event = allocator.allocated_bytes, index
-        elif isinstance(event, Free):
-            free(blocks.pop(event.block))
-        else:
-            if event.step > mark.step > 0:
-                steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-                allocator.reset_peaks()
-            mark = event
-    steps.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-    if failure:
-        outcome = Outcome.DOES_NOT_FIT
-    else:
-        outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
-    done = Replay(
-        batch=batch,
-        outcome=outcome,
-        peak_allocated_bytes=peak_bytes,
-        peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
-        end_allocated_bytes=allocator.allocated_bytes,
-        retries=allocator.retries,
-        failure=failure,
-        peak_event=peak_event,
-        step_peaks=tuple(steps),
-    )
-    return done, sizes

@@ -1,16 +1,11 @@
-"""A run event by event: what is allocated, for what, and reserved after each; for explanations and pictures.
-
-`replay` answers whether a batch fits and runs a thousand times in a search; what is told here is looked at
-once.
-"""
+"""Levels of a replay event by event: allocated, by category, and reserved; for explanations and pictures."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.replay import Arena, after_refusal, check_batch, open_allocator
-from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
+from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,55 +42,37 @@ class PhasePeak:
     end_allocated_bytes: int
 
 
-def play(trace: Trace, batch: int, allocator: CachingAllocator) -> Iterator[tuple[int, Event, Block | None]]:
-    """Run a trace; after each event comes its index, the event and the block of an `Alloc`.
+class TimelineRecorder:
+    """Record a `Timeline`, as `on_event` of `replay_trace`."""
 
-    An `Alloc` without a block could not be served and is the last event. Raises ValueError where the trace
-    says nothing about this batch size.
-    """
-    check_batch(trace, batch)
-    blocks: dict[int, Block] = {}
-    for index, event in enumerate(trace.events):
-        block = None
+    def __init__(self) -> None:
+        self._live: dict[int, tuple[Category, int]] = {}
+        self._levels = dict.fromkeys(Category, 0)
+        self._columns: dict[Category, list[int]] = {category: [] for category in Category}
+        self._allocated: list[int] = []
+        self._reserved: list[int] = []
+        self._marks: list[tuple[int, PhaseStart]] = []
+
+    def __call__(self, allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
         if isinstance(event, Alloc):
-            block = allocator.malloc(event.bytes_at(batch))
             if block is None:
-                block = after_refusal(allocator, event.optional)
-            if block is None:
-                yield index, event, None
                 return
-            blocks[event.block] = block
+            self._live[event.block] = event.role, block.size_bytes
+            self._levels[event.role] += block.size_bytes
         elif isinstance(event, Free):
-            allocator.free(blocks.pop(event.block))
-        yield index, event, block
-
-
-def take_timeline(trace: Trace, batch: int, arena: Arena) -> Timeline:
-    """The levels after each event of a trace, up to the request that fails if one does."""
-    allocator = open_allocator(arena)
-    live: dict[int, tuple[Category, int]] = {}
-    levels = dict.fromkeys(Category, 0)
-    columns: dict[Category, list[int]] = {role: [] for role in Category}
-    allocated: list[int] = []
-    reserved: list[int] = []
-    marks: list[tuple[int, PhaseStart]] = []
-    for index, event, block in play(trace, batch, allocator):
-        if isinstance(event, Alloc):
-            if block is None:
-                break
-            live[event.block] = event.role, block.size_bytes
-            levels[event.role] += block.size_bytes
-        elif isinstance(event, Free):
-            role, size_bytes = live.pop(event.block)
-            levels[role] -= size_bytes
+            category, size_bytes = self._live.pop(event.block)
+            self._levels[category] -= size_bytes
         else:
-            marks.append((index, event))
-        allocated.append(allocator.allocated_bytes)
-        reserved.append(allocator.reserved_bytes)
-        for role, column in columns.items():
-            column.append(levels[role])
-    by_role = {role: tuple(column) for role, column in columns.items()}
-    return Timeline(tuple(allocated), tuple(reserved), by_role, tuple(marks))
+            self._marks.append((index, event))
+        self._allocated.append(allocator.allocated_bytes)
+        self._reserved.append(allocator.reserved_bytes)
+        for category, column in self._columns.items():
+            column.append(self._levels[category])
+
+    def timeline(self) -> Timeline:
+        """Return the levels that were recorded."""
+        columns = {category: tuple(column) for category, column in self._columns.items()}
+        return Timeline(tuple(self._allocated), tuple(self._reserved), columns, tuple(self._marks))
 
 
 def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:

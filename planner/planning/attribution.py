@@ -14,15 +14,12 @@ from planner.allocator import (
     Replay,
     SegmentState,
     Timeline,
-    live_at,
-    open_allocator,
+    TimelineRecorder,
     phase_peaks,
-    play,
     replay_trace,
-    take_timeline,
 )
 from planner.hardware.cudnn import LayerWorkspace, layer_workspaces
-from planner.program import Alloc, Category, Free, Phase, PhaseStart, TensorProvenance, Trace
+from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, TensorProvenance, Trace
 
 MOST_GAPS = 10  # that are told; there may be thousands
 
@@ -126,17 +123,18 @@ def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = N
     A run that fails is explained up to its failure. Raises ValueError where a trace says nothing about this
     batch size.
     """
-    run = replay_trace(trace, batch, arena)
-    timeline = take_timeline(trace, batch, arena)
+    recorder = TimelineRecorder()
+    run = replay_trace(trace, batch, arena, recorder)
+    timeline = recorder.timeline()
     if not timeline.allocated_bytes:
         raise ValueError("the trace has no event that could be run")
     peak, reserved_peak = timeline.peak_event, timeline.reserved_peak_event
-    live, fragmentation = _look(trace, batch, arena, peak, reserved_peak)
+    live, fragmentation = _inspect(trace, batch, arena, peak, reserved_peak)
     phases = phase_peaks(timeline)
     return Explanation(
         run=run,
         peak=moment_of(trace, peak),
-        at_peak=live_at(trace, batch, arena, peak),
+        at_peak={category: levels[peak] for category, levels in timeline.by_role.items()},
         modules=share_modules(live),
         blocks=tuple(sorted(live, key=lambda block: (-block.size_bytes, block.block))),
         fragmentation=fragmentation,
@@ -161,16 +159,17 @@ def moment_of(trace: Trace, event: int) -> Moment:
     return Moment(event, mark.step, mark.phase, site.module, site.op)
 
 
-def _look(
+def _inspect(
     trace: Trace, batch: int, arena: Arena, peak: int, reserved_peak: int
 ) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
-    """The blocks in use after the event `peak`, and the free memory after the event `reserved_peak`."""
-    allocator = open_allocator(arena)
+    """Return the blocks in use after the event `peak` and the free memory after the event `reserved_peak`."""
     live: dict[int, tuple[Alloc, PhaseStart, Block]] = {}
     mark = PhaseStart(0, Phase.SETUP)
     blocks: tuple[LiveBlock, ...] = ()
-    fragmentation = None
-    for index, event, block in play(trace, batch, allocator):
+    fragmentation: Fragmentation | None = None
+
+    def inspect(allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
+        nonlocal mark, blocks, fragmentation
         if isinstance(event, Alloc) and block is not None:
             live[event.block] = event, mark, block
         elif isinstance(event, Free):
@@ -182,8 +181,8 @@ def _look(
         if index == reserved_peak:
             rounding = sum(block.size_bytes - event.bytes_at(batch) for event, _, block in live.values())
             fragmentation = _fragmentation(moment_of(trace, index), allocator, rounding)
-        if index >= max(peak, reserved_peak):
-            break
+
+    replay_trace(trace, batch, arena, inspect)
     assert fragmentation is not None
     return blocks, fragmentation
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from planner.allocator import UNLIMITED, Arena, Replay, replay_trace, replay_with_live, room_bytes
+from planner.allocator import UNLIMITED, Arena, Replay, replay_trace, replay_with_breakdown, room_bytes
 from planner.errors import BatchTooLargeError, ModelError
 from planner.hardware import (
     Budget,
@@ -115,11 +115,11 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     """Replay one batch size of a trace under the budget and say where the memory goes."""
     start = perf_counter()
     budget = judge_budget(budget, job, trace)
-    run, at_peak = replay_with_live(trace, batch, budget.arena)
+    run, at_peak = replay_with_breakdown(trace, batch, budget.arena)
     failed = None
     if run.outcome is Outcome.DOES_NOT_FIT:
         failed = run
-        run, at_peak = replay_with_live(trace, batch, without_end(budget.arena))
+        run, at_peak = replay_with_breakdown(trace, batch, without_end(budget.arena))
     chance = chance_out_of_memory(budget, trace, run)
     growth = find_growth(trace, batch)
     limit = None

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from planner.allocator import Arena, SegmentEvent, open_allocator, play
-from planner.program import PhaseStart, Trace
+from planner.allocator import Arena, Block, CachingAllocator, SegmentEvent, replay_trace
+from planner.program import Event, PhaseStart, Trace
 
 _FREES = ("segment_free", "segment_unmap")
 
@@ -20,17 +20,20 @@ class RetryCost:
 def count_retries(trace: Trace, batch: int, arena: Arena) -> tuple[RetryCost, ...]:
     """Return the cost of each step, the first with the set-up before it, up to a failure if there is one."""
     changes: list[SegmentEvent] = []
-    allocator = open_allocator(arena, changes)
     costs: list[RetryCost] = []
     retries = step = 0
-    for _, event, _ in play(trace, batch, allocator):
+
+    def count(allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
+        nonlocal retries, step
         if isinstance(event, PhaseStart):
             if event.step > step > 0:
                 costs.append(_cost(changes, allocator.retries - retries))
                 retries = allocator.retries
                 changes.clear()
             step = event.step
-    return (*costs, _cost(changes, allocator.retries - retries))
+
+    run = replay_trace(trace, batch, arena, count, changes)
+    return (*costs, _cost(changes, run.retries - retries))
 
 
 def _cost(changes: list[SegmentEvent], retries: int) -> RetryCost:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf
-from planner.allocator.replay import UNLIMITED, Arena, Failure, Peaks, Replay, live_at, replay_trace
+from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace, replay_with_breakdown
+from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
@@ -173,7 +174,7 @@ def test_empty_trace() -> None:
     """A trace without events takes nothing."""
     nothing = Trace((), (), (1,))
     assert replay_trace(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
-    assert live_at(nothing, 1, UNLIMITED, 0) == dict.fromkeys(Category, 0)
+    assert replay_with_breakdown(nothing, 1, Arena())[1] == dict.fromkeys(Category, 0)
 
 
 def test_no_samples_no_memory() -> None:
@@ -222,8 +223,6 @@ def test_another_batch_is_refused() -> None:
     assert replay_trace(trace, 4).peak_allocated_bytes == MIB
     with pytest.raises(ValueError, match="taken at batch 4 and says nothing about 5"):
         replay_trace(trace, 5)
-    with pytest.raises(ValueError, match="taken at batch 4 and says nothing about 5"):
-        live_at(trace, 5, UNLIMITED, 0)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +235,12 @@ def test_another_batch_is_refused() -> None:
         (8, {Category.PARAMETER: 30 * MIB, Category.WORKSPACE: 1024, Category.GRADIENT: 12 * MIB}),
     ],
 )
-def test_live_at(event: int, alive: dict[Category, int]) -> None:
-    """The blocks alive after an event count whole, each for its role."""
-    assert live_at(JOB, 2, UNLIMITED, event) == dict.fromkeys(Category, 0) | alive
+def test_levels(event: int, alive: dict[Category, int]) -> None:
+    """The blocks alive after an event count whole, each for its category."""
+    recorder = TimelineRecorder()
+    replay_trace(JOB, 2, on_event=recorder)
+    levels = {category: column[event] for category, column in recorder.timeline().by_role.items()}
+    assert levels == dict.fromkeys(Category, 0) | alive
 
 
 capacities = st.one_of(st.none(), st.integers(0, 150).map(lambda number: number * MIB))
@@ -250,11 +252,16 @@ confs = st.sampled_from(
 @UNTIMED
 @given(affine_traces(), st.integers(1, 8), capacities, confs)
 def test_roles_add_up(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
-    """The roles at the peak add up to the allocated peak, those at the end to what is allocated there."""
+    """Categories add up to the allocated peak at the peak, and to what is allocated at the end there."""
     arena = Arena(capacity, rules=parse_alloc_conf(conf))
-    run = replay_trace(trace, batch, arena)
-    assert sum(live_at(trace, batch, arena, run.peak_event).values()) == run.peak_allocated_bytes
-    assert sum(live_at(trace, batch, arena, len(trace.events)).values()) == run.end_allocated_bytes
+    recorder = TimelineRecorder()
+    run = replay_trace(trace, batch, arena, recorder)
+    _, at_peak = replay_with_breakdown(trace, batch, arena)
+    assert sum(at_peak.values()) == run.peak_allocated_bytes
+    columns = recorder.timeline().by_role
+    if recorder.timeline().allocated_bytes:
+        assert at_peak == {category: column[run.peak_event] for category, column in columns.items()}
+        assert sum(column[-1] for column in columns.values()) == run.end_allocated_bytes
 
 
 @UNTIMED

@@ -7,7 +7,8 @@ Thread: "Memory consumption U-Net" of the PyTorch forum (an older PyTorch).
 import pytest
 from torch import nn
 
-from planner.allocator.replay import UNLIMITED, live_at, replay_trace
+from planner.allocator.replay import replay_trace
+from planner.allocator.timeline import TimelineRecorder
 from planner.program.events import Category, Phase, Trace
 from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 
@@ -15,7 +16,9 @@ from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 def end_bytes(trace: Trace, *roles: Category) -> int:
     """What blocks of these roles hold after the last step."""
     batch = trace.batches[0]
-    live = live_at(trace, batch, UNLIMITED, len(trace.events) - 1)
+    recorder = TimelineRecorder()
+    replay_trace(trace, batch, on_event=recorder)
+    live = {category: levels[-1] for category, levels in recorder.timeline().by_role.items()}
     return sum(live[role] for role in roles)
 
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given, strategies as st
 
 from planner.allocator.config import MIB, AllocatorRules
 from planner.allocator.replay import UNLIMITED, Arena, replay_trace
-from planner.allocator.timeline import PhasePeak, Timeline, take_timeline, thin
+from planner.allocator.timeline import PhasePeak, Timeline, TimelineRecorder, thin
 from planner.errors import DataFileError
 from planner.planning.attribution import (
     Explanation,
@@ -57,6 +57,12 @@ LITERAL = Trace(
 
 def explained(trace: Trace = LITERAL, arena: Arena = UNLIMITED) -> Explanation:
     return explain(trace, trace.batches[0] if not trace.is_affine else 4, arena)
+
+
+def timeline_of(trace: Trace, batch: int, arena: Arena) -> Timeline:
+    recorder = TimelineRecorder()
+    replay_trace(trace, batch, arena, recorder)
+    return recorder.timeline()
 
 
 def test_the_peak_of_a_literal_trace() -> None:
@@ -179,7 +185,7 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, arena: Arena, depth: int
     """Categories, modules, blocks, timeline, steps and gaps equal the replay's figures to the byte."""
     batch = 4 if trace.is_affine else trace.batches[0]
     run = replay_trace(trace, batch, arena)
-    assume(take_timeline(trace, batch, arena).allocated_bytes)
+    assume(timeline_of(trace, batch, arena).allocated_bytes)
     found = explain(trace, batch, arena)
     timeline, gaps = found.timeline, found.fragmentation
     assert found.run == run
@@ -262,6 +268,6 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_timeline_ends_with_the_request_that_fails() -> None:
     """Where memory ends, the timeline has the levels before it."""
-    timeline = take_timeline(LITERAL, 8, Arena(capacity_bytes=60 * MIB))
+    timeline = timeline_of(LITERAL, 8, Arena(capacity_bytes=60 * MIB))
     assert timeline.allocated_bytes == (0, 30 * MIB, 30 * MIB, 34 * MIB, 34 * MIB)
     assert json.dumps(timeline.reserved_bytes[-1]) == str(50 * MIB)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from planner._support.atomic_write import save
-from planner.allocator.blocks import SegmentEvent, SegmentState
+from planner.allocator.blocks import Block, SegmentEvent, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.replay import Arena, open_allocator
-from planner.allocator.timeline import play
-from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
+from planner.allocator.replay import Arena, replay_trace
+from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads
 LOOP = "training loop"
@@ -33,42 +32,53 @@ def save_snapshot(trace: Trace, batch: int, arena: Arena, path: Path) -> None:
 
 def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
     """The run of a trace in an arena, up to the request that fails if one does."""
-    changes: list[SegmentEvent] = []
-    allocator = open_allocator(arena, changes)
-    frames = _FrameMaker(trace)
-    live: dict[int, _Live] = {}
-    entries: list[dict[str, Any]] = []
-    for _, event, block in play(trace, batch, allocator):
-        if isinstance(event, PhaseStart):
-            frames.mark = event
-            continue
-        if isinstance(event, Alloc):
-            size = event.bytes_at(batch)
-            stack = frames.of(event)
-            entries += _segment_entries(changes, stack, len(entries))
-            changes.clear()
-            if block is None:
-                entries.append(_oom(size, arena, allocator, stack, len(entries)))
-                break
-            if not block.size_bytes:  # the process does without
-                entries.append(_oom(size, arena, allocator, stack, len(entries)))
-                continue
-            live[event.block] = _Live(block.address, size, event.role, stack)
-            entries.append(_entry("alloc", block.address, size, stack, event.role, len(entries)))
-        elif isinstance(event, Free) and event.block in live:
-            dead = live.pop(event.block)
-            for action in ("free_requested", "free_completed"):
-                entries.append(
-                    _entry(action, dead.address, dead.requested_bytes, [], dead.role, len(entries))
-                )
+    recorder = _SnapshotRecorder(trace, batch, arena)
+    replay_trace(trace, batch, arena, recorder, recorder.changes)
+    entries = recorder.entries
     entries.append(_entry("snapshot", 0, 0, [], _UNKNOWN, len(entries)))
-    at = {one.address: one for one in live.values()}
+    at = {one.address: one for one in recorder.live.values()}
     return {
-        "segments": [_segment(segment, at, arena) for segment in allocator.snapshot()],
+        "segments": [_segment(segment, at, arena) for segment in recorder.segments()],
         "device_traces": [entries],
         "allocator_settings": _settings(arena),
         "external_annotations": [],
     }
+
+
+class _SnapshotRecorder:
+    """Record the entries of a device's trace, as `on_event` of `replay_trace`."""
+
+    def __init__(self, trace: Trace, batch: int, arena: Arena) -> None:
+        self.changes: list[SegmentEvent] = []
+        self.live: dict[int, _Live] = {}
+        self.entries: list[dict[str, Any]] = []
+        self._frames = _FrameMaker(trace)
+        self._batch, self._arena = batch, arena
+        self._allocator: CachingAllocator | None = None
+
+    def __call__(self, allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
+        self._allocator = allocator
+        if isinstance(event, PhaseStart):
+            self._frames.mark = event
+        elif isinstance(event, Alloc):
+            size = event.bytes_at(self._batch)
+            stack = self._frames.of(event)
+            self.entries += _segment_entries(self.changes, stack, len(self.entries))
+            self.changes.clear()
+            if block is None or not block.size_bytes:  # without a workspace the process goes on
+                self.entries.append(_oom(size, self._arena, allocator, stack, len(self.entries)))
+                return
+            self.live[event.block] = _Live(block.address, size, event.role, stack)
+            self.entries.append(_entry("alloc", block.address, size, stack, event.role, len(self.entries)))
+        elif event.block in self.live:
+            dead = self.live.pop(event.block)
+            for action in ("free_requested", "free_completed"):
+                time = len(self.entries)
+                self.entries.append(_entry(action, dead.address, dead.requested_bytes, [], dead.role, time))
+
+    def segments(self) -> tuple[SegmentState, ...]:
+        """Return the segments after the last event."""
+        return () if self._allocator is None else tuple(self._allocator.snapshot())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.allocator import UNLIMITED, live_at
+from planner.allocator import TimelineRecorder, replay_trace
 from planner.hardware import Budget
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
@@ -177,5 +177,7 @@ def kept_after(trace: Trace, batch: int) -> int:
 
     Blocks as the allocator gave them, which may be larger than the tensors.
     """
-    live = live_at(trace, batch, UNLIMITED, len(trace.events) - 1)
-    return live[Category.PARAMETER] + live[Category.GRADIENT]
+    recorder = TimelineRecorder()
+    replay_trace(trace, batch, on_event=recorder)
+    at_end = {category: levels[-1] for category, levels in recorder.timeline().by_role.items()}
+    return at_end[Category.PARAMETER] + at_end[Category.GRADIENT]

@@ -8,10 +8,34 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+if TYPE_CHECKING:
+    from planner.api.advise import AdviceResult as AdviceResult, advise as advise
+    from planner.api.explain import ExplainResult as ExplainResult, explain as explain
+    from planner.api.gpus import GpusResult as GpusResult, gpus as gpus
+    from planner.api.max_batch import (
+        EstimateResult as EstimateResult,
+        MaxBatchResult as MaxBatchResult,
+        estimate as estimate,
+        max_batch as max_batch,
+    )
+    from planner.hardware import Device as Device
+    from planner.jobs import Job as Job
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "api.advise": ["AdviceResult", "advise"],
+        "api.explain": ["ExplainResult", "explain"],
+        "api.gpus": ["GpusResult", "gpus"],
+        "api.max_batch": ["EstimateResult", "MaxBatchResult", "estimate", "max_batch"],
+        "hardware": ["Device"],
+        "jobs": ["Job"],
+    },
+)
 
 # The public modules of the hooks, and where they live.
 _ALIASES = {

@@ -1,12 +1,13 @@
 """The allocator's history of an emulated process, and the trace that it makes."""
 
-import json
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from planner.errors import DataFileError
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
@@ -72,44 +73,46 @@ class History:
     course: Course | None = None  # where it was asked for
 
 
+class _CourseRow(msgspec.Struct):
+    marks: tuple[CourseMark, ...]
+    tables: tuple[tuple[Holder, ...], ...]
+    held: tuple[tuple[int, int], ...]  # place, index into `tables`
+    missing: tuple[str, ...]
+    cublas_workspace: str
+
+
+class _HistoryRow(msgspec.Struct):
+    device: int
+    alloc_conf: str
+    fraction: float
+    is_whole: bool
+    events: tuple[HistoryEvent, ...]
+    sites: tuple[tuple[str, str], ...]
+    marks: tuple[StepEnd, ...]
+    course: _CourseRow | None
+
+
 def read_histories(folder: Path) -> tuple[History, ...]:
     """Read the histories in a folder, by rank and GPU. Raises DataFileError for one that is broken."""
-    found: list[History] = []
+    histories: list[History] = []
     for path in sorted(folder.glob("*.history")):
         rank, pid = map(int, path.stem.split("-"))
         try:
-            found += [_history(rank, pid, row) for row in json.loads(path.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, LookupError, TypeError) as error:
+            rows = msgspec.json.decode(path.read_bytes(), type=list[_HistoryRow])
+            histories += [_history(rank, pid, row) for row in rows]
+        except (OSError, ValueError, LookupError) as error:
             raise DataFileError(f"{path}: not a history of an emulated run; run the command again") from error
-    return tuple(sorted(found, key=lambda one: (one.rank, one.device)))
+    return tuple(sorted(histories, key=lambda one: (one.rank, one.device)))
 
 
-def _history(rank: int, pid: int, data: dict[str, Any]) -> History:
-    return History(
-        rank,
-        data["device"],
-        data["alloc_conf"],
-        float(data["fraction"]),
-        bool(data["is_whole"]),
-        tuple(HistoryEvent(*event) for event in data["events"]),
-        tuple(Site(*site) for site in data["sites"]),
-        tuple(StepEnd(*mark) for mark in data["marks"]),
-        pid,
-        None if data["course"] is None else _course(data["course"]),
-    )
-
-
-def _course(data: dict[str, Any]) -> Course:
-    tables = [
-        tuple(Holder(address, Category(role), module) for address, role, module in table)
-        for table in data["tables"]
-    ]
-    return Course(
-        tuple(CourseMark(place, Phase(phase), module) for place, phase, module in data["marks"]),
-        tuple((place, tables[index]) for place, index in data["held"]),
-        tuple(data["missing"]),
-        str(data["cublas_workspace"]),
-    )
+def _history(rank: int, pid: int, row: _HistoryRow) -> History:
+    course = None
+    if row.course is not None:
+        held = tuple((place, row.course.tables[index]) for place, index in row.course.held)
+        course = Course(row.course.marks, held, row.course.missing, row.course.cublas_workspace)
+    sites = tuple(Site(*site) for site in row.sites)
+    settings = (row.device, row.alloc_conf, row.fraction, row.is_whole)
+    return History(rank, *settings, row.events, sites, row.marks, pid, course)
 
 
 def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:

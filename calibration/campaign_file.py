@@ -1,4 +1,4 @@
-"""The reader of campaign files: which jobs are measured at which batch sizes, in order of worth.
+"""Campaign files: which jobs are measured at which batch sizes, in order of worth.
 
 A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`, all required; `caps_mib`
 (allocator caps, under which the true largest batch is sought; `batches` then are where the search starts),
@@ -7,8 +7,10 @@ the command line names them. All batches of a model come before the next model, 
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.hardware import LARGEST_TOTAL_MIB, MIB
@@ -24,12 +26,13 @@ from planner.jobs import (
 )
 
 STANDARD = Path(__file__).with_name("campaigns") / "standard.yaml"
-LARGEST_BATCH = 2**20
+
 _OPTIONAL = ("caps_mib", "history", *OPTION_KEYS, "alloc_conf")
+_Batches = Annotated[tuple[Annotated[int, Meta(ge=1, le=2**20)], ...], Meta(min_length=1)]
+_Caps = Annotated[tuple[Annotated[int, Meta(ge=1, le=LARGEST_TOTAL_MIB)], ...], Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class BatchSeries(Struct, frozen=True):
     """One job at several batch sizes or, where there are caps, its largest batch under each."""
 
     job: Job
@@ -41,8 +44,8 @@ class Series:
 
 def load_campaign(
     catalogue: Mapping[str, CatalogueEntry], path: Path = STANDARD, sources: Collection[str] = SOURCES
-) -> tuple[tuple[Series, ...], str]:
-    """The series of a campaign in their order, and what it is about.
+) -> tuple[tuple[BatchSeries, ...], str]:
+    """Return the series of a campaign in their order, and what it is about.
 
     Raises DataFileError with file, line and key for anything that is wrong with it, also for a FILE.py:NAME
     where "file" is none of the `sources`: it would run code.
@@ -50,23 +53,23 @@ def load_campaign(
     parts = read_entry(path).children(("about", "groups"))
     series = [one for group in parts["groups"].items() for one in _read_group(group, catalogue, sources)]
     if not series:
-        raise parts["groups"].broken("a group is wanted")
+        raise parts["groups"].broken("expected at least one group")
     return tuple(series), parts["about"].text()
 
 
 def _read_group(
     group: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]
-) -> list[Series]:
+) -> list[BatchSeries]:
     parts = group.children(("about", "models", "batches"), _OPTIONAL)
     parts["about"].text()
     options = read_options(parts, sources)
-    batches = _counts(parts["batches"], LARGEST_BATCH)
-    histories = _counts(parts["history"], LARGEST_BATCH) if "history" in parts else ()
+    batches = _distinct(parts["batches"], _Batches)
+    histories = _distinct(parts["history"], _Batches) if "history" in parts else ()
     if not set(histories) <= set(batches):
-        raise parts["history"].broken("some of the group's batches are wanted")
-    caps = _counts(parts["caps_mib"], LARGEST_TOTAL_MIB) if "caps_mib" in parts else ()
+        raise parts["history"].broken("expected some of the group's batches")
+    caps = _distinct(parts["caps_mib"], _Caps) if "caps_mib" in parts else ()
     return [
-        Series(
+        BatchSeries(
             read_model(item, catalogue, sources, **options),
             batches,
             tuple(cap * MIB for cap in caps),
@@ -77,8 +80,8 @@ def _read_group(
     ]
 
 
-def _counts(entry: Entry, most: int) -> tuple[int, ...]:
-    numbers = [item.number(1, most) for item in read_items(entry)]
-    if any(number != int(number) for number in numbers) or len(set(numbers)) < len(numbers):
-        raise entry.broken("different whole numbers are wanted")
-    return tuple(map(int, numbers))
+def _distinct(entry: Entry, kind: Any) -> tuple[int, ...]:
+    values: tuple[int, ...] = entry.convert(kind)
+    if len(set(values)) < len(values):
+        raise entry.broken("expected different values")
+    return values

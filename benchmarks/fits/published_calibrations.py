@@ -37,9 +37,9 @@ import numpy as np
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes, smallest_cap_mib
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
-from calibration.record import Origins, add_points, key_of
 from planner.capture.models.registry import complete_by_library, import_transformers
 from planner.capture.session import record
+from planner.hardware.calibration.files import Origins, add_points, key_of
 from planner.hardware.calibration.fit import LeftOut, fit_points, leave_one_batch_out
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.calibration.observation import Observation, Settings, Versions

@@ -12,15 +12,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from calibration.observation_json import observation_to_json, read_job
-from calibration.probe.request import ProbeRequest
-from planner._support.cudnn_version import cudnn_text
+from msgspec import to_builtins
+from msgspec.structs import replace as replace_struct
+
+from calibration.observations import observation_to_json, read_job
+from calibration.probe.client import DetectedGpu, ProbeRequest
+from planner._support.versions import format_cudnn_version
 from planner.allocator.history import MOST_EVENTS, History
 from planner.errors import ModelError, NoGpuError, PlannerError
 from planner.hardware.calibration import Observation, Settings, Versions, origin_of
@@ -44,23 +47,20 @@ def main() -> None:
     os._exit(0)  # CUDA's tear-down takes long and has nothing to say
 
 
-def _reply(said: Mapping[str, Any]) -> dict[str, Any]:
+def _reply(document: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any]
     try:
-        if said["ask"] == "gpu":
-            _prepare("", "", "cuda")
-            gpu, versions, settings = _describe("cuda", None)
-            return {"name": gpu, "versions": asdict(versions), "settings": asdict(settings)}
-        if said["ask"] == "tensors":
-            return {"readings": [asdict(reading) for reading in observe_tensors(Path(said["process"]))]}
-        request = ProbeRequest(
-            job=read_job(said["job"]),
-            batch=said["batch"],
-            allocator_cap_bytes=said["allocator_cap_bytes"],
-            alloc_conf=said["alloc_conf"],
-            history=None if said["history"] is None else Path(said["history"]),
-            device=said["device"],
-        )
-        return observation_to_json(observe(request))
+        match document.pop("ask"):
+            case "gpu":
+                _prepare("", "", "cuda")
+                answer = to_builtins(_detect("cuda", None))
+            case "tensors":
+                answer = {"readings": to_builtins(observe_tensors(Path(document["process"])))}
+            case _:
+                history = document["history"] and Path(document["history"])
+                fields = document | {"job": read_job(document["job"]), "history": history}
+                answer = observation_to_json(observe(ProbeRequest(**fields)))
+        return answer
     except PlannerError as error:
         return {"error": type(error).__name__, "message": str(error)}
     except Exception as error:
@@ -87,17 +87,16 @@ def observe(request: ProbeRequest) -> Observation:
         return _observe_on_cpu(request)
     import torch
 
-    from calibration.probe.memory_sampler import CudaRun, keep_history
+    from calibration.probe.memory_sampler import CudaRun, save_recorded_history
 
     gauge = _open_gauge()
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()  # makes the context
     torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
-    gpu, versions, settings = _describe(request.device, gauge)
-    settings = replace(
-        settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=request.allocator_cap_bytes
-    )
-    limit_bytes = _set_cap(request.allocator_cap_bytes, versions.torch_total_bytes or 0)
+    gpu = _detect(request.device, gauge)
+    versions, cap_bytes = gpu.versions, request.allocator_cap_bytes
+    settings = replace_struct(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
+    limit_bytes = _set_cap(cap_bytes, versions.torch_total_bytes or 0)
     run = CudaRun(gauge.level if gauge else lambda: None)
     run.sample()
     context_before_bytes = run.highest_bytes
@@ -109,13 +108,13 @@ def observe(request: ProbeRequest) -> Observation:
     remarks = [gauge.remark] if gauge and gauge.remark else []
     if request.history is not None:
         history = History(
-            gpu, versions.torch, request.alloc_conf, versions.torch_total_bytes, limit_bytes, ()
+            gpu.name, versions.torch, request.alloc_conf, versions.torch_total_bytes, limit_bytes, ()
         )
-        remarks += keep_history(request.history, replace(history, marks=tuple(run.marks)))
+        remarks += save_recorded_history(request.history, replace(history, marks=tuple(run.marks)))
     return Observation(
         job=request.job,
         batch=request.batch,
-        gpu=gpu,
+        gpu=gpu.name,
         versions=versions,
         settings=settings,
         peak_allocated_bytes=stats["allocated_bytes.all.peak"],
@@ -126,7 +125,7 @@ def observe(request: ProbeRequest) -> Observation:
         context_after_bytes=run.context_after_bytes,
         retries=stats["num_alloc_retries"],
         oom=oom,
-        source=origin_of(gpu),
+        source=origin_of(gpu.name),
         about="; ".join(remarks),
         when=_today(),
     )
@@ -249,43 +248,38 @@ def _own_bytes(pynvml: Any, handle: Any) -> int | None:
     return None
 
 
-def _describe(device: str, gauge: _Gauge | None) -> tuple[str, Versions, Settings]:
+def _detect(device: str, gauge: _Gauge | None) -> DetectedGpu:
     import torch
 
     if device == "cpu":
-        versions = Versions(torch.__version__, None, None, None, (0, 0), None, None)
-        return "cpu", versions, Settings()
+        versions = Versions(str(torch.__version__), None, None, None, (0, 0), None, None)
+        return DetectedGpu("cpu", versions, Settings())
     gauge = gauge or _open_gauge()
     properties = torch.cuda.get_device_properties(0)
     versions = Versions(
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         cuda=torch.version.cuda,
-        cudnn=cudnn_text(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        cudnn=format_cudnn_version(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         driver=gauge.driver if gauge else None,
         capability=(properties.major, properties.minor),
         torch_total_bytes=properties.total_memory,
         nvml_total_bytes=gauge.total_bytes if gauge else None,
     )
-    settings = Settings(
-        matmul_tf32=torch.backends.cuda.matmul.allow_tf32,
-        cudnn_tf32=torch.backends.cudnn.allow_tf32,
-    )
-    return torch.cuda.get_device_name(0), versions, settings
+    settings = Settings(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    return DetectedGpu(torch.cuda.get_device_name(0), versions, settings)
 
 
 def _observe_on_cpu(request: ProbeRequest) -> Observation:
-    gpu, versions, settings = _describe("cpu", None)
+    gpu = _detect("cpu", None)
     _run_until_oom(request, lambda step, phase: None)
-    nothing = dict.fromkeys(
-        ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes", "process_peak_bytes")
-        + ("context_before_bytes", "context_after_bytes", "retries")
-    )
+    figures = (name for name in Observation.__struct_fields__ if name.endswith("_bytes"))
+    nothing: dict[str, Any] = dict.fromkeys((*figures, "retries"))
     return Observation(
         request.job,
         request.batch,
-        gpu,
-        versions,
-        settings,
+        gpu.name,
+        gpu.versions,
+        gpu.settings,
         **nothing,
         oom=False,
         source="measured",

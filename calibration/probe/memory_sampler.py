@@ -63,7 +63,7 @@ class CudaRun:
             self.context_after_bytes = now - torch.cuda.memory_reserved()
 
 
-def keep_history(path: Path, history: History) -> list[str]:
+def save_recorded_history(path: Path, history: History) -> list[str]:
     """Write what torch recorded; a remark where there is more of it than is kept."""
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps the last ones only

@@ -1,7 +1,9 @@
-"""From the job of a measure.py record to ours, as far as our jobs can say it."""
+"""Jobs of the measuring script's records as jobs of the planner, as far as it can express them."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from msgspec import Struct
 
 from planner.jobs import (
     Job,
@@ -19,7 +21,7 @@ from planner.jobs import (
 )
 
 PEAK_STEPS, HISTORY_STEPS = 4, 3  # as many as measure.py runs for each kind of record
-_WHAT_IT_BUILDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "local:cnn": ("zoo:CNN", {"channels": 3, "height": 224, "width": 224}),
     "monai:unetr": (
         "monai:UNETR",
@@ -37,58 +39,59 @@ _WHAT_IT_BUILDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
-_TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("model", "inp", "target", "loss", "precision", "optimizer", "impl"), str),
-    **dict.fromkeys(("memory_format", "mode", "zero_grad", "alloc_conf"), str),
-    "benchmark": bool,
-    "kwargs": dict,
-}
 
 
-class NotOursError(Exception):
-    """The record is sound, but no job of ours says what it measured; the text says why."""
+class UnsupportedJobError(Exception):
+    """The record is sound, but no job of the planner expresses what it measured; the text says why."""
 
 
-def check_measured_job(said: object) -> Mapping[str, Any]:
-    """The job of a record with all its keys, of the right types. Raises ValueError."""
-    if not isinstance(said, dict):
-        raise ValueError("job: no mapping")
-    for key, kind in _TYPES.items():
-        if type(said.get(key)) is not kind:
-            raise ValueError(f"job.{key}: {str(said.get(key))[:40]!r} is no {kind.__name__}")
-    return said
+class RecordedJob(Struct, frozen=True):
+    """The job of a record, in the script's own words."""
 
+    model: str
+    inp: str
+    target: str
+    loss: str
+    precision: str
+    optimizer: str
+    impl: str
+    memory_format: str
+    mode: str
+    zero_grad: str
+    alloc_conf: str
+    benchmark: bool
+    kwargs: dict[str, Any]
 
-def job_of_measured(said: Mapping[str, Any], steps: int) -> Job:
-    """Our job of these steps. Raises NotOursError, or UsageError for values that measure.py never writes.
+    def convert(self, steps: int) -> Job:
+        """Return the planner's job of these steps.
 
-    In pure half precision measure.py converts a batch on the device, after it was copied; our batches come
-    in the model's type. That takes a block more at the start of a step, where little is alive.
-    """
-    source = said["model"]
-    name, own_args = _WHAT_IT_BUILDS.get(source, (source, {}))
-    if not name.startswith(("torchvision:", "monai:", "zoo:")):
-        raise NotOursError(f"{source}: the planner has no such model")
-    precision = choose(Precision, said["precision"], "precision")
-    args = {**own_args, **said["kwargs"]}
-    return complete_job(
-        Job(
-            model=name,
-            model_args=tuple((key, freeze(_listed(value))) for key, value in args.items()),
-            inputs=(parse_tensor_spec(said["inp"]),),
-            target=parse_tensor_spec(said["target"]),
-            loss=choose(Loss, said["loss"], "loss"),
-            mode=choose(Mode, said["mode"], "mode"),
-            optimizer=choose(Optimizer, said["optimizer"], "optimizer"),
-            optimizer_impl=choose(OptimizerImpl, said["impl"], "impl"),
-            zero_grad=choose(ZeroGrad, said["zero_grad"], "zero_grad"),
-            steps=steps,
-            precision=precision,
-            grad_scaler=precision is Precision.AMP_FP16 and said["mode"] == Mode.TRAIN,
-            memory_format=choose(MemoryFormat, said["memory_format"], "memory_format"),
-            cudnn_benchmark=said["benchmark"],
+        Raises UnsupportedJobError, or UsageError for values that measure.py never writes. In pure half
+        precision measure.py converts a batch on the device, after it was copied; our batches come in the
+        model's type. That takes a block more at the start of a step, where little is alive.
+        """
+        name, own_args = _MODELS.get(self.model, (self.model, {}))
+        if not name.startswith(("torchvision:", "monai:", "zoo:")):
+            raise UnsupportedJobError(f"{self.model}: the planner has no such model")
+        precision = choose(Precision, self.precision, "precision")
+        args = {**own_args, **self.kwargs}
+        return complete_job(
+            Job(
+                model=name,
+                model_args=tuple((key, freeze(_listed(value))) for key, value in args.items()),
+                inputs=(parse_tensor_spec(self.inp),),
+                target=parse_tensor_spec(self.target),
+                loss=choose(Loss, self.loss, "loss"),
+                mode=choose(Mode, self.mode, "mode"),
+                optimizer=choose(Optimizer, self.optimizer, "optimizer"),
+                optimizer_impl=choose(OptimizerImpl, self.impl, "impl"),
+                zero_grad=choose(ZeroGrad, self.zero_grad, "zero_grad"),
+                steps=steps,
+                precision=precision,
+                grad_scaler=precision is Precision.AMP_FP16 and self.mode == Mode.TRAIN,
+                memory_format=choose(MemoryFormat, self.memory_format, "memory_format"),
+                cudnn_benchmark=self.benchmark,
+            )
         )
-    )
 
 
 def _listed(value: object) -> object:

@@ -1,27 +1,24 @@
-"""The records of the self-contained measuring script, as observations and histories, so that none is lost.
+"""The records of the self-contained measuring script, as observations and histories.
 
-A folder of such records has versions.json and any of peaks.jsonl, limits.jsonl, ops.jsonl.gz and
-history.jsonl.gz, one JSON object a line. What our jobs cannot say yet is set aside with its reason; so is a
-last line that a killed run left unfinished. Anything else that is broken is a DataFileError with its line.
+A folder of such records has versions.json and any of peaks.jsonl, limits.jsonl and history.jsonl.gz, one JSON
+object a line. Jobs that the planner cannot express yet are skipped with their reason; so is a last line that
+a killed run left unfinished. Anything else that is broken is a DataFileError with its line.
 """
 
 import gzip
-import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from calibration.records.jobs import (
-    HISTORY_STEPS,
-    PEAK_STEPS,
-    NotOursError,
-    check_measured_job,
-    job_of_measured,
-)
-from planner._support.cudnn_version import cudnn_text
+from msgspec import Struct
+
+from calibration.records.jobs import HISTORY_STEPS, PEAK_STEPS, RecordedJob, UnsupportedJobError
+from planner._support.conversion import Count, Positive, Text, decode_json
+from planner._support.versions import format_cudnn_version
 from planner.allocator.history import ACTIONS, History, HistoryEvent, HistoryMark
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import Observation, Settings, Versions, origin_of
@@ -32,10 +29,11 @@ GIB = 2**30
 LONGEST_LINE = 2**28  # characters; a history of three steps takes 10**6
 PHASES = {"model": Phase.SETUP, "forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SetAside(NamedTuple):
+class SkippedRecord(NamedTuple):
     """A record that is not used."""
 
     file: str
@@ -43,26 +41,7 @@ class SetAside(NamedTuple):
     reason: str
 
 
-class OpCall(NamedTuple):
-    """One operator of a step: what stood before, after and at most within it, in allocated bytes."""
-
-    where: str  # "forward1", "backward1", ...
-    op: str
-    inputs: list[Any]  # [shape, dtype, strides] of each tensor
-    scalars: list[Any]
-    outputs: list[Any]
-    before_bytes: int
-    after_bytes: int
-    highest_bytes: int
-
-    @property
-    def scratch_bytes(self) -> int:
-        """What the operator took and gave back."""
-        return self.highest_bytes - max(self.before_bytes, self.after_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryRecord:
+class HistoryRecord(Struct, frozen=True):
     """An allocator history and what was run."""
 
     job: Job
@@ -70,87 +49,134 @@ class HistoryRecord:
     history: History
 
 
-@dataclass(frozen=True, slots=True)
-class OpsRecord:
-    """The operators of a step and what was run, in the words of the record."""
-
-    job: Mapping[str, Any]
-    batch: int
-    calls: tuple[OpCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRecords:
-    """All that a folder holds."""
+class MeasuredRecords(Struct, frozen=True):
+    """The content of a folder."""
 
     observations: tuple[Observation, ...]  # of peaks.jsonl, and every probe of limits.jsonl
     histories: tuple[HistoryRecord, ...]
-    ops: tuple[OpsRecord, ...]
-    set_aside: tuple[SetAside, ...]
+    skipped: tuple[SkippedRecord, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    gpu: str
-    versions: Versions
-    matmul_tf32: bool
-    cudnn_tf32: bool
+class _Machine(Struct, frozen=True):
+    """versions.json."""
+
+    gpu: Text
+    torch: Text
+    cuda: Text
+    cudnn: int
+    driver: Text | None
+    capability: tuple[int, int]
+    total_torch: Count
+    nvml_total: int  # -1 without NVML
+    tf32_matmul: bool
+    tf32_cudnn: bool
+
+    @property
+    def versions(self) -> Versions:
+        return Versions(
+            torch=self.torch,
+            cuda=self.cuda,
+            cudnn=format_cudnn_version(self.cudnn),
+            driver=self.driver,
+            capability=self.capability,
+            torch_total_bytes=self.total_torch,
+            nvml_total_bytes=None if self.nvml_total == -1 else self.nvml_total,
+        )
+
+
+class _Peaks(Struct, frozen=True):
+    oom: bool
+    retries: Count
+    peak_allocated: Count
+    peak_reserved: Count
+    total_nvml: int  # -1 without NVML
+    context: int
+    used_after: list[int]  # after each step, of the device
+    process_after: list[int]  # of the process; -1 where NVML does not show it
+    allocated_after: list[int]
+    reserved_after: list[int]
+
+    @property
+    def process_levels(self) -> list[int]:
+        """Return the process's memory after each step: its own if NVML shows it, else the device's rise."""
+        if self.process_after and min(self.process_after) > 0:
+            return self.process_after
+        return self.used_after if self.total_nvml != -1 else []
+
+
+class _ProbePeaks(Struct, frozen=True):
+    peak_allocated: Count
+    peak_reserved: Count
+    retries: Count
+
+
+class _Limits(Struct, frozen=True):
+    probes: list[tuple[Positive, bool, _ProbePeaks]]  # batch, whether it ran, peaks
+
+
+class _History(Struct, frozen=True):
+    events: tuple[HistoryEvent, ...]
+    marks: list[tuple[str, Count]]  # a phase with its step, and the number of events before it
+
+
+class _Record(Struct, Generic[R], frozen=True):
+    """One line of a file; `arg` is the batch size, of limits the cap in GiB."""
+
+    job: RecordedJob
+    arg: Positive
+    result: R
 
 
 def read_measured_records(folder: Path) -> MeasuredRecords:
-    """All records of a folder. Raises DataFileError."""
+    """Return all records of a folder. Raises DataFileError."""
     machine = _read_machine(folder / "versions.json")
-    aside: list[SetAside] = []
-    peaks = _read(folder / "peaks.jsonl", aside, lambda record, when: [_peaks(record, machine, when)])
-    limits = _read(folder / "limits.jsonl", aside, lambda record, when: _limits(record, machine, when))
-    histories = _read(folder / "history.jsonl.gz", aside, lambda record, when: [_history(record, machine)])
-    ops = _read(folder / "ops.jsonl.gz", aside, lambda record, when: [_ops(record)])
-    return MeasuredRecords((*peaks, *limits), tuple(histories), tuple(ops), tuple(aside))
+    skipped: list[SkippedRecord] = []
+
+    def read(name: str, result: type[R], convert: Callable[[_Machine, _Record[R], str], list[T]]) -> list[T]:
+        return _read(folder / name, _Record[result], skipped, partial(convert, machine))  # type: ignore[valid-type]
+
+    peaks = read("peaks.jsonl", _Peaks, _of_peaks)
+    limits = read("limits.jsonl", _Limits, _of_limits)
+    histories = read("history.jsonl.gz", _History, _of_history)
+    return MeasuredRecords((*peaks, *limits), tuple(histories), tuple(skipped))
 
 
-def _read(path: Path, aside: list[SetAside], read: Callable[[dict[str, Any], str], list[T]]) -> list[T]:
+def _read(
+    path: Path, kind: type[R], skipped: list[SkippedRecord], read: Callable[[R, str], list[T]]
+) -> list[T]:
     if not path.exists():
         return []
-    found: list[T] = []
+    results: list[T] = []
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
     number = 0
     try:
         for number, line in _lines(path):
             if line is None:
-                aside.append(SetAside(path.name, number, "the line is cut short"))
+                skipped.append(SkippedRecord(path.name, number, "the line is cut short"))
                 break
-            record = json.loads(line)
-            if not isinstance(record, dict) or not isinstance(record.get("result"), dict):
-                raise ValueError("no record with a result")
             try:
-                found += read(record, when)
-            except NotOursError as reason:
-                aside.append(SetAside(path.name, number, str(reason)))
+                results += read(decode_json(line, kind), when)
+            except UnsupportedJobError as reason:
+                skipped.append(SkippedRecord(path.name, number, str(reason)))
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (
-        *(ValueError, TypeError, LookupError, AttributeError, OverflowError),
-        *(RecursionError, UsageError, zlib.error),
-    ) as error:
-        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    except (ValueError, OverflowError, RecursionError, UsageError, zlib.error) as error:
+        problem = " ".join(str(error).split())[:200]
         raise DataFileError(f"{path} line {number}: {problem}; remove the line") from error
-    return found
+    return results
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Each line with its number; None for a last one without an end."""
-    number = 0
-    packed = path.suffix == ".gz"
-    with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
-        while True:
-            number += 1
+def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Yield each line with its number; None for a last one without an end."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for number in count(1):
             try:
                 line = file.readline(LONGEST_LINE)
             except EOFError:  # the end of the last member is missing
-                line = "cut"
+                line = b"cut"
             if not line:
                 return
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 yield number, None
                 return
             yield number, line
@@ -158,153 +184,91 @@ def _lines(path: Path) -> Iterator[tuple[int, str | None]]:
 
 def _read_machine(path: Path) -> _Machine:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        capability = tuple(said["capability"])
-        if len(capability) != 2:
-            raise ValueError("no compute capability: nothing was measured on a GPU")
-        versions = Versions(
-            torch=_is(said["torch"], str),
-            cuda=_is(said["cuda"], str),
-            cudnn=cudnn_text(_is(said["cudnn"], int)),
-            driver=_is(said["driver"], str) if said["driver"] is not None else None,
-            capability=(_is(capability[0], int), _is(capability[1], int)),
-            torch_total_bytes=_is(said["total_torch"], int),
-            nvml_total_bytes=_seen(said["nvml_total"]),
-        )
-        gpu = _is(said["gpu"], str)
-        return _Machine(gpu, versions, _is(said["tf32_matmul"], bool), _is(said["tf32_cudnn"], bool))
+        return decode_json(path.read_bytes(), _Machine)
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise DataFileError(f"{path}: {type(error).__name__}: {error}; it names the GPU") from error
+    except (ValueError, RecursionError) as error:
+        raise DataFileError(f"{path}: {error}; the file names the GPU that was measured") from error
 
 
-def _peaks(record: dict[str, Any], machine: _Machine, when: str) -> Observation:
-    job = check_measured_job(record["job"])
-    result = record["result"]
-    ours = job_of_measured(job, PEAK_STEPS)
-    oom, retries = _is(result["oom"], bool), _is(result["retries"], int)
-    levels = _process_levels(result)
-    reserved, allocated = (_whole(result[key]) for key in ("reserved_after", "allocated_after"))
-    return Observation(
-        job=ours,
-        batch=_is(record["arg"], int),
-        gpu=machine.gpu,
-        versions=machine.versions,
-        settings=_settings(job, machine, None),
-        peak_allocated_bytes=_is(result["peak_allocated"], int),
-        peak_reserved_bytes=_is(result["peak_reserved"], int),
-        end_allocated_bytes=allocated[-1] if allocated and not oom else None,
-        # Read after each step: with retries in between, or a death, that is not the peak.
-        process_peak_bytes=max(levels) if levels and retries == 0 and not oom else None,
-        context_before_bytes=_is(result["context"], int) if result["total_nvml"] != -1 else None,
-        context_after_bytes=levels[2] - reserved[2] if min(len(levels), len(reserved)) >= 3 else None,
-        retries=retries,
-        oom=oom,
-        source=origin_of(machine.gpu),
-        about=_about(ours),
-        when=when,
-    )
-
-
-def _process_levels(result: Mapping[str, Any]) -> list[int]:
-    """The process's memory after each step: its own where NVML shows it, else the device's rise."""
-    own, device = _whole(result["process_after"]), _whole(result["used_after"])
-    if own and min(own) > 0:
-        return own
-    return device if result["total_nvml"] != -1 else []
-
-
-def _limits(record: dict[str, Any], machine: _Machine, when: str) -> list[Observation]:
-    job = check_measured_job(record["job"])
-    ours = job_of_measured(job, PEAK_STEPS)
-    settings = _settings(job, machine, _is(record["arg"], int) * GIB)
+def _of_peaks(machine: _Machine, record: _Record[_Peaks], when: str) -> list[Observation]:
+    result, levels = record.result, record.result.process_levels
+    job = record.job.convert(PEAK_STEPS)
+    reserved, allocated = result.reserved_after, result.allocated_after
     return [
         Observation(
-            job=ours,
-            batch=_is(batch, int),
+            job=job,
+            batch=record.arg,
             gpu=machine.gpu,
             versions=machine.versions,
-            settings=settings,
-            peak_allocated_bytes=_is(peaks["peak_allocated"], int),
-            peak_reserved_bytes=_is(peaks["peak_reserved"], int),
+            settings=_settings(record.job, machine, None),
+            peak_allocated_bytes=result.peak_allocated,
+            peak_reserved_bytes=result.peak_reserved,
+            end_allocated_bytes=allocated[-1] if allocated and not result.oom else None,
+            # Read after each step: with retries in between, or a death, that is not the peak.
+            process_peak_bytes=max(levels) if levels and result.retries == 0 and not result.oom else None,
+            context_before_bytes=result.context if result.total_nvml != -1 else None,
+            context_after_bytes=levels[2] - reserved[2] if min(len(levels), len(reserved)) >= 3 else None,
+            retries=result.retries,
+            oom=result.oom,
+            source=origin_of(machine.gpu),
+            about=_about(job),
+            when=when,
+        )
+    ]
+
+
+def _of_limits(machine: _Machine, record: _Record[_Limits], when: str) -> list[Observation]:
+    job = record.job.convert(PEAK_STEPS)
+    return [
+        Observation(
+            job=job,
+            batch=batch,
+            gpu=machine.gpu,
+            versions=machine.versions,
+            settings=_settings(record.job, machine, record.arg * GIB),
+            peak_allocated_bytes=peaks.peak_allocated,
+            peak_reserved_bytes=peaks.peak_reserved,
             end_allocated_bytes=None,
             process_peak_bytes=None,
             context_before_bytes=None,
             context_after_bytes=None,
-            retries=_is(peaks["retries"], int),
-            oom=not _is(lived, bool),
+            retries=peaks.retries,
+            oom=not ran,
             source=origin_of(machine.gpu),
-            about=_about(ours),
+            about=_about(job),
             when=when,
         )
-        for batch, lived, peaks in record["result"]["probes"]
+        for batch, ran, peaks in record.result.probes
     ]
 
 
-def _history(record: dict[str, Any], machine: _Machine) -> HistoryRecord:
-    job = check_measured_job(record["job"])
-    ours = job_of_measured(job, HISTORY_STEPS)
-    events = tuple(
-        HistoryEvent(_is(action, str), _is(address, int), _is(size_bytes, int))
-        for action, address, size_bytes in record["result"]["events"]
-    )
+def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list[HistoryRecord]:
+    job, events = record.job.convert(HISTORY_STEPS), record.result.events
     unknown = {event.action for event in events} - set(ACTIONS)
     if unknown:
         raise ValueError(f"unknown action {min(unknown)!r}")
-    marks = _marks(record["result"]["marks"], events)
-    total = machine.versions.torch_total_bytes
-    torch = machine.versions.torch
-    history = History(machine.gpu, torch, job["alloc_conf"], total, None, events, marks)
-    return HistoryRecord(ours, _is(record["arg"], int), history)
-
-
-def _marks(said: list[Any], events: tuple[HistoryEvent, ...]) -> tuple[HistoryMark, ...]:
-    """The script counts steps from 0 and all events; the model is on the device where we begin step 1."""
-    marks = []
-    for name, index in said:
-        word, number = name.rstrip("0123456789"), name[len(name.rstrip("0123456789")) :]
-        if word not in PHASES:
-            continue
-        allocations = sum(event.action == "alloc" for event in events[: _is(index, int)])
-        step = int(number) + 1 if number else 0
-        marks.append(HistoryMark(0 if word == "model" else allocations, step, PHASES[word]))
-    return tuple(marks)
-
-
-def _ops(record: dict[str, Any]) -> OpsRecord:
-    calls = []
-    for row in record["result"]["rows"]:
-        call = OpCall(*row)
-        for figure in call[-3:]:
-            _is(figure, int)
-        calls.append(call)
-    return OpsRecord(check_measured_job(record["job"]), _is(record["arg"], int), tuple(calls))
-
-
-def _settings(job: Mapping[str, Any], machine: _Machine, cap_bytes: int | None) -> Settings:
-    return Settings(
-        machine.matmul_tf32,
-        machine.cudnn_tf32,
-        job["alloc_conf"],
-        allocator_cap_bytes=cap_bytes,
+    marks = tuple(_marks(record.result.marks, events))
+    history = History(
+        machine.gpu, machine.torch, record.job.alloc_conf, machine.total_torch, None, events, marks
     )
+    return [HistoryRecord(job, record.arg, history)]
+
+
+def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> Iterator[HistoryMark]:
+    """Yield our marks: the script counts steps from 0, and all events; our step 1 begins on the device."""
+    for name, index in marks:
+        word = name.rstrip("0123456789")
+        if word in PHASES:
+            allocations = sum(event.action == "alloc" for event in events[:index])
+            step = int(name[len(word) :]) + 1 if word != name else 0
+            yield HistoryMark(0 if word == "model" else allocations, step, PHASES[word])
+
+
+def _settings(job: RecordedJob, machine: _Machine, cap_bytes: int | None) -> Settings:
+    return Settings(machine.tf32_matmul, machine.tf32_cudnn, job.alloc_conf, cap_bytes)
 
 
 def _about(job: Job) -> str:
-    """The script's loop copies the target to the device in inference too, which ours does not."""
+    """Return a remark: the script's loop copies the target in inference too, which ours does not."""
     return "the target was on the device too" if job.mode is Mode.INFER else ""
-
-
-def _is(value: Any, kind: type[T]) -> T:
-    if type(value) is not kind:
-        raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
-    return value
-
-
-def _whole(values: Any) -> list[int]:
-    return [_is(value, int) for value in _is(values, list)]
-
-
-def _seen(value: Any) -> int | None:
-    return None if value == -1 else _is(value, int)

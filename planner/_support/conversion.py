@@ -13,7 +13,9 @@ T = TypeVar("T")
 Key = str | int  # of a mapping or a list
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a string that is not blank
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+LARGEST = 2**50  # of sizes in bytes; messages do not name it
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -62,6 +64,9 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
         return ConversionError([*path, field[2]], f"unknown key; known are {names}")
     if what.startswith(_OF_TYPES) and expected is not None and "[...]" not in place:
         return ConversionError(path, f"expected {_described(expected)}, got {shown(value)}")
+    name, colon, rest = what.partition(": ")  # of a Struct's own check
+    if colon and isinstance(value, dict) and name in value:
+        return ConversionError([*path, name], rest)
     return ConversionError(path, what)
 
 
@@ -111,7 +116,8 @@ def _described(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.FloatType():
             return "a number" + _bounds(kind)
         case msgspec.inspect.TupleType():
-            return f"a list of {len(kind.item_types)}, each {_described(kind.item_types[0])}"
+            each = {_described(one) for one in kind.item_types}
+            return f"a list of {len(kind.item_types)}" + (f", each {each.pop()}" if len(each) == 1 else "")
         case msgspec.inspect.CollectionType():
             return "a list" if not kind.min_length else f"a list of at least {kind.min_length}"
     return _NOUNS.get(type(kind), "another value")
@@ -127,7 +133,7 @@ _NOUNS: dict[type, str] = {
 
 
 def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
-    if kind.ge is not None and kind.le is not None:
+    if kind.ge is not None and kind.le is not None and kind.le < LARGEST:
         return f" from {kind.ge:,} to {kind.le:,}"
     if kind.gt is not None:
         return f" above {kind.gt:,}"

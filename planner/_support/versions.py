@@ -1,4 +1,4 @@
-"""Versions of installed distributions, without importing them or reading their long metadata."""
+"""Versions of cuDNN, and of installed distributions without importing them or reading their metadata."""
 
 import re
 import sys
@@ -32,3 +32,15 @@ def public_version(version: str | None) -> str | None:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def format_cudnn_version(number: int | None) -> str | None:
+    """Return the version that `torch.backends.cudnn.version()` means; None for None and 0, without cuDNN.
+
+    >>> format_cudnn_version(8902), format_cudnn_version(90100)
+    ('8.9.2', '9.1.0')
+    """
+    if not number:
+        return None
+    thousands = 10_000 if number >= 90_000 else 1_000  # CUDNN_VERSION counts otherwise from 9 on
+    return f"{number // thousands}.{number % thousands // 100}.{number % 100}"

@@ -7,6 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from planner._support.versions import installed_version
 from planner.api.options import Options
 from planner.api.request import (
@@ -24,7 +26,7 @@ from planner.api.request import (
 from planner.capture.subprocess import FromApart, apart_of, limit_of
 from planner.errors import UsageError
 from planner.hardware import MIB, Budget, Device, judge_budget, load_devices, make_budget, search_devices
-from planner.hardware.calibration import Correction, look_up
+from planner.hardware.calibration import Correction, find_calibration
 from planner.jobs import Job, check_count
 from planner.planning import (
     FIT_BATCHES,
@@ -188,7 +190,10 @@ def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget
         plain.append(budget_of(named))
     stored = stored_calibrations(plain[0], options)
     wanted = wanted_of(plain[0], job, options)
-    return [_calibrated(budget, look_up(stored, replace(wanted, device=budget.device))) for budget in plain]
+    return [
+        _calibrated(budget, find_calibration(stored, msgspec.structs.replace(wanted, device=budget.device)))
+        for budget in plain
+    ]
 
 
 def _calibrated(budget: Budget, found: Correction | None) -> Budget:

@@ -26,10 +26,10 @@ from planner.hardware import (
 )
 from planner.hardware.calibration import (
     Calibration,
-    Wanted,
+    CalibrationQuery,
     check_folders,
+    find_calibration,
     load_folders,
-    look_up,
     search_path,
 )
 from planner.jobs import (
@@ -113,7 +113,7 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
 
     Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
     """
-    found = look_up(stored_calibrations(budget, options), wanted_of(budget, job, options))
+    found = find_calibration(stored_calibrations(budget, options), wanted_of(budget, job, options))
     if found is None:
         return budget
     return make_budget(
@@ -140,10 +140,10 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
     return (*load_folders(check_folders(paths)), *measured)
 
 
-def wanted_of(budget: Budget, job: Job, options: Options) -> Wanted:
+def wanted_of(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
     """What is asked of the stored calibrations."""
     torch = None if options.get("trace") is not None else installed_version("torch")
-    return Wanted(job, budget.device, torch, options.get("alloc_conf") or "")
+    return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 
 
 def workload_of(model: Model | None, options: Options, budget: Budget) -> Workload:

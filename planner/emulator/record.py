@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner._support.cudnn_version import cudnn_text
+from planner._support.versions import format_cudnn_version
 from planner.emulator.history import History
 from planner.errors import DataFileError
 from planner.program import Outcome
@@ -141,7 +141,7 @@ def _records_of(data: dict[str, Any]) -> Iterable[GpuRecord]:
 
 def _versions(data: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the versions as text; of cuDNN there is a number."""
-    cudnn = cudnn_text(data["cudnn"]) or "none"
+    cudnn = format_cudnn_version(data["cudnn"]) or "none"
     return tuple((name, cudnn if name == "cudnn" else str(value)) for name, value in data.items())
 
 

@@ -17,7 +17,6 @@ from .database import (
 from .device import (
     ENDLESS_BYTES as ENDLESS_BYTES,
     GENERIC_CAPABILITY as GENERIC_CAPABILITY,
-    GENERIC_CONTEXT as GENERIC_CONTEXT,
     LARGEST_TOTAL_MIB as LARGEST_TOTAL_MIB,
     MIB as MIB,
     Device as Device,
@@ -26,7 +25,6 @@ from .device import (
     SourcedBytes as SourcedBytes,
     SourcedValue as SourcedValue,
     generic_device as generic_device,
-    generic_usable as generic_usable,
     unlimited_device as unlimited_device,
 )
 from .likeness import (
@@ -34,5 +32,7 @@ from .likeness import (
     margins_of as margins_of,
 )
 from .local_gpu import (
+    check_detected as check_detected,
+    detected_device as detected_device,
     local_device as local_device,
 )

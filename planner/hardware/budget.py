@@ -25,7 +25,8 @@ import msgspec
 
 from planner.allocator import AllocatorRules, Arena, Replay, replay_trace
 from planner.errors import UsageError
-from planner.hardware.calibration.model import Correction, Fit
+from planner.hardware.calibration.lookup import Correction
+from planner.hardware.calibration.model import Fit
 from planner.hardware.device import ENDLESS_BYTES, MIB, Device
 from planner.hardware.likeness import Likeness, likeness_of, margins_of
 from planner.hardware.residuals import Spread
@@ -116,9 +117,9 @@ def _outside(device: Device, correction: Correction | None) -> tuple[float, floa
     if correction is None or fit is None:
         return device.context.value, device.context.spread, None
     if correction.includes_context:
-        return fit.overhead_bytes, hypot(fit.spread_bytes, correction.drift_bytes), fit.slope
+        return fit.overhead_bytes, hypot(fit.spread_bytes, correction.extra_spread_bytes), fit.slope
     overhead = fit.overhead_bytes + device.context.value
-    return overhead, hypot(fit.spread_bytes, device.context.spread, correction.drift_bytes), fit.slope
+    return overhead, hypot(fit.spread_bytes, device.context.spread, correction.extra_spread_bytes), fit.slope
 
 
 def is_fitted(budget: Budget) -> bool:
@@ -160,7 +161,7 @@ def _calibrated_upper_bytes(
     device = budget.device
     expected = process_bytes(budget, peak_reserved_bytes)
     margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
-    beside = correction.drift_bytes
+    beside = correction.extra_spread_bytes
     if not correction.includes_context:
         beside = round(hypot(beside, device.context.spread))
     upper = expected + round(hypot(margin, NormalDist().inv_cdf(budget.confidence) * beside))

@@ -1,19 +1,18 @@
-"""The card of this machine, by what the driver says: `--gpu auto`."""
+"""The GPU of this machine as a device: `--gpu auto`, and runs that were measured here."""
 
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from planner.errors import NoGpuError
-from planner.hardware.database import DEVICES_FOLDER, device_key, load_devices
+from planner.errors import NoGpuError, UsageError
+from planner.hardware.calibration.lookup import is_same_gpu
+from planner.hardware.calibration.observation import Versions
+from planner.hardware.database import DEVICES_FOLDER, find_device, load_devices
 from planner.hardware.device import GENERIC_CONTEXT, Device, FigureKind, SourcedBytes, generic_usable
-
-SAME_MEMORY = 0.05  # a card of the database is this one if its total agrees within this share
 
 
 def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
-    """The first GPU of this machine as the database knows it, else by what NVML says and the known cards'
-    line for the rest. `nvml` is the module `pynvml`, or one like it.
+    """Return the first GPU of this machine; `nvml` is the module `pynvml`, or one like it.
 
     Raises NoGpuError where there is no GPU, no driver, or no nvidia-ml-py.
     """
@@ -32,26 +31,42 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
     finally:
         library.nvmlShutdown()
     name = name.decode() if isinstance(name, bytes) else str(name)
-    known = [
-        card
-        for card in load_devices(folder)
-        if device_key(name) in map(device_key, (card.name, *card.aliases))
-        and abs(card.total.value - total_bytes) <= SAME_MEMORY * total_bytes
-    ]
-    return known[0] if known else _unknown(name, total_bytes, (int(major), int(minor)))
+    versions = Versions("unknown", None, None, None, (int(major), int(minor)), None, total_bytes)
+    return detected_device(name, versions, folder)
 
 
-def _unknown(name: str, total_bytes: int, capability: tuple[int, int]) -> Device:
+def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
+    """Return a GPU that a process found, from the database, else by its figures and the known GPUs' line.
+
+    Raises UsageError where its memory is not known.
+    """
+    known = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
+    if known:
+        return known[0]
+    total_bytes, usable_bytes = versions.nvml_total_bytes, versions.torch_total_bytes
+    if total_bytes is None and usable_bytes is None:
+        raise UsageError(f"{gpu}: its memory is not known; give --gpu-mib N as nvidia-smi shows it")
+    source = "NVML on this machine" if usable_bytes is None else "torch on this machine"
+    total = SourcedBytes(total_bytes or usable_bytes or 0, "NVML on this machine", kind=FigureKind.MEASURED)
+    usable = SourcedBytes(usable_bytes or 0, source, kind=FigureKind.MEASURED)
     return Device(
-        name=name,
-        total=SourcedBytes(total_bytes, "NVML on this machine", kind=FigureKind.MEASURED),
-        usable=generic_usable(total_bytes),
+        name=gpu,
+        total=total,
+        usable=generic_usable(total.value) if usable_bytes is None else usable,
         context=GENERIC_CONTEXT,
-        capability=capability,
-        capability_source="NVML on this machine",
+        capability=versions.capability,
+        capability_source=source,
     )
 
 
+def check_detected(named: str, gpu: str, versions: Versions) -> Device:
+    """Return the GPU that `--gpu` names. Raises UsageError if it is not the one that a process found."""
+    device = find_device(named)
+    if not is_same_gpu(device, gpu, versions):
+        raise UsageError(f"--gpu {named}: this machine has {gpu}; leave --gpu away")
+    return device
+
+
 def _message(error: Exception) -> str:
-    what = "nvidia-ml-py is missing" if isinstance(error, ImportError) else " ".join(str(error).split())
-    return f"--gpu auto: no NVIDIA GPU here ({what}); give --gpu NAME or --gpu-mib N"
+    problem = "nvidia-ml-py is missing" if isinstance(error, ImportError) else " ".join(str(error).split())
+    return f"--gpu auto: no NVIDIA GPU here ({problem}); give --gpu NAME or --gpu-mib N"

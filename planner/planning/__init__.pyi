@@ -6,7 +6,6 @@ from .advice import (
 )
 from .attribution import (
     Explanation as Explanation,
-    Fragmentation as Fragmentation,
     LiveBlock as LiveBlock,
     ModuleShare as ModuleShare,
     Moment as Moment,
@@ -52,7 +51,6 @@ from .retry_cost import (
 )
 from .search import (
     LARGEST_BATCH as LARGEST_BATCH,
-    Search as Search,
 )
 from .source import (
     Factory as Factory,

@@ -1,6 +1,3 @@
-from .budget import (
-    device_to_json as device_to_json,
-)
 from .commands.calibrations.calibrate import (
     Campaign as Campaign,
 )
@@ -8,7 +5,6 @@ from .commands.calibrations.tables import (
     Folder as Folder,
 )
 from .commands.explain.summary import (
-    Summary as Summary,
     summary_of as summary_of,
 )
 from .commands.gpus import (
@@ -41,7 +37,6 @@ from .plots.timeline import (
 )
 from .result import (
     Result as Result,
-    render as render,
 )
 from .units import (
     is_endless as is_endless,

@@ -58,7 +58,11 @@ def _calibration(budget: Budget) -> str:
     if fit is None:
         return f"{found}; the rest is not calibrated: {like}"
     over = "" if correction.includes_context else " without the context"
-    besides = f", and +- {correction.drift_bytes / MIB:.0f} MiB from there" if correction.drift_bytes else ""
+    besides = (
+        f", and +- {correction.extra_spread_bytes / MIB:.0f} MiB from there"
+        if correction.extra_spread_bytes
+        else ""
+    )
     return (
         f"{found}: {fit.overhead_bytes / MIB:.0f} MiB{over} + {fit.slope:.3f} x replay, "
         f"+- {fit.spread_bytes / MIB:.0f} MiB (one deviation) over {fit.points} runs{besides}"

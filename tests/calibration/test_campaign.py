@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from calibration.calibrate import Verification, calibrate, calibrate_campaign, keep_observations, verify
-from calibration.campaign import Harvest, Lab, run_campaign, told
-from calibration.campaign_file import Series, load_campaign
+from calibration.calibrate import calibrate, calibrate_campaign, keep_observations
+from calibration.campaign import CampaignResult, MeasurementSetup, describe, run_campaign
+from calibration.campaign_file import BatchSeries, load_campaign
 from calibration.limits import Limit, find_limit, guess_limit
-from calibration.observation_file import load_observation, load_observations, path_of, save_observation
-from calibration.probe.request import ProbeRequest
+from calibration.observations import load_observation, load_observations, observation_path, save_observation
+from calibration.probe.client import ProbeRequest
+from calibration.verify import Verification, verify
 from planner._support.atomic_write import write_bytes
 from planner.allocator.config import MIB, AllocatorRules
 from planner.errors import DataFileError, ModelError, NoGpuError, UsageError
@@ -31,30 +32,30 @@ from tests.helpers.runs import CARD, JOB, OTHER_JOB, RUN, FakeMeasure
 from tests.helpers.structs import replace
 from tests.helpers.traces import alloc
 
-SERIES = (Series(JOB, (8, 16)), Series(OTHER_JOB, (4,)))
+SERIES = (BatchSeries(JOB, (8, 16)), BatchSeries(OTHER_JOB, (4,)))
 
 
 def run(
     folder: Path,
     measure: Callable[[ProbeRequest, float], Observation],
-    series: tuple[Series, ...] = SERIES,
+    series: tuple[BatchSeries, ...] = SERIES,
     seconds: float = 1000,
     heard: list[str] | None = None,
-) -> Harvest:
+) -> CampaignResult:
     now = measure if isinstance(measure, FakeMeasure) else FakeMeasure()
     tell = (heard if heard is not None else []).append
-    return run_campaign(series, Lab(CARD, folder, measure, lambda: seconds - now.now, tell))
+    return run_campaign(series, MeasurementSetup(CARD, folder, measure, lambda: seconds - now.now, tell))
 
 
 def test_a_campaign_runs_in_order_and_writes_each_run(tmp_path: Path) -> None:
     """Every batch of a job before the next job; each run is a file; each is told in one line."""
     measure = FakeMeasure()
     heard: list[str] = []
-    harvest = run(tmp_path, measure, heard=heard)
+    result = run(tmp_path, measure, heard=heard)
     assert [(asked.job, asked.batch) for asked in measure.asked] == [(JOB, 8), (JOB, 16), (OTHER_JOB, 4)]
-    assert (harvest.new, harvest.left, harvest.failures) == (3, 0, ())
-    assert set(load_observations(tmp_path)) == set(harvest.observations)
-    assert all(path_of(one, tmp_path).exists() for one in harvest.observations)
+    assert (result.new, result.remaining, result.failures) == (3, 0, [])
+    assert set(load_observations(tmp_path)) == set(result.observations)
+    assert all(observation_path(tmp_path, one).exists() for one in result.observations)
     assert heard[0] == ("torchvision:resnet18 batch 8: allocated 180 MiB, reserved 180 MiB, process 600 MiB")
 
 
@@ -62,7 +63,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
     """A second call runs only what the first did not, and gives all runs."""
     first = run(tmp_path, FakeMeasure())
     measure = FakeMeasure()
-    second = run(tmp_path, measure, (*SERIES, Series(JOB, (32,))))
+    second = run(tmp_path, measure, (*SERIES, BatchSeries(JOB, (32,))))
     assert [asked.batch for asked in measure.asked] == [32]
     assert second.observations[:3] == first.observations
 
@@ -70,22 +71,22 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
 def test_runs_that_differ_in_any_option_are_different_runs(tmp_path: Path) -> None:
     """Optimizer, allocator options, benchmark, cap, card and torch: each makes a run of its own."""
     series = [
-        Series(JOB, (8,)),
-        Series(replace(JOB, optimizer=Optimizer.ADAM), (8,)),
-        Series(JOB, (8,), alloc_conf="expandable_segments:True"),
-        Series(replace(JOB, cudnn_benchmark=True), (8,)),
+        BatchSeries(JOB, (8,)),
+        BatchSeries(replace(JOB, optimizer=Optimizer.ADAM), (8,)),
+        BatchSeries(JOB, (8,), alloc_conf="expandable_segments:True"),
+        BatchSeries(replace(JOB, cudnn_benchmark=True), (8,)),
     ]
     assert run(tmp_path, FakeMeasure(), tuple(series)).new == 4
     newer = replace(CARD, versions=replace(CARD.versions, torch="2.14.0"))
     for gpu in (newer, replace(CARD, name="NVIDIA L4")):
-        lab = Lab(gpu, tmp_path, FakeMeasure(), lambda: 1000, lambda line: None)
-        assert run_campaign(series[:1], lab).new == 1
+        setup = MeasurementSetup(gpu, tmp_path, FakeMeasure(), lambda: 1000, lambda line: None)
+        assert run_campaign(series[:1], setup).new == 1
 
 
 def test_a_campaign_ends_with_its_time_and_goes_on_the_next_time(tmp_path: Path) -> None:
     """With less than a probe's time left no run begins; a later call makes the rest."""
-    harvest = run(tmp_path, FakeMeasure(seconds_each=30), seconds=44)
-    assert (harvest.new, harvest.left) == (1, 2)
+    result = run(tmp_path, FakeMeasure(seconds_each=30), seconds=44)
+    assert (result.new, result.remaining) == (1, 2)
     assert run(tmp_path, FakeMeasure()).new == 2
 
 
@@ -97,9 +98,9 @@ def test_a_run_that_the_end_of_the_time_stops_is_no_failure(tmp_path: Path) -> N
         fake(request, timeout_seconds)
         raise ModelError("a probe gave no answer")
 
-    lab = Lab(CARD, tmp_path, stopped, lambda: 20 - fake.now, lambda line: None)
-    harvest = run_campaign(SERIES, lab)
-    assert (harvest.new, harvest.left, harvest.failures) == (0, 2, ())
+    setup = MeasurementSetup(CARD, tmp_path, stopped, lambda: 20 - fake.now, lambda line: None)
+    result = run_campaign(SERIES, setup)
+    assert (result.new, result.remaining, result.failures) == (0, 2, [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,8 +116,8 @@ def test_a_job_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path, error
             raise error
         return fake(request, timeout_seconds)
 
-    harvest = run(tmp_path, fails)
-    assert (harvest.new, harvest.failures) == (1, (str(error),))
+    result = run(tmp_path, fails)
+    assert (result.new, result.failures) == (1, [str(error)])
 
 
 def test_a_gpu_that_goes_away_ends_the_campaign(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_gpu_that_goes_away_ends_the_campaign(tmp_path: Path) -> None:
 def test_histories_are_kept_beside_their_runs(tmp_path: Path) -> None:
     """Only the named batches record one, in a file that is named like the run's."""
     measure = FakeMeasure()
-    run(tmp_path, measure, (Series(JOB, (8, 16), histories=(16,)),))
+    run(tmp_path, measure, (BatchSeries(JOB, (8, 16), histories=(16,)),))
     first, second = measure.asked
     assert first.history is None and second.history is not None
     run_file = next(path for path in tmp_path.glob("*.json") if load_observation(path).batch == 16)
@@ -141,24 +142,24 @@ def test_histories_are_kept_beside_their_runs(tmp_path: Path) -> None:
 
 def test_a_limit_is_found_from_runs_and_from_their_files_again(tmp_path: Path) -> None:
     """Under 500 MiB 40 samples fit; a second call needs no run for that; a cap above the card is left."""
-    series = (Series(JOB, (8, 16), caps_bytes=(500 * MIB, 2**40)),)
+    series = (BatchSeries(JOB, (8, 16), caps_bytes=(500 * MIB, 2**40)),)
     measure, heard = FakeMeasure(), list[str]()
-    harvest = run(tmp_path, measure, series, heard=heard)
-    assert [(found.cap_bytes, found.limit) for found in harvest.limits] == [(500 * MIB, Limit(40, 41))]
+    result = run(tmp_path, measure, series, heard=heard)
+    assert [(found.cap_bytes, found.limit) for found in result.limits] == [(500 * MIB, Limit(40, 41))]
     assert sorted(asked.batch for asked in measure.asked) == [8, 16, 40, 41]
     assert heard[-2:] == [
         "torchvision:resnet18 under 500 MiB: the largest batch is 40",
         "torchvision:resnet18: a cap of 1,048,576 MiB is more than this GPU has; left out",
     ]
     again = FakeMeasure()
-    assert run(tmp_path, again, series).limits == harvest.limits
+    assert run(tmp_path, again, series).limits == result.limits
     assert again.asked == []
 
 
 def test_runs_without_a_cap_guess_the_limit(tmp_path: Path) -> None:
     """What the campaign measured before saves the runs from which the search would start."""
     measure = FakeMeasure()
-    run(tmp_path, measure, (Series(JOB, (8, 16)), Series(JOB, (2, 4), caps_bytes=(500 * MIB,))))
+    run(tmp_path, measure, (BatchSeries(JOB, (8, 16)), BatchSeries(JOB, (2, 4), caps_bytes=(500 * MIB,))))
     assert sorted(asked.batch for asked in measure.asked if asked.allocator_cap_bytes) == [40, 41]
 
 
@@ -203,7 +204,7 @@ def test_a_guess_needs_two_runs_that_lived_and_grew() -> None:
 def test_a_run_that_died_is_told_as_such() -> None:
     """No memory is a result and reads like one."""
     dead = replace(RUN, oom=True, settings=replace(RUN.settings, allocator_cap_bytes=8192 * MIB))
-    assert told(dead) == "torchvision:resnet18 batch 32 under 8,192 MiB: out of memory"
+    assert describe(dead) == "torchvision:resnet18 batch 32 under 8,192 MiB: out of memory"
 
 
 def test_the_campaign_that_ships_is_whole() -> None:
@@ -228,26 +229,26 @@ GROUP = "about: x\ngroups:\n  - about: y\n    models: [{models}]\n    batches: [
     ("models", "batches", "more", "words"),
     [
         ("resnet51", "8", "", "line 4, groups[0].models[0]: model 'resnet51' is unknown; the nearest"),
-        ("resnet50", "8, 8", "", "line 5, groups[0].batches: different whole numbers are wanted"),
+        ("resnet50", "8, 8", "", "line 5, groups[0].batches: expected different values"),
         (
             "resnet50",
             "0",
             "",
-            "line 5, groups[0].batches[0]: a number from 1 to 1,048,576 is wanted, not '0'",
+            "line 5, groups[0].batches[0]: expected a whole number from 1 to 1,048,576, got 0",
         ),
-        ("resnet50", "2.5", "", "line 5, groups[0].batches: different whole numbers are wanted"),
+        ("resnet50", "2.5", "", "line 5, groups[0].batches[0]: expected a whole number from 1 to "),
         ("", "8", "", "line 4, groups[0].models: the list is empty"),
         (
             "resnet50",
             "8",
             "    history: [9]\n",
-            "line 6, groups[0].history: some of the group's batches are wanted",
+            "line 6, groups[0].history: expected some of the group's batches",
         ),
         (
             "resnet50",
             "8",
             "    optimizer: lion\n",
-            "line 6, groups[0].optimizer: one of sgd, momentum, ",
+            "line 6, groups[0].optimizer: expected one of sgd, momentum, ",
         ),
         (
             "resnet50",
@@ -327,7 +328,9 @@ def line(job: Job, chip: Target, tell: object) -> TraceSource:
 def test_runs_become_a_calibration_that_the_planner_reads(tmp_path: Path) -> None:
     """Runs are put beside their replays, fitted and stored; a job that cannot be traced is told."""
     measure = FakeMeasure()
-    observations = run(tmp_path / "runs", measure, (Series(JOB, (8, 16, 32, 64)), SERIES[1])).observations
+    observations = run(
+        tmp_path / "runs", measure, (BatchSeries(JOB, (8, 16, 32, 64)), SERIES[1])
+    ).observations
 
     def tracer(job: Job, chip: Target, tell: object) -> TraceSource:
         assert chip == Target((8, 6), 28)

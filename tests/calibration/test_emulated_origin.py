@@ -5,26 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from calibration.observation_file import load_observation, save_observation
-from calibration.observation_json import observation_from_json, observation_to_json
-from calibration.record import Origins, add_points, save_calibration
+from calibration.observations import (
+    load_observation,
+    observation_from_json,
+    observation_to_json,
+    save_observation,
+)
 from planner.allocator.config import AllocatorRules
 from planner.api.request import stored_calibrations
 from planner.emulator.gpu import describe_gpu
 from planner.errors import DataFileError
 from planner.hardware.budget import make_budget
-from planner.hardware.calibration.files import load_calibration, load_folders
-from planner.hardware.calibration.fit import fit_points, includes_context
-from planner.hardware.calibration.model import (
-    Calibration,
-    Fit,
-    Point,
-    Refusal,
-    Wanted,
-    find_run,
-    is_card,
-    look_up,
+from planner.hardware.calibration.files import (
+    Origins,
+    add_points,
+    load_calibration,
+    load_folders,
+    save_calibration,
 )
+from planner.hardware.calibration.fit import fit_points, includes_context
+from planner.hardware.calibration.lookup import CalibrationQuery, find_calibration, find_run, is_same_gpu
+from planner.hardware.calibration.model import Calibration, Fit, NoFit, Point
 from planner.hardware.calibration.observation import Observation, origin_of
 from planner.hardware.database import device_key, is_emulated
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, calibration, observation, points
@@ -45,7 +46,7 @@ def emulated_points(*peaks: tuple[float, float]) -> list[Point]:
     return [replace(point, observation=emulated(point.observation)) for point in made]
 
 
-def emulated_calibration(fit: Fit | Refusal = FIT) -> Calibration:
+def emulated_calibration(fit: Fit | NoFit = FIT) -> Calibration:
     """A stored calibration of the emulated card."""
     known = calibration(KEY, fit)
     runs = tuple(replace(point, observation=emulated(point.observation)) for point in known.points)
@@ -58,7 +59,7 @@ def test_the_name_tells_the_origin() -> None:
     assert is_emulated(name) and origin_of(name) == "emulated"
     assert origin_of(KEY.gpu) == "measured"
     assert device_key(name) == device_key(CARD.name)
-    assert is_card(CARD, GPU, KEY.versions)
+    assert is_same_gpu(CARD, GPU, KEY.versions)
 
 
 @pytest.mark.parametrize(("gpu", "source"), [(GPU, "measured"), (GPU, "published"), (KEY.gpu, "emulated")])
@@ -121,22 +122,22 @@ def test_an_emulated_context_enters_no_line() -> None:
 
 def test_an_emulated_context_answers_for_no_card() -> None:
     """Runs without a line tell a measured context, and emulated ones none."""
-    refused = Refusal("3 batch sizes")
-    assert look_up([calibration(fit=refused)], Wanted(JOB, CARD)) is not None
-    assert look_up([emulated_calibration(fit=refused)], Wanted(JOB, CARD)) is None
+    refused = NoFit("3 batch sizes")
+    assert find_calibration([calibration(fit=refused)], CalibrationQuery(JOB, CARD)) is not None
+    assert find_calibration([emulated_calibration(fit=refused)], CalibrationQuery(JOB, CARD)) is None
 
 
 def test_a_measured_line_goes_before_an_emulated_one() -> None:
     """An emulated calibration answers where no measured line does, and says what it is."""
-    wanted = Wanted(JOB, CARD, "2.6.0")
+    wanted = CalibrationQuery(JOB, CARD, "2.6.0")
     far = replace(calibration(), key=replace(KEY, versions=replace(KEY.versions, torch="2.9.0")))
-    both = look_up([emulated_calibration(), far], wanted)
+    both = find_calibration([emulated_calibration(), far], wanted)
     assert both is not None and both.source == "measured"
-    alone = look_up([emulated_calibration()], wanted)
+    alone = find_calibration([emulated_calibration()], wanted)
     assert alone is not None
     assert (alone.source, alone.context, alone.includes_context) == ("emulated", None, False)
     assert alone.about.endswith("(emulated), torch 2.6.0+cu124, emulated")
-    context = look_up([emulated_calibration(), calibration(fit=Refusal("3 batch sizes"))], wanted)
+    context = find_calibration([emulated_calibration(), calibration(fit=NoFit("3 batch sizes"))], wanted)
     assert context is not None and context.source == "emulated"
 
 
@@ -145,7 +146,7 @@ def test_an_emulated_run_is_no_measured_value() -> None:
     known = emulated_calibration()
     run = replace(known.points[0].observation, peak_allocated_bytes=7)
     stored = replace(known, points=(replace(known.points[0], observation=run),))
-    assert find_run([stored], Wanted(JOB, CARD), run.batch) is None
+    assert find_run([stored], CalibrationQuery(JOB, CARD), run.batch) is None
 
 
 def test_only_folders_that_are_given_may_answer_with_emulated_figures(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import calibration.probe.run
-from calibration.observation_json import observation_from_json, observation_to_json
+from calibration.observations import observation_from_json, observation_to_json
 from calibration.probe.__main__ import _nvml_handle, _own_bytes, _run_until_oom, _set_cap, observe
-from calibration.probe.client import find_gpu, measure, measure_tensors
+from calibration.probe.client import ProbeRequest, find_gpu, measure, measure_tensors
 from calibration.probe.memory_sampler import CudaRun
-from calibration.probe.request import ProbeRequest
 from calibration.probe.run import build_real_model, host_batch, run_real
-from planner._support.cudnn_version import cudnn_text
+from planner._support.versions import format_cudnn_version
 from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
 from planner.capture.loop.batches import empty_batch
@@ -418,7 +417,7 @@ def test_nvml_is_asked_for_the_card_and_the_process_that_torch_uses() -> None:
 )
 def test_cudnn_versions_read_as_people_write_them(number: int | None, text: str | None) -> None:
     """cuDNN counts thousands before version 9 and ten thousands from then on."""
-    assert cudnn_text(number) == text
+    assert format_cudnn_version(number) == text
 
 
 def test_an_observation_survives_json() -> None:
@@ -441,16 +440,16 @@ def test_older_runs_say_of_their_settings_what_is_said_of_jobs(said: bool) -> No
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("batch", "32", "batch: '32' is no int"),
-        ("batch", True, "batch: 'True' is no int"),
-        ("oom", 0, "oom: '0' is no bool"),
-        ("retries", 1.5, "retries: '1.5' is no int or null"),
-        ("source", "guessed", "source: 'guessed' is no"),
+        ("batch", "32", "batch: expected a whole number of at least 1, got '32'"),
+        ("batch", True, "batch: expected a whole number of at least 1, got true"),
+        ("oom", 0, "oom: expected true or false, got 0"),
+        ("retries", 1.5, "retries: expected a whole number of at least 0 or null, got 1.5"),
+        ("source", "guessed", "source: expected one of emulated, measured, published, got 'guessed'"),
         ("extra", 1, "extra: unknown key"),
         ("job", {"model": "x"}, "job: KeyError: 'source'"),
-        ("versions", {}, "capability: two whole numbers are wanted"),
-        ("settings", None, "settings: no mapping"),
-        ("settings", {"cudnn_benchmark": 1}, "cudnn_benchmark: '1' is no bool"),
+        ("versions", {}, "versions: missing torch"),
+        ("settings", None, "settings: expected keys with values, got null"),
+        ("settings", {"cudnn_benchmark": 1}, "expected true or false, got 1"),
     ],
 )
 def test_an_answer_that_no_probe_gives_is_refused(key: str, value: object, words: str) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from calibration.calibrate import import_records
-from calibration.observation_file import load_observations
-from calibration.records.reader import SetAside, read_measured_records
+from calibration.observations import load_observations
+from calibration.records.reader import SkippedRecord, read_measured_records
 from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import HistoryEvent, HistoryMark, check_history
 from planner.errors import DataFileError
-from planner.hardware.calibration.model import Refusal
+from planner.hardware.calibration.model import NoFit
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.jobs import (
     Job,
@@ -89,21 +89,6 @@ HISTORY = {
     ],
     "marks": [["built", 0], ["model", 2], ["forward0", 2], ["backward0", 3], ["step0", 5]],
 }
-OPS = {
-    "columns": ["where", "op", "inputs", "scalars", "outputs", "before", "after", "highest"],
-    "rows": [
-        [
-            "forward1",
-            "aten.relu.default",
-            [[[2, 8], "float32", [8, 1]]],
-            [],
-            [[[2, 8], "float32", [8, 1]]],
-            5,
-            9,
-            12,
-        ]
-    ],
-}
 LIMITS = {
     "largest": 40,
     "first_oom": 41,
@@ -175,7 +160,7 @@ def test_a_record_of_peaks_is_an_observation(tmp_path: Path) -> None:
     """Every figure arrives; where NVML hides the process the device's rise stands for it."""
     found = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS)))
     assert found.observations == (SEEN,)
-    assert (found.histories, found.ops, found.set_aside) == ((), (), ())
+    assert (found.histories, found.skipped) == ((), ())
 
 
 def test_the_process_itself_counts_before_the_device(tmp_path: Path) -> None:
@@ -247,17 +232,6 @@ def test_a_history_is_read_whole_and_can_be_replayed(tmp_path: Path) -> None:
     assert (check.difference, check.allocations) == (None, 2)
 
 
-def test_an_operator_tells_what_it_took_and_gave_back(tmp_path: Path) -> None:
-    """Scratch memory is the highest level within less the higher of the two around it."""
-    (found,) = read_measured_records(put(tmp_path, ops=record("ops", 32, OPS, precision="amp-bf16"))).ops
-    (call,) = found.calls
-    assert (call.op, call.inputs, call.scratch_bytes) == (
-        "aten.relu.default",
-        [[[2, 8], "float32", [8, 1]]],
-        3,
-    )
-
-
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -272,7 +246,7 @@ def test_what_no_job_says_yet_is_set_aside_with_its_reason(
     text = record("peaks", 32, PEAKS) + record("peaks", 32, PEAKS, **what)
     found = read_measured_records(put(tmp_path, peaks=text))
     assert found.observations == (SEEN,)
-    assert found.set_aside == (SetAside("peaks.jsonl", 2, reason),)
+    assert found.skipped == (SkippedRecord("peaks.jsonl", 2, reason),)
 
 
 @pytest.mark.parametrize(
@@ -306,9 +280,9 @@ def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None
     packed.write_bytes(packed.read_bytes()[:-20])
     found = read_measured_records(tmp_path)
     assert (len(found.observations), len(found.histories)) == (1, 1)
-    assert found.set_aside == (
-        SetAside("peaks.jsonl", 2, "the line is cut short"),
-        SetAside("history.jsonl.gz", 2, "the line is cut short"),
+    assert found.skipped == (
+        SkippedRecord("peaks.jsonl", 2, "the line is cut short"),
+        SkippedRecord("history.jsonl.gz", 2, "the line is cut short"),
     )
 
 
@@ -330,7 +304,7 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
     assert told[0] == "set aside: peaks.jsonl line 3: hf:bert: the planner has no such model"
     assert [point.observation.batch for point in calibration.points] == [16, 32]
     assert calibration.points[1].observation == SEEN
-    assert isinstance(calibration.fit, Refusal)
+    assert isinstance(calibration.fit, NoFit)
     assert sorted(run.batch for run in load_observations(out / "runs")) == [16, 32, 40, 41]
     (history,) = (out / "runs").glob("*.history.json.gz")
     assert check_history(load_history(history)).allocations == 2
@@ -339,23 +313,26 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("peaks", "{}\n", "line 1: ValueError: no record with a result; remove the line"),
-        ("peaks", "nonsense\n", "line 1: JSONDecodeError: "),
-        ("peaks", record("peaks", 32, {"oom": True}), "line 1: KeyError: 'retries'"),
-        ("peaks", record("peaks", 32, PEAKS | {"oom": 1}), "line 1: ValueError: '1' is no bool"),
-        ("peaks", record("peaks", 32, PEAKS, inp=3), "line 1: ValueError: job.inp: '3' is no str"),
+        ("peaks", "{}\n", "line 1: missing job; remove the line"),
+        ("peaks", "nonsense\n", "line 1: JSON is malformed"),
+        ("peaks", record("peaks", 32, {"oom": True}), "line 1: result: missing retries"),
+        (
+            "peaks",
+            record("peaks", 32, PEAKS | {"oom": 1}),
+            "line 1: result.oom: expected true or false",
+        ),
+        ("peaks", record("peaks", 32, PEAKS, inp=3), "line 1: job.inp: expected a string, got 3"),
         (
             "peaks",
             record("peaks", 32, PEAKS, optimizer="lion"),
-            "line 1: UsageError: optimizer: unknown value",
+            "line 1: optimizer: unknown value",
         ),
-        ("limits", record("limits", 24, LIMITS | {"probes": [[1, True]]}), "line 1: ValueError: "),
+        ("limits", record("limits", 24, LIMITS | {"probes": [[1, True]]}), "line 1: result.probes[0]: "),
         (
             "history",
             record("history", 2, HISTORY | {"events": [["jump", 1, 2]]}),
-            "line 1: ValueError: unknown",
+            "line 1: unknown action",
         ),
-        ("ops", record("ops", 2, OPS | {"rows": [[1, 2]]}), "line 1: TypeError: "),
     ],
 )
 def test_a_broken_record_names_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -369,8 +346,8 @@ def test_a_broken_record_names_its_line(tmp_path: Path, name: str, text: str, wo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"capability": []}, "no compute capability: nothing was measured on a GPU"),
-        ({"gpu": None}, "'None' is no str"),
+        ({"capability": []}, "capability: expected a list of 2"),
+        ({"gpu": None}, "gpu: expected a string, got null"),
     ],
 )
 def test_records_need_to_know_their_gpu(tmp_path: Path, change: dict[str, object], words: str) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from calibration.record import save_calibration
 from planner.cli import folders, run
-from planner.hardware.calibration.files import TABLES_FOLDER, load_folders
+from planner.hardware.calibration.files import TABLES_FOLDER, load_folders, save_calibration
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
@@ -41,7 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMeasure:
     measure = FakeMeasure()
     monkeypatch.setattr("calibration.calibrate.find_gpu", lambda: CARD)
     monkeypatch.setattr("calibration.calibrate.measure", measure)
-    monkeypatch.setattr("calibration.calibrate._tracer", tracer)
+    monkeypatch.setattr("calibration.calibrate._open_source", tracer)
     monkeypatch.setattr("calibration.probe.client.find_gpu", lambda: CARD)
     monkeypatch.setattr("calibration.probe.client.measure", measure)
     return measure

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.probe.client import measure
-from calibration.probe.request import ProbeRequest
+from calibration.probe.client import ProbeRequest, measure
 from planner.allocator.config import MIB
 from planner.allocator.history.file import LARGEST_FILE_BYTES, load_history
 from planner.allocator.history.history import SEGMENT_ACTIONS, check_history

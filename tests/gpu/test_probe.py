@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from calibration.calibrate import calibrate, verify
-from calibration.observation_file import load_observations
-from calibration.probe.client import find_gpu, measure
-from calibration.probe.request import ProbeRequest
+from calibration.calibrate import calibrate
+from calibration.observations import load_observations
+from calibration.probe.client import ProbeRequest, find_gpu, measure
+from calibration.verify import verify
 from planner.allocator.config import MIB, AllocatorRules
 from planner.capture.session import record
 from planner.hardware.budget import make_budget
@@ -83,13 +83,13 @@ def test_a_calibration_is_measured_fitted_and_stored(tmp_path: Path) -> None:
     """Four batches give a fit near slope 1 whose file reads back; a second call measures nothing."""
     heard: list[str] = []
     found = calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append)
-    assert (found.harvest.new, found.harvest.left, found.harvest.failures, found.failures) == (4, 0, (), ())
+    assert (found.campaign.new, found.campaign.remaining, found.failures) == (4, 0, ())
     (calibration,) = found.calibrations
     assert isinstance(calibration.fit, Fit)
     assert 0.9 < calibration.fit.slope < 1.3
     assert load_folders([tmp_path]) == (calibration,)
     assert {run.batch for run in load_observations(tmp_path / "runs")} == set(BATCHES)
-    assert calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append).harvest.new == 0
+    assert calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append).campaign.new == 0
 
 
 def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner.hardware.calibration.model import Calibration, Fit, Key, Point, Refusal
+from planner.hardware.calibration.model import Calibration, Fit, Key, NoFit, Point
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.hardware.device import MIB, Device, SourcedBytes
 from planner.jobs import Job, TensorSpec
@@ -27,7 +27,7 @@ CARD = Device(
     capability_source="NVIDIA's table",
 )
 FIT = Fit(500 * MIB, 1.02, 10 * MIB, 5, 3_000 * MIB, 2_000 * MIB, 0.6, (16,))
-REFUSAL = Refusal("3 batch sizes")
+REFUSAL = NoFit("3 batch sizes")
 
 
 def observation(batch: int, peak_mib: float, key: Key = KEY) -> Observation:
@@ -56,7 +56,7 @@ def points(replayed: Sequence[float], measured: Sequence[float]) -> list[Point]:
     ]
 
 
-def calibration(key: Key = KEY, fit: Fit | Refusal = FIT) -> Calibration:
+def calibration(key: Key = KEY, fit: Fit | NoFit = FIT) -> Calibration:
     """A stored calibration with its overhead holding the context."""
     runs = [
         Point(replace(one.observation, job=key.job, gpu=key.gpu, versions=key.versions), one.replayed_bytes)

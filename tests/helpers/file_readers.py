@@ -9,15 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from calibration.campaign_file import STANDARD, load_campaign
-from calibration.observation_file import load_observation, save_observation
-from calibration.record import Origins, add_points, key_of
+from calibration.observations import load_observation, save_observation
 from calibration.records.reader import read_measured_records
 from planner.allocator.history.file import load_history, save_history
 from planner.allocator.history.history import History, HistoryEvent, HistoryMark
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.errors import DataFileError
-from planner.hardware.calibration.files import load_calibration
-from planner.hardware.calibration.model import Point, Refusal
+from planner.hardware.calibration.files import Origins, add_points, key_of, load_calibration
+from planner.hardware.calibration.model import NoFit, Point
 from planner.hardware.database import DEVICES_FOLDER, load_devices
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
@@ -33,7 +32,7 @@ from planner.program.target import Target
 from planner.store.cache_dir import TraceCache
 from planner.store.codec import load_trace, save_loops, save_trace
 from planner.store.saved_traces import open_saved
-from tests.calibration.test_records import HISTORY as RECORDED, LIMITS, MACHINE, OPS, PEAKS, record
+from tests.calibration.test_records import HISTORY as RECORDED, LIMITS, MACHINE, PEAKS, record
 from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
 
@@ -103,7 +102,7 @@ def _told(line: str) -> None:
 def _calibrate(path: Path) -> None:
     runs = [replace(RUN, batch=batch) for batch in (16, 32)]
     points = [Point(run, 10**9) for run in runs]
-    add_points(path.parent, key_of(RUN), points, Origins("measured", "a", "2.13"), lambda _: Refusal("no"))
+    add_points(path.parent, key_of(RUN), points, Origins("measured", "a", "2.13"), lambda _: NoFit("no"))
 
 
 TASK = Task("m", "r", RUN.job, (load_devices()[0],), {})
@@ -176,5 +175,4 @@ READERS: dict[str, Reader] = {
     "peaks": Reader(_recorded, record("peaks", 32, PEAKS).encode(), "peaks.jsonl"),
     "limits": Reader(_recorded, record("limits", 24, LIMITS).encode(), "limits.jsonl"),
     "records": Reader(_recorded, record("history", 32, RECORDED).encode(), "history.jsonl.gz", _gzip),
-    "operators": Reader(_recorded, record("ops", 32, OPS).encode(), "ops.jsonl.gz", _gzip),
 }

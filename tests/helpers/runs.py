@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from calibration.probe.request import Gpu, ProbeRequest
+from calibration.probe.client import DetectedGpu, ProbeRequest
 from planner.hardware.calibration.observation import Observation, Settings, Versions, origin_of
 from planner.hardware.device import MIB
 from planner.jobs import Job, Loss, Optimizer, parse_tensor_spec
 from tests.helpers.structs import replace
 
 VERSIONS = Versions("2.13.0+cu130", "13.0", "9.1.0", "580.65", (8, 6), 12_037 * MIB, 12_288 * MIB)
-CARD = Gpu("NVIDIA GeForce RTX 3060", VERSIONS, Settings())
+CARD = DetectedGpu("NVIDIA GeForce RTX 3060", VERSIONS, Settings())
 JOB = Job(
     "torchvision:resnet18",
     inputs=(parse_tensor_spec("3x224x224"),),

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from calibration.observation_file import save_observation
-from calibration.record import Origins, add_points, key_of
+from calibration.observations import save_observation
 from planner import max_batch
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.capture.models.registry import construct_model, find_constructor
@@ -28,9 +27,9 @@ from planner.capture.process_state import preserve_process_state
 from planner.capture.session import record
 from planner.cli import run
 from planner.errors import DataFileError, ModelError, PlannerError, UsageError
-from planner.hardware.calibration.files import load_folders
+from planner.hardware.calibration.files import Origins, add_points, key_of, load_folders
 from planner.hardware.calibration.fit import fit_points
-from planner.hardware.calibration.model import Point, Refusal
+from planner.hardware.calibration.model import NoFit, Point
 from planner.jobs import Job, parse_tensor_spec
 from planner.planning.sweep.results import ResultStore
 from planner.planning.sweep.task import Task, TaskResult
@@ -528,8 +527,8 @@ def _write_all(folder: Path, numbers: range, tell: int) -> None:
         os.write(tell, f"{number}\n".encode())
 
 
-def _no_fit(points: object) -> Refusal:
-    return Refusal("not asked for")
+def _no_fit(points: object) -> NoFit:
+    return NoFit("not asked for")
 
 
 class Telling:

@@ -100,7 +100,6 @@ NO_FILES = {
     "planner/capture/subprocess/worker.py": "the pipe to the parent",
     "planner/report/plots/_axes.py": "a picture in memory",
     "calibration/probe/__main__.py": "the pipe to the parent",
-    "calibration/record.py": "a lock, which holds nothing",
 }
 WRITING = ("savefig", "write_text", "write_html", "write_image", "tofile")
 OPENING = ("open", "fdopen")

@@ -17,7 +17,7 @@ from planner.planning import LARGEST_BATCH, OnProgress
 from planner.report import Campaign, Result
 
 if TYPE_CHECKING:
-    from calibration.calibrate import Calibrated, Imported
+    from calibration.calibrate import CalibrationResult, ImportResult
 
 DEFAULT_MINUTES = 10.0
 STANDARD = "standard"  # the campaign that ships
@@ -140,11 +140,11 @@ def _measure(
     return measured
 
 
-def _campaign(found: "Calibrated", folder: Path) -> Campaign:
-    harvest = found.harvest
-    failures = (*harvest.failures, *found.failures)
-    limits, calibrations = harvest.limits, found.calibrations
-    return Campaign(folder, harvest.new, harvest.left, limits, calibrations, failures, (), date.today())
+def _campaign(found: "CalibrationResult", folder: Path) -> Campaign:
+    campaign = found.campaign
+    failures, limits = (*campaign.failures, *found.failures), tuple(campaign.limits)
+    new, remaining = campaign.new, campaign.remaining
+    return Campaign(folder, new, remaining, limits, found.calibrations, failures, (), date.today())
 
 
 def _import(source: Path, folder: Path, tell: OnProgress) -> Campaign:
@@ -152,8 +152,8 @@ def _import(source: Path, folder: Path, tell: OnProgress) -> Campaign:
 
     if not source.is_dir():
         raise UsageError(f"--import {source}: no such folder")
-    found: Imported = import_records(source, folder, tell)
-    return Campaign(folder, 0, 0, (), found.calibrations, found.failures, found.set_aside, date.today())
+    found: ImportResult = import_records(source, folder, tell)
+    return Campaign(folder, 0, 0, (), found.calibrations, found.failures, found.skipped, date.today())
 
 
 def _batches(text: Text) -> list[int]:

@@ -15,22 +15,12 @@ from planner.cli.options import (
 )
 from planner.cli.output import answer, working
 from planner.cli.words import Option
-from planner.errors import UsageError
-from planner.hardware import (
-    GENERIC_CONTEXT,
-    Device,
-    FigureKind,
-    SourcedBytes,
-    generic_usable,
-    load_devices,
-)
-from planner.hardware.calibration import is_card
+from planner.hardware import check_detected, detected_device
 from planner.planning import Estimate, OnProgress
 from planner.report import Result
 
 if TYPE_CHECKING:
-    from calibration.calibrate import LimitCheck, Verification
-    from calibration.probe.request import Gpu
+    from calibration.verify import LimitCheck, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,9 @@ def verify_command(
         gpu = find_gpu()
         tell(f"running on {gpu.name}")
         if options["gpu_mib"] is None:
-            options["gpu"] = _card(gpu, options["gpu"])
+            named = options["gpu"]
+            found = (gpu.name, gpu.versions)
+            options["gpu"] = check_detected(named, *found) if named else detected_device(*found)
         report: VerifyResult | LimitResult
         report = _verify_limit(options, tell) if batch is None else _verify_batch(batch, options, tell)
     answer(report, output)
@@ -94,8 +86,8 @@ def verify_command(
 
 
 def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> VerifyResult:
-    from calibration.calibrate import verify
     from calibration.probe.client import measure
+    from calibration.verify import verify
     from planner import estimate
 
     result = estimate(batch=batch, **options, tell=tell)
@@ -106,8 +98,8 @@ def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> Veri
 
 
 def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitResult:
-    from calibration.calibrate import verify_limit
     from calibration.probe.client import measure
+    from calibration.verify import verify_limit
     from planner import estimate, max_batch
 
     result = max_batch(**options, tell=tell)
@@ -118,39 +110,3 @@ def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitResult:
 
     check = verify_limit(result.plan, estimate_at, options["alloc_conf"] or "", tell, measure)
     return LimitResult(check, result.import_seconds)
-
-
-def _card(gpu: "Gpu", named: str | None) -> Device:
-    """This machine's card, from the device database where it is known there.
-
-    Raises UsageError where another one was named: a run here would say nothing of it.
-    """
-    from planner.hardware import find_device
-
-    if named is not None:
-        device = find_device(named)
-        if not is_card(device, gpu.name, gpu.versions):
-            raise UsageError(f"--gpu {named}: this machine has {gpu.name}; leave --gpu away")
-        return device
-    known = [device for device in load_devices() if is_card(device, gpu.name, gpu.versions)]
-    return known[0] if known else _unknown_card(gpu)
-
-
-def _unknown_card(gpu: "Gpu") -> Device:
-    """A card by what the driver and torch say of it."""
-    versions = gpu.versions
-    total_bytes = versions.nvml_total_bytes or versions.torch_total_bytes
-    if total_bytes is None:
-        raise UsageError(f"{gpu.name}: its memory is not known; give --gpu-mib N as nvidia-smi shows it")
-    usable_bytes = versions.torch_total_bytes
-    seen = FigureKind.MEASURED
-    return Device(
-        name=gpu.name,
-        total=SourcedBytes(total_bytes, "NVML on this machine", kind=seen),
-        usable=generic_usable(total_bytes)
-        if usable_bytes is None
-        else SourcedBytes(usable_bytes, "torch on this machine", kind=seen),
-        context=GENERIC_CONTEXT,
-        capability=versions.capability,
-        capability_source="torch on this machine",
-    )

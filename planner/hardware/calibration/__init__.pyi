@@ -1,33 +1,30 @@
 from .files import (
-    LARGEST_FILE_BYTES as LARGEST_FILE_BYTES,
-    SCHEMA as SCHEMA,
+    Origins as Origins,
+    add_points as add_points,
     check_folders as check_folders,
-    load_calibration as load_calibration,
+    key_of as key_of,
     load_folders as load_folders,
     search_path as search_path,
 )
 from .fit import (
     fit_points as fit_points,
-    includes_context as includes_context,
+)
+from .lookup import (
+    CalibrationQuery as CalibrationQuery,
+    Correction as Correction,
+    find_calibration as find_calibration,
+    find_run as find_run,
 )
 from .model import (
     Calibration as Calibration,
-    Correction as Correction,
     Fit as Fit,
     Key as Key,
+    NoFit as NoFit,
     Point as Point,
-    Refusal as Refusal,
-    Wanted as Wanted,
-    find_run as find_run,
-    is_card as is_card,
-    is_whole as is_whole,
-    label as label,
-    look_up as look_up,
-    measured_bytes as measured_bytes,
+    fitted_peak_bytes as fitted_peak_bytes,
 )
 from .observation import (
     Observation as Observation,
-    Origin as Origin,
     Settings as Settings,
     Versions as Versions,
     origin_of as origin_of,

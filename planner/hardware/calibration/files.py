@@ -1,17 +1,29 @@
-"""The strict reader of calibration files: each error names the file, the line and the key.
+"""Calibration files: one per job, GPU, versions and settings; `docs/calibration.md` describes the layout.
 
-The layout is what `calibration/record.py` writes; `docs/calibration.md` describes it. A file of an older
-version lacks the options that jobs had not got then, and stands for their defaults.
+Reading is strict: each error names the file, the line and the key. A file of an older version lacks the
+options that jobs had not got then, and stands for their defaults. A file is replaced whole by a rename, under
+a lock on its folder, so that any number of processes may add to it; what is broken or belongs to something
+else is never touched.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from planner._support.atomic_write import write_bytes
+from planner._support.conversion import Count, Text
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import DataFileError, UsageError
-from planner.hardware.calibration.model import Calibration, Fit, Key, Point, Refusal
+from planner.hardware.calibration.model import Calibration, Fit, Key, NoFit, Point, includes_context
 from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions, origin_of
 from planner.hardware.database import is_emulated
 from planner.jobs import Job, job_from_json, job_to_json
@@ -19,36 +31,57 @@ from planner.jobs import Job, job_from_json, job_to_json
 SCHEMA = 1
 TABLES_FOLDER = Path(__file__).resolve().parents[3] / "calibration" / "tables"  # ship with the package
 LARGEST_FILE_BYTES = 4 * 2**20  # a point takes 600
-LARGEST_BYTES = 2**50
-DEEPEST = 8  # nested lists in a model's arguments
+LOCK = ".lock"
+_STATEMENTS = ("source", "about", "when", "traced_with", "includes_context")
+_OF_KEY = ("job", "gpu", "versions", "settings", "source")  # stand once in a file, not at each point
 
-_TOP = (
-    *("schema", "kind", "gpu", "source", "about", "when", "traced_with", "includes_context", "job"),
-    *("versions", "settings", "fit", "points"),
-)
-_POINT_SIZES = (
-    *("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes", "process_peak_bytes"),
-    *("process_rise_bytes", "context_before_bytes", "context_after_bytes"),
-)
-_POINT = ("batch", "replayed_bytes", *_POINT_SIZES, "retries", "oom", "about", "when")
-_FIT = (
-    *("overhead_bytes", "slope", "spread_bytes", "points", "center_bytes", "width_bytes"),
-    *("highest_leverage", "outliers"),
-)
+Fitter = Callable[[Sequence[Point]], Fit | NoFit]
 
-_MOVED_TO_JOB = "cudnn_benchmark"  # stood under the settings until it became part of the job
 
-T = TypeVar("T")
+class Origins(Struct, frozen=True):
+    """The statements of a file about its figures."""
+
+    source: Origin
+    about: str
+    traced_with: str
+
+
+class _Settings(Settings, frozen=True, forbid_unknown_fields=True):
+    cudnn_benchmark: bool = False  # stood here until it became part of the job
+
+
+class _Point(Observation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    replayed_bytes: Count
+
+
+class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
+    schema: int
+    kind: str
+    gpu: Text
+    source: Origin
+    about: str
+    when: Text
+    traced_with: Text
+    includes_context: bool
+    job: dict[str, Any]
+    versions: Versions
+    settings: _Settings
+    fit: dict[str, Any]
+    points: Annotated[list[Any], Meta(min_length=1)]
+
+
+class _Refused(Struct, frozen=True, forbid_unknown_fields=True):
+    refused: Text
 
 
 def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
-    """All calibrations of these folders, in this order; a folder that is not there holds none."""
+    """Return all calibrations of these folders, in this order; a missing folder holds none."""
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
     return tuple(map(load_calibration, paths))
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read one file.
+    """Return the calibration of one file.
 
     Raises DataFileError for a file that cannot be read and for what is no calibration of this schema.
     """
@@ -58,182 +91,10 @@ def load_calibration(path: Path) -> Calibration:
         return _calibration(read_entry(path))
     except OSError as error:
         raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error
-    except RecursionError:
-        raise DataFileError(f"{path}: nested too deeply to be a calibration") from None
-
-
-def _calibration(entry: Entry) -> Calibration:
-    top = entry.mapping()
-    if "schema" not in top or "kind" not in top or not top["kind"].says("calibration"):
-        raise entry.broken("no calibration: it has to say `kind: calibration` and its schema")
-    schema = _whole(top["schema"], 0)
-    if schema > SCHEMA:
-        raise top["schema"].broken(
-            f"schema {schema} is newer than {SCHEMA}, the newest known: update the planner"
-        )
-    if schema < SCHEMA:
-        raise top["schema"].broken(f"there never was a schema {schema}")
-    entry.children(_TOP)
-    source = cast(Origin, top["source"].choice(get_args(Origin)))
-    if (source == "emulated") != is_emulated(top["gpu"].text()):
-        raise top["source"].broken(f"figures of {top['gpu'].text()} are {origin_of(top['gpu'].text())}")
-    settings = top["settings"]
-    job = _job(top["job"])
-    if _was_benchmarked(settings):
-        job = replace(job, cudnn_benchmark=True)
-    key = Key(job, top["gpu"].text(), _versions(top["versions"]), _settings(settings))
-    points = tuple(_point(item, key, source) for item in top["points"].items())
-    if not points:
-        raise top["points"].broken("a calibration without a run does not exist")
-    return Calibration(
-        key=key,
-        source=source,
-        about=_line(top["about"]),
-        when=top["when"].text(),
-        traced_with=top["traced_with"].text(),
-        includes_context=_flag(top["includes_context"]),
-        points=points,
-        fit=_fit(top["fit"]),
-    )
-
-
-def _point(entry: Entry, key: Key, source: Origin) -> Point:
-    parts = entry.children(_POINT)
-    observation = Observation(
-        job=key.job,
-        batch=_whole(parts["batch"], 1),
-        gpu=key.gpu,
-        versions=key.versions,
-        settings=key.settings,
-        **{name: _whole_or_none(parts[name]) for name in _POINT_SIZES},
-        retries=_whole_or_none(parts["retries"]),
-        oom=_flag(parts["oom"]),
-        source=source,
-        about=_line(parts["about"]),
-        when=parts["when"].text(),
-    )
-    return Point(observation, _whole(parts["replayed_bytes"], 0))
-
-
-def _fit(entry: Entry) -> Fit | Refusal:
-    if "refused" in entry.mapping():
-        return Refusal(entry.children(("refused",))["refused"].text())
-    parts = entry.children(_FIT)
-    return Fit(
-        overhead_bytes=_whole(parts["overhead_bytes"], -LARGEST_BYTES),
-        slope=parts["slope"].number(0.01, 100),
-        spread_bytes=_whole(parts["spread_bytes"], 0),
-        points=_whole(parts["points"], 3),
-        center_bytes=_whole(parts["center_bytes"], 0),
-        width_bytes=_whole(parts["width_bytes"], 1),
-        highest_leverage=parts["highest_leverage"].number(0, 1),
-        outliers=tuple(_whole(item, 1) for item in parts["outliers"].items()),
-    )
-
-
-def _versions(entry: Entry) -> Versions:
-    parts = entry.children(
-        ("torch", "cuda", "cudnn", "driver", "capability", "torch_total_bytes", "nvml_total_bytes")
-    )
-    capability = [_whole(item, 0, 99) for item in parts["capability"].items()]
-    if len(capability) != 2:
-        raise parts["capability"].broken("two whole numbers are wanted, such as [8, 6]")
-    return Versions(
-        torch=parts["torch"].text(),
-        cuda=_text_or_none(parts["cuda"]),
-        cudnn=_text_or_none(parts["cudnn"]),
-        driver=_text_or_none(parts["driver"]),
-        capability=(capability[0], capability[1]),
-        torch_total_bytes=_whole_or_none(parts["torch_total_bytes"]),
-        nvml_total_bytes=_whole_or_none(parts["nvml_total_bytes"]),
-    )
-
-
-def _was_benchmarked(settings: Entry) -> bool:
-    """Whether the settings of a file of the first days say so."""
-    said = settings.mapping().get(_MOVED_TO_JOB)
-    return said is not None and _flag(said)
-
-
-def _settings(entry: Entry) -> Settings:
-    names = ("matmul_tf32", "cudnn_tf32", "alloc_conf", "allocator_cap_bytes")
-    parts = entry.children(names, (_MOVED_TO_JOB,))
-    return Settings(
-        matmul_tf32=_flag(parts["matmul_tf32"]),
-        cudnn_tf32=_flag(parts["cudnn_tf32"]),
-        alloc_conf=_line(parts["alloc_conf"]),
-        allocator_cap_bytes=_whole_or_none(parts["allocator_cap_bytes"]),
-    )
-
-
-def _job(entry: Entry) -> Job:
-    said = {key: _plain(value) for key, value in entry.mapping().items()}
-    defaults = job_to_json(Job(model=""))
-    unknown = said.keys() - defaults.keys()
-    if unknown:
-        raise entry.broken(f"a job has no {min(unknown)!r}; the file may come from a newer planner")
-    try:
-        job = job_from_json(defaults | said)
-    except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise entry.broken(f"no job: {str(error)[:200]}") from error
-    if not job.model:
-        raise entry.broken("missing model")
-    return job
-
-
-def _plain(entry: Entry, depth: int = 0) -> Any:
-    """A value as YAML's basic types."""
-    tag = entry.node.tag.rpartition(":")[2]
-    if depth > DEEPEST:
-        raise entry.broken(f"nested more than {DEEPEST} deep")
-    if tag == "seq":
-        return [_plain(item, depth + 1) for item in entry.items()]
-    if tag == "map":
-        return {key: _plain(value, depth + 1) for key, value in entry.mapping().items()}
-    if tag == "null":
-        return None
-    if tag == "bool":
-        return _flag(entry)
-    if tag == "str":
-        return str(entry.node.value)
-    number = entry.number(-LARGEST_BYTES, LARGEST_BYTES)
-    return int(number) if tag == "int" else number
-
-
-def _whole(entry: Entry, low: int, high: int = LARGEST_BYTES) -> int:
-    number = entry.number(low, high)
-    if not entry.node.tag.endswith(":int"):
-        raise entry.broken("a whole number is wanted")
-    return int(number)
-
-
-def _whole_or_none(entry: Entry) -> int | None:
-    return None if _is_null(entry) else _whole(entry, 0)
-
-
-def _text_or_none(entry: Entry) -> str | None:
-    return None if _is_null(entry) else entry.text()
-
-
-def _is_null(entry: Entry) -> bool:
-    return bool(entry.node.tag.endswith(":null"))
-
-
-def _flag(entry: Entry) -> bool:
-    if not (entry.says("true") or entry.says("false")):
-        raise entry.broken("true or false is wanted")
-    return entry.says("true")
-
-
-def _line(entry: Entry) -> str:
-    """A text that may be empty."""
-    if not entry.node.tag.endswith(":str"):
-        raise entry.broken("a text is wanted")
-    return str(entry.node.value)
 
 
 def search_path(first: Sequence[Path]) -> tuple[Path, ...]:
-    """Where calibrations are looked for: the folders that were given, then the tables of the package.
+    """Return the folders of calibrations: those that were given, then the tables of the package.
 
     Raises UsageError for a given folder that is no folder.
     """
@@ -246,3 +107,182 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
         if not folder.is_dir():
             raise UsageError(f"--calibrations {folder}: no such folder; make it or leave the option away")
     return folders
+
+
+def file_name(key: Key) -> str:
+    """Return a name that is readable in front and different for different keys by its end."""
+    document = json.dumps(_key_to_json(key), sort_keys=True)
+    model = key.job.source or key.job.model
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.optimizer}".lower()).strip("-")
+    return f"{readable[:80]}-{sha256(document.encode()).hexdigest()[:12]}.yaml"
+
+
+def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins, fit: Fitter) -> Calibration:
+    """Put runs into the file of their key, fit all that it then holds, write it and return its content.
+
+    A run that is there already, to the last field, is not added again, but its replayed peak is taken
+    anew. Raises ValueError for points of another key or origin, DataFileError where the file cannot be
+    written or is broken or foreign; it is left as it is then.
+    """
+    for point in points:
+        if key_of(point.observation) != key:
+            raise ValueError(f"batch {point.observation.batch} was run for another key")
+        if point.observation.source != origins.source:
+            raise ValueError(f"batch {point.observation.batch} is {point.observation.source}")
+    path = folder / file_name(key)
+    with _locked(folder):
+        stored = _load_own(path, key)
+        if stored is not None and stored.source != origins.source:
+            raise DataFileError(
+                f"{path}: its figures are {stored.source}, these {origins.source}; take another folder"
+            )
+        before = stored.points if stored is not None else ()
+        by_run = {point.observation: point for point in (*before, *points)}
+        merged = tuple(sorted(by_run.values(), key=_order))
+        calibration = Calibration(
+            key=key,
+            source=origins.source,
+            about=origins.about,
+            when=max(point.observation.when for point in merged),
+            traced_with=origins.traced_with,
+            includes_context=includes_context(merged),
+            points=merged,
+            fit=fit(merged),
+        )
+        _write(path, calibration)
+    return calibration
+
+
+def save_calibration(folder: Path, calibration: Calibration) -> Path:
+    """Write the file of a calibration in place of an earlier one of the same key; raises as `add_points`."""
+    path = folder / file_name(calibration.key)
+    with _locked(folder):
+        _load_own(path, calibration.key)
+        _write(path, calibration)
+    return path
+
+
+def key_of(observation: Observation) -> Key:
+    """Return the key of the file that a run belongs to."""
+    return Key(observation.job, observation.gpu, observation.versions, observation.settings)
+
+
+def _calibration(entry: Entry) -> Calibration:
+    parts = entry.mapping()
+    if "schema" not in parts or "kind" not in parts or not parts["kind"].says("calibration"):
+        raise entry.broken("no calibration: expected `kind: calibration` and a schema")
+    schema = parts["schema"].convert(int)
+    if schema > SCHEMA:
+        raise parts["schema"].broken(
+            f"schema {schema} is newer than {SCHEMA}, the newest known: update the planner"
+        )
+    if schema < SCHEMA:
+        raise parts["schema"].broken(f"unsupported schema {schema}; this version reads {SCHEMA}")
+    entry.children(_CalibrationFile.__struct_fields__)
+    record = entry.convert(_CalibrationFile)
+    if (record.source == "emulated") != is_emulated(record.gpu):
+        raise parts["source"].broken(f"figures of {record.gpu} are {origin_of(record.gpu)}")
+    names = Settings.__struct_fields__
+    key = Key(
+        job=_job(parts["job"], record.job, record.settings.cudnn_benchmark),
+        gpu=record.gpu,
+        versions=record.versions,
+        settings=Settings(**{name: getattr(record.settings, name) for name in names}),
+    )
+    refused = "refused" in record.fit
+    return Calibration(
+        key=key,
+        source=record.source,
+        about=record.about,
+        when=record.when,
+        traced_with=record.traced_with,
+        includes_context=record.includes_context,
+        points=tuple(_point(item, key, record.source) for item in parts["points"].items()),
+        fit=NoFit(parts["fit"].convert(_Refused).refused) if refused else parts["fit"].convert(Fit),
+    )
+
+
+def _point(entry: Entry, key: Key, source: Origin) -> Point:
+    point = entry.convert(_Point, **asdict(key), source=source)
+    names = Observation.__struct_fields__
+    return Point(Observation(**{name: getattr(point, name) for name in names}), point.replayed_bytes)
+
+
+def _job(entry: Entry, options: dict[str, Any], benchmark: bool) -> Job:
+    defaults = job_to_json(Job(model=""))
+    unknown = options.keys() - defaults.keys()
+    if unknown:
+        raise entry.broken(f"a job has no {min(unknown)!r}; the file may come from a newer planner")
+    try:
+        job = job_from_json(defaults | options)
+    except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise entry.broken(f"no job: {str(error)[:200]}") from error
+    if not job.model:
+        raise entry.broken("missing model")
+    return replace(job, cudnn_benchmark=True) if benchmark else job
+
+
+def _order(point: Point) -> tuple[int, str, str]:
+    return point.observation.batch, point.observation.when, repr(point)
+
+
+def _load_own(path: Path, key: Key) -> Calibration | None:
+    """Return the present content of a key's file; None where there is none."""
+    if not path.exists() and not path.is_symlink():
+        return None
+    stored = load_calibration(path)
+    if stored.key != key:
+        raise DataFileError(f"{path}: holds another job, GPU or versions than its name says; move it away")
+    return stored
+
+
+def _write(path: Path, calibration: Calibration) -> None:
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text = yaml.dump(_to_json(calibration), Dumper=dumper, sort_keys=False, width=100)
+    if len(text.encode()) > LARGEST_FILE_BYTES:
+        raise DataFileError(f"{path}: full; move it away to begin a new one")
+    write_bytes(path, text.encode())
+
+
+def _to_json(calibration: Calibration) -> dict[str, Any]:
+    key, fit = _key_to_json(calibration.key), calibration.fit
+    return {
+        "schema": SCHEMA,
+        "kind": "calibration",
+        "gpu": key["gpu"],
+        **{name: getattr(calibration, name) for name in _STATEMENTS},
+        "job": key["job"],
+        "versions": key["versions"],
+        "settings": key["settings"],
+        "fit": {"refused": fit.reason} if isinstance(fit, NoFit) else msgspec.to_builtins(fit),
+        "points": [_point_to_json(point) for point in calibration.points],
+    }
+
+
+def _key_to_json(key: Key) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(asdict(key) | {"job": job_to_json(key.job)})
+    return document
+
+
+def _point_to_json(point: Point) -> dict[str, Any]:
+    run = asdict(point.observation)
+    return {"replayed_bytes": point.replayed_bytes} | {name: run[name] for name in run if name not in _OF_KEY}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep all other processes out of the folder meanwhile."""
+    from filelock import FileLock
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        lock.acquire()
+    except OSError as error:
+        raise DataFileError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()

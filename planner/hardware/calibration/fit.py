@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import theilslopes
 
-from planner.hardware.calibration.model import Fit, Point, Refusal, is_whole, measured_bytes
+from planner.hardware.calibration.model import Fit, NoFit, Point, fitted_peak_bytes, includes_context
 from planner.hardware.device import MIB
 from planner.hardware.likeness import kind_without_trace
 from planner.hardware.residuals import load_residuals
@@ -71,18 +71,7 @@ class LeftOut:
         return self.calibrated_bytes / self.measured_bytes - 1
 
 
-def includes_context(points: Sequence[Point]) -> bool:
-    """Return whether all these runs tell the process's peak with the context, so that the overhead holds it.
-
-    Emulated ones do not: their context is that of the device database.
-    """
-    return bool(points) and all(
-        point.observation.process_peak_bytes is not None and point.observation.source != "emulated"
-        for point in points
-    )
-
-
-def fit_points(points: Sequence[Point]) -> Fit | Refusal:
+def fit_points(points: Sequence[Point]) -> Fit | NoFit:
     """The robust line through the runs that ended unhindered, or why there is none.
 
     Runs that died, released cached segments to go on or had a cap are clipped, and left out. Raises
@@ -90,16 +79,16 @@ def fit_points(points: Sequence[Point]) -> Fit | Refusal:
     """
     if len({point.observation.source == "emulated" for point in points}) > 1:
         raise ValueError("emulated runs and others are not fitted together")
-    whole = [point for point in points if is_whole(point.observation)]
+    whole = [point for point in points if point.observation.is_unconstrained]
     context = includes_context(whole)
-    used = [point for point in whole if measured_bytes(point.observation, context) is not None]
+    used = [point for point in whole if fitted_peak_bytes(point.observation, context) is not None]
     refusal = _refuse(points, whole, used)
     if refusal is not None:
         return refusal
     x, y = _columns(used, context)
     overhead, slope = _line(x, y, _expected_overhead(used, context))
     if not SLOPES[0] <= slope <= SLOPES[1]:
-        return Refusal(f"the slope is {slope:.2f}: the replay and the runs are not of the same job")
+        return NoFit(f"the slope is {slope:.2f}: the replay and the runs are not of the same job")
     worse = _worse_than_none(used, context)
     if worse is not None:
         return worse
@@ -124,37 +113,37 @@ def fit_points(points: Sequence[Point]) -> Fit | Refusal:
 
 def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
     """Each batch size as predicted by the line through the others; needs four batch sizes."""
-    whole = [point for point in points if is_whole(point.observation)]
+    whole = [point for point in points if point.observation.is_unconstrained]
     context = includes_context(whole)
     found = []
     for batch in sorted({point.observation.batch for point in whole}):
         others = [point for point in whole if point.observation.batch != batch]
         overhead, slope = _line(*_columns(others, context), _expected_overhead(others, context))
         for point in whole:
-            measured = measured_bytes(point.observation, context)
+            measured = fitted_peak_bytes(point.observation, context)
             if point.observation.batch == batch and measured is not None:
                 calibrated = round(overhead * MIB + slope * point.replayed_bytes)
                 found.append(LeftOut(batch, measured, calibrated, point.replayed_bytes))
     return found
 
 
-def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Point]) -> Refusal | None:
+def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Point]) -> NoFit | None:
     batches = {point.observation.batch for point in used}
     if len(batches) < FEWEST_BATCHES:
         seen = f"{len(batches)} batch sizes with a peak of their own, at least {FEWEST_BATCHES} are needed"
         clipped = len(points) - len(whole)
         hint = f"; {clipped} of {len(points)} runs ran out of memory or were held back: take smaller batches"
-        return Refusal(seen + (hint if clipped else ""))
+        return NoFit(seen + (hint if clipped else ""))
     peaks = [point.replayed_bytes for point in used]
     if min(peaks) <= 0 or max(peaks) < SMALLEST_RANGE * min(peaks):
-        return Refusal(
+        return NoFit(
             f"the batch sizes {min(batches)} to {max(batches)} hardly differ in memory, so no slope shows: "
             "take batches further apart"
         )
     return None
 
 
-def _worse_than_none(used: Sequence[Point], context: bool) -> Refusal | None:
+def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
     """The refusal of a line that tells left-out batch sizes worse than the planner does without it."""
     added = _shown_context_bytes(used) if context else 0
     if added is None:
@@ -164,7 +153,7 @@ def _worse_than_none(used: Sequence[Point], context: bool) -> Refusal | None:
     without = [abs((left.replayed_bytes + added) / left.measured_bytes - 1) for left in lefts]
     for average, words in ((median, ""), (fmean, " on average")):  # the mean feels the tail, which kills runs
         if average(with_line) > max(GOOD_ERROR, average(without)):
-            return Refusal(
+            return NoFit(
                 f"left-out batches come out {100 * average(with_line):.1f} % off with the line{words} and "
                 f"{100 * average(without):.1f} % without: the scatter is no line"
             )
@@ -188,7 +177,7 @@ def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
 
 def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
     """Replayed and measured peaks in MiB."""
-    pairs = [(p.replayed_bytes, measured_bytes(p.observation, context)) for p in points]
+    pairs = [(p.replayed_bytes, fitted_peak_bytes(p.observation, context)) for p in points]
     kept = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
     return kept[:, 0], kept[:, 1]
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner._support.cudnn_version import cudnn_text
+from planner._support.versions import format_cudnn_version
 from planner._support.worker import Worker, WorkerError
 from planner.errors import UsageError
 from planner.hardware.cudnn.worker import OLDEST
@@ -136,7 +136,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
             f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
             "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
         )
-    version = cudnn_text(told["version"]) or "of an unknown version"
+    version = format_cudnn_version(told["version"]) or "of an unknown version"
     if told["version"] < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
     return Cudnn(version, folder, worker, cublaslt, gpu, lacks)

@@ -291,7 +291,7 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
         "overhead_mib": None if fit is None else mib(fit.overhead_bytes),
         "slope": None if fit is None else fit.slope,
         "spread_mib": None if fit is None else mib(fit.spread_bytes),
-        "drift_mib": mib(correction.drift_bytes),
+        "drift_mib": mib(correction.extra_spread_bytes),
         "points": 0 if fit is None else fit.points,
         "outliers": [] if fit is None else list(fit.outliers),
     }

@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from calibration.record import Origins, add_points, file_name, key_of, save_calibration
 from planner.errors import DataFileError, UsageError
-from planner.hardware.calibration.files import TABLES_FOLDER, load_calibration, load_folders, search_path
+from planner.hardware.calibration.files import (
+    TABLES_FOLDER,
+    Origins,
+    add_points,
+    file_name,
+    key_of,
+    load_calibration,
+    load_folders,
+    save_calibration,
+    search_path,
+)
 from planner.hardware.calibration.fit import fit_points
-from planner.hardware.calibration.model import Fit, Level, Point, Refusal, Wanted, look_up
+from planner.hardware.calibration.lookup import CalibrationQuery, MatchLevel, find_calibration
+from planner.hardware.calibration.model import Fit, NoFit, Point
 from planner.hardware.database import find_device
 from tests.helpers.calibrations import JOB, KEY, REFUSAL, calibration, observation, points
 from tests.helpers.structs import replace
@@ -91,7 +101,7 @@ sys.path.insert(0, sys.argv[3])
 from tests.helpers.structs import replace
 from tests.helpers.calibrations import KEY, observation
 from planner.hardware.calibration.fit import fit_points
-from calibration.record import Origins, add_points
+from planner.hardware.calibration.files import Origins, add_points
 from planner.hardware.calibration.model import Point
 for number in range(50):
     run = replace(observation(1 + number, 1_000), about=sys.argv[2])
@@ -131,17 +141,17 @@ def broken_texts(tmp_path: Path) -> list[tuple[str, str]]:
         (WHOLE + laughs, "unknown key"),
         ("[" * 5_000, ""),
         (text.replace("schema: 1", "schema: 2"), "newer than 1, the newest known: update the planner"),
-        (text.replace("schema: 1", "schema: 0"), "there never was a schema 0"),
-        (text.replace("schema: 1", "schema: one"), "a number"),
+        (text.replace("schema: 1", "schema: 0"), "unsupported schema 0; this version reads 1"),
+        (text.replace("schema: 1", "schema: one"), "a whole number"),
         (text.replace("slope: 1.02", "slope: .nan"), "fit.slope"),
         (text.replace("slope: 1.02", "slope: !!python/object/apply:os.system [echo]"), "fit.slope"),
         (text.replace("batch: 10", "batch: 10.5"), "whole number"),
         (text.replace("oom: false", "oom: no"), "true or false"),
         (text.replace("mode: train", "mode: fly"), "no job"),
         (text.replace("mode: train", "mode: train\n  wings: 2"), "no 'wings'"),
-        (text.replace("source: measured", "source: guessed"), "one of measured, published"),
-        (text.replace("rate: 0.5", "rate: {a: {b: {c: {d: {e: {f: {g: {h: {i: 1}}}}}}}}}"), "deep"),
-        (re.sub(r"points:\n- (.|\n)*", "points: []\n", text), "without a run"),
+        (text.replace("source: measured", "source: guessed"), "one of emulated, measured, published"),
+        (text.replace("rate: 0.5", "rate: {a: {b: {c: {d: {e: {f: {g: {h: {i: 1}}}}}}}}}"), "no job"),
+        (re.sub(r"points:\n- (.|\n)*", "points: []\n", text), "a list of at least 1"),
     ]
 
 
@@ -235,14 +245,14 @@ def test_tables_that_ship() -> None:
     give; of eleven, seven scatter too much for a line.
     """
     tables = load_folders([TABLES_FOLDER])
-    assert (len(tables), sum(isinstance(table.fit, Refusal) for table in tables)) == (11, 7)
+    assert (len(tables), sum(isinstance(table.fit, NoFit) for table in tables)) == (11, 7)
     assert {table.key.gpu for table in tables} == {"RTX 3060 12GB", "RTX 4060 8GB"}
     for table in tables:
         assert table.about
         assert all(point.observation.about for point in table.points) or table.source == "measured"
         again = fit_points(table.points)
         assert key_of(table.points[0].observation) == table.key
-        if isinstance(again, Refusal) or isinstance(table.fit, Refusal):
+        if isinstance(again, NoFit) or isinstance(table.fit, NoFit):
             assert again == table.fit
             continue
         assert abs(again.overhead_bytes - table.fit.overhead_bytes) <= 2**20
@@ -258,9 +268,11 @@ def test_published_tables_hold_no_context() -> None:
         (False, True)
     }
     for table in published:
-        correction = look_up(published, Wanted(table.key.job, find_device(table.key.gpu), "2.13.0"))
-        if isinstance(table.fit, Refusal):
-            assert correction is None or correction.level is not Level.SAME_GPU
+        correction = find_calibration(
+            published, CalibrationQuery(table.key.job, find_device(table.key.gpu), "2.13.0")
+        )
+        if isinstance(table.fit, NoFit):
+            assert correction is None or correction.level is not MatchLevel.SAME_GPU
         else:
             assert correction is not None
-            assert (correction.level, correction.fit) == (Level.SAME_GPU, table.fit)
+            assert (correction.level, correction.fit) == (MatchLevel.SAME_GPU, table.fit)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from planner.hardware.calibration.fit import fit_points, leave_one_batch_out
-from planner.hardware.calibration.model import Fit, Point, Refusal
+from planner.hardware.calibration.model import Fit, NoFit, Point
 from planner.hardware.device import MIB
 from planner.hardware.residuals import RunKind, load_residuals
 from tests.helpers.calibrations import points
@@ -19,13 +19,13 @@ def of_unknown_context(runs: list[Point]) -> list[Point]:
     return [replace(run, observation=replace(run.observation, context_after_bytes=None)) for run in runs]
 
 
-def fitted(found: Fit | Refusal) -> Fit:
+def fitted(found: Fit | NoFit) -> Fit:
     assert isinstance(found, Fit), found
     return found
 
 
-def reason(found: Fit | Refusal) -> str:
-    assert isinstance(found, Refusal)
+def reason(found: Fit | NoFit) -> str:
+    assert isinstance(found, NoFit)
     return found.reason
 
 
@@ -114,7 +114,7 @@ def rises(replayed: tuple[int, ...], measured: tuple[int, ...]) -> list[Point]:
 def test_scatter_is_no_line() -> None:
     """A line that tells left-out batches worse than the replay alone is refused, with both figures."""
     published = ((1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654))
-    assert fit_points(rises(*published)) == Refusal(
+    assert fit_points(rises(*published)) == NoFit(
         "left-out batches come out 6.5 % off with the line and 4.6 % without: the scatter is no line"
     )
 

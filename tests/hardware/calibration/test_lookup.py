@@ -7,15 +7,15 @@ from hypothesis import given, settings, strategies as st
 
 from planner.allocator.config import AllocatorRules
 from planner.hardware.budget import make_budget, process_bytes, upper_process_bytes
-from planner.hardware.calibration.model import (
-    CONTEXT_DRIFT_BYTES,
-    Calibration,
+from planner.hardware.calibration.lookup import (
+    CONTEXT_SPREAD_BYTES,
+    CalibrationQuery,
     Correction,
-    Level,
-    Wanted,
-    is_card,
-    look_up,
+    MatchLevel,
+    find_calibration,
+    is_same_gpu,
 )
+from planner.hardware.calibration.model import Calibration
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, generic_device
 from planner.jobs import Optimizer, ZeroGrad
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, REFUSAL, VERSIONS, calibration
@@ -30,17 +30,17 @@ NEWER = replace(CARD, name="RTX 5090", aliases=(), capability=(12, 0))
 PUBLISHED = replace(calibration(), source="published", includes_context=False)
 
 
-def found(stored: list[Calibration], wanted: Wanted) -> Correction:
-    correction = look_up(stored, wanted)
+def found(stored: list[Calibration], wanted: CalibrationQuery) -> Correction:
+    correction = find_calibration(stored, wanted)
     assert correction is not None
     return correction
 
 
 def test_exact() -> None:
     """The same job on the same GPU under the same version answers exactly, with its whole line."""
-    correction = found([calibration()], Wanted(JOB, CARD, "2.6.1"))
+    correction = found([calibration()], CalibrationQuery(JOB, CARD, "2.6.1"))
     assert correction == Correction(
-        level=Level.EXACT,
+        level=MatchLevel.EXACT,
         about="torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured",
         source="measured",
         context=SourcedBytes(
@@ -51,31 +51,31 @@ def test_exact() -> None:
         ),
         fit=FIT,
         includes_context=True,
-        drift_bytes=0,
+        extra_spread_bytes=0,
     )
 
 
 def test_unknown_versions_count_as_the_same() -> None:
     """Who does not know the version gets what there is, as exact."""
-    assert found([calibration()], Wanted(JOB, CARD)).level is Level.EXACT
+    assert found([calibration()], CalibrationQuery(JOB, CARD)).level is MatchLevel.EXACT
 
 
 @pytest.mark.parametrize(
-    ("wanted", "level", "has_fit", "drift_bytes"),
+    ("wanted", "level", "has_fit", "extra_spread_bytes"),
     [
-        (Wanted(JOB, CARD, "2.13.0"), Level.SAME_GPU, True, CONTEXT_DRIFT_BYTES),
-        (Wanted(ADAM, CARD, "2.6.0"), Level.SAME_GPU, False, 0),
-        (Wanted(JOB, OTHER, "2.6.0"), Level.SAME_ARCHITECTURE, True, CONTEXT_DRIFT_BYTES),
-        (Wanted(ADAM, OTHER, "2.6.0"), Level.SAME_ARCHITECTURE, False, CONTEXT_DRIFT_BYTES),
+        (CalibrationQuery(JOB, CARD, "2.13.0"), MatchLevel.SAME_GPU, True, CONTEXT_SPREAD_BYTES),
+        (CalibrationQuery(ADAM, CARD, "2.6.0"), MatchLevel.SAME_GPU, False, 0),
+        (CalibrationQuery(JOB, OTHER, "2.6.0"), MatchLevel.SAME_ARCHITECTURE, True, CONTEXT_SPREAD_BYTES),
+        (CalibrationQuery(ADAM, OTHER, "2.6.0"), MatchLevel.SAME_ARCHITECTURE, False, CONTEXT_SPREAD_BYTES),
     ],
 )
-def test_levels(wanted: Wanted, level: Level, has_fit: bool, drift_bytes: int) -> None:
+def test_levels(wanted: CalibrationQuery, level: MatchLevel, has_fit: bool, extra_spread_bytes: int) -> None:
     """Other versions, another job, another card of the architecture: each answers at its level, the line for
     the same job only and else the context, and the interval widens.
     """
     correction = found([calibration()], wanted)
     assert (correction.level, correction.fit is not None) == (level, has_fit)
-    assert correction.drift_bytes == drift_bytes
+    assert correction.extra_spread_bytes == extra_spread_bytes
     assert correction.context is not None
     assert correction.context.value == 350 * MIB
 
@@ -83,33 +83,33 @@ def test_levels(wanted: Wanted, level: Level, has_fit: bool, drift_bytes: int) -
 @pytest.mark.parametrize(
     "wanted",
     [
-        Wanted(JOB, NEWER),
-        Wanted(JOB, generic_device(12_288)),
-        Wanted(JOB, CARD, alloc_conf="expandable_segments:True"),
+        CalibrationQuery(JOB, NEWER),
+        CalibrationQuery(JOB, generic_device(12_288)),
+        CalibrationQuery(JOB, CARD, alloc_conf="expandable_segments:True"),
     ],
 )
-def test_defaults(wanted: Wanted) -> None:
+def test_defaults(wanted: CalibrationQuery) -> None:
     """Another architecture, a card of which only the memory is known, and other options of the allocator: the
     defaults.
     """
-    assert look_up([calibration()], wanted) is None
+    assert find_calibration([calibration()], wanted) is None
 
 
 def test_nearest_wins() -> None:
     """Whatever the order of the files, the nearest level answers; of equal ones, the first."""
     near = calibration(replace(KEY, versions=replace(VERSIONS, torch="2.13.0")))
     far = calibration(replace(KEY, gpu="RTX 4090", versions=replace(VERSIONS, nvml_total_bytes=None)))
-    wanted = Wanted(JOB, CARD, "2.13.0")
+    wanted = CalibrationQuery(JOB, CARD, "2.13.0")
     for stored in ([near, calibration(), far], [far, calibration(), near]):
         assert found(stored, wanted).about.count("2.13.0") == 1
     twin = replace(calibration(), fit=replace(FIT, slope=1.5))
-    assert found([twin, calibration()], Wanted(JOB, CARD)).fit == twin.fit
+    assert found([twin, calibration()], CalibrationQuery(JOB, CARD)).fit == twin.fit
 
 
 def test_refused_fit_still_tells_the_context() -> None:
     """Runs that support no line still tell the context of their card."""
-    correction = found([calibration(fit=REFUSAL)], Wanted(JOB, CARD))
-    assert (correction.fit, correction.level) == (None, Level.SAME_GPU)
+    correction = found([calibration(fit=REFUSAL)], CalibrationQuery(JOB, CARD))
+    assert (correction.fit, correction.level) == (None, MatchLevel.SAME_GPU)
     assert correction.context is not None
 
 
@@ -119,42 +119,42 @@ def test_published_say_nothing_of_other_jobs() -> None:
         replace(point, observation=replace(point.observation, context_after_bytes=None))
         for point in PUBLISHED.points
     )
-    assert look_up([replace(PUBLISHED, points=runs)], Wanted(ADAM, CARD)) is None
+    assert find_calibration([replace(PUBLISHED, points=runs)], CalibrationQuery(ADAM, CARD)) is None
 
 
 def test_what_makes_jobs_the_same() -> None:
     """The catalogue's name and the number of steps do not count; where zero_grad stands does."""
     renamed = replace(JOB, model="torchvision:resnet18", source="", steps=9)
-    assert found([calibration()], Wanted(renamed, CARD)).fit == FIT
+    assert found([calibration()], CalibrationQuery(renamed, CARD)).fit == FIT
     moved = replace(JOB, zero_grad=ZeroGrad.AFTER_STEP)
-    assert found([calibration()], Wanted(moved, CARD)).fit is None
+    assert found([calibration()], CalibrationQuery(moved, CARD)).fit is None
 
 
 def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
     """Where a library is asked for them, only the context carries over from runs planned without."""
     asked = replace(JOB, cudnn="installed")
-    assert found([calibration()], Wanted(asked, CARD)).fit is None
-    assert found([calibration()], Wanted(asked, CARD)).context is not None
-    assert found([calibration(replace(KEY, job=asked))], Wanted(asked, CARD)).fit == FIT
+    assert found([calibration()], CalibrationQuery(asked, CARD)).fit is None
+    assert found([calibration()], CalibrationQuery(asked, CARD)).context is not None
+    assert found([calibration(replace(KEY, job=asked))], CalibrationQuery(asked, CARD)).fit == FIT
 
 
 def test_names_of_cards() -> None:
     """A card answers to torch's name for it, unless the memory says that it is another of that name."""
-    assert is_card(CARD, "NVIDIA GeForce RTX 3060", VERSIONS)
-    assert not is_card(CARD, "NVIDIA GeForce RTX 3060 Ti", VERSIONS)
-    assert not is_card(CARD, "RTX 3060", replace(VERSIONS, nvml_total_bytes=8_192 * MIB))
+    assert is_same_gpu(CARD, "NVIDIA GeForce RTX 3060", VERSIONS)
+    assert not is_same_gpu(CARD, "NVIDIA GeForce RTX 3060 Ti", VERSIONS)
+    assert not is_same_gpu(CARD, "RTX 3060", replace(VERSIONS, nvml_total_bytes=8_192 * MIB))
 
 
 def test_benchmarked_runs_say_nothing_of_others() -> None:
     """Runs with cuDNN's benchmark mode answer for jobs with it, and for no other, not even their context."""
     with_it = replace(JOB, cudnn_benchmark=True)
-    assert look_up([calibration(replace(KEY, job=with_it))], Wanted(JOB, CARD)) is None
-    assert look_up([calibration()], Wanted(with_it, CARD)) is None
-    assert found([calibration(replace(KEY, job=with_it))], Wanted(with_it, CARD)).fit == FIT
+    assert find_calibration([calibration(replace(KEY, job=with_it))], CalibrationQuery(JOB, CARD)) is None
+    assert find_calibration([calibration()], CalibrationQuery(with_it, CARD)) is None
+    assert found([calibration(replace(KEY, job=with_it))], CalibrationQuery(with_it, CARD)).fit == FIT
 
 
 def corrected(card: Device = CARD, stored: Calibration | None = None) -> Correction:
-    return found([stored or calibration()], Wanted(JOB, card, "2.6.0"))
+    return found([stored or calibration()], CalibrationQuery(JOB, card, "2.6.0"))
 
 
 def test_budget_by_hand() -> None:
@@ -176,7 +176,7 @@ def test_budget_without_context_by_hand() -> None:
 
 def test_context_alone() -> None:
     """Another job's context replaces the card's, and all else stays uncalibrated."""
-    correction = found([calibration()], Wanted(ADAM, CARD))
+    correction = found([calibration()], CalibrationQuery(ADAM, CARD))
     budget = make_budget(CARD, 0.9, RULES, None, correction)
     assert correction.context is not None
     plain = make_budget(replace(CARD, context=correction.context), 0.9, RULES)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from planner.hardware.calibration import Calibration, Fit, Point, Refusal, is_whole, label, measured_bytes
+from planner.hardware.calibration import Calibration, Fit, NoFit, Point, fitted_peak_bytes
 from planner.jobs import job_to_json
 from planner.report.describe import describe_job
 from planner.report.document import Block, Column, Document, Paragraph, Table
@@ -50,7 +50,7 @@ def calibration_section(calibration: Calibration, today: date) -> list[Block]:
     columns = [Column("batch", is_number=True, min_width=12), *figures, Column("MiB")]
     runs = tuple(_run_row(_run_to_json(calibration, point)) for point in calibration.points)
     return [
-        Paragraph(label(calibration), "strong"),
+        Paragraph(calibration.describe(), "strong"),
         Table((Column(min_width=10), Column()), entries),
         Table(columns, runs, indent=0),
     ]
@@ -84,8 +84,8 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
         "traced_with": calibration.traced_with,
         "settings": to_builtins(key.settings),
         "includes_context": calibration.includes_context,
-        "fit": None if isinstance(fit, Refusal) else _fit_to_json(fit),
-        "refused": fit.reason if isinstance(fit, Refusal) else None,
+        "fit": None if isinstance(fit, NoFit) else _fit_to_json(fit),
+        "refused": fit.reason if isinstance(fit, NoFit) else None,
         "runs": [_run_to_json(calibration, point) for point in calibration.points],
     }
 
@@ -116,7 +116,7 @@ def _versions(calibration: Calibration) -> str:
 
 def _line(calibration: Calibration) -> str:
     fit = calibration.fit
-    if isinstance(fit, Refusal):
+    if isinstance(fit, NoFit):
         return f"refused: {fit.reason}"
     context = "with" if calibration.includes_context else "without"
     off = f"off the line: batch {', '.join(map(str, fit.outliers))}" if fit.outliers else "no outliers"
@@ -142,12 +142,12 @@ def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
     """Return a run: measured, or emulated, is the process's peak or, where the overhead holds no context, its
     rise; fitted is what the line says of it, used whether the line was drawn through it.
     """
-    measured = measured_bytes(point.observation, calibration.includes_context)
+    measured = fitted_peak_bytes(point.observation, calibration.includes_context)
     emulated = point.observation.source == "emulated"
     fit = calibration.fit
     fitted = fit.peak_bytes(point.replayed_bytes) if isinstance(fit, Fit) else None
     residual = None
-    if is_whole(point.observation) and measured is not None and fitted is not None:
+    if point.observation.is_unconstrained and measured is not None and fitted is not None:
         residual = mib(measured - fitted)
     return {
         "batch": point.observation.batch,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from calibration.calibrate import LimitCheck, Verification
+from calibration.verify import LimitCheck, Verification
 from planner.hardware.calibration import Observation
 from planner.report.commands.estimate import estimate_to_json
 from planner.report.describe import job_entry

@@ -1,0 +1,90 @@
+"""Observations as JSON: the answers of probes, and the files of a campaign, one for each run."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from planner._support.atomic_write import write_bytes
+from planner._support.conversion import convert
+from planner.errors import DataFileError, UsageError
+from planner.hardware.calibration import Observation, Settings
+from planner.jobs import Job, job_from_json, job_to_json
+
+LARGEST_FILE_BYTES = 2**20
+
+
+def observation_to_json(observation: Observation) -> dict[str, Any]:
+    """Return all fields as `json` writes them; `observation_from_json` is the inverse."""
+    fields: dict[str, Any] = msgspec.to_builtins(asdict(observation) | {"job": job_to_json(observation.job)})
+    return fields
+
+
+def observation_from_json(document: object) -> Observation:
+    """Return the observation of a document. Raises ValueError for a missing, unknown or mistyped key."""
+    if not isinstance(document, Mapping):
+        raise ValueError("expected keys with values")
+    job, settings = read_job(document.get("job")), document.get("settings")
+    if isinstance(settings, Mapping) and "cudnn_benchmark" in settings:  # until it became part of the job
+        benchmark = convert(settings["cudnn_benchmark"], bool)
+        settings = {key: value for key, value in settings.items() if key != "cudnn_benchmark"}
+        job = replace(job, cudnn_benchmark=job.cudnn_benchmark or benchmark)
+    return convert({**document, "job": job, "settings": settings}, Observation)
+
+
+def read_job(document: object) -> Job:
+    """Return the job of a document. Raises ValueError for anything that `job_to_json` never wrote."""
+    try:
+        return job_from_json(document)  # type: ignore[arg-type]
+    except (UsageError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"job: {type(error).__name__}: {error}") from error
+
+
+def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, torch: str) -> Path:
+    """Return the file of a run on a GPU with a version of torch; equal runs, equal files."""
+    key = [job_to_json(job), batch, asdict(settings), gpu, torch]
+    digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model).strip("-")[-40:]
+    return folder / f"{readable}-b{batch}-{digest}.json"
+
+
+def observation_path(folder: Path, run: Observation) -> Path:
+    """Return the file of a run."""
+    return run_path(folder, run.job, run.batch, run.settings, run.gpu, run.versions.torch)
+
+
+def history_path(path: Path) -> Path:
+    """Return the file of the allocator's history beside the file of a run."""
+    return path.with_name(f"{path.stem}.history.json.gz")
+
+
+def save_observation(observation: Observation, path: Path) -> None:
+    """Write one run, whole or not at all. Raises DataFileError."""
+    text = json.dumps(observation_to_json(observation), indent=1, allow_nan=False)
+    write_bytes(path, f"{text}\n".encode())
+
+
+def load_observation(path: Path) -> Observation:
+    """Return one run. Raises DataFileError for anything that `save_observation` never wrote."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise ValueError(f"more than {LARGEST_FILE_BYTES} bytes")
+        return observation_from_json(msgspec.json.decode(content))
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise DataFileError(f"{path}: broken observation: {problem}; remove it to measure anew") from error
+
+
+def load_observations(folder: Path) -> tuple[Observation, ...]:
+    """Return all runs of a folder, by file name; none where there is no folder. Raises DataFileError."""
+    return tuple(map(load_observation, sorted(folder.glob("*.json"))))

@@ -1,0 +1,122 @@
+"""Verify: run what was estimated on this machine's GPU, and compare."""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+
+from msgspec import Struct
+
+from calibration.probe.client import ProbeRequest, measure
+from planner.hardware.calibration import Observation
+from planner.jobs import Job
+from planner.planning import Estimate, OnProgress, Plan
+from planner.program import Outcome
+
+LONGEST_RUN_SECONDS = 600.0
+BEYOND = 1.05  # of the largest batch: so far above it, a run is expected to die
+
+
+class Verification(Struct, frozen=True):
+    """An estimate and the run of the same job at the same batch size."""
+
+    estimate: Estimate
+    observation: Observation
+
+    @property
+    def ran(self) -> bool:
+        """Return whether memory sufficed."""
+        return not self.observation.oom
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether it ran exactly if the estimate said so.
+
+        At a high confidence a batch may run that was said not to fit; that is the price of the confidence.
+        """
+        return self.ran == (self.estimate.outcome is not Outcome.DOES_NOT_FIT)
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the estimate at its confidence is right: what fits runs, within the bound."""
+        if self.estimate.outcome is Outcome.DOES_NOT_FIT:
+            return True
+        process = self.observation.process_peak_bytes
+        return self.ran and (process is None or process <= self.estimate.process_upper_bytes)
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Return estimated over measured less 1 of each measured peak; empty where the run died."""
+        run, measured = self.estimate.run, self.observation
+        pairs = {
+            "allocated": (run.peak_allocated_bytes, measured.peak_allocated_bytes),
+            "reserved": (run.peak_reserved_bytes, measured.peak_reserved_bytes),
+            "process": (self.estimate.process_bytes, measured.process_peak_bytes),
+        }
+        if not self.ran:
+            return {}
+        return {what: estimated / size - 1 for what, (estimated, size) in pairs.items() if size}
+
+
+class LimitCheck(Struct, frozen=True):
+    """Runs of a largest batch, the next, and one beyond; those after a death are not made."""
+
+    plan: Plan
+    runs: tuple[Verification, ...]  # by rising batch size
+
+    @property
+    def holds(self) -> bool:
+        """Return whether every run holds; see `Verification.holds`."""
+        return all(run.holds for run in self.runs)
+
+    @property
+    def lived(self) -> int:
+        """Return the largest batch size that ran; 0: none did."""
+        return max((run.observation.batch for run in self.runs if run.ran), default=0)
+
+    @property
+    def died(self) -> int | None:
+        """Return the smallest batch size that ran out of memory; None: none did."""
+        return min((run.observation.batch for run in self.runs if not run.ran), default=None)
+
+
+def verify_limit(
+    plan: Plan,
+    estimate_at: Callable[[int], Estimate],
+    alloc_conf: str,
+    tell: OnProgress,
+    probe: Callable[..., Observation] = measure,
+) -> LimitCheck:
+    """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.
+
+    Without a cap that third run would need memory that other processes on the card may leave or take.
+    Raises as `verify`.
+    """
+    largest = plan.search.largest
+    batches = {largest, largest + 1} if plan.first_failure is not None else {largest}
+    if plan.budget.cap_bytes is not None:
+        batches.add(ceil(BEYOND * largest))
+    known = {one.run.batch: one for one in (plan.at_max, plan.first_failure) if one is not None}
+    runs: list[Verification] = []
+    for batch in sorted(batches - {0}):
+        estimate = known.get(batch) or estimate_at(batch)
+        tell(f"running batch {batch}")
+        runs.append(verify(plan.job, batch, estimate, alloc_conf, probe))
+        if not runs[-1].ran:
+            break
+    return LimitCheck(plan, tuple(runs))
+
+
+def verify(
+    job: Job,
+    batch: int,
+    estimate: Estimate,
+    alloc_conf: str = "",
+    probe: Callable[..., Observation] = measure,
+) -> Verification:
+    """Run the batch on this machine's GPU, under the estimate's allocator cap if it has one.
+
+    The run is stored nowhere. Raises NoGpuError without a GPU, ModelError where the steps fail.
+    """
+    if estimate.run.batch != batch or estimate.job != job:
+        raise ValueError("the estimate is of another job or batch size")
+    request = ProbeRequest(job, batch, estimate.budget.cap_bytes, alloc_conf)
+    return Verification(estimate, probe(request, LONGEST_RUN_SECONDS))

@@ -1,0 +1,182 @@
+"""Selection of the stored calibration that answers for a job on a GPU.
+
+The search falls back level by level. A whole line carries over only to the same job; to another job only the
+CUDA context does, because workspaces and the allocator's rounding belong to the job.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from math import hypot
+from statistics import median, stdev
+
+from msgspec import Struct
+
+from planner.hardware.calibration.model import Calibration, Fit, Key
+from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions
+from planner.hardware.context import SPREAD_MIB
+from planner.hardware.database import device_key
+from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes
+from planner.jobs import Job
+
+# Deviation of published contexts for several GPUs, drivers and versions around their line. It widens every
+# answer that comes from other versions or another GPU.
+CONTEXT_SPREAD_BYTES = SPREAD_MIB * MIB
+SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees within this share
+
+
+class MatchLevel(StrEnum):
+    """How near a calibration is to a query; the nearest first."""
+
+    EXACT = "exact"  # same job, GPU and versions
+    SAME_GPU = "same GPU"  # same job on it under other versions; or the context of other jobs on it
+    SAME_ARCHITECTURE = "same architecture"  # likewise, of another GPU with the same major capability
+
+
+class Correction(Struct, frozen=True):
+    """The corrections of stored calibrations for a job on a GPU."""
+
+    level: MatchLevel
+    about: str  # which calibration answers, for people
+    source: Origin
+    context: SourcedBytes | None  # in place of the GPU's own where calibrations have one
+    fit: Fit | None  # None where only the context carries over
+    includes_context: bool  # whether the fit's overhead holds the context
+    extra_spread_bytes: int  # uncertainty on top of the fit's: other versions, another GPU; one deviation
+
+
+class CalibrationQuery(Struct, frozen=True):
+    """A job on a GPU; versions that the user does not know are None and count as the same."""
+
+    job: Job
+    device: Device
+    torch: str | None = None
+    alloc_conf: str = ""
+
+
+def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
+    """Return the correction by the nearest calibration; None where the defaults have to do.
+
+    Of equally near ones the first in `stored` answers, so folders that come first on the search path win. An
+    emulated calibration answers only where none that was measured has a line, and only for its own GPU.
+    """
+    usable = [one for one in stored if _same_settings(one.key, query)]
+    measured = _find([one for one in usable if one.source != "emulated"], query)
+    if measured is not None and measured.fit is not None:
+        return measured
+    emulated = [one for one in usable if one.source == "emulated" and _is_on(one, query.device)]
+    return _by_job(emulated, query) or measured
+
+
+def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:
+    """Return an unconstrained measured run of this very job, batch size and GPU, with all its peaks."""
+    for one in stored:
+        same = _same_settings(one.key, query) and _same_job(one.key.job, query.job)
+        if one.source != "emulated" and same and _is_on(one, query.device):
+            for point in one.points:
+                run = point.observation
+                if run.batch == batch and run.is_unconstrained and run.peak_allocated_bytes is not None:
+                    return run
+    return None
+
+
+def is_same_gpu(device: Device, gpu: str, versions: Versions) -> bool:
+    """Return whether `gpu`, as torch, nvidia-smi or the device database calls it, is this one."""
+    if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
+        return False
+    totals = (
+        (versions.nvml_total_bytes, device.total.value),
+        (versions.torch_total_bytes, device.usable.value),
+    )
+    return all(abs(size - known) <= SAME_MEMORY * known for size, known in totals if size is not None)
+
+
+def _is_on(calibration: Calibration, device: Device) -> bool:
+    return is_same_gpu(device, calibration.key.gpu, calibration.key.versions)
+
+
+def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
+    here = [one for one in usable if _is_on(one, query.device)]
+    fitted = _by_job(here, query)
+    if fitted is not None:
+        return fitted
+    context = _by_context(MatchLevel.SAME_GPU, here)
+    if context is not None or query.device.capability_source.startswith("assumed"):
+        return context
+    major = query.device.capability[0]
+    near = [one for one in usable if one.key.versions.capability[0] == major and one not in here]
+    same_job = [one for one in near if _same_replay(one.key.job, query.job)]
+    level = MatchLevel.SAME_ARCHITECTURE
+    return _by_fit(level, same_job) or _by_context(level, near)
+
+
+def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
+    """Return the correction by a line of the job itself, among calibrations of one GPU."""
+    same_job = [one for one in here if _same_replay(one.key.job, query.job)]
+    exact = [one for one in same_job if _same_torch(one.key.versions.torch, query.torch)]
+    return _by_fit(MatchLevel.EXACT, exact) or _by_fit(MatchLevel.SAME_GPU, same_job)
+
+
+def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
+    """Return the correction by the first calibration that has a line."""
+    for one in calibrations:
+        if isinstance(one.fit, Fit):
+            inside, about = one.includes_context, one.describe()
+            context = _median_context(one.contexts, about) if inside else None
+            # Without a context in the fit, the GPU's own is added, whose deviation holds the versions.
+            moved = level is MatchLevel.SAME_ARCHITECTURE or (inside and level is MatchLevel.SAME_GPU)
+            extra = CONTEXT_SPREAD_BYTES if moved else 0
+            return Correction(level, about, one.source, context, one.fit, inside, extra)
+    return None
+
+
+def _by_context(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
+    """Return the median context of all runs of other jobs."""
+    with_context = [one for one in calibrations if one.contexts]
+    if not with_context:
+        return None
+    sizes = [size for one in with_context for size in one.contexts]
+    extra = CONTEXT_SPREAD_BYTES if level is MatchLevel.SAME_ARCHITECTURE else 0
+    about = f"the context of {len(sizes)} runs of other jobs, such as {with_context[0].describe()}"
+    context = _median_context(sizes, about, extra)
+    return Correction(level, about, with_context[0].source, context, None, True, extra)
+
+
+def _median_context(sizes: Sequence[int], source: str, extra_bytes: int = 0) -> SourcedBytes | None:
+    if not sizes:
+        return None
+    spread = hypot(stdev(sizes) if len(sizes) > 1 else CONTEXT_SPREAD_BYTES, extra_bytes)
+    return SourcedBytes(round(median(sizes)), f"measured: {source}", round(spread), FigureKind.MEASURED)
+
+
+def _same_job(one: Job, other: Job) -> bool:
+    """Return whether two jobs take the same memory in a step: names and the number of steps do not count."""
+    return _memory_relevant(one) == _memory_relevant(other)
+
+
+def _same_replay(one: Job, other: Job) -> bool:
+    """Return whether a line through the replays of one stands for the other: workspaces have to agree."""
+    return one.cudnn == other.cudnn and _same_job(one, other)
+
+
+def _memory_relevant(job: Job) -> tuple[Job, list[str]]:
+    source = job.source or job.model
+    nameless = replace(
+        job, model=source, source="", model_args=(), steps=1, dataset_size=0, cudnn="", lengths=None
+    )
+    return nameless, sorted(map(repr, job.model_args))
+
+
+def _same_settings(key: Key, query: CalibrationQuery) -> bool:
+    """Return whether runs had PyTorch's defaults, save the allocator's options, which are those of the query.
+
+    With cuDNN's benchmark mode even the context may be another one, since it loads the kernels of all plans
+    that it times (inferred).
+    """
+    same_mode = key.job.cudnn_benchmark == query.job.cudnn_benchmark
+    return same_mode and key.settings == Settings(alloc_conf=query.alloc_conf)
+
+
+def _same_torch(version: str, queried: str | None) -> bool:
+    """Return whether two versions differ in patch level and build at most."""
+    return queried is None or version.split("+")[0].split(".")[:2] == queried.split("+")[0].split(".")[:2]

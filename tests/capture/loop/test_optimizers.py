@@ -190,12 +190,12 @@ def record(model: nn.Module, body: Callable[[Recorder], None]) -> Trace:
     """The trace of what `body` does; set-up lasts until it marks another phase."""
     recorder = Recorder(model, Target.for_capability(AMPERE))
     with cuda_semantics(AMPERE):
-        recorder.mark(0, Phase.SETUP)
+        recorder.start_phase(0, Phase.SETUP)
         for tensor in (*model.parameters(), *model.buffers()):
-            recorder.adopt(tensor, Category.PARAMETER, "", "to")
+            recorder.record_existing(tensor, Category.PARAMETER, "", "to")
         with recorder:
             body(recorder)
-            recorder.mark(9, Phase.END)
+            recorder.start_phase(9, Phase.END)
         return recorder.finish(1)
 
 
@@ -207,7 +207,7 @@ def clipped(kind: ClipGradients, dtype: torch.dtype = torch.float32, stride: int
     def body(recorder: Recorder) -> None:
         model.matrix.grad = torch.empty_like(model.matrix)
         model.vector.grad = torch.empty(3_000 * stride, dtype=dtype, device="meta")[::stride]
-        recorder.mark(1, Phase.OPTIMIZER)
+        recorder.start_phase(1, Phase.OPTIMIZER)
         clip(kind, model.parameters())
 
     return record(model, body)
@@ -258,9 +258,9 @@ def test_a_moving_average_is_a_copy() -> None:
     def body(recorder: Recorder) -> None:
         average = make_ema(model)
         for step in (1, 2, 3):
-            recorder.mark(step, Phase.OPTIMIZER)
+            recorder.start_phase(step, Phase.OPTIMIZER)
             average.update_parameters(model)
-        recorder.mark(3, Phase.END)  # before the name `average` goes
+        recorder.start_phase(3, Phase.END)  # before the name `average` goes
 
     trace = record(model, body)
     assert story(trace, Phase.SETUP, 0).endswith("+clone:M +clone:v +clone:28 +clone:8")

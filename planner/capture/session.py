@@ -19,7 +19,7 @@ from planner.capture.loop.criterion import Criterion, build_criterion
 from planner.capture.loop.precision import convert_inputs, convert_model, meta_runtime
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
-from planner.capture.meta_kernels.run import run_meta
+from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.models.lazy import initialise_lazy_modules
 from planner.capture.models.live_optimizer import make_optimizer
 from planner.capture.models.meta_init import tensors_put_on_gpu
@@ -83,7 +83,7 @@ class _Session:
         job = complete_by_library(self.job)
         try:
             with planned_device(capability=self.path_of) as placement:
-                return self._capture(job, self.build(job), batch, run_meta, placement)
+                return self._capture(job, self.build(job), batch, MetaRunner().run, placement)
         except DataDependentError as error:
             first_read = error
 

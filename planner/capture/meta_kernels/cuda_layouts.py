@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.pointwise import pointwise_output
 from planner.capture.meta_kernels.strides import (
     channels_last,
     contiguous,
     empty,
     empty_strided,
-    is_contiguous_meta,
     suggests_channels_last,
 )
 from planner.capture.workspaces.nn.norms import is_cudnn_batch_norm
@@ -119,9 +117,7 @@ def _native_batch_norm_backward(
 
     torch's meta kernel follows the mask for two of them, the native kernel for all.
     """
-    if weight is None:
-        return _batch_norm_backward_without_weight(grad, x, mean, var, save_mean, save_invstd, train, mask)
-    if not _fits_batch_norm(x, weight) or grad.shape != x.shape or not train:
+    if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
     wanted = (True, True, True) if is_cudnn_batch_norm(x, weight, weight, train) else mask
     channels = weight.shape
@@ -130,19 +126,6 @@ def _native_batch_norm_backward(
         empty(channels, weight.dtype) if wanted[1] else None,
         empty(channels, weight.dtype) if wanted[2] else None,
     )
-
-
-def _batch_norm_backward_without_weight(
-    grad: Tensor, x: Tensor, mean: Any, var: Any, save_mean: Any, save_invstd: Any, train: bool,
-    mask: Sequence[bool],
-) -> Any:  # fmt: skip
-    fits = train and list(mask) == [True, False, False] and mean is None and var is None
-    fits = (
-        fits and is_contiguous_meta(x) and x.dim() > 1 and is_contiguous_meta(grad) and grad.shape == x.shape
-    )
-    for saved in (save_mean, save_invstd):
-        fits = fits and is_contiguous_meta(saved) and saved.shape == x.shape[1:2]
-    return (pointwise_output(x), None, None) if fits and grad.dtype is x.dtype else NotImplemented
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:

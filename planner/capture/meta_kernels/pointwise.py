@@ -119,109 +119,9 @@ def _elu_backward(grad: Tensor, alpha: Any, scale: Any, input_scale: Any, is_res
     return _derivative(grad, x)
 
 
-def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
-    fits = (
-        is_contiguous_meta(grad)
-        and is_contiguous_meta(mask)
-        and grad.shape == mask.shape
-        and mask.dtype is torch.bool
-    )
-    return pointwise_output(grad) if fits else NotImplemented
-
-
-# ---- in place
-
-
-def _itself(x: Tensor, *numbers: Any, **_: Any) -> Any:
-    """Return the first tensor, changed in place."""
-    if any(isinstance(number, Tensor | complex) for number in numbers):
-        return NotImplemented
-    return x if is_contiguous_meta(x) and x.dtype.is_floating_point else NotImplemented
-
-
-def _clamp_in_place(x: Tensor, low: Any = None, high: Any = None) -> Any:
-    return NotImplemented if low is None and high is None else _itself(x, low, high)
-
-
-def _scale_in_place(x: Tensor, y: Any) -> Any:
-    """Scale by a number, or by a tensor that is broadcast to the first."""
-    if not isinstance(y, Tensor):
-        return _itself(x, y)
-    if not (
-        is_contiguous_meta(x) and is_contiguous_meta(y) and x.dtype.is_floating_point and x.dtype is y.dtype
-    ):
-        return NotImplemented
-    return x if x.shape == y.shape or broadcast([x.shape, y.shape]) == x.shape else NotImplemented
-
-
-def _add_in_place(x: Tensor, y: Any, *, alpha: Any = 1) -> Any:
-    if isinstance(y, int) and isinstance(alpha, int):  # steps and batches are counted
-        return x if is_contiguous_meta(x) and x.dtype in (torch.int64, torch.float32) else NotImplemented
-    if not isinstance(y, Tensor) or not isinstance(alpha, int | float) or x.dtype is not y.dtype:
-        return NotImplemented
-    fits = is_contiguous_meta(x) and y.is_meta and x.shape == y.shape and x.dtype.is_floating_point
-    return x if fits else NotImplemented
-
-
-def _lerp_in_place(x: Tensor, end: Tensor, weight: Any) -> Any:
-    fits = is_contiguous_meta(x) and is_contiguous_meta(end) and x.shape == end.shape and x.dtype is end.dtype
-    return _itself(x, weight) if fits else NotImplemented
-
-
-def _blend_in_place(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Any:
-    fits = is_contiguous_meta(x) and x.dtype.is_floating_point and not isinstance(value, complex)
-    for t in (a, b):
-        fits = fits and is_contiguous_meta(t) and t.shape == x.shape and t.dtype is x.dtype
-    return x if fits else NotImplemented
-
-
-# ---- lists of tensors
-
-
-def _pair_up(first: Sequence[Tensor], others: Sequence[Any]) -> bool:
-    """Return whether lists, or numbers, match tensor by tensor in one floating-point dtype."""
-    if not first or not first[0].dtype.is_floating_point:
-        return False
-    kind = first[0].dtype
-    shapes = []
-    for x in first:
-        if x.dtype is not kind or not x.is_meta:
-            return False
-        shapes.append(x.shape)
-    for other in others:
-        if not isinstance(other, list | tuple):
-            if not isinstance(other, int | float):
-                return False
-        elif len(other) != len(first):
-            return False
-        elif isinstance(other[0], Tensor):
-            for y, shape in zip(other, shapes, strict=True):
-                if y.shape != shape or y.dtype is not kind or not y.is_meta:
-                    return False
-        elif not all(isinstance(number, int | float) for number in other):
-            return False
-    return True
-
-
-def _foreach_in_place(first: Sequence[Tensor], *others: Any, alpha: Any = 1) -> Any:
-    """Change a list in place, tensor by tensor."""
-    return None if _pair_up(first, (*others, alpha)) else NotImplemented
-
-
-def _foreach_scale_in_place(first: Sequence[Tensor], factor: Any) -> Any:
-    """Scale a list by one number on the GPU."""
-    fits = isinstance(factor, Tensor) and factor.is_meta and factor.dim() == 0
-    return None if fits and _pair_up(first, ()) and factor.dtype is first[0].dtype else NotImplemented
-
-
-def _foreach_over(first: Sequence[Tensor], *others: Any, alpha: Any = 1) -> Any:
-    """Return a new list, tensor by tensor."""
-    if not _pair_up(first, (*others, alpha)):
-        return NotImplemented
-    for tensors in (first, *(other for other in others if isinstance(other, list | tuple))):
-        if not all(map(is_contiguous_meta, tensors)):
-            return NotImplemented
-    return [empty_strided(x.shape, x.stride(), x.dtype) for x in first]
+def _foreach_unary(tensors: Sequence[Tensor]) -> Any:
+    fits = all(is_contiguous_meta(x) and x.dtype.is_floating_point for x in tensors)
+    return [empty(x.shape, x.dtype) for x in tensors] if fits else NotImplemented
 
 
 KERNELS: Mapping[Any, Callable[..., Any]] = {
@@ -256,34 +156,9 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys((aten.threshold_backward.default, aten.leaky_relu_backward.default), _input_first),
     aten.elu_backward.default: _elu_backward,
-    aten.native_dropout_backward.default: _native_dropout_backward,
     aten.clamp.default: _clamp,
     aten.pow.Tensor_Scalar: _power,
     aten.where.self: _where,
-    **dict.fromkeys(
-        (
-            aten.silu_.default, aten.hardtanh_.default, aten.hardswish_.default, aten.leaky_relu_.default,
-            aten.div_.Scalar, aten.mul_.Scalar, aten.pow_.Scalar, aten.rsqrt_.default, aten.sqrt_.default,
-            aten.clamp_min_.default, aten.elu_.default,
-        ),
-        _itself,
-    ),
-    **dict.fromkeys((aten.div_.Tensor, aten.mul_.Tensor), _scale_in_place),
-    aten.clamp_.default: _clamp_in_place,
-    aten.add_.Tensor: _add_in_place,
-    aten.lerp_.Scalar: _lerp_in_place,
-    aten.addcmul_.default: _blend_in_place,
-    aten.addcdiv_.default: _blend_in_place,
-    **dict.fromkeys(
-        (
-            aten._foreach_add_.List, aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar,
-            aten._foreach_div_.ScalarList, aten._foreach_lerp_.Scalar, aten._foreach_addcmul_.Scalar,
-            aten._foreach_addcdiv_.Scalar, aten._foreach_addcdiv_.ScalarList, aten._foreach_sqrt_.default,
-        ),
-        _foreach_in_place,
-    ),
-    aten._foreach_mul_.Tensor: _foreach_scale_in_place,
-    **dict.fromkeys(
-        (aten._foreach_sqrt.default, aten._foreach_neg.default, aten._foreach_add.List), _foreach_over
-    ),
+    aten._foreach_sqrt.default: _foreach_unary,
+    aten._foreach_neg.default: _foreach_unary,
 }  # fmt: skip

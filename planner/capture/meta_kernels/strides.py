@@ -13,14 +13,18 @@ from torch import Tensor
 CHANNELS_LAST: Mapping[int, tuple[int, ...]] = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 
+# Bound before names of torch are replaced for user code (`planned_device`).
+_empty, _empty_strided = torch.empty, torch.empty_strided
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a contiguous tensor on meta."""
-    return torch.empty(shape, dtype=dtype, device="meta")
+    return _empty(shape, dtype=dtype, device="meta")
 
 
 def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a tensor with these strides on meta."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return _empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.meta_kernels.run import run_meta
+from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.allocation_log import AllocationLog, Block, StorageRef
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
@@ -57,13 +57,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target: Target,
         provenance: ProvenanceCollector | None = None,
         calls: Calls | None = None,
-        run: Run = run_meta,
+        run: Run | None = None,
         cublas_config: str = "",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._provenance = provenance
         self._calls = calls
-        self._run = run
+        self._run = MetaRunner().run if run is None else run
         self.unknown_ops: set[str] = set()
         self.running: str | None = None  # the operator in flight, for error messages
         self._target = target

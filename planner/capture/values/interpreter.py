@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from planner.capture.meta_kernels.run import run_meta
+from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.values.lazy_values import (
     RANDOMIZED_OPS,
     DeferredOp,
@@ -79,6 +79,7 @@ class ValueInterpreter:
         self.has_random_reads = False
         self.has_random_shapes = False  # random values decided the shape of a result
         self._policy = ReadPolicy() if policy is None else policy
+        self._run_meta = MetaRunner().run
         self._lines: dict[str, None] = {}  # that read
         self._reused_results = False
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
@@ -98,11 +99,11 @@ class ValueInterpreter:
         views = [self._view(leaf) for leaf in leaves]
         op = DeferredOp(func, views, spec, any(name in func._schema.name for name in RANDOMIZED_OPS))
         try:
-            out = run_meta(func, args, kwargs, phase)
+            out = self._run_meta(func, args, kwargs, phase)
         except Exception as error:
             if func is not aten.index.Tensor:
                 return self._run_on_cpu(op, args, kwargs, error)
-            out = run_meta(func, (args[0], self._without_masks(args[1])), {}, phase)
+            out = self._run_meta(func, (args[0], self._without_masks(args[1])), {}, phase)
         in_backward = phase is Phase.BACKWARD and not torch.is_grad_enabled()
         # After `set_` a tensor has the storage of another, which has its value.
         is_empty = func._schema.name.startswith(("aten::empty", "aten::new_empty", "aten::set_"))

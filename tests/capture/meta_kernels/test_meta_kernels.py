@@ -7,8 +7,6 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
-from planner.capture.cuda import rnn
-from planner.capture.meta_kernels.cuda_layouts import KERNELS
 from planner.capture.meta_kernels.run import META_KERNELS
 
 aten = torch.ops.aten
@@ -129,21 +127,12 @@ UNARY = [
 WITH_NUMBER = [
     aten.mul.Scalar, aten.div.Scalar, aten.clamp_min.default, aten.eq.Scalar, aten.ne.Scalar, aten.ge.Scalar,
     aten.le.Scalar, aten.gt.Scalar, aten.lt.Scalar, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
-    aten.div.Tensor, aten.add_.Tensor, aten.div_.Tensor, aten.mul_.Tensor, aten.rsub.Scalar,
-    aten.div_.Scalar, aten.mul_.Scalar, aten.pow_.Scalar, aten.clamp_min_.default, aten.pow.Tensor_Scalar,
-    aten.leaky_relu.default, aten.leaky_relu_.default,
+    aten.div.Tensor, aten.rsub.Scalar, aten.pow.Tensor_Scalar, aten.leaky_relu.default,
 ]  # fmt: skip
-BINARY = [
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add_.Tensor, aten.div_.Tensor,
-    aten.mul_.Tensor,
-]  # fmt: skip
-IN_PLACE = [
-    aten.silu_.default, aten.hardtanh_.default, aten.hardswish_.default, aten.leaky_relu_.default,
-    aten.elu_.default, aten.rsqrt_.default, aten.sqrt_.default,
-]  # fmt: skip
+BINARY = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor]
 
 
-@pytest.mark.parametrize("func", [*UNARY, *IN_PLACE], ids=str)
+@pytest.mark.parametrize("func", UNARY, ids=str)
 @settings(max_examples=150, deadline=None)
 @given(tensors=operands(1))
 def test_unary_operators(func: Any, tensors: list[Tensor]) -> None:
@@ -185,390 +174,13 @@ def test_clamp(tensors: list[Tensor], low: Any, high: Any) -> None:
     assert ours(aten.clamp.default, *args) in (NotImplemented, torchs(aten.clamp.default, *args))
 
 
-@settings(max_examples=150, deadline=None)
-@given(tensors=operands(1), low=st.none() | numbers, high=st.none() | numbers)
-def test_clamp_in_place(tensors: list[Tensor], low: Any, high: Any) -> None:
-    """A clamp in place answers as torch's meta kernel, or not at all."""
-    args = (*tensors, low, high)
-    assert ours(aten.clamp_.default, *args) in (NotImplemented, torchs(aten.clamp_.default, *args))
-
-
 @pytest.mark.parametrize("exponent", [0.5, 1, 1.0, 2, 2.0, 3, -1, 1.5])
 @settings(max_examples=60, deadline=None)
 @given(tensors=operands(1))
 def test_powers(exponent: float, tensors: list[Tensor]) -> None:
     """Each power answers as torch's meta kernel, which takes another way for some of them, or not at all."""
-    for func in (aten.pow.Tensor_Scalar, aten.pow_.Scalar):
-        assert ours(func, *tensors, exponent) in (NotImplemented, torchs(func, *tensors, exponent))
-
-
-@settings(max_examples=200, deadline=None)
-@given(tensors=operands(2), weight=numbers)
-def test_lerp_in_place(tensors: list[Tensor], weight: Any) -> None:
-    """A step towards another tensor answers as torch's meta kernel, or not at all."""
-    args = (*tensors, weight)
-    assert ours(aten.lerp_.Scalar, *args) in (NotImplemented, torchs(aten.lerp_.Scalar, *args))
-
-
-@pytest.mark.parametrize("func", [aten.addcmul_.default, aten.addcdiv_.default], ids=str)
-@settings(max_examples=200, deadline=None)
-@given(tensors=operands(3), value=numbers)
-def test_blends_in_place(func: Any, tensors: list[Tensor], value: Any) -> None:
-    """The addition of a product or a quotient answers as torch's meta kernel, or not at all."""
-    assert ours(func, *tensors, value=value) in (NotImplemented, torchs(func, *tensors, value=value))
-
-
-# ---- lists of tensors
-
-
-@st.composite
-def tensor_lists(draw: st.DrawFn, count: int) -> list[list[Tensor]]:
-    """Lists that agree tensor by tensor in most cases."""
-    layouts = draw(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=3))
-    dtype = draw(floats)
-    lists = []
-    for _ in range(count):
-        kinds = [other if draw(st.integers(0, 9)) == 0 else dtype for _, other in layouts]
-        lists.append([draw(laid_out(shape, kind)) for (shape, _), kind in zip(layouts, kinds, strict=True)])
-    return lists
-
-
-FOREACH = [
-    *((func, 1, (2.0,)) for func in (
-        aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar,
-    )),
-    *((func, 1, ()) for func in (
-        aten._foreach_sqrt_.default, aten._foreach_sqrt.default, aten._foreach_neg.default,
-    )),
-    *((func, 2, ()) for func in (aten._foreach_add_.List, aten._foreach_add.List)),
-    (aten._foreach_lerp_.Scalar, 2, (0.1,)),
-    (aten._foreach_addcmul_.Scalar, 3, (0.1,)),
-    (aten._foreach_addcdiv_.Scalar, 3, (0.1,)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("func", "count", "rest"), FOREACH, ids=str)
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_lists_of_tensors(func: Any, count: int, rest: tuple[Any, ...], data: st.DataObject) -> None:
-    """An operator over lists of tensors answers as torch's meta kernel, or not at all."""
-    lists = data.draw(tensor_lists(count))
-    assert ours(func, *lists, *rest) in (NotImplemented, torchs(func, *lists, *rest))
-
-
-@pytest.mark.parametrize(
-    ("func", "count"), [(aten._foreach_div_.ScalarList, 1), (aten._foreach_addcdiv_.ScalarList, 3)], ids=str
-)
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_lists_of_tensors_and_numbers(func: Any, count: int, data: st.DataObject) -> None:
-    """An operator over lists of tensors and one of numbers answers as torch's meta kernel, or not at all."""
-    lists = data.draw(tensor_lists(count))
-    steps = [0.5] * data.draw(st.sampled_from((len(lists[0]), len(lists[0]), 2)))
-    assert ours(func, *lists, steps) in (NotImplemented, torchs(func, *lists, steps))
-
-
-@settings(max_examples=100, deadline=None)
-@given(lists=tensor_lists(1), shape=st.sampled_from(((), (), (1,))), data=st.data())
-def test_lists_of_tensors_and_one_factor(
-    lists: list[list[Tensor]], shape: tuple[int, ...], data: st.DataObject
-) -> None:
-    """Scaling a list by a number on the GPU answers as torch's meta kernel, or not at all."""
-    factor = data.draw(laid_out(shape, data.draw(st.just(lists[0][0].dtype) | dtypes)))
-    func = aten._foreach_mul_.Tensor
-    assert ours(func, *lists, factor) in (NotImplemented, torchs(func, *lists, factor))
-
-
-# ---- new tensors and copies
-
-formats = st.sampled_from(
-    (None, torch.preserve_format, torch.contiguous_format, torch.contiguous_format, torch.channels_last)
-)
-devices = st.sampled_from((None, torch.device("meta"), torch.device("meta"), torch.device("cpu")))
-LIKES = [aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten._to_copy.default]
-
-
-@pytest.mark.parametrize("func", LIKES, ids=str)
-@settings(max_examples=200, deadline=None)
-@given(
-    tensors=operands(1),
-    dtype=st.none() | dtypes,
-    device=st.none() | st.just(torch.device("meta")),
-    form=formats,
-)
-def test_tensors_like_others(
-    func: Any, tensors: list[Tensor], dtype: torch.dtype | None, device: torch.device | None, form: Any
-) -> None:
-    """A tensor as large as another answers as torch's meta kernel, or not at all."""
-    options = {"dtype": dtype, "device": device, "memory_format": form}
-    assert ours(func, *tensors, **options) in (NotImplemented, torchs(func, *tensors, **options))
-
-
-@settings(max_examples=200, deadline=None)
-@given(tensors=operands(1), form=formats)
-def test_clones(tensors: list[Tensor], form: Any) -> None:
-    """A clone answers as torch's meta kernel, or not at all."""
-    func = aten.clone.default
-    assert ours(func, *tensors, memory_format=form) in (
-        NotImplemented,
-        torchs(func, *tensors, memory_format=form),
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(tensors=operands(1), dtype=st.none() | dtypes, form=formats)
-def test_full_like(tensors: list[Tensor], dtype: torch.dtype | None, form: Any) -> None:
-    """A filled tensor as large as another answers as torch's meta kernel, or not at all."""
-    func, options = aten.full_like.default, {"dtype": dtype, "memory_format": form}
-    assert ours(func, *tensors, 1, **options) in (NotImplemented, torchs(func, *tensors, 1, **options))
-
-
-@pytest.mark.parametrize("func", [*LIKES, aten.clone.default], ids=str)
-def test_tensors_like_others_elsewhere(func: Any) -> None:
-    """Copies from the CPU, or to it, are left to torch."""
-    assert META_KERNELS[func](torch.empty(2)) is NotImplemented
-    assert META_KERNELS[func](meta(2), device=torch.device("cpu")) is NotImplemented
-    assert META_KERNELS[func](meta(2), pin_memory=True) is NotImplemented
-
-
-FACTORIES = [aten.zeros.default, aten.ones.default, aten.empty.memory_format]
-
-
-@pytest.mark.parametrize("func", FACTORIES, ids=str)
-@settings(max_examples=100, deadline=None)
-@given(shape=shapes, dtype=st.none() | dtypes)
-def test_factories(func: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
-    """A new tensor on meta answers as torch's meta kernel, or not at all."""
-    options = {"dtype": dtype, "device": torch.device("meta")}
-    assert ours(func, shape, **options) in (NotImplemented, torchs(func, shape, **options))
-
-
-@settings(max_examples=100, deadline=None)
-@given(shape=shapes, dtype=st.none() | dtypes, value=numbers)
-def test_filled_tensors(shape: tuple[int, ...], dtype: torch.dtype | None, value: Any) -> None:
-    """A filled tensor, and one of a single number, answer as torch's meta kernels, or not at all."""
-    options = {"dtype": dtype, "device": torch.device("meta")}
-    for func, args in ((aten.full.default, (shape, value)), (aten.scalar_tensor.default, (value,))):
-        assert ours(func, *args, **options) in (NotImplemented, torchs(func, *args, **options))
-
-
-@pytest.mark.parametrize("func", FACTORIES, ids=str)
-def test_factories_elsewhere(func: Any) -> None:
-    """A new tensor on the CPU is left to torch, and so are sizes that make no sense."""
-    assert META_KERNELS[func]([2, 3]) is NotImplemented
-    assert META_KERNELS[func]([2, 3], device=torch.device("cpu")) is NotImplemented
-    assert META_KERNELS[func]([2, -3], device=torch.device("meta")) is NotImplemented
-
-
-@pytest.mark.parametrize(
-    "func", [aten.new_zeros.default, aten.new_empty.default, aten.new_ones.default], ids=str
-)
-@settings(max_examples=100, deadline=None)
-@given(tensors=operands(1), shape=shapes, dtype=st.none() | dtypes, device=devices)
-def test_factories_beside_a_tensor(
-    func: Any, tensors: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype | None,
-    device: torch.device | None,
-) -> None:  # fmt: skip
-    """A new tensor beside another answers as torch's meta kernel, or not at all."""
-    options = {"dtype": dtype, "device": device}
-    if device is not None and device.type == "cpu":
-        assert ours(func, *tensors, shape, **options) is NotImplemented
-    else:
-        assert ours(func, *tensors, shape, **options) in (
-            NotImplemented,
-            torchs(func, *tensors, shape, **options),
-        )
-
-
-dims = st.none() | st.lists(st.integers(-6, 5), max_size=3)
-
-
-@pytest.mark.parametrize("func", [aten.sum.dim_IntList, aten.mean.dim], ids=str)
-@settings(max_examples=300, deadline=None)
-@given(tensors=operands(1), dims=dims, keepdim=st.booleans())
-def test_reductions(func: Any, tensors: list[Tensor], dims: list[int] | None, keepdim: bool) -> None:
-    """A sum or a mean over any dimensions answers as torch's meta kernel, or not at all."""
-    args = (*tensors, dims, keepdim)
-    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
-
-
-@settings(max_examples=300, deadline=None)
-@given(tensors=operands(1), order=st.sampled_from((2, 2.0, 1)), dims=dims, keepdim=st.booleans())
-def test_vector_norm(tensors: list[Tensor], order: float, dims: list[int] | None, keepdim: bool) -> None:
-    """A norm over any dimensions answers as torch's meta kernel, or not at all."""
-    args = (*tensors, order, dims, keepdim)
-    assert ours(aten.linalg_vector_norm.default, *args) in (
-        NotImplemented,
-        torchs(aten.linalg_vector_norm.default, *args),
-    )
-
-
-@st.composite
-def factors(draw: st.DrawFn, rank: int) -> list[Tensor]:
-    """Two matrices, or two batches of them, whose inner dimensions agree in most cases; one dtype mostly."""
-    lead = tuple(draw(sizes) for _ in range(rank - 2))
-    rows, inner, columns, other = (draw(sizes) for _ in range(4))
-    dtype = draw(dtypes)
-    right = draw(dtypes) if draw(st.integers(0, 9)) == 0 else dtype
-    if draw(st.integers(0, 9)):
-        other = inner
-    return [draw(laid_out((*lead, rows, inner), dtype)), draw(laid_out((*lead, other, columns), right))]
-
-
-@settings(max_examples=300, deadline=None)
-@given(pair=factors(2))
-def test_mm(pair: list[Tensor]) -> None:
-    """A matrix product answers as torch's meta kernel, or not at all."""
-    assert ours(aten.mm.default, *pair) in (NotImplemented, torchs(aten.mm.default, *pair))
-
-
-@settings(max_examples=300, deadline=None)
-@given(pair=factors(3))
-def test_bmm(pair: list[Tensor]) -> None:
-    """A batch of matrix products answers as torch's meta kernel, or not at all."""
-    assert ours(aten.bmm.default, *pair) in (NotImplemented, torchs(aten.bmm.default, *pair))
-
-
-@settings(max_examples=300, deadline=None)
-@given(pair=factors(2), bias=st.data())
-def test_addmm(pair: list[Tensor], bias: st.DataObject) -> None:
-    """A product with a bias answers as torch's meta kernel, or not at all."""
-    columns = bias.draw(st.sampled_from((pair[1].shape[1], 1, 2)))
-    shape = bias.draw(st.sampled_from(((columns,), (1, columns), ())))
-    args = (bias.draw(laid_out(shape, pair[0].dtype)), *pair)
-    assert ours(aten.addmm.default, *args) in (NotImplemented, torchs(aten.addmm.default, *args))
-
-
-@settings(max_examples=500, deadline=None)
-@given(tensors=operands(2) | operands(1) | operands(3), dim=st.integers(-6, 5))
-def test_cat(tensors: list[Tensor], dim: int) -> None:
-    """Joined tensors are laid out as torch's meta kernel says, or not at all."""
-    assert ours(aten.cat.default, tensors, dim) in (NotImplemented, torchs(aten.cat.default, tensors, dim))
-
-
-@settings(max_examples=200, deadline=None)
-@given(tensors=operands(2) | operands(1), rows=st.integers(0, 2), dim=st.integers(-6, 5), data=st.data())
-def test_cat_with_empty_rows(tensors: list[Tensor], rows: int, dim: int, data: st.DataObject) -> None:
-    """Rows of no elements are left out of what is joined, as torch does, or not at all."""
-    row = meta(rows // 2, dtype=tensors[0].dtype)
-    args = (data.draw(st.permutations([row, *tensors])), dim)
-    assert ours(aten.cat.default, *args) in (NotImplemented, torchs(aten.cat.default, *args))
-
-
-@settings(max_examples=200, deadline=None)
-@given(shape=shapes, count=st.integers(1, 3), dim=st.integers(-6, 5), data=st.data())
-def test_stack(shape: tuple[int, ...], count: int, dim: int, data: st.DataObject) -> None:
-    """Stacked tensors are laid out as torch's meta kernel says, or not at all."""
-    dtype = data.draw(dtypes)
-    tensors = [data.draw(laid_out(shape, dtype)) for _ in range(count)]
-    if count > 1 and data.draw(st.integers(0, 4)) == 0:
-        tensors[1] = data.draw(laid_out(data.draw(shapes), data.draw(dtypes)))
-    assert ours(aten.stack.default, tensors, dim) in (
-        NotImplemented,
-        torchs(aten.stack.default, tensors, dim),
-    )
-
-
-@settings(max_examples=300, deadline=None)
-@given(shape=shapes, dim=st.integers(-6, 5), index=st.integers(-4, 4), data=st.data())
-def test_select_backward(shape: tuple[int, ...], dim: int, index: int, data: st.DataObject) -> None:
-    """The gradient of an index answers as torch's meta kernel, or not at all."""
-    gone = dim % len(shape) if shape else 0
-    own = data.draw(st.sampled_from(((*shape[:gone], *shape[gone + 1 :]), shape)))
-    args = (data.draw(laid_out(own, data.draw(dtypes))), shape, dim, index)
-    assert ours(aten.select_backward.default, *args) in (
-        NotImplemented,
-        torchs(aten.select_backward.default, *args),
-    )
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    shape=shapes, dim=st.integers(-6, 5), start=st.integers(-5, 5),
-    end=st.integers(-5, 5) | st.just(2**63 - 1), step=st.integers(0, 3), data=st.data(),
-)  # fmt: skip
-def test_slice_backward(
-    shape: tuple[int, ...], dim: int, start: int, end: int, step: int, data: st.DataObject
-) -> None:
-    """The gradient of a slice answers as torch's meta kernel, or not at all."""
-    own = list(shape)
-    if -len(shape) <= dim < len(shape) and step:
-        taken = len(range(*slice(start, end, step).indices(shape[dim])))
-        own[dim] = data.draw(st.sampled_from((taken, taken, 2)))
-    args = (data.draw(laid_out(tuple(own), data.draw(dtypes))), shape, dim, start, end, step)
-    assert ours(aten.slice_backward.default, *args) in (
-        NotImplemented,
-        torchs(aten.slice_backward.default, *args),
-    )
-
-
-@settings(max_examples=200, deadline=None)
-@given(tensors=operands(2), dim=st.integers(-6, 5), to_float=st.booleans(), dtype=st.none() | dtypes)
-def test_log_softmax(tensors: list[Tensor], dim: int, to_float: bool, dtype: torch.dtype | None) -> None:
-    """A softmax, its logarithm and the gradient of that answer as torch's meta kernels, or not at all."""
-    forward = (tensors[0], dim, to_float)
-    for func in (aten._log_softmax.default, aten._softmax.default):
-        assert ours(func, *forward) in (NotImplemented, torchs(func, *forward))
-    backward = (*tensors, dim, dtype or tensors[0].dtype)
-    assert ours(aten._log_softmax_backward_data.default, *backward) in (
-        NotImplemented,
-        torchs(aten._log_softmax_backward_data.default, *backward),
-    )
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    shape=st.lists(sizes, min_size=1, max_size=3).map(tuple),
-    dtype=dtypes, rows=st.none() | sizes, weighted=st.booleans(), reduction=st.integers(0, 2), data=st.data(),
-)  # fmt: skip
-def test_nll_loss(
-    shape: tuple[int, ...], dtype: torch.dtype, rows: int | None, weighted: bool, reduction: int,
-    data: st.DataObject,
-) -> None:  # fmt: skip
-    """The loss over classes and its gradient answer as torch's meta kernels, or not at all."""
-    x = data.draw(laid_out(shape, dtype))
-    target = torch.empty(shape[0] if rows is None else rows, dtype=torch.int64, device="meta")
-    weight = torch.empty(shape[-1], dtype=dtype, device="meta") if weighted else None
-    args = (x, target, weight, reduction, -100)
-    assert ours(aten.nll_loss_forward.default, *args) in (
-        NotImplemented,
-        torchs(aten.nll_loss_forward.default, *args),
-    )
-    grad = torch.empty(target.shape if reduction == 0 else (), dtype=dtype, device="meta")
-    total = torch.empty((), dtype=dtype, device="meta")
-    assert ours(aten.nll_loss_backward.default, grad, *args, total) in (
-        NotImplemented,
-        torchs(aten.nll_loss_backward.default, grad, *args, total),
-    )
-
-
-@settings(max_examples=150, deadline=None)
-@given(tensors=operands(1), train=st.sampled_from((True, False, None)))
-def test_native_dropout(tensors: list[Tensor], train: bool | None) -> None:
-    """Dropout with its mask answers as torch's meta kernel, or not at all."""
-    args = (*tensors, 0.5, train)
-    assert ours(aten.native_dropout.default, *args) in (
-        NotImplemented,
-        torchs(aten.native_dropout.default, *args),
-    )
-
-
-def test_foreach_in_place() -> None:
-    """Adding lists in place returns nothing; lists that do not pair up are left to torch."""
-    a, b = torch.empty(2, 3, device="meta"), torch.empty(3, device="meta")
-    shortcut = META_KERNELS[aten._foreach_add_.List]
-    assert shortcut([a, b], [a, b], alpha=-1) is None
-    assert shortcut([a, b], [a]) is NotImplemented
-    assert shortcut([a], [b]) is NotImplemented
-    assert shortcut([a], [a.to(torch.float16)]) is NotImplemented
-    assert shortcut([torch.empty(2)], [torch.empty(2)]) is NotImplemented
-
-
-@pytest.mark.parametrize("func", IN_PLACE, ids=str)
-def test_in_place_operators_return_their_argument(func: Any) -> None:
-    """What an operator in place returns is the tensor that it was given."""
-    x = torch.empty(2, 3, device="meta")
-    assert META_KERNELS[func](x) is x
+    func = aten.pow.Tensor_Scalar
+    assert ours(func, *tensors, exponent) in (NotImplemented, torchs(func, *tensors, exponent))
 
 
 # ---- derivatives of activations: CUDA has one kernel, torch's meta kernels compose several
@@ -618,87 +230,12 @@ def test_derivatives_of_contiguous_inputs(
     assert ours(func, *args, *rest) == torchs(func, *args, *rest)
 
 
-@settings(max_examples=100, deadline=None)
-@given(tensors=operands(2), masked=st.booleans())
-def test_gradient_of_dropout(tensors: list[Tensor], masked: bool) -> None:
-    """The gradient of dropout answers as torch's meta kernel, or not at all."""
-    grad, mask = tensors
-    args = (grad, mask.to(torch.bool) if masked else mask, 1.25)
-    func = aten.native_dropout_backward.default
-    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
-
-
 @settings(max_examples=50, deadline=None)
 @given(shape=solid_shapes, dtype=floats)
 def test_gradient_of_elu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The gradient of a contiguous ELU is laid out as torch says."""
     x = meta(*shape, dtype=dtype)
     agrees(aten.elu_backward.default, x, 1.0, 1.0, 1.0, True, x)
-
-
-# ---- norms and sampling
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    shape=st.lists(sizes, min_size=1, max_size=4).map(tuple), groups=st.integers(0, 3),
-    kinds=st.tuples(st.none() | floats, floats), dtype=dtypes, data=st.data(),
-    mask=st.lists(st.booleans(), min_size=3, max_size=3),
-)  # fmt: skip
-def test_group_norm(
-    shape: tuple[int, ...], groups: int, kinds: tuple[torch.dtype | None, torch.dtype], dtype: torch.dtype,
-    data: st.DataObject, mask: list[bool],
-) -> None:  # fmt: skip
-    """Group norm and its gradients answer as torch's meta kernels, or not at all."""
-    x, grad = data.draw(laid_out(shape, dtype)), data.draw(laid_out(shape, dtype))
-    channels = shape[1] if len(shape) > 1 else 1
-    weight = None if kinds[0] is None else meta(channels, dtype=data.draw(st.just(dtype) | st.just(kinds[0])))
-    sizes = shape[0], channels, x[0, 0].numel() if x.dim() > 1 and x.numel() else 1
-    args = (x, weight, weight, *sizes, groups, 1e-5)
-    assert ours(aten.native_group_norm.default, *args) in (
-        NotImplemented,
-        torchs(aten.native_group_norm.default, *args),
-    )
-    figures = meta(shape[0], groups, dtype=data.draw(st.just(dtype) | st.just(kinds[1])))
-    args = (grad, x, figures, figures, weight, *sizes, groups, mask)
-    assert ours(aten.native_group_norm_backward.default, *args) in (
-        NotImplemented,
-        torchs(aten.native_group_norm_backward.default, *args),
-    )
-
-
-def test_group_norm_with_parameters_of_its_dtype_is_covered() -> None:
-    """In half precision as well, where the statistics have the dtype of the input."""
-    x, weight = meta(2, 6, 4, 4, dtype=torch.bfloat16), meta(6, dtype=torch.bfloat16)
-    y = ((2, 6, 4, 4), (96, 16, 4, 1), torch.bfloat16, 384)
-    figure = ((2, 3), (3, 1), torch.bfloat16, 12)
-    assert ours(aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5) == (y, figure, figure)
-
-
-@pytest.mark.parametrize(
-    ("func", "rank"), [(aten.upsample_bilinear2d.default, 2), (aten.upsample_trilinear3d.default, 3)], ids=str
-)
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_upsampling(func: Any, rank: int, data: st.DataObject) -> None:
-    """Interpolation answers as torch's meta kernel, or not at all."""
-    shape = tuple(data.draw(st.lists(sizes, min_size=rank + 1, max_size=rank + 2)))
-    x = data.draw(laid_out(shape, data.draw(floats)))
-    size = data.draw(st.lists(st.integers(0, 5), min_size=rank, max_size=rank))
-    assert ours(func, x, size, True) in (NotImplemented, torchs(func, x, size, True))
-
-
-@settings(max_examples=100, deadline=None)
-@given(shape=st.lists(sizes, min_size=1, max_size=4).map(tuple), dtype=floats, data=st.data())
-def test_batch_norm_without_parameters(
-    shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject
-) -> None:
-    """The gradient of instance norm answers as torch's meta kernel, or not at all."""
-    x, grad = data.draw(laid_out(shape, dtype)), data.draw(laid_out(shape, dtype))
-    saved = meta(*shape[1:2])
-    args = (grad, x, None, None, None, saved, saved, True, 1e-5, [True, False, False])
-    func = aten.native_batch_norm_backward.default
-    assert ours(func, *args) in (NotImplemented, torchs(func, *args))
 
 
 # ---- kernels that CUDA lays out otherwise: as torch for contiguous inputs, by their own rule for others
@@ -1003,18 +540,10 @@ AWKWARD: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.exp.default, (HALF.transpose(0, 2).expand(3, 4, 2),)),
     (aten.sub.Tensor, (strided(2, 1, strides=(2, 1), dtype=torch.float16),) * 2),
     # channels last, with nothing contiguous beside it
-    (aten.cat.default, ([image(2, 3, 4, 5), image(2, 3, 4, 5)], 1)),
-    (aten.cat.default, ([image(2, 3, 4, 5), image(2, 6, 4, 5)[:, :3]], 1)),
     # dtypes that are promoted, and those that are refused
-    (aten.cat.default, ([meta(2, 3), meta(2, 3, dtype=torch.float64)], 1)),
     (aten.add.Tensor, (meta(2, 3), meta(3, dtype=torch.float64))),
-    (aten.mm.default, (meta(2, 3), meta(3, 4, dtype=torch.float64))),
     # shapes that do not fit, and the empty tensor that `cat` passes over
-    (aten.cat.default, ([meta(2, 3), meta(3, 3)], 1)),
-    (aten.cat.default, ([meta(2, 3), meta(0)], 1)),
     (aten.add.Tensor, (meta(2, 3), meta(2))),
-    (aten.add_.Tensor, (meta(3), meta(2, 3))),
-    (aten.sum.dim_IntList, (meta(2, 3), [0, -2])),
 ]
 
 
@@ -1043,31 +572,9 @@ COVERED: list[tuple[Any, tuple[Any, ...], Layout]] = [
     (aten.div.Scalar, (meta(2, 1).expand(2, 3), 3), ((2, 3), (3, 1), torch.float32, 24)),
     (aten.gelu.default, (image(2, 3, 4, 5),), ((2, 3, 4, 5), (60, 1, 15, 3), torch.float32, 480)),
     (aten.ge.Scalar, (meta(2, 3), 0), ((2, 3), (3, 1), torch.bool, 6)),
-    (aten.add_.Tensor, (meta(dtype=torch.int64), 1), ((), (), torch.int64, 8)),
-    (
-        aten.sum.dim_IntList,
-        (image(2, 3, 4, 5), [0, 2, 3], True),
-        ((1, 3, 1, 1), (3, 1, 1, 1), torch.float32, 12),
-    ),
-    (aten.mean.dim, (meta(2, 3, 4, 5), [-1, -2], True), ((2, 3, 1, 1), (3, 1, 1, 1), torch.float32, 24)),
-    (aten.cat.default, ([meta(2, 3), meta(2, 1)], 1), ((2, 4), (4, 1), torch.float32, 32)),
-    (aten.cat.default, ([meta(2, 3, 4, 5), SLICE], 1), ((2, 6, 4, 5), (120, 20, 5, 1), torch.float32, 960)),
-    (aten.cat.default, ([meta(0), meta(2, 3)], -2), ((2, 3), (3, 1), torch.float32, 24)),
-    (aten.cat.default, ([image(2, 3, 4, 5)] * 2, 1), ((2, 6, 4, 5), (120, 1, 30, 6), torch.float32, 960)),
-    (aten.stack.default, ([meta(2, 3)] * 4, 1), ((2, 4, 3), (12, 3, 1), torch.float32, 96)),
     (aten.pow.Tensor_Scalar, (meta(2, 3), 3.0), ((2, 3), (3, 1), torch.float32, 24)),
     (aten.mul.Tensor, (HALF, meta(1, 3)), ((2, 3), (3, 1), torch.float32, 24)),
     (aten.mul.Tensor, (HALF, meta()), ((2, 3), (3, 1), torch.bfloat16, 12)),
-    (aten._softmax.default, (meta(2, 3), -1, False), ((2, 3), (3, 1), torch.float32, 24)),
-    (aten.clone.default, (image(2, 3, 4, 5),), ((2, 3, 4, 5), (60, 1, 15, 3), torch.float32, 480)),
-    (aten._to_copy.default, (HALF,), ((2, 3), (3, 1), torch.bfloat16, 12)),
-    (aten.zeros_like.default, (meta(),), ((), (), torch.float32, 4)),
-    (aten.native_dropout_backward.default, (meta(2), MASK, 2.0), ((2,), (1,), torch.float32, 8)),
-    (aten.upsample_bilinear2d.default, (meta(1, 2, 3, 4), [6, 5], False),
-     ((1, 2, 6, 5), (60, 30, 5, 1), torch.float32, 240)),
-    (aten.mm.default, (meta(2, 3), meta(4, 3).t()), ((2, 4), (4, 1), torch.float32, 32)),
-    (aten.bmm.default, (meta(5, 2, 3), meta(5, 4, 3).mT), ((5, 2, 4), (8, 4, 1), torch.float32, 160)),
-    (aten.addmm.default, (meta(4), meta(2, 3), meta(4, 3).t()), ((2, 4), (4, 1), torch.float32, 32)),
 ]  # fmt: skip
 
 
@@ -1075,28 +582,6 @@ COVERED: list[tuple[Any, tuple[Any, ...], Layout]] = [
 def test_frequent_cases_are_covered(func: Any, args: tuple[Any, ...], expected: Layout) -> None:
     """The cases that models are made of are answered, and as torch answers them."""
     assert ours(func, *args) == expected == torchs(func, *args)
-
-
-def test_every_shortcut_is_held_against_torch() -> None:
-    """No shortcut is left out of the tests above."""
-    tested = {
-        *UNARY, *IN_PLACE, *WITH_NUMBER, *BINARY, *(func for func, _ in DERIVATIVES), *KERNELS,
-        aten.threshold_backward.default, aten.where.self, aten.clamp.default, aten.sum.dim_IntList,
-        aten.mean.dim, aten.linalg_vector_norm.default, aten.mm.default, aten.bmm.default,
-        aten.addmm.default, aten.cat.default, aten.select_backward.default, aten.slice_backward.default,
-        aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.nll_loss_forward.default,
-        aten.nll_loss_backward.default, aten.native_dropout.default, aten.native_dropout_backward.default,
-        aten.elu_backward.default, aten.leaky_relu_backward.default, aten.clamp_.default, aten.lerp_.Scalar,
-        aten.addcmul_.default, aten.addcdiv_.default, *(func for func, _, _ in FOREACH),
-        aten._foreach_div_.ScalarList, aten._foreach_addcdiv_.ScalarList, aten._foreach_mul_.Tensor,
-        *LIKES, aten.clone.default, aten.full_like.default, *FACTORIES, aten.full.default,
-        aten.scalar_tensor.default, aten.new_zeros.default, aten.new_empty.default, aten.new_ones.default,
-        aten.stack.default, aten._softmax.default, aten.native_group_norm.default,
-        aten.native_group_norm_backward.default, aten.upsample_bilinear2d.default,
-        aten.upsample_trilinear3d.default,
-    }  # fmt: skip
-    fused = {aten._fused_sgd_.default, aten._fused_adagrad_.default}  # torch has no meta kernel for them
-    assert set(META_KERNELS) == tested | fused | set(rnn.KERNELS)  # those of recurrent layers: test_rnn.py
 
 
 def test_products_of_groups() -> None:

@@ -22,7 +22,7 @@ _MOST_NAMES = 4  # that a note lists
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """The names of compiled functions and modules that were called, in the order of their first calls."""
+    """Names of compiled functions and modules, in the order of their first calls."""
 
     by_dynamo: dict[str, None] = field(default_factory=dict)
     by_torchscript: dict[str, None] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""`scaled_dot_product_attention` as on CUDA: what the chosen kernel is handed.
+"""Run `scaled_dot_product_attention` as on CUDA: call the selected backend with its arguments.
 
 The dispatch is ATen/native/transformers/attention.cpp (torch 2.13; its operators are those that the installed
-library runs on the CPU). What the kernels keep for the backward pass is what their operators return:
+library runs on the CPU). The kernels keep the outputs of their operators for the backward pass:
 flash and cuDNN their sums of rows, B x H x rows floats; the efficient one in steps of 32 rows.
 """
 
@@ -12,60 +12,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import Kernel, Request, choose
+from planner.capture.cuda.sdpa_backend import SdpaBackend, SdpaCall, select
 
 aten = torch.ops.aten
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    """Operator name -> kernel, for a GPU of this compute capability."""
+    """Return kernels by operator name, for a GPU of this compute capability."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        request = Request(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        match choose(request, capability):
-            case Kernel.FLASH:
-                return _flash(request, scale)
-            case Kernel.EFFICIENT:
-                return _efficient(request, scale)
-            case Kernel.CUDNN:
+        call = SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        match select(call, capability):
+            case SdpaBackend.FLASH:
+                return _flash(call, scale)
+            case SdpaBackend.EFFICIENT:
+                return _efficient(call, scale)
+            case SdpaBackend.CUDNN:
                 mask = _additive(attn_mask, query.dtype)
                 return aten._scaled_dot_product_cudnn_attention(
-                    query, key, value, mask, request.needs_grad, dropout_p, is_causal, False, scale=scale
+                    query, key, value, mask, call.needs_grad, dropout_p, is_causal, False, scale=scale
                 )[0]
-            case Kernel.MATH:
-                return _math(request, scale)
+            case SdpaBackend.MATH:
+                return _math(call, scale)
 
     return {"scaled_dot_product_attention": attend}
 
 
-def _flash(request: Request, scale: float | None) -> Tensor:
-    """Heads are padded to a multiple of 8 outside the kernel, in copies that it then saves."""
-    width = request.query.shape[-1]
-    padded = [
-        F.pad(t, [0, -width % 8]) if width % 8 else t for t in (request.query, request.key, request.value)
-    ]
+def _flash(call: SdpaCall, scale: float | None) -> Tensor:
+    """Pad heads to a multiple of 8 outside the kernel, which saves the padded copies."""
+    width = call.query.shape[-1]
+    padded = [F.pad(t, [0, -width % 8]) if width % 8 else t for t in (call.query, call.key, call.value)]
     scale = width**-0.5 if scale is None else scale
     out: Tensor = aten._scaled_dot_product_flash_attention(
-        *padded, request.dropout_p, request.is_causal, False, scale=scale
+        *padded, call.dropout_p, call.is_causal, False, scale=scale
     )[0]
     return out[..., :width] if width % 8 else out
 
 
-def _efficient(request: Request, scale: float | None) -> Any:
-    mask = _additive(request.mask, request.query.dtype)
+def _efficient(call: SdpaCall, scale: float | None) -> Any:
+    mask = _additive(call.mask, call.query.dtype)
     if mask is not None:
-        mask = _aligned(mask).expand(*request.query.shape[:3], request.key.shape[2])
+        mask = _aligned(mask).expand(*call.query.shape[:3], call.key.shape[2])
     return aten._scaled_dot_product_efficient_attention(
-        request.query, request.key, request.value, mask, request.needs_grad, request.dropout_p,
-        request.is_causal, scale=scale,
+        call.query, call.key, call.value, mask, call.needs_grad, call.dropout_p,
+        call.is_causal, scale=scale,
     )[0]  # fmt: skip
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask of booleans as one of numbers to add (`convert_boolean_attn_mask`), of the mask's own shape."""
+    """Return a boolean mask as one of numbers to add, of its own shape (`convert_boolean_attn_mask`)."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     nothing = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
@@ -73,7 +71,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """`preprocess_mask`: rows of the mask must start at multiples of 8 elements, or it is padded in a copy.
+    """Return a mask whose rows start at multiples of 8 elements, padded in a copy (`preprocess_mask`).
 
     The copy has the mask's own shape: since torch 2.5 it is made before the mask is expanded to batch and
     heads; torch 2.0 to 2.4 expanded first and padded to 16.
@@ -84,36 +82,36 @@ def _aligned(mask: Tensor) -> Tensor:
     return F.pad(mask, [0, 8 - columns % 8])[..., :columns]
 
 
-def _math(request: Request, scale: float | None) -> Tensor:
-    """`_scaled_dot_product_attention_math`, with the in-place addition of the mask that CUDA tensors get.
+def _math(call: SdpaCall, scale: float | None) -> Tensor:
+    """Run `_scaled_dot_product_attention_math`, which adds the mask in place for CUDA tensors.
 
     Halves are computed in float32, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on (since
-    torch 2.5), and the scores are rounded to halves as a second result, which nobody reads.
+    torch 2.5), and the scores are rounded to halves as a second result, which is not read.
     """
-    query, key, value = request.query, request.key, request.value
+    query, key, value = call.query, call.key, call.value
     dtype = query.dtype
     half = dtype in (torch.float16, torch.bfloat16)
     if half and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
     root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
     scaled = query * root
-    mask = request.mask
-    if request.is_causal:
+    mask = call.mask
+    if call.is_causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    # A causal mask is made in the dtype of the scores, one that was given in that of the inputs.
-    mask = _additive(mask, scaled.dtype if request.is_causal else dtype)
-    keys, values = _ungrouped(request, key), _ungrouped(request, value)
+    # A causal mask is made in the dtype of the scores, a given one converted to that of the inputs.
+    mask = _additive(mask, scaled.dtype if call.is_causal else dtype)
+    keys, values = _ungrouped(call, key), _ungrouped(call, value)
     scores = torch.matmul(scaled, keys.transpose(-2, -1) * root)
     if mask is not None:
         scores.add_(mask)
     scores = aten._safe_softmax(scores, -1)
-    if request.dropout_p > 0:
-        scores = torch.dropout(scores, request.dropout_p, True)
+    if call.dropout_p > 0:
+        scores = torch.dropout(scores, call.dropout_p, True)
     _rounded = scores.to(dtype)  # alive until the result is there
     return torch.matmul(scores, values).to(dtype)
 
 
-def _ungrouped(request: Request, tensor: Tensor) -> Tensor:
-    """Keys or values repeated for every head of the query that shares them."""
-    groups = request.query.shape[-3] // tensor.shape[-3] if request.enable_gqa else 1
+def _ungrouped(call: SdpaCall, tensor: Tensor) -> Tensor:
+    """Repeat keys or values for every head of the query that shares them."""
+    groups = call.query.shape[-3] // tensor.shape[-3] if call.enable_gqa else 1
     return tensor.repeat_interleave(groups, -3) if groups > 1 else tensor

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from planner.capture.cuda.callers import is_of_torch, remembers_answers
+from planner.capture.cuda.callers import caches_answers, is_of_torch
 from planner.capture.cuda.names import Replacement
 
 Remark = Callable[[str], None]
@@ -93,7 +93,7 @@ def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> I
         answers = _answers(holder.__name__, capability, remark)
         for name, answer in answers.items():
             if hasattr(holder, name):
-                truth = remembers_answers if name in _REMEMBERED else is_of_torch
+                truth = caches_answers if name in _REMEMBERED else is_of_torch
                 yield holder, name, _for_users(getattr(holder, name), answer, truth)
         for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
             if hasattr(holder, name) and holder is torch.cuda:
@@ -163,7 +163,7 @@ def _always(value: Any) -> Callable[..., Any]:
 def _for_users(
     plain: Callable[..., Any],
     answer: Callable[..., Any],
-    is_told_the_truth: Callable[[FrameType], bool] = remembers_answers,
+    is_told_the_truth: Callable[[FrameType], bool] = caches_answers,
 ) -> Callable[..., Any]:
     @functools.wraps(plain)
     def ask(*args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ def _type_for_users(plain: type) -> type:
             return isinstance(instance, (plain, Stream))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (plain if remembers_answers(sys._getframe(1)) else Stream)(*args, **kwargs)
+            return (plain if caches_answers(sys._getframe(1)) else Stream)(*args, **kwargs)
 
     return _Type(plain.__name__, (), {})
 

@@ -1,7 +1,7 @@
-"""The fast paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in inference, op by op.
+"""Run the fast paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in inference, op by op.
 
-ATen/native/transformers/cuda/attention.cu, attention.cpp and transformer.cpp. What each tensor's name holds,
-and for how long, is theirs, so that the trace frees when a GPU does.
+ATen/native/transformers/cuda/attention.cu, attention.cpp and transformer.cpp. Variables hold
+tensors as long as there, so that the trace frees when a GPU does.
 """
 
 from collections.abc import Callable
@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import Kernel, Request, choose
+from planner.capture.cuda.sdpa_backend import SdpaBackend, SdpaCall, select
 
 Kernels = dict[str, Callable[..., Any]]
 
 
 def kernels(capability: tuple[int, int]) -> Kernels:
-    """Operator name -> kernel, for a GPU of this compute capability."""
+    """Return kernels by operator name, for a GPU of this compute capability."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
         qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
         need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
     ) -> Any:  # fmt: skip
-        """Fused kernels run without a mask and without weights to return (a head's width had to be a
-        multiple of 8 as well before torch 2.2, by our reading).
+        """Run fused kernels without a mask and without weights to return.
+
+        Before torch 2.2, a head's width had to be a multiple of 8 as well (inferred from the source).
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
-        kernel = choose(Request(heads, heads, heads), capability)
-        if mask is None and not need_weights and kernel is not Kernel.MATH:
+        kernel = select(SdpaCall(heads, heads, heads), capability)
+        if mask is None and not need_weights and kernel is not SdpaBackend.MATH:
             return _fused(query, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias), None
         context, weights = _unfused(query, num_head, qkv_weight, mask)
         weights = weights if need_weights else None
@@ -46,9 +47,9 @@ def kernels(capability: tuple[int, int]) -> Kernels:
 
 
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
-    """Whether nn.TransformerEncoder may pack its input by a padding mask, which only the mask's values tell.
+    """Return that nn.TransformerEncoder may not pack its input, which depends on the padding mask's values.
 
-    No is the answer that never plans too little: nothing is packed, as for a batch without padding.
+    This never plans too little: nothing is packed, as for a batch without padding.
     """
     return False
 
@@ -65,7 +66,7 @@ def _fused(
 def _unfused(
     query: Tensor, heads: int, qkv_weight: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The context, which takes the place of the queries, and the softmax of the scores."""
+    """Return the context, in the place of the queries, and the softmax of the scores."""
     batch, rows, width = query.shape
     qkv = torch.matmul(query, qkv_weight.t())
     # _transform_bias_rescale_qkv: one buffer for all three, then the projection is freed
@@ -78,7 +79,7 @@ def _unfused(
 
 
 def _project(context: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`transform0213_gemm_nt_bias`: heads beside each other in a copy, then the projection."""
+    """Project a copy with its heads beside each other (`transform0213_gemm_nt_bias`)."""
     batch, heads, rows, width = context.shape
     return F.linear(context.permute(0, 2, 1, 3).reshape(batch, rows, heads * width), weight, bias)
 
@@ -96,20 +97,9 @@ def _encode(
         return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
     x = norm_1(src) if norm_first else src
+    projections = qkv_weight, qkv_bias, proj_weight, proj_bias
     x = torch._native_multi_head_attention(
-        x,
-        x,
-        x,
-        embed_dim,
-        num_heads,
-        qkv_weight,
-        qkv_bias,
-        proj_weight,
-        proj_bias,
-        mask,
-        False,
-        True,
-        mask_type,
+        x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type
     )[0]
     x.add_(src)
     if not norm_first:
@@ -117,7 +107,7 @@ def _encode(
     before = x
     if norm_first:
         x = norm_2(x)
-    # _addmm_activation: relu or gelu is the epilogue of the product, and takes nothing
+    # _addmm_activation: relu or gelu is the epilogue of the product, without memory of its own
     hidden = torch.addmm(ffn_bias_1, x.view(-1, embed_dim), ffn_weight_1.t())
     out = torch.addmm(ffn_bias_2, hidden, ffn_weight_2.t()).view(src.shape)
     del hidden

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from planner.capture.cuda.sdpa_backend import Kernel, Request, choose
+from planner.capture.cuda.sdpa_backend import SdpaBackend, SdpaCall, select
 from planner.capture.workspaces.nn.mem_efficient_attention import Variant, backward_variant
 from planner.jobs import Mode
 from planner.program.events import Alloc, Category, Trace
@@ -18,14 +18,14 @@ from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 A100, VOLTA, TURING, ADA = (8, 0), (7, 0), (7, 5), (8, 9)
 B200, B300, RTX5090 = (10, 0), (10, 3), (12, 0)
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-FLASH, EFFICIENT, CUDNN, MATH = Kernel.FLASH, Kernel.EFFICIENT, Kernel.CUDNN, Kernel.MATH
+FLASH, EFFICIENT, CUDNN, MATH = SdpaBackend.FLASH, SdpaBackend.EFFICIENT, SdpaBackend.CUDNN, SdpaBackend.MATH
 
 
-def request(
+def call(
     shape: tuple[int, ...] = (2, 12, 197, 64), dtype: torch.dtype = F16, *, keys: int | None = None,
     groups: int = 1, values: int | None = None, mask: tuple[int, ...] = (), grad: bool = False,
     **options: object,
-) -> Request:  # fmt: skip
+) -> SdpaCall:  # fmt: skip
     """A call with a query of this shape: `keys` rows, a value's width and groups of heads may differ."""
     query = torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
     rows = shape[-2] if keys is None else keys
@@ -33,87 +33,87 @@ def request(
     key = torch.empty(*heads, rows, shape[-1], dtype=dtype, device="meta")
     value = torch.empty(*heads, rows, values or shape[-1], dtype=dtype, device="meta")
     given = torch.empty(mask, dtype=dtype, device="meta") if mask else None
-    return Request(query, key, value, given, **options)  # type: ignore[arg-type]
+    return SdpaCall(query, key, value, given, **options)  # type: ignore[arg-type]
 
 
 SQUARE = (197, 197)
 
 CASES = [
     # sdp_utils.cpp, dtypes and architectures
-    (request(dtype=F32), AMPERE, EFFICIENT),
-    (request(dtype=F64), AMPERE, MATH),
-    (request(dtype=F16), AMPERE, FLASH),
-    (request(dtype=BF16), AMPERE, FLASH),
-    (request(dtype=F16), TURING, EFFICIENT),
-    (request(dtype=BF16), TURING, MATH),
-    (request(dtype=F16), VOLTA, EFFICIENT),
-    (request(dtype=F16), RTX5090, FLASH),
-    (request(dtype=F16), (13, 0), MATH),
+    (call(dtype=F32), AMPERE, EFFICIENT),
+    (call(dtype=F64), AMPERE, MATH),
+    (call(dtype=F16), AMPERE, FLASH),
+    (call(dtype=BF16), AMPERE, FLASH),
+    (call(dtype=F16), TURING, EFFICIENT),
+    (call(dtype=BF16), TURING, MATH),
+    (call(dtype=F16), VOLTA, EFFICIENT),
+    (call(dtype=F16), RTX5090, FLASH),
+    (call(dtype=F16), (13, 0), MATH),
     # cuDNN first on 9.0 and 10.x, halves only (check_prefer_cudnn_attention, since 2.10)
-    (request(dtype=BF16), HOPPER, CUDNN),
-    (request(dtype=BF16), B200, CUDNN),
-    (request(dtype=BF16), B300, CUDNN),
-    (request(dtype=F32), HOPPER, EFFICIENT),
-    (request((2, 12, 64, 256)), HOPPER, CUDNN),
-    (request((2, 12, 64, 256)), B200, FLASH),
-    (request((2, 12, 64, 192), values=128), B200, CUDNN),
-    (request((2, 12, 64, 60)), HOPPER, FLASH),  # cuDNN wants a multiple of 8, flash is padded to it
-    (request((2, 12, 1, 64), keys=1), HOPPER, FLASH),
-    (request(mask=SQUARE), HOPPER, CUDNN),
-    (request(mask=(12, 197, 197)), HOPPER, EFFICIENT),  # cuDNN takes masks of rank 2 and 4
+    (call(dtype=BF16), HOPPER, CUDNN),
+    (call(dtype=BF16), B200, CUDNN),
+    (call(dtype=BF16), B300, CUDNN),
+    (call(dtype=F32), HOPPER, EFFICIENT),
+    (call((2, 12, 64, 256)), HOPPER, CUDNN),
+    (call((2, 12, 64, 256)), B200, FLASH),
+    (call((2, 12, 64, 192), values=128), B200, CUDNN),
+    (call((2, 12, 64, 60)), HOPPER, FLASH),  # cuDNN wants a multiple of 8, flash is padded to it
+    (call((2, 12, 1, 64), keys=1), HOPPER, FLASH),
+    (call(mask=SQUARE), HOPPER, CUDNN),
+    (call(mask=(12, 197, 197)), HOPPER, EFFICIENT),  # cuDNN takes masks of rank 2 and 4
     # widths of heads
-    (request((2, 12, 64, 256)), AMPERE, FLASH),
-    (request((2, 12, 64, 264)), AMPERE, EFFICIENT),
-    (request((2, 12, 64, 193), grad=True), AMPERE, MATH),  # 193 is no multiple of 8
-    (request((2, 12, 64, 200), grad=True), AMPERE, EFFICIENT),
-    (request((2, 12, 64, 200), grad=True), A100, FLASH),
-    (request((2, 12, 64, 256), grad=True), ADA, FLASH),
-    (request((2, 12, 64, 256), grad=True, dropout_p=0.1), ADA, EFFICIENT),
-    (request((2, 12, 64, 192), values=128), AMPERE, EFFICIENT),  # latent attention: flash wants one width
-    (request((2, 12, 64, 30), F32), AMPERE, MATH),  # not aligned to 16 bytes
-    (request((2, 12, 64, 30), F32), VOLTA, EFFICIENT),  # which only tensor cores ask for
+    (call((2, 12, 64, 256)), AMPERE, FLASH),
+    (call((2, 12, 64, 264)), AMPERE, EFFICIENT),
+    (call((2, 12, 64, 193), grad=True), AMPERE, MATH),  # 193 is no multiple of 8
+    (call((2, 12, 64, 200), grad=True), AMPERE, EFFICIENT),
+    (call((2, 12, 64, 200), grad=True), A100, FLASH),
+    (call((2, 12, 64, 256), grad=True), ADA, FLASH),
+    (call((2, 12, 64, 256), grad=True, dropout_p=0.1), ADA, EFFICIENT),
+    (call((2, 12, 64, 192), values=128), AMPERE, EFFICIENT),  # latent attention: flash wants one width
+    (call((2, 12, 64, 30), F32), AMPERE, MATH),  # not aligned to 16 bytes
+    (call((2, 12, 64, 30), F32), VOLTA, EFFICIENT),  # which only tensor cores ask for
     # masks, causality, dropout
-    (request(mask=SQUARE), AMPERE, EFFICIENT),
-    (request(is_causal=True), AMPERE, FLASH),
-    (request(is_causal=True, keys=256), AMPERE, EFFICIENT),
-    (request(dtype=F32, dropout_p=0.1), AMPERE, EFFICIENT),
+    (call(mask=SQUARE), AMPERE, EFFICIENT),
+    (call(is_causal=True), AMPERE, FLASH),
+    (call(is_causal=True, keys=256), AMPERE, EFFICIENT),
+    (call(dtype=F32, dropout_p=0.1), AMPERE, EFFICIENT),
     # grouped queries
-    (request((2, 32, 128, 128), groups=4, enable_gqa=True), AMPERE, FLASH),
-    (request((2, 32, 128, 128), groups=4, enable_gqa=True), HOPPER, CUDNN),
-    (request((2, 32, 128, 128), groups=4), AMPERE, MATH),
-    (request((2, 32, 128, 128), F32, groups=4, enable_gqa=True), AMPERE, MATH),
-    (request((2, 32, 128, 128), groups=4, enable_gqa=True, mask=(128, 128)), AMPERE, MATH),
+    (call((2, 32, 128, 128), groups=4, enable_gqa=True), AMPERE, FLASH),
+    (call((2, 32, 128, 128), groups=4, enable_gqa=True), HOPPER, CUDNN),
+    (call((2, 32, 128, 128), groups=4), AMPERE, MATH),
+    (call((2, 32, 128, 128), F32, groups=4, enable_gqa=True), AMPERE, MATH),
+    (call((2, 32, 128, 128), groups=4, enable_gqa=True, mask=(128, 128)), AMPERE, MATH),
     # other ranks, nothing to attend to
-    (request((12, 197, 64)), AMPERE, MATH),
-    (request(keys=0), AMPERE, MATH),
+    (call((12, 197, 64)), AMPERE, MATH),
+    (call(keys=0), AMPERE, MATH),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "capability", "kernel"), CASES)
-def test_the_selector(call: Request, capability: tuple[int, int], kernel: Kernel) -> None:
+def test_the_selector(call: SdpaCall, capability: tuple[int, int], kernel: SdpaBackend) -> None:
     """The kernel of sdp_utils.cpp in torch 2.13."""
-    assert choose(call, capability) is kernel
+    assert select(call, capability) is kernel
 
 
 def test_strides_decide() -> None:
     """A last dimension that is strided, in the query or in a mask, leaves only math."""
     turned = torch.empty(2, 12, 64, 64, dtype=F16, device="meta").transpose(-1, -2)
-    assert choose(Request(turned, turned, turned), HOPPER) is MATH
+    assert select(SdpaCall(turned, turned, turned), HOPPER) is MATH
     plain = torch.empty(2, 12, 64, 64, dtype=F16, device="meta")
     mask = torch.empty(1, 1, 64, 1, dtype=F16, device="meta").expand(2, 1, 64, 64)
-    assert choose(Request(plain, plain, plain, mask), AMPERE) is MATH
+    assert select(SdpaCall(plain, plain, plain, mask), AMPERE) is MATH
 
 
 def test_the_process_decides_too() -> None:
     """sdpa_kernel and deterministic algorithms are honoured; no kernel left is an error."""
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        assert choose(request(), AMPERE) is EFFICIENT
+        assert select(call(), AMPERE) is EFFICIENT
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        assert choose(request(), AMPERE) is CUDNN
+        assert select(call(), AMPERE) is CUDNN
     with _deterministic():
-        assert choose(request(), HOPPER) is FLASH
+        assert select(call(), HOPPER) is FLASH
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="no available kernel"):
-        choose(request(dtype=F32), AMPERE)
+        select(call(dtype=F32), AMPERE)
 
 
 @contextmanager
@@ -444,7 +444,7 @@ def test_an_encoder_with_a_padding_mask_runs_unfused() -> None:
     ],
 )
 def test_transformers_get_the_kernel_that_the_gpu_gives_them(
-    family: str, dtype: str, masked: bool, capability: tuple[int, int], kernel: Kernel
+    family: str, dtype: str, masked: bool, capability: tuple[int, int], kernel: SdpaBackend
 ) -> None:
     """As transformers' sdpa integration calls it (transformers/integrations/sdpa_attention.py)."""
     build = lambda: _Likeness(family, getattr(torch, dtype), masked)  # noqa: E731

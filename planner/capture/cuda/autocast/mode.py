@@ -38,11 +38,11 @@ class CastCache:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """`cached_cast` of ATen/autocast_mode.cpp: the tensor in this dtype, itself where it is not eligible.
+        """Return the tensor in this dtype, or itself where it is not eligible (`cached_cast`).
 
-        The source is held weakly, as torch does. The cast is held, and has its autograd history even where it
-        is made without gradients: so torch 2.13 does on the CPU, where it can be watched; what older versions
-        keep from a region's first use under `no_grad` has none.
+        The source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd
+        history even where it is made without gradients, as observed in torch 2.13 on the CPU; casts that
+        older versions keep from a region's first use under `no_grad` have none.
         """
         if tensor.dtype is dtype or not is_eligible(tensor):
             return tensor
@@ -56,12 +56,12 @@ class CastCache:
         return cast
 
     def clear(self) -> None:
-        """Let go of all casts."""
+        """Release all casts."""
         self._casts.clear()
 
 
 def is_eligible(value: object) -> bool:
-    """Whether autocast would cast it on CUDA: floating point on the device, but no double."""
+    """Return whether autocast would cast it on CUDA: floating point on the device, but no double."""
     return (
         isinstance(value, Tensor)
         and value.is_meta
@@ -71,26 +71,20 @@ def is_eligible(value: object) -> bool:
 
 
 def kernels(cache: CastCache) -> dict[str, Kernel]:
-    """Operator name -> kernel at the key of CUDA's autocast."""
-    found: dict[str, Kernel] = {}
-    for name in LOWER_PRECISION:
-        found[name] = _casting(name, lambda args: _lower(), cache)
-    for name in FLOAT32:
-        found[name] = _casting(name, lambda args: torch.float32, cache)
-    for name in WIDEST:
-        found[name] = _casting(name, _widest, cache)
-    for name in FLOAT32_BY_DTYPE:
-        found[name] = _with_dtype(name)
-    for name, other in FLOAT32_BY_OVERLOAD.items():
-        found[name] = _with_other_overload(other)
-    for name in BANNED:
-        found[name] = _banned(name)
-    return found
+    """Return kernels by operator name, for the key of CUDA's autocast."""
+    return {
+        **{name: _casting(name, lambda args: _lower(), cache) for name in LOWER_PRECISION},
+        **{name: _casting(name, lambda args: torch.float32, cache) for name in FLOAT32},
+        **{name: _casting(name, _widest, cache) for name in WIDEST},
+        **{name: _with_dtype(name) for name in FLOAT32_BY_DTYPE},
+        **{name: _with_other_overload(other) for name, other in FLOAT32_BY_OVERLOAD.items()},
+        **{name: _banned(name) for name in BANNED},
+    }
 
 
 @contextmanager
 def included() -> Iterator[None]:
-    """While open, tensors of this thread carry the key of CUDA's autocast."""
+    """Include the key of CUDA's autocast for tensors of this thread while open."""
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
         yield
@@ -108,12 +102,12 @@ def _is_weight(tensor: Tensor) -> bool:
 
 def _overload(name: str) -> Kernel:
     packet, _, overload = name.partition(".")
-    found: Kernel = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return found
+    kernel: Kernel = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return kernel
 
 
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
-    """All tensors among the arguments, in lists too, in one dtype."""
+    """Return a kernel that casts all tensors among the arguments, in lists too, to one dtype."""
     run = _overload(name)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -135,7 +129,7 @@ def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cach
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
-    """float32 if any eligible tensor has it, else the lower precision. Others of 16 bits are errors."""
+    """Return float32 if any eligible tensor has it, else the lower precision; refuse other halves."""
     lower = _lower()
     values = [item for arg in args for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
     kinds = {value.dtype for value in values if is_eligible(value)}
@@ -162,10 +156,7 @@ def _with_dtype(name: str) -> Kernel:
 
 def _with_other_overload(other: str) -> Kernel:
     run: Any = _overload(other)
-    defaults: dict[str, Any] = {
-        "p": 2,
-        "keepdim": False,
-    }  # of the overload that was called; the other one has none
+    defaults: dict[str, Any] = {"p": 2, "keepdim": False}  # of the overload called; the other has none
     names = [argument.name for argument in run._schema.arguments if not argument.kwarg_only]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which operators CUDA's autocast casts, and how: ATen/autocast_mode.h and autocast_mode.cpp, torch 2.13.
+"""Lists of operators that CUDA's autocast casts (ATen/autocast_mode.h and autocast_mode.cpp, torch 2.13).
 
 Each line of a list holds names of operators of ATen, with the overload after a dot where it has a name.
 """

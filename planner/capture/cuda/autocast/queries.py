@@ -1,7 +1,7 @@
-"""Python code that asks about autocast gets CUDA's answers for meta, and for a GPU that is not here.
+"""Answer Python queries of autocast for `meta` as for CUDA, and for a GPU that is not here.
 
-Models ask with the device type of their tensors (transformers, timm, torch.utils.checkpoint do), which is
-`meta` in a trace and would be `cuda` on a GPU.
+Models query with the device type of their tensors (transformers, timm, torch.utils.checkpoint do), which is
+`meta` in a capture and would be `cuda` on a GPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from torch.amp import autocast_mode
 
 
 def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
-    """Names, and what shall stand there; `clear` empties the cache of casts together with torch's own."""
+    """Yield names and their replacements; `clear` empties the cache of casts together with torch's own."""
     for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
         yield f"torch.{name}", _of_cuda(getattr(torch, name))
     yield "torch.autocast.__init__", _of_cuda(autocast_mode.autocast.__init__, position=1)
@@ -31,9 +31,9 @@ def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
 
 
 def _of_cuda(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """The function with `cuda` for `meta`, the device type being its argument at this position."""
+    """Return the function with `cuda` for `meta`, its device type being the argument at this position."""
 
-    def ask(*args: Any, **kwargs: Any) -> Any:
+    def query(*args: Any, **kwargs: Any) -> Any:
         values = list(args)
         if len(values) > position and values[position] == "meta":
             values[position] = "cuda"
@@ -41,4 +41,4 @@ def _of_cuda(function: Callable[..., Any], position: int = 0) -> Callable[..., A
             kwargs["device_type"] = "cuda"
         return function(*values, **kwargs)
 
-    return ask
+    return query

@@ -1,7 +1,7 @@
-"""CUDA's autocast of recurrent layers: cudnn/AutocastRNN.cpp.
+"""Run CUDA's autocast of recurrent layers: cudnn/AutocastRNN.cpp.
 
-The weights are copied into a new flat buffer at each call, past the cache of casts, and so that autograd
-sees it; what the copies become is float16 whatever type the region names.
+The weights are copied into a new flat buffer at each call, without the cache of casts, so that autograd sees
+it; the copies are float16 whatever dtype the region names.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
-    """Operator name -> kernel at the key of CUDA's autocast."""
+    """Return kernels by operator name, for the key of CUDA's autocast."""
 
     def run(
         x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor | None, hx: Tensor,
@@ -42,10 +42,10 @@ def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
 
 
 def _flattened(weights: Sequence[Tensor], elements: int) -> tuple[Tensor, list[Tensor]]:
-    """A buffer of float16 and the weights copied into it.
+    """Return a buffer of float16 and the weights copied into it.
 
     Each copy shares the buffer's storage but is no view of it to autograd (`get_parameters` of
-    cudnn/RNN.cpp makes them by `set_`), so that each weight's gradient takes its own way.
+    cudnn/RNN.cpp makes them by `set_`), so that each weight has a gradient of its own.
     """
     buffer = torch.zeros(elements, dtype=torch.float16, device=weights[0].device)
     copies, offset = [], 0

@@ -3,8 +3,9 @@
 from typing import Any
 
 from planner.hardware import Budget, Device, SourcedBytes
+from planner.jobs import Job, job_to_json
 from planner.report.document import Table
-from planner.report.units import is_endless, memory_table, mib, to_builtins
+from planner.report.units import SCHEMA, in_mib, is_endless, memory_table, mib, to_builtins
 
 
 def budget_table(budget: Budget) -> Table:
@@ -34,11 +35,21 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
     return {
         **figures_to_json(budget.device),
         "allocator": {
-            "capacity_mib": None if arena.capacity_bytes is None else mib(arena.capacity_bytes),
-            "limit_mib": None if arena.limit_bytes is None else mib(arena.limit_bytes),
-            "cap_mib": None if budget.cap_bytes is None else mib(budget.cap_bytes),
+            **in_mib(arena, "capacity", "limit"),
+            **in_mib(budget, "cap"),
             "rules": to_builtins(arena.rules),
         },
+    }
+
+
+def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
+    """Return the keys with which most JSON objects begin: what is planned, on which GPU."""
+    return {
+        "schema": SCHEMA,
+        "model": job.model,
+        "job": job_to_json(job),
+        "device": device_to_json(budget),
+        "confidence": budget.confidence,
     }
 
 

@@ -2,8 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
+from planner.allocator import Failure
 from planner.jobs import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
+from planner.planning import Moment
+from planner.program import Phase
 from planner.report.document import Entry
+
+_PHASES = {
+    Phase.INPUTS: "copying the batch to the GPU",
+    Phase.FORWARD: "forward pass",
+    Phase.BACKWARD: "backward pass",
+}
 
 
 def job_entry(job: Job) -> Entry:
@@ -76,6 +85,23 @@ def _recipe(job: Job) -> Iterator[str]:
 
 def _value(value: object) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def place_text(place: Failure | Moment) -> str:
+    """Return when something happens in the loop, and who asks for memory there."""
+    return ", ".join(_place(place))
+
+
+def _place(place: Failure | Moment) -> Iterator[str]:
+    if place.phase is Phase.SETUP:
+        yield "moving the model to the GPU"
+    else:
+        yield f"step {place.step}"
+        yield _PHASES.get(place.phase, str(place.phase))
+    if place.module:
+        yield f"module {place.module}"
+    if place.op and place.phase not in (Phase.SETUP, Phase.INPUTS):
+        yield short_op(place.op)
 
 
 def short_op(op: str) -> str:

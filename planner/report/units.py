@@ -58,6 +58,19 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
     return rounded
 
 
+def in_mib(value: object, *names: str) -> dict[str, float | None]:
+    """Return sizes of an object as MiB: under `peak_mib` what its attribute `peak_bytes` holds."""
+    sizes = {name: getattr(value, f"{name}_bytes") for name in names}
+    return {f"{name}_mib": None if size is None else mib(size) for name, size in sizes.items()}
+
+
+def with_mib(value: object) -> dict[str, Any]:
+    """Return the fields of an object, those in bytes as MiB."""
+    sizes = {name: size for name, size in to_builtins(value).items() if name.endswith("_bytes")}
+    others = {name: field for name, field in to_builtins(value).items() if name not in sizes}
+    return others | in_mib(value, *(name.removesuffix("_bytes") for name in sizes))
+
+
 def shares(parts: Mapping[str, int], digits: int) -> Iterator[tuple[str, float, float]]:
     """Yield what a process consists of, without what takes nothing: name, rounded MiB, share of the whole."""
     total = sum(parts.values())
@@ -75,6 +88,14 @@ def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width:
             for name, size_bytes, remark in rows
         ),
     )
+
+
+def figures_table(
+    title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[float]]], digits: int = DIGITS
+) -> Table:
+    """Return a table of names and several figures in MiB."""
+    columns = [Column(title, min_width=NAME_WIDTH), *map(mib_column, names)]
+    return Table(columns, [(name, *(mib_text(size, digits) for size in sizes)) for name, sizes in rows])
 
 
 def mib_column(title: str = "MiB") -> Column:

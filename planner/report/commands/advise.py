@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from planner.jobs import job_to_json
 from planner.planning import Advice, Trial
 from planner.program import Outcome
-from planner.report.budget import device_to_json
+from planner.report.budget import job_to_report
 from planner.report.commands.estimate import STYLES, estimate_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, mib, mib_text, timing_line
+from planner.report.units import in_mib, mib, mib_text, timing_line
 
 _NAME_WIDTH = 48  # columns of the options
 
@@ -89,22 +88,20 @@ def _retries(trial: Trial) -> bool:
 def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner advise`; `needed_mib` is the least that the allocator needs."""
     unchanged = advice.unchanged
-    available = advice.available_bytes
+
+    def needed(trial: Trial) -> dict[str, float | None]:
+        return {**in_mib(trial, "needed"), "saved_mib": mib(unchanged.needed_bytes - trial.needed_bytes)}
+
     return {
-        "schema": SCHEMA,
-        "model": unchanged.recipe.job.model,
+        **job_to_report(unchanged.recipe.job, unchanged.estimate.budget),
         "batch": unchanged.recipe.batch,
-        "job": job_to_json(unchanged.recipe.job),
-        "device": device_to_json(unchanged.estimate.budget),
-        "confidence": unchanged.estimate.budget.confidence,
         "fits": unchanged.estimate.outcome.value,
-        "needed_mib": mib(unchanged.needed_bytes),
-        "available_mib": None if available is None else mib(available),
+        **in_mib(unchanged, "needed"),
+        **in_mib(advice, "available"),
         "sets": [
             {
                 "changes": [{"option": change.name, "cost": change.cost} for change in trial.changes],
-                "needed_mib": mib(trial.needed_bytes),
-                "saved_mib": mib(unchanged.needed_bytes - trial.needed_bytes),
+                **needed(trial),
                 "estimate": estimate_to_json(trial.estimate, import_seconds),
             }
             for trial in advice.sets
@@ -113,8 +110,7 @@ def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
             {
                 "option": trial.changes[0].name,
                 "cost": trial.changes[0].cost,
-                "needed_mib": mib(trial.needed_bytes),
-                "saved_mib": mib(unchanged.needed_bytes - trial.needed_bytes),
+                **needed(trial),
                 "fits": trial.estimate.outcome.value,
             }
             for trial in advice.singles

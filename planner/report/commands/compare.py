@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.jobs import job_to_json
 from planner.planning.estimators import ALLOCATED, COUNTS, NAMES, Comparison, Measured, Method, Row, Source
 from planner.program import Outcome
-from planner.report.budget import device_to_json
+from planner.report.budget import job_to_report
 from planner.report.describe import describe_loop
 from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, is_endless, memory_table, mib, mib_column, mib_text, signed_percent
+from planner.report.units import in_mib, is_endless, memory_table, mib, mib_column, mib_text, signed_percent
 
 _NAME_WIDTH = 20
 _FITS = {Outcome.FITS: "yes", Outcome.FITS_WITH_RETRIES: "retries", Outcome.DOES_NOT_FIT: "no"}
@@ -89,11 +88,8 @@ def source_text(source: Source) -> str:
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     """Return the JSON object of `planner compare`; `error` is a signed share of the row's `against_mib`."""
     return {
-        "schema": SCHEMA,
-        "model": comparison.job.model,
+        **job_to_report(comparison.job, comparison.budget),
         "batch": comparison.batch,
-        "job": job_to_json(comparison.job),
-        "device": device_to_json(comparison.budget),
         "rows": [_row_to_json(row) for row in comparison.rows],
         "measured": None if comparison.measured is None else _measured_to_json(comparison.measured),
         "unmeasured": comparison.unmeasured,
@@ -116,10 +112,8 @@ def _row_to_json(row: Row) -> dict[str, Any]:
 def _measured_to_json(measured: Measured) -> dict[str, Any]:
     reserved = measured.own_reserved_bytes
     return {
-        "printed_mib": mib(measured.printed_bytes),
+        **in_mib(measured, "printed", "allocated", "process"),
         "kept_mib": {kept.model: mib(kept.size_bytes) for kept in measured.kept},
-        "allocated_mib": mib(measured.allocated_bytes),
         "reserved_mib": None if reserved is None else mib(reserved),
-        "process_mib": None if measured.process_bytes is None else mib(measured.process_bytes),
         "source": source_text(measured.source),
     }

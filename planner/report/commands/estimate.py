@@ -1,18 +1,17 @@
 """The report of `planner estimate`, and what others take from it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.allocator import Failure, Replay
+from planner.allocator import Replay
 from planner.hardware import MIB, Likeness, is_fitted, margins_of
 from planner.hardware.calibration import Correction
-from planner.jobs import job_to_json
 from planner.planning import Estimate, RetryCost, Seconds
 from planner.planning.estimators import Method
-from planner.program import Outcome, Phase
+from planner.program import Outcome
 from planner.report.assumptions import assumptions, run_assumptions
-from planner.report.budget import budget_table, device_to_json
-from planner.report.describe import job_entry, short_op
+from planner.report.budget import budget_table, job_to_report
+from planner.report.describe import job_entry, place_text
 from planner.report.document import (
     Block,
     Bullets,
@@ -30,8 +29,8 @@ from planner.report.plots.colours import PART_COLOURS
 from planner.report.units import (
     DIGITS,
     NAME_WIDTH,
-    SCHEMA,
     breakdown,
+    in_mib,
     memory_table,
     mib,
     mib_column,
@@ -41,6 +40,7 @@ from planner.report.units import (
     shares,
     timing_line,
     to_builtins,
+    with_mib,
 )
 
 STYLES: dict[Outcome, Style] = {
@@ -126,22 +126,7 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
     failure = estimate.failed.failure
     requested = failure.requested_bytes
     size = f"{mib_text(requested)} MiB" if requested >= MIB else f"{requested:,} bytes"
-    return [Entry("Fails at", f"{', '.join(_place(failure))}: no room for {size}")]
-
-
-def _place(failure: Failure) -> Iterator[str]:
-    if failure.phase is Phase.SETUP:
-        yield "moving the model to the GPU"
-    elif failure.phase is Phase.INPUTS:
-        yield f"step {failure.step}"
-        yield "copying the batch to the GPU"
-    else:
-        yield f"step {failure.step}"
-        yield str(failure.phase)
-    if failure.module:
-        yield f"module {failure.module}"
-    if failure.phase not in (Phase.SETUP, Phase.INPUTS):
-        yield short_op(failure.op)
+    return [Entry("Fails at", f"{place_text(failure)}: no room for {size}")]
 
 
 # ---- tables
@@ -212,27 +197,20 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
     Where the batch does not fit, `failure` tells of the run on the GPU and the peaks are those of a GPU
     without end. MiB are rounded to 0.001, the breakdown so that it adds up to `process_mib`.
     """
-    run = estimate.run
+    run, failed = estimate.run, estimate.failed
     return {
-        "schema": SCHEMA,
-        "model": estimate.job.model,
+        **job_to_report(estimate.job, estimate.budget),
         "batch": run.batch,
         "method": Method.TRACE.value,
-        "job": job_to_json(estimate.job),
-        "device": device_to_json(estimate.budget),
-        "confidence": estimate.budget.confidence,
-        "peak_allocated_mib": mib(run.peak_allocated_bytes),
-        "peak_reserved_mib": mib(run.peak_reserved_bytes),
+        **in_mib(run, "peak_allocated", "peak_reserved", "end_allocated"),
         **_steps(run),
-        "end_allocated_mib": mib(run.end_allocated_bytes),
-        "process_mib": mib(estimate.process_bytes),
-        "process_upper_mib": mib(estimate.process_upper_bytes),
+        **in_mib(estimate, "process", "process_upper"),
         "fits": estimate.outcome.value,
         "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
         "risk": _risk(estimate.budget.likeness),
-        "retries": (estimate.failed or run).retries,
+        "retries": (failed or run).retries,
         "retry_costs": to_builtins(estimate.retry_costs),
-        "failure": None if estimate.failed is None else _failure(estimate.failed),
+        "failure": None if failed is None or failed.failure is None else with_mib(failed.failure),
         "breakdown_mib": mib_parts(breakdown(estimate)),
         "calibration": _calibration(estimate.budget.correction),
         "growth": growth_to_json(estimate.growth, estimate.step_limit),
@@ -288,23 +266,9 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
         "level": correction.level.value,
         "source": correction.source,
         "includes_context": correction.includes_context,
-        "overhead_mib": None if fit is None else mib(fit.overhead_bytes),
-        "slope": None if fit is None else fit.slope,
-        "spread_mib": None if fit is None else mib(fit.spread_bytes),
         "drift_mib": mib(correction.extra_spread_bytes),
+        **({"overhead_mib": None, "spread_mib": None} if fit is None else in_mib(fit, "overhead", "spread")),
+        "slope": None if fit is None else fit.slope,
         "points": 0 if fit is None else fit.points,
         "outliers": [] if fit is None else list(fit.outliers),
-    }
-
-
-def _failure(failed: Replay) -> dict[str, Any] | None:
-    failure = failed.failure
-    if failure is None:
-        return None
-    return {
-        "step": failure.step,
-        "phase": failure.phase.value,
-        "module": failure.module,
-        "op": failure.op,
-        "requested_mib": mib(failure.requested_bytes),
     }

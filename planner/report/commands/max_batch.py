@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from planner.jobs import job_to_json
 from planner.planning import LARGEST_BATCH, Estimate, Plan
 from planner.planning.estimators import Method
-from planner.report.budget import budget_table, device_to_json
+from planner.report.budget import budget_table, job_to_report
 from planner.report.commands.estimate import (
     STYLES,
     Lines,
@@ -20,7 +19,7 @@ from planner.report.commands.estimate import (
 )
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline, Style
-from planner.report.units import SCHEMA, mib_text
+from planner.report.units import mib_text
 
 
 def plan_document(plan: Plan, import_seconds: float) -> Document:
@@ -95,12 +94,8 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
         return None if estimate is None else estimate_to_json(estimate, import_seconds)
 
     return {
-        "schema": SCHEMA,
-        "model": plan.job.model,
+        **job_to_report(plan.job, plan.budget),
         "method": Method.TRACE.value,
-        "job": job_to_json(plan.job),
-        "device": device_to_json(plan.budget),
-        "confidence": plan.budget.confidence,
         "max_batch": plan.search.largest,
         "comfortable_batch": plan.search.comfortable,
         "multiple_of": plan.multiple_of,

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from planner.jobs import Mode, job_to_json
+from planner.jobs import Mode
 from planner.planning.estimators import MEBIBYTE_BYTES, TITLES, Method, QuickEstimate, QuickPlan, left_bytes
-from planner.report.budget import budget_table, device_to_json
+from planner.report.budget import budget_table, job_to_report
 from planner.report.describe import job_entry
 from planner.report.document import Bullets, Document, Entry, Headline, Paragraph, Style, Table
-from planner.report.units import SCHEMA, memory_table, mib, mib_text, timing_line
+from planner.report.units import memory_table, mib, mib_text, timing_line
 
 _REMARKS = {"Weight gradient": "with the optimizer's moments", "Output gradient": "with that of the batch"}
 _COUNTS = {
@@ -106,13 +106,9 @@ def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> di
         "retries",
     )
     return {
-        "schema": SCHEMA,
-        "model": estimate.job.model,
+        **job_to_report(estimate.job, estimate.budget),
         "batch": estimate.batch,
         "method": estimate.method.value,
-        "job": job_to_json(estimate.job),
-        "device": device_to_json(estimate.budget),
-        "confidence": estimate.budget.confidence,
         "peak_allocated_mib": mib(estimate.total_bytes),
         "terms_mib": {name.lower().replace(" ", "_"): mib(size) for name, size in estimate.lines},
         "fits": "yes" if estimate.fits else "no",
@@ -130,12 +126,8 @@ def quick_plan_to_json(plan: QuickPlan, import_seconds: float) -> dict[str, Any]
     """Return the JSON object of `planner max-batch`; nothing is probed, and retries are not known."""
     at_max = plan.at_max and quick_estimate_to_json(plan.at_max, import_seconds)
     return {
-        "schema": SCHEMA,
-        "model": plan.job.model,
+        **job_to_report(plan.job, plan.budget),
         "method": Method.FORMULA.value,
-        "job": job_to_json(plan.job),
-        "device": device_to_json(plan.budget),
-        "confidence": plan.budget.confidence,
         "max_batch": plan.max_batch,
         "comfortable_batch": None,
         "no_retries": False,

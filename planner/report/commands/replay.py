@@ -9,7 +9,7 @@ from planner.planning.process import Account, Define, Place, Process, Reading, S
 from planner.program import Phase
 from planner.report.budget import device_to_json
 from planner.report.document import Bullets, Document, Paragraph, Verbatim
-from planner.report.units import SCHEMA, mib, mib_text
+from planner.report.units import SCHEMA, in_mib, mib_text, with_mib
 
 
 def _torch_line(reading: Reading) -> str:
@@ -86,23 +86,12 @@ def process_to_json(
         "schema": SCHEMA,
         "framework": framework,
         "device": None if budget is None else device_to_json(budget),
-        "readings": [_reading(reading) for reading in account.readings],
+        "readings": [with_mib(reading) for reading in account.readings],
         "retries": account.retries,
         "failure": _failure(process, account),
         "assumptions": list(assumptions),
         "unknown_ops": list(unknown_ops),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
-    }
-
-
-def _reading(reading: Reading) -> dict[str, Any]:
-    reserved = reading.reserved_bytes
-    return {
-        "section": reading.section,
-        "label": reading.label,
-        "allocated_mib": mib(reading.allocated_bytes),
-        "reserved_mib": None if reserved is None else mib(reserved),
-        "peak_allocated_mib": mib(reading.peak_allocated_bytes),
     }
 
 
@@ -115,5 +104,5 @@ def _failure(process: Process, account: Account) -> dict[str, Any] | None:
         "step": _describe(process[failure.index]),
         "loop_step": failure.loop_step,
         "phase": None if failure.phase is None else failure.phase.value,
-        "requested_mib": mib(failure.requested_bytes),
+        **in_mib(failure, "requested"),
     }

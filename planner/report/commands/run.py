@@ -1,7 +1,7 @@
 """Reports of commands that ran on emulated GPUs: `planner run`, and `planner max-batch -- COMMAND`."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -13,8 +13,8 @@ from planner.report.commands.estimate import STYLES
 from planner.report.commands.explain.levels import peak_text
 from planner.report.commands.explain.report import breakdown_sections, breakdown_to_json
 from planner.report.commands.explain.summary import Summary, tile_text
-from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Paragraph, Table
-from planner.report.units import NAME_WIDTH, SCHEMA, mib, mib_text
+from planner.report.document import Block, Bullets, Document, Entry, Headline, Paragraph, Table
+from planner.report.units import SCHEMA, figures_table, in_mib, mib, mib_text, with_mib
 
 MAX_STEPS = 12  # rows of the table
 _FITS = {
@@ -83,19 +83,9 @@ def versions_text(record: GpuRecord) -> str:
     return ", ".join(f"{name} {version}" for name, version in record.versions)
 
 
-def _table(title: str, rows: Sequence[tuple[str, Peaks]]) -> Table:
-    figures = ("allocated", "reserved", "nvidia-smi MiB")
-    columns = (
-        Column(title, min_width=NAME_WIDTH),
-        *(Column(name, is_number=True, min_width=12) for name in figures),
-    )
-    return Table(
-        columns,
-        tuple(
-            (name, *map(mib_text, (peaks.allocated_bytes, peaks.reserved_bytes, peaks.process_bytes)))
-            for name, peaks in rows
-        ),
-    )
+def _table(title: str, rows: Iterable[tuple[str, Peaks]]) -> Table:
+    sizes = ((name, (one.allocated_bytes, one.reserved_bytes, one.process_bytes)) for name, one in rows)
+    return figures_table(title, ("allocated", "reserved", "nvidia-smi MiB"), sizes)
 
 
 def _peaks(run: EmulatedRun) -> Table:
@@ -213,7 +203,7 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         **_peaks_to_json(largest.peak),
         "retries": largest.retries,
         "steps": _steps_to_json(largest),
-        "failure": _failure_to_json(run.failure),
+        "failure": None if run.failure is None else with_mib(run.failure),
         "ranks": [_rank_to_json(record) for record in run.records],
         "versions": dict(largest.versions),
         "assumptions": [*run.assumptions, *notes],
@@ -241,23 +231,11 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         "gpu": record.device,
         **_peaks_to_json(record.peak),
         "retries": record.retries,
-        "pinned_mib": mib(record.pinned_bytes),
+        **in_mib(record, "pinned"),
         "step_count": record.step_count,
         "steps": _steps_to_json(record),
         "after_steps": None if after is None else _peaks_to_json(after),
-        "failure": _failure_to_json(record.failure),
-    }
-
-
-def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
-    return {
-        "step": failure.step,
-        "phase": failure.phase,
-        "module": failure.module,
-        "line": failure.line,
-        "requested_mib": mib(failure.requested_bytes),
+        "failure": None if record.failure is None else with_mib(record.failure),
     }
 
 

@@ -18,11 +18,11 @@ from planner.hardware import process_bytes
 from planner.planning import BatchCurve, CardCurve, Explanation, LiveBlock, Shown
 from planner.program import Outcome, Trace
 from planner.report.commands.estimate import parts_table
-from planner.report.commands.explain.levels import fragmentation_table, levels_table, moment_text
+from planner.report.commands.explain.levels import fragmentation_table, levels_table
 from planner.report.commands.explain.summary import Summary
 from planner.report.commands.explain.tensors import tensor_text, tensors_title
 from planner.report.commands.explain.workspaces import parts_text, workspaces_title
-from planner.report.describe import short_op
+from planner.report.describe import place_text, short_op
 from planner.report.document import Cell, Column, Table
 from planner.report.page.figures import breakdown_figure, curve_figure, timeline_figure
 from planner.report.page.modules_figure import modules_figure
@@ -61,7 +61,7 @@ def page_html(
     return environment.get_template("page.html.jinja").render(
         summary=summary,
         outcome=summary.outcome.value if summary.outcome is not None else "",
-        peak=f"The allocated peak is reached in {moment_text(explanation.peak)}.",
+        peak=f"The allocated peak is reached in {place_text(explanation.peak)}.",
         parts=parts_table(summary.parts),
         cards=[] if curve is None else _choices(curve),
         chosen=None if curve is None else curve.chosen,

@@ -9,7 +9,7 @@ from planner.hardware.calibration import Calibration, Fit, NoFit, Point, fitted_
 from planner.jobs import job_to_json
 from planner.report.describe import describe_job
 from planner.report.document import Block, Column, Document, Paragraph, Table
-from planner.report.units import SCHEMA, mib, mib_column, mib_text, to_builtins
+from planner.report.units import SCHEMA, in_mib, mib, mib_column, mib_text, to_builtins
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,8 @@ def _line(calibration: Calibration) -> str:
 
 def _fit_to_json(fit: Fit) -> dict[str, Any]:
     return {
-        "overhead_mib": mib(fit.overhead_bytes),
+        **in_mib(fit, "overhead", "spread"),
         "slope": fit.slope,
-        "spread_mib": mib(fit.spread_bytes),
         "points": fit.points,
         "highest_leverage": fit.highest_leverage,
         "outliers": list(fit.outliers),

@@ -7,7 +7,7 @@ from planner.hardware.calibration import Observation
 from planner.report.commands.estimate import estimate_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Style, Table
-from planner.report.units import NAME_WIDTH, SCHEMA, mib, mib_column, mib_text, signed_percent
+from planner.report.units import NAME_WIDTH, SCHEMA, in_mib, mib_column, mib_text, signed_percent
 
 _PREDICTIONS = {"yes": "said to fit", "with_retries": "said to fit with retries", "no": "said not to fit"}
 
@@ -101,17 +101,8 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
     or emulated, less 1.
     """
     seen = verification.observation
-    sizes = {
-        "peak_allocated": seen.peak_allocated_bytes,
-        "peak_reserved": seen.peak_reserved_bytes,
-        "end_allocated": seen.end_allocated_bytes,
-        "process_peak": seen.process_peak_bytes,
-        "context_before": seen.context_before_bytes,
-        "context_after": seen.context_after_bytes,
-    }
-    figures: dict[str, Any] = {
-        f"{name}_mib": None if size is None else mib(size) for name, size in sizes.items()
-    }
+    peaks = ("peak_allocated", "peak_reserved", "end_allocated", "process_peak")
+    figures: dict[str, Any] = {**in_mib(seen, *peaks, "context_before", "context_after")}
     figures |= {"retries": seen.retries, "oom": seen.oom}
     emulated = seen.source == "emulated"
     return {

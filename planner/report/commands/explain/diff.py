@@ -7,7 +7,7 @@ from planner.allocator.history import Difference, Extra, Kind, LifeDifference, S
 from planner.program import Phase
 from planner.report.describe import short_op
 from planner.report.document import Block, Bullets, Column, Entry, Paragraph, Table
-from planner.report.units import NAME_WIDTH, mib_column, mib_text, to_builtins
+from planner.report.units import NAME_WIDTH, figures_table, mib_column, mib_text, to_builtins
 
 _MEANING = {
     Kind.WORKSPACE: "recorded, gone before the next block that both have",
@@ -73,18 +73,9 @@ def _mib(size_bytes: int) -> str:
 
 
 def _peaks(difference: Difference) -> Table:
-    columns = (
-        Column("Peaks in MiB", min_width=NAME_WIDTH),
-        *map(mib_column, ("allocated", "reserved", "of it alone")),
-    )
     sides = (("traced", difference.traced), ("recorded", difference.recorded))
-    return Table(
-        columns,
-        tuple(
-            (name, *map(_mib, (side.allocated_bytes, side.reserved_bytes, side.alone_bytes)))
-            for name, side in sides
-        ),
-    )
+    sizes = ((name, (one.allocated_bytes, one.reserved_bytes, one.alone_bytes)) for name, one in sides)
+    return figures_table("Peaks in MiB", ("allocated", "reserved", "of it alone"), sizes, 2)
 
 
 def _extras(difference: Difference, top: int) -> list[Block]:

@@ -4,51 +4,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.allocator import Replay
-from planner.planning import Explanation, Moment
-from planner.program import Phase
-from planner.report.describe import short_op
-from planner.report.document import Column, Table
-from planner.report.units import NAME_WIDTH, memory_table, mib_column, mib_text, to_builtins
-
-_PHASES = {
-    Phase.INPUTS: "copying the batch to the GPU",
-    Phase.FORWARD: "forward pass",
-    Phase.BACKWARD: "backward pass",
-    Phase.OPTIMIZER: "optimizer",
-}
+from planner.planning import Explanation
+from planner.report.describe import place_text
+from planner.report.document import Table
+from planner.report.units import figures_table, memory_table, mib_text, to_builtins
 
 
 def peak_text(explanation: Explanation) -> str:
     """Return how high the peak is and when it is reached."""
-    return f"{mib_text(explanation.run.peak_allocated_bytes)} MiB in {moment_text(explanation.peak)}"
-
-
-def moment_text(moment: Moment) -> str:
-    """Return when something happens."""
-    return ", ".join(_moment(moment))
-
-
-def _moment(moment: Moment) -> Iterator[str]:
-    if moment.phase is Phase.SETUP:
-        yield "moving the model to the GPU"
-    else:
-        yield f"step {moment.step}"
-        yield _PHASES.get(moment.phase, str(moment.phase))
-    if moment.module:
-        yield f"module {moment.module}"
-    if moment.op:
-        yield short_op(moment.op)
+    return f"{mib_text(explanation.run.peak_allocated_bytes)} MiB in {place_text(explanation.peak)}"
 
 
 def levels_table(explanation: Explanation) -> Table:
     """Return allocated and reserved peak and what is left at the end: by step, by phase of the step that has
     the peak, and of evaluation alone.
     """
-    columns = (
-        Column("Highest levels", min_width=NAME_WIDTH),
-        *map(mib_column, ("allocated", "reserved", "at the end")),
-    )
-    return Table(columns, tuple((name, *map(mib_text, levels)) for name, levels in _levels(explanation)))
+    return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 
 
 def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int]]]:
@@ -74,7 +45,7 @@ def fragmentation_table(explanation: Explanation) -> Table:
     return memory_table(
         "At the reserved peak",
         [
-            ("reserved", gaps.reserved_bytes, moment_text(gaps.moment)),
+            ("reserved", gaps.reserved_bytes, place_text(gaps.moment)),
             ("allocated then", gaps.allocated_bytes, f"{mib_text(gaps.rounding_bytes)} of it by rounding up"),
             ("gaps", gaps.gap_bytes, between),
             ("free segments", gaps.free_segment_bytes, "given back to CUDA where memory is short"),

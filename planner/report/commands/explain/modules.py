@@ -1,7 +1,6 @@
 """The peak by module."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from planner.planning import Explanation, ModuleShare, fold
@@ -13,17 +12,6 @@ from planner.report.units import NAME_WIDTH, mib_column, mib_text
 MIN_SHARE = 0.005  # of the peak: modules below it are summed up in one line
 MAX_LINES = 30  # as many levels of modules are shown as these hold, unless the user says how many
 OUTSIDE = "(outside of modules)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A line of the tree of modules."""
-
-    name: str
-    level: int
-    size_bytes: int
-    mostly: str  # the category that it holds most of
-    role: Category | None  # the same; None for the sum of the smaller ones
 
 
 def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
@@ -39,19 +27,7 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
         Column(is_bar=True, rank=1),
     )
     shown = fold(explanation.modules, shown_depth(explanation, depth))
-    return [Table(columns, tuple(_cells(row, total) for row in _rows(shown, 0, total)))]
-
-
-def _cells(row: _Row, total: int) -> tuple[Cell | str, ...]:
-    share = row.size_bytes / total
-    colour = "" if row.role is None else CATEGORY_COLOURS[row.role]
-    return (
-        Cell(f"{'  ' * row.level}{row.name}", "" if row.level else "strong"),
-        mib_text(row.size_bytes),
-        f"{share:.1%}",
-        Cell(row.mostly, "faint"),
-        Cell("", colour=colour, share=share),
-    )
+    return [Table(columns, list(_rows(shown, 0, total)))]
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
@@ -67,7 +43,7 @@ def shown_depth(explanation: Explanation, depth: int | None) -> int:
         depth, lines = depth + 1, count
 
 
-def _rows(share: ModuleShare, level: int, total: int) -> Iterator[_Row]:
+def _rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | str, ...]]:
     """Yield the modules below `share` and what is its own, the larger ones first, the smallest summed up."""
     rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
     if share.own_bytes and (level == 0 or share.children):
@@ -79,13 +55,23 @@ def _rows(share: ModuleShare, level: int, total: int) -> Iterator[_Row]:
         roles = _own_roles(share) if child is None else child.by_role
         role = max(roles, key=lambda role: roles[role])
         part = roles[role] / size_bytes
-        yield _Row(name, level, size_bytes, str(role) if part > 0.995 else f"{role} {part:.0%}", role)
+        mostly = str(role) if part > 0.995 else f"{role} {part:.0%}"
+        yield _row(name, level, size_bytes / total, size_bytes, mostly, CATEGORY_COLOURS[role])
         if child is not None:
             yield from _rows(child, level + 1, total)
     rest = rows[len(shown) :]
     if rest:
         noun = "module" if len(rest) == 1 else "modules"
-        yield _Row(f"({len(rest)} smaller {noun})", level, sum(size for size, _ in rest), "", None)
+        size_bytes = sum(size for size, _ in rest)
+        yield _row(f"({len(rest)} smaller {noun})", level, size_bytes / total, size_bytes)
+
+
+def _row(
+    name: str, level: int, share: float, size_bytes: int, mostly: str = "", colour: str = ""
+) -> tuple[Cell | str, ...]:
+    label = Cell(f"{'  ' * level}{name}", "" if level else "strong")
+    bar = Cell("", colour=colour, share=share)
+    return label, mib_text(size_bytes), f"{share:.1%}", Cell(mostly, "faint"), bar
 
 
 def _own_roles(share: ModuleShare) -> dict[Category, int]:

@@ -10,9 +10,9 @@ from planner.api.request import (
     batch_of,
     budget_of,
     calibrate_budget,
+    ignore_progress,
     job_of,
     refuse_no_card,
-    silent,
 )
 from planner.capture.subprocess import refuse_isolation
 from planner.errors import UsageError
@@ -60,22 +60,22 @@ def advise(model: Model | None = None, batch: int | None = None, **options: Unpa
         raise UsageError(
             "advise traces many recipes: --trace and --save-trace mean nothing to it; leave them away"
         )
-    tell = options.get("tell") or silent
+    on_progress = options.get("on_progress") or ignore_progress
     budget = budget_of(options)
     start = perf_counter()
     job, known, factory = job_of(model, options)
     size = batch_of(batch, known, job)
     check_batch(job, size)
     budget = calibrate_budget(budget, job, options)
-    open_tracer = _opener(factory, budget.device.target, tell)
+    open_tracer = _opener(factory, budget.device.target, on_progress)
     recipe = Recipe(job, size, budget.arena.rules)
     open_tracer(recipe)  # imports what is needed
     import_seconds = perf_counter() - start
-    return AdviceResult(advise_on(recipe, budget, open_tracer, tell), import_seconds)
+    return AdviceResult(advise_on(recipe, budget, open_tracer, on_progress), import_seconds)
 
 
-def _opener(factory: Factory | None, chip: Target, tell: OnProgress) -> Open:
+def _opener(factory: Factory | None, chip: Target, on_progress: OnProgress) -> Open:
     def open_tracer(recipe: Recipe) -> TraceSource:
-        return trace_workload(recipe.job, None, factory, chip).open(tell)
+        return trace_workload(recipe.job, None, factory, chip).open(on_progress)
 
     return open_tracer

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from planner.api.gpus import gpus
 from planner.api.options import Options
-from planner.api.request import Model, budget_of, silent
+from planner.api.request import Model, budget_of, ignore_progress
 from planner.hardware import ENDLESS_BYTES, Budget, Device, judge_budget, load_devices
 from planner.planning import FIT_BATCHES, BatchCurve, take_curve
 from planner.store import open_saved
@@ -36,7 +36,7 @@ def batch_curve(
     # many of them a loop of its own is faster.
     rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
     table = gpus(model, devices=cards, sort="memory", **rest).table
-    (options.get("tell") or silent)(f"replaying {len(table.fits)} GPUs")
+    (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")
     known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
         first = table.traces.at(FIT_BATCHES[0], asked.device.target)

@@ -11,9 +11,9 @@ from planner.api.request import (
     batch_of,
     budget_of,
     calibrate_budget,
+    ignore_progress,
     job_of,
     refuse_no_card,
-    silent,
     stored_calibrations,
     wanted_of,
 )
@@ -93,11 +93,11 @@ def estimate_quickly(
     budget = budget_of(options)
     job, known, factory = job_of(model, options)
     size = batch_of(batch, known, job)
-    tell = options.get("tell") or silent
+    on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
-    build = open_builder(job, factory, tell)
+    build = open_builder(job, factory, on_progress)
     import_seconds = perf_counter() - start
-    return QuickEstimateResult(quick_estimate(method, job, size, budget, build, tell), import_seconds)
+    return QuickEstimateResult(quick_estimate(method, job, size, budget, build, on_progress), import_seconds)
 
 
 def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchResult:
@@ -107,11 +107,11 @@ def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchRes
     refuse_no_card(options)
     budget = budget_of(options)
     job, _, factory = job_of(model, options)
-    tell = options.get("tell") or silent
+    on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
-    build = open_builder(job, factory, tell)
+    build = open_builder(job, factory, on_progress)
     import_seconds = perf_counter() - start
-    return QuickBatchResult(quick_plan(job, budget, build, tell), import_seconds)
+    return QuickBatchResult(quick_plan(job, budget, build, on_progress), import_seconds)
 
 
 def compare(
@@ -137,16 +137,16 @@ def compare(
     budget = calibrate_budget(budget, job, options)
     size = batch_of(batch, known, job)
     check_batch(job, size)
-    tell = options.get("tell") or silent
+    on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
     run = find_run(stored, wanted_of(budget, job, options), size)
-    measured = (run and measured_by_run(run)) or _measured(job, size, tell)
+    measured = (run and measured_by_run(run)) or _measured(job, size, on_progress)
     budget = _as_measured(budget, measured, options)
-    tracer = trace_workload(job, known, factory, budget.device.target).open(tell)
-    build = open_builder(job, factory, tell)
-    tell(f"tracing batch {size}")
+    tracer = trace_workload(job, known, factory, budget.device.target).open(on_progress)
+    build = open_builder(job, factory, on_progress)
+    on_progress(f"tracing batch {size}")
     own = estimate(job, over_epoch(job, size, tracer), size, budget)
-    said = ask_peers(job, size, budget, build, tell)
+    said = ask_peers(job, size, budget, build, on_progress)
     return CompareResult(put_side_by_side(own, said, measured, perf_counter() - start))
 
 
@@ -159,7 +159,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
     return replace(budget, arena=replace(budget.arena, rules=rules))
 
 
-def _measured(job: Job, batch: int, tell: OnProgress) -> Measured | str:
+def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
     """The stored peak of a job of the catalogue, or why there is none."""
     catalogue = load_catalogue()
     entry = catalogue.get(job.model)
@@ -169,12 +169,12 @@ def _measured(job: Job, batch: int, tell: OnProgress) -> Measured | str:
     if found is None:
         return f"no measured value is stored for {job.model} at batch {batch}"
     peak, reserved = found
-    return measured_from(peak, reserved, [_kept(name, catalogue[name], tell) for name in peak.kept])
+    return measured_from(peak, reserved, [_kept(name, catalogue[name], on_progress) for name in peak.kept])
 
 
-def _kept(name: str, entry: CatalogueEntry, tell: OnProgress) -> Kept:
-    tell(f"tracing {name}, which stayed on the GPU")
+def _kept(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> Kept:
+    on_progress(f"tracing {name}, which stayed on the GPU")
     tracer = trace_workload(entry.job, entry.batch, None, Target.for_capability(GENERIC_CAPABILITY)).open(
-        silent
+        ignore_progress
     )
     return Kept(name, kept_after(tracer(entry.batch), entry.batch))

@@ -13,8 +13,8 @@ from planner.api.request import (
     batch_of,
     budget_of,
     calibrate_budget,
+    ignore_progress,
     job_of,
-    silent,
     workload_of,
 )
 from planner.capture.subprocess import opener_of
@@ -102,30 +102,30 @@ def explain(
         default.top if top is None else check_count("--top", top, MOST_SHOWN),
         None if depth is None else check_count("--depth", depth, MOST_SHOWN),
     )
-    tell = options.get("tell") or silent
+    on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
     setting = _open(model, batch, against, options)
-    tracer = setting.workload.open(tell)
+    tracer = setting.workload.open(on_progress)
     opened = perf_counter()
     job, size, budget = setting.workload.job, setting.batch, setting.budget
     check_batch(job, size)
-    tell(f"tracing batch {size}")
+    on_progress(f"tracing batch {size}")
     trace = over_epoch(job, size, tracer)
-    evaluation = _evaluation(setting, tell)
+    evaluation = _evaluation(setting, on_progress)
     traced = perf_counter()
     found = estimate_batch(job, trace, size, budget, traced - opened)
     arena = budget.arena if found.failed is None else without_end(budget.arena)
     explanation = explain_run(trace, size, arena, evaluation)
     difference = None
     if setting.recording is not None:
-        tell("aligning trace and recording")
+        on_progress("aligning trace and recording")
         difference = compare_with_recording(tracer(size), size, setting.recording)
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
     result = ExplainResult(found, explanation, trace, difference, shown, opened - start)
     path = options.get("save_trace")
     if path is not None:
         with unsaved(result):
-            save_workload(setting.workload, tracer, size, Path(path), tell)
+            save_workload(setting.workload, tracer, size, Path(path), on_progress)
     return result
 
 
@@ -169,12 +169,12 @@ def _evaluating(job: Job) -> Job:
     return replace(reset_options(job, where=lambda option: option.is_for_training), mode=Mode.INFER)
 
 
-def _evaluation(setting: _Setting, tell: OnProgress) -> Trace | None:
+def _evaluation(setting: _Setting, on_progress: OnProgress) -> Trace | None:
     """The trace of inference; None where the model cannot run in eval mode, as some detectors cannot."""
     if setting.evaluation is None:
         return None
-    tell(f"tracing batch {setting.batch} in eval mode")
+    on_progress(f"tracing batch {setting.batch} in eval mode")
     try:
-        return setting.evaluation.open(tell)(setting.batch)
+        return setting.evaluation.open(on_progress)(setting.batch)
     except ModelError:
         return None

@@ -15,10 +15,10 @@ from planner.api.request import (
     Model,
     budget_of,
     checked_multiple,
+    ignore_progress,
     job_of,
     shelves_for,
     shelves_of,
-    silent,
     stored_calibrations,
     wanted_of,
     workload_of,
@@ -116,9 +116,9 @@ def gpus(
     if key is None:
         raise UsageError(f"--sort {sort}: give one of {', '.join(SORTS)}")
     cards = _chosen(devices, filter, min_mib, max_mib)
-    tell = options.get("tell") or silent
+    on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
-    job, traces = _open(model, options, tell)
+    job, traces = _open(model, options, on_progress)
     opened = perf_counter()
     if batch is not None:
         check_batch(job, batch)
@@ -213,7 +213,7 @@ class _FromLoops:
     job: Job
     factory: Factory | None
     loops: "Loops"
-    tell: OnProgress
+    on_progress: OnProgress
     note: str
     _slow: dict[Target, TraceSource] = field(default_factory=dict)
     _quick: dict[int, "Loop"] = field(default_factory=dict)  # by the loop that it is the same as
@@ -243,7 +243,9 @@ class _FromLoops:
 
     def distrust(self, chip: Target) -> None:
         """Take every trace for such GPUs by itself from now on."""
-        self._slow[chip] = trace_workload(self.job, None, self.factory, chip, take_alone).open(self.tell)
+        self._slow[chip] = trace_workload(self.job, None, self.factory, chip, take_alone).open(
+            self.on_progress
+        )
 
     def loop(self, chip: Target) -> "Loop | None":
         """The loop that answers for such GPUs."""
@@ -262,7 +264,7 @@ def _no_floor(batch: int) -> int:
 
 
 def _open(
-    model: Model | None, options: Options, tell: OnProgress
+    model: Model | None, options: Options, on_progress: OnProgress
 ) -> tuple[Job, "SavedTraces | _FromLoops | FromApart | KeptCards"]:
     """The job and its traces; imports what they need."""
     path = options.get("trace")
@@ -277,15 +279,15 @@ def _open(
         return job, FromApart(job, apart_of(job, factory, limit_seconds))
     shelves = shelves_for(job, factory, shelves)
     if shelves is not None:
-        return job, KeptCards(job, shelves, starter_of(job, tell))
-    tell("importing torch and the model's library")
+        return job, KeptCards(job, shelves, starter_of(job, on_progress))
+    on_progress("importing torch and the model's library")
     from planner.capture.models import construct_model, find_constructor
     from planner.capture.symbolic import Loops
 
     constructor = factory or find_constructor(job)
-    loops = Loops(job, lambda job: construct_model(job, constructor), tell)
+    loops = Loops(job, lambda job: construct_model(job, constructor), on_progress)
     note = f"traced with PyTorch {installed_version('torch')}; other versions keep other tensors"
-    return job, _FromLoops(job, factory, loops, tell, note)
+    return job, _FromLoops(job, factory, loops, on_progress, note)
 
 
 def _fit(

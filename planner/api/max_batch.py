@@ -15,8 +15,8 @@ from planner.api.request import (
     budget_of,
     calibrate_budget,
     checked_multiple,
+    ignore_progress,
     refuse_no_card,
-    silent,
     workload_of,
 )
 from planner.errors import UsageError, unsaved
@@ -132,10 +132,10 @@ def max_batch(
     start = perf_counter()  # some sources import their library to know the inputs
     workload = workload_of(model, options, budget)
     budget = calibrate_budget(budget, workload.job, options)
-    tell = options.get("tell") or silent
-    tracer = workload.open(tell)
+    on_progress = options.get("on_progress") or ignore_progress
+    tracer = workload.open(on_progress)
     import_seconds = perf_counter() - start
-    plan = plan_max_batch(workload.job, budget, tracer, tell, multiple)
+    plan = plan_max_batch(workload.job, budget, tracer, on_progress, multiple)
     result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)
     _save(result, workload, tracer, plan.search.largest or 1, options)
     return result
@@ -179,10 +179,10 @@ def estimate(
     budget = calibrate_budget(budget, workload.job, options)
     size = batch_of(batch, workload.batch, workload.job)
     check_batch(workload.job, size)
-    tell = options.get("tell") or silent
-    tracer = workload.open(tell)
+    on_progress = options.get("on_progress") or ignore_progress
+    tracer = workload.open(on_progress)
     opened = perf_counter()
-    tell(f"tracing batch {size}")
+    on_progress(f"tracing batch {size}")
     trace = over_epoch(workload.job, size, tracer)
     found = estimate_batch(workload.job, trace, size, budget, perf_counter() - opened)
     result = EstimateResult(found, opened - start)
@@ -195,4 +195,4 @@ def _save(result: object, workload: Workload, tracer: TraceSource, batch: int, o
     if path is None:
         return
     with unsaved(result):
-        save_workload(workload, tracer, batch, Path(path), options.get("tell") or silent)
+        save_workload(workload, tracer, batch, Path(path), options.get("on_progress") or ignore_progress)

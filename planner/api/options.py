@@ -65,4 +65,4 @@ class Options(JobOptions, total=False):
     save_trace: str | PathLike[str] | None
     cache: Folder | None  # of traces; None: each is captured
     warn: Callable[[str], None] | None  # gets one line for each failure that did not matter
-    tell: Callable[[str], None] | None  # gets one short line for each thing that takes time
+    on_progress: Callable[[str], None] | None  # gets one short line for each thing that takes time

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TypedDict, Unpack
 
 from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
-from planner.api.request import budget_of
+from planner.api.request import budget_of, ignore_progress
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
 from planner.planning import OnProgress, trace_workload
@@ -42,7 +42,7 @@ class ReplayOptions(TypedDict, total=False):
     gpu_mib: int | None
     allocator_cap_mib: int | None  # what is left to torch's allocator
     alloc_conf: str | None
-    tell: OnProgress | None  # hears one short line for each thing that takes time
+    on_progress: OnProgress | None  # hears one short line for each thing that takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
     file = _read(source, options)
     alloc_conf = options.get("alloc_conf")
     rules = parse_alloc_conf(alloc_conf or "", rules_of_torch(file.torch))
-    tracing = _Tracing(budget.device, options.get("tell") or (lambda line: None))
+    tracing = _Tracing(budget.device, options.get("on_progress") or ignore_progress)
     start = perf_counter()
     account = run(file.process, tracing.trace, replace(budget.arena, rules=rules))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
@@ -153,19 +153,19 @@ def _of_torch(version: str, rules: AllocatorRules) -> Iterator[str]:
 class _Tracing:
     """Takes each trace once, and remembers what the answer must repeat."""
 
-    def __init__(self, device: Device, tell: OnProgress) -> None:
+    def __init__(self, device: Device, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0
         self._device = device
-        self._tell = tell
+        self._on_progress = on_progress
         self._taken: dict[tuple[Job, int], Trace] = {}
 
     def trace(self, job: Job, batch: int) -> Trace:
         """The job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            tracer = trace_workload(job, batch, None, self._device.target).open(self._tell)
+            tracer = trace_workload(job, batch, None, self._device.target).open(self._on_progress)
             opened = perf_counter()
-            self._tell(f"tracing {job.model} at batch {batch}")
+            self._on_progress(f"tracing {job.model} at batch {batch}")
             self._taken[job, batch] = tracer(batch)
             self.import_seconds += opened - start
             self.trace_seconds += perf_counter() - opened

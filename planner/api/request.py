@@ -239,13 +239,12 @@ def _refuse_built(model: object) -> None:
 
 def _job_options(options: Options) -> dict[str, Any]:
     """Return the options of the job by the names of `Job`'s fields."""
-    inputs, target = options.get("input") or (), options.get("target") or ()
-    targets = [_sample(one) for one in ([target] if isinstance(target, Sample) else target)]
+    inputs, targets = _samples(options.get("input")), _samples(options.get("target"))
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {
         **{name: options.get(name) for name in FIELD_OPTIONS},
         "model_args": _model_args(options.get("model_arg") or ()),
-        "inputs": [_sample(one) for one in ([inputs] if isinstance(inputs, Sample) else inputs)],
+        "inputs": inputs,
         **({"target": targets[0]} if is_one else {"targets": targets}),
     }
 
@@ -256,6 +255,11 @@ def _model_args(given: Mapping[str, object] | str | Sequence[str]) -> list[tuple
             (key, freeze(list(value) if isinstance(value, tuple) else value)) for key, value in given.items()
         ]
     return [parse_model_arg(text) for text in ([given] if isinstance(given, str) else given)]
+
+
+def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:
+    several = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    return [_sample(one) for one in several]
 
 
 def _sample(given: Sample) -> TensorSpec:
@@ -283,5 +287,5 @@ def refuse_no_card(options: Options) -> None:
         raise UsageError("no GPU to fit: give --gpu NAME, --gpu-mib N or --allocator-cap-mib N")
 
 
-def silent(line: str) -> None:
+def ignore_progress(line: str) -> None:
     """Hears the progress where nobody wants to."""

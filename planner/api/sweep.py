@@ -54,7 +54,7 @@ def sweep(
     options: Mapping[str, Any],
     store: ResultStore,
     pool: Pool,
-    tell: OnProgress,
+    on_progress: OnProgress,
 ) -> SweepResult:
     """Compute the cells that the store lacks; `options` are those of `planner.gpus` for all jobs.
 
@@ -65,7 +65,7 @@ def sweep(
     results = {key: store.find(task) for key, task in tasks.items()}
     missing = [(key, _missing(task, results[key])) for key, task in tasks.items()]
     to_run = [(key, task) for key, task in missing if task.devices]
-    tell(f"{len(to_run)} of {len(tasks)} jobs to run")
+    on_progress(f"{len(to_run)} of {len(tasks)} jobs to run")
     new = 0
     for ended, (place, result) in enumerate(run_all([task for _, task in to_run], pool, run_task), 1):
         key, task = to_run[place]
@@ -76,7 +76,7 @@ def sweep(
             results[key] = _merge(results[key], result)
             new += len(result.cells)
         failed = f", {len(failures)} failed" if failures else ""
-        tell(f"{ended} of {len(to_run)} jobs{failed}; {' '.join(key)} took {result.seconds:.1f} s")
+        on_progress(f"{ended} of {len(to_run)} jobs{failed}; {' '.join(key)} took {result.seconds:.1f} s")
     table = SweepTable(
         grid,
         tuple(_cells(grid, results)),

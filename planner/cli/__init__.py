@@ -33,7 +33,7 @@ def main() -> None:
     # Imports make a million objects that live to the end. Looking through them for garbage again and again,
     # and once more at the exit, would take a third of the time (benchmarks/speed/startup.py).
     gc.set_threshold(100_000, 50, 100)
-    _open_what_is_closed()
+    _ensure_std_streams()
     signal.signal(signal.SIGTERM, _end)
     code = run(sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the code stands, and what is left to do is short
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         if "_PLANNER_COMPLETE" in os.environ and _complete():
             return 0
         # Here and not above, so that an interrupt during the imports ends as quietly as any other.
-        from planner.cli.parse import parse
+        from planner.cli.parser import parse
 
         with warnings.catch_warnings():
             if not debug:
@@ -57,23 +57,25 @@ def run(arguments: list[str]) -> int:
             sys.stdout.flush()
             return code
     except PlannerError as error:
-        return _complain(str(error), error.exit_code, debug)
+        return _print_error(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED, debug)
+        return _print_error("interrupted", INTERRUPTED, debug)
     except _EndedError:
-        return _complain("ended by SIGTERM", ENDED, debug)
+        return _print_error("ended by SIGTERM", ENDED, debug)
     except BrokenPipeError:
-        _let_go_of(sys.stdout)
+        _detach_stream(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
-            _let_go_of(sys.stdout)
+            _detach_stream(sys.stdout)
             why = _CLOSED if error.errno == errno.EBADF else error.strerror
-            return _complain(f"standard output: {why}", DataFileError.exit_code, debug)
+            return _print_error(f"standard output: {why}", DataFileError.exit_code, debug)
         if isinstance(error, ModuleNotFoundError) and error.name in _INSTALLABLE:
-            return _complain(_INSTALLABLE[error.name], UsageError.exit_code, debug)
+            return _print_error(_INSTALLABLE[error.name], UsageError.exit_code, debug)
         kind = type(error).__name__
-        return _complain(f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug)
+        return _print_error(
+            f"internal error: {kind}: {error}; run with --debug and report it", INTERNAL, debug
+        )
 
 
 class _EndedError(BaseException):
@@ -86,7 +88,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise _EndedError
 
 
-def _open_what_is_closed() -> None:
+def _ensure_std_streams() -> None:
     """Give a process that was started without a stream (`>&-`) one in its place.
 
     Without standard error nobody wants the messages. Without standard output nobody can have the answer, so
@@ -107,7 +109,7 @@ def _stand_in(number: int, way: int) -> TextIO:
     return os.fdopen(number, "w")
 
 
-def _let_go_of(stream: TextIO) -> None:
+def _detach_stream(stream: TextIO) -> None:
     """Python flushes once more when it exits; now there is somebody to take it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -122,12 +124,12 @@ def _complete() -> bool:
     return found is not None
 
 
-def _complain(message: str, code: int, debug: bool) -> int:
+def _print_error(message: str, code: int, debug: bool) -> int:
     """One line on standard error, after the traceback of the error in flight if that is wanted."""
     try:
         if debug:
             traceback.print_exc()
         print(f"planner: {' '.join(message.split())}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads it, or the disk is full; the code tells
-        _let_go_of(sys.stderr)
+        _detach_stream(sys.stderr)
     return code

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
-from planner.cli.options import OutputOptions
 from planner.errors import UnsavedError
 from planner.planning import OnProgress
 
 SILENT_SECONDS = 2  # after which a line of progress counts
 WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow
+
+
+class Output(NamedTuple):
+    """Format of the answer."""
+
+    json: bool
 
 
 class Result(Protocol):
@@ -24,7 +29,7 @@ class Result(Protocol):
         """Its JSON."""
 
 
-def answer(result: Result, output: OutputOptions) -> None:
+def emit(result: Result, output: Output) -> None:
     """Print a report, or its JSON on one line; on a terminal with rich's tables where there are any."""
     if output.json:
         print(json.dumps(result.to_dict()), flush=True)
@@ -50,7 +55,7 @@ def _draw(result: Result) -> None:
 
 
 @contextmanager
-def answering_first(write: Callable[[Any], None]) -> Iterator[None]:
+def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
     """Write an answer that could not be saved before the error of saving it goes its way."""
     try:
         yield
@@ -60,30 +65,36 @@ def answering_first(write: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def working() -> Iterator[OnProgress]:
+def progress() -> Iterator[OnProgress]:
     """Keep what a model prints off standard output, and show on a terminal what is being done.
 
     Gives a function that shows a line in place of the one before; none is left in the end.
     """
-    with _telling(lambda line: None) as tell:
-        yield tell
+    with _progress_or(lambda line: None) as on_progress:
+        yield on_progress
 
 
 @contextmanager
-def working_for_minutes() -> Iterator[OnProgress]:
-    """Do as `working` does, and print each line where standard error is no terminal."""
-    with _telling(print_progress) as tell:
-        yield tell
+def progress_lines() -> Iterator[OnProgress]:
+    """Do as `progress` does, and print each line where standard error is no terminal."""
+    with _progress_or(print_progress) as on_progress:
+        yield on_progress
 
 
 @contextmanager
-def _telling(elsewhere: OnProgress) -> Iterator[OnProgress]:
+def _progress_or(elsewhere: OnProgress) -> Iterator[OnProgress]:
     with redirect_stdout(sys.stderr):
         if sys.stderr.isatty():
-            with _rewriting() as tell:
-                yield tell
+            with _status_line() as on_progress:
+                yield on_progress
         else:
             yield elsewhere
+
+
+def warn(line: str) -> None:
+    """Print one line on standard error, after the line of progress there."""
+    start = "\r" if sys.stderr.isatty() else ""
+    print(f"{start}planner: {' '.join(line.split())}", file=sys.stderr)
 
 
 def print_progress(line: str) -> None:
@@ -92,7 +103,7 @@ def print_progress(line: str) -> None:
 
 
 @contextmanager
-def _rewriting() -> Iterator[OnProgress]:
+def _status_line() -> Iterator[OnProgress]:
     progress = _Progress()
     done = Event()
 
@@ -103,7 +114,7 @@ def _rewriting() -> Iterator[OnProgress]:
     ticking = Thread(target=tick, daemon=True)
     ticking.start()
     try:
-        yield progress.tell
+        yield progress.show_line
     finally:
         done.set()
         ticking.join()
@@ -117,7 +128,7 @@ class _Progress:
         self._line, self._width, self._since = "", 0, monotonic()
         self._lock = Lock()
 
-    def tell(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Show a line in place of the one before."""
         self._line, self._since = line, monotonic()
         self.show()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import folders, run
+from planner.cli import paths, run
 from planner.hardware.calibration.files import TABLES_FOLDER, load_folders, save_calibration
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.database import find_device
@@ -121,7 +121,7 @@ def test_max_batch_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
         ("tables --calibrations missing", "--calibrations missing: no such folder; make it or leave"),
         (
             "estimate --model m --calibrations . --no-calibration",
-            "--calibrations and --no-calibration: one asks for what the other forbids",
+            "--calibrations and --no-calibration exclude each other",
         ),
         ("calibrate", "nothing to measure: give one of --model NAME, --campaign FILE and --import DIR"),
         ("calibrate --model m --campaign standard", "--model and --campaign: give one of --model NAME"),
@@ -156,9 +156,9 @@ def test_max_batch_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
         ),
         ("compare --model cnn --calibrations .", "--calibrations: calibrations are those of a card"),
         ("calibrate --model resnet50", "--batches is missing: give at least four batch sizes"),
-        ("calibrate --model resnet50 --batches 8,x", "--batches: 'x' is refused; use a whole number"),
+        ("calibrate --model resnet50 --batches 8,x", "--batches: expected a whole number, got 'x'"),
         ("calibrate --model resnet50 --batches 8,0", "--batches: '0' is refused; use a whole number"),
-        ("calibrate --model resnet50 --batches 8 --minutes x", "--minutes: 'x' is refused; use a number"),
+        ("calibrate --model resnet50 --batches 8 --minutes x", "--minutes: expected a number, got 'x'"),
         ("calibrate --model resnet50 --batches 8 --minutes -1", "--minutes -1.0: give the minutes"),
         (
             "calibrate --model resnet50 --batches 8 --trace f",
@@ -424,18 +424,18 @@ def test_own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folders.own_folder() == tmp_path / ".local/share/gpu-batch-planner/calibrations"
+    assert paths.own_folder() == tmp_path / ".local/share/gpu-batch-planner/calibrations"
 
     def homeless() -> Path:
         raise RuntimeError
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert folders.own_folder() is None
+    assert paths.own_folder() is None
 
 
 def test_planning_imports_nothing_that_measures() -> None:
     """The commands that plan start without the package that measures."""
-    code = "import sys, planner.cli.parse; print([m for m in sys.modules if m.startswith('calibration')])"
+    code = "import sys, planner.cli.parser; print([m for m in sys.modules if m.startswith('calibration')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

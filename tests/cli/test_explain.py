@@ -268,7 +268,7 @@ def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None
     ("options", "code", "message"),
     [
         ("--top 0", 2, "--top: '0' is refused; use a whole number from 1 to 1000000"),
-        ("--depth x", 2, "--depth: 'x' is refused; use a whole number, such as 2"),
+        ("--depth x", 2, "--depth: expected a whole number, got 'x'"),
         ("--plot x.gif", 2, "--plot x.gif: give a file that ends in .png, .svg or .pdf"),
         ("--against none", 4, "none: cannot read the history: No such file or directory"),
     ],

@@ -14,9 +14,9 @@ import pytest
 import planner
 from planner._support.versions import installed_version
 from planner.cli import run
-from planner.cli.output import working
+from planner.cli.output import progress
 from planner.errors import UnsavedError, UsageError
-from planner.jobs import Job, Loss, TensorSpec
+from planner.jobs import FIELD_OPTIONS, Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.store.codec import save_trace
@@ -533,8 +533,8 @@ COUNT = "is refused; use a whole number"
         ("estimate --model cnn --batch 0", f"--batch: '0' {COUNT} from 1 to 16777216"),
         ("estimate --model cnn --batch -3", f"--batch: '-3' {COUNT} from 1 to 16777216"),
         ("estimate --model cnn --batch 16777217", f"--batch: '16777217' {COUNT} from 1 to 16777216"),
-        ("estimate --model cnn --batch 1.5", f"--batch: '1.5' {COUNT}, such as 32"),
-        ("max-batch --model cnn --gpu-mib 24GB", f"--gpu-mib: '24GB' {COUNT}, such as 24000"),
+        ("estimate --model cnn --batch 1.5", "--batch: expected a whole number, got '1.5'"),
+        ("max-batch --model cnn --gpu-mib 24GB", "--gpu-mib: expected a whole number, got '24GB'"),
         (
             "max-batch --model cnn --gpu-mib 0",
             "a GPU of 0 MiB makes no sense: give its total memory in MiB as nvidia-smi shows it, "
@@ -550,7 +550,7 @@ COUNT = "is refused; use a whole number"
         ),
         (
             "max-batch --model cnn --gpu-mib 8000 --confidence sure",
-            "--confidence: 'sure' is refused; use a probability, such as 0.99",
+            "--confidence: expected a number, got 'sure'",
         ),
         (
             "max-batch --model cnn --gpu-mib 8000 --alloc-conf expandable_segment:True",
@@ -640,7 +640,7 @@ def test_broken_catalogue(capsys: Capture, tmp_path: Path) -> None:
     assert (code, out) == (4, "")
     assert err == (
         f"planner: {path} line 5, mine.lost: unknown key; known are source, about, args, inputs, target, "
-        "loss, mode, optimizer, precision, lengths, steps, batch\n"
+        f"{', '.join(FIELD_OPTIONS)}, batch\n"
     )
 
 
@@ -763,7 +763,7 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal each line of progress overwrites the one before, and the last is wiped."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with working() as tell:
+    with progress() as tell:
         tell("tracing batch 100")
         tell("tracing batch 3")
     assert terminal.written == "\rtracing batch 100\rtracing batch 3  \r               \r"

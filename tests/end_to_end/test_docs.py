@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import planner
 from planner.cli import run
-from planner.cli.parse import COMMANDS, find_command
-from planner.cli.words import read_plainly
+from planner.cli.parser import COMMANDS, parse
+from planner.errors import UsageError
 from planner.jobs.catalogue import load_catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,9 @@ def test_commands_are_understood(path: Path) -> None:
         words = shlex.split(re.split(r"  +#|  +[A-Za-z]|\s[|>]", line)[0])[1:]
         if words[0].startswith("--"):
             continue
-        if words[0] not in COMMANDS or read_plainly(find_command(words[0]), words[1:]) is None:
+        try:
+            parse(words)
+        except UsageError:
             refused.append(line)
     assert refused == []
 

@@ -346,7 +346,7 @@ def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
     ("options", "line"),
     [
         ("--dataset-size 0", "--dataset-size: '0' is refused; use a whole number from 1 to 1125899906842624"),
-        ("--dataset-size many", "--dataset-size: 'many' is refused; use a whole number, such as 50000"),
+        ("--dataset-size many", "--dataset-size: expected a whole number, got 'many'"),
         (
             "--dataset-size 100 --steps 1",
             "cnn: --dataset-size and --steps 1: the smaller batch comes between others; "

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli import run
-from planner.cli.parse import COMMANDS, find_command
-from planner.cli.words import Option, words_of
+from planner.cli.parser import COMMANDS, build_command
 
 ROOT = Path(__file__).parents[2]
 OLD = b"what stood here before"
@@ -44,9 +43,9 @@ def test_every_option_that_names_a_file_is_known_here() -> None:
     named = {
         (command, spelled)
         for command in COMMANDS
-        for name, (_, word) in words_of(find_command(command)).items()
-        if isinstance(word, Option) and word.metavar == "FILE"
-        for spelled in word.names or ("--" + name.replace("_", "-"),)
+        for parameter in build_command(command).params
+        if parameter.metavar == "FILE" and parameter.param_type_name == "option"
+        for spelled in parameter.opts
     }
     assert {one for one in named if one[1] not in READ} == WRITERS.keys() | REFUSED | ELSEWHERE
 

@@ -1,23 +1,17 @@
 """`planner advise`."""
 
-from planner.cli.commands.estimate import BatchOptions
-from planner.cli.options import CalibrationOptions, CardOptions, JobOptions, OutputOptions, takes, whole
-from planner.cli.output import answer, working
+from typing import Any
+
+from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Batch, with_options
+from planner.cli.output import Output, emit, progress
 
 
-@takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, OutputOptions)
-def advise_command(
-    size: BatchOptions,
-    job: JobOptions,
-    card: CardOptions,
-    stored: CalibrationOptions,
-    output: OutputOptions,
-) -> int:
+@with_options(JOB, DEVICE, CALIBRATIONS)
+def advise_command(options: dict[str, Any], output: Output, batch: Batch) -> int:
     """Find the smallest changes to the recipe that make a batch fit."""
-    from planner.api import advise
+    from planner import advise
 
-    options = job.keywords() | card.keywords() | stored.keywords()
-    with working() as tell:
-        result = advise(batch=whole("--batch", size.batch, "32"), **options, tell=tell)
-    answer(result, output)
+    with progress() as on_progress:
+        result = advise(batch=batch, on_progress=on_progress, **options)
+    emit(result, output)
     return 0 if result.possible else 1

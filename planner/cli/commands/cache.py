@@ -4,24 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from planner.cli.folders import cache_folder
-from planner.cli.options import OutputOptions, takes, warn
-from planner.cli.output import answer
-from planner.cli.words import Argument
+from typer import Argument
+
+from planner.cli.options import with_options
+from planner.cli.output import Output, emit, warn
+from planner.cli.paths import cache_folder
 from planner.errors import UsageError
 from planner.report import Result
 from planner.store import Usage, open_cache
 
 CLEAR = "clear"
-
-
-@dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """What to do with the kept traces."""
-
-    what: Annotated[
-        list[str] | None, Argument(metavar="[clear]", help="clear: delete all cached traces.")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +26,18 @@ class CacheResult(Result):
     is_cleared: bool
 
 
-@takes(CacheOptions, OutputOptions)
-def cache_command(asked: CacheOptions, output: OutputOptions) -> int:
+@with_options()
+def cache_command(
+    output: Output,
+    action: Annotated[list[str] | None, Argument(metavar="[clear]", help="clear: delete all cached traces.")],
+) -> int:
     """Show the number and size of cached traces, or delete them."""
-    words = list(asked.what or ())
-    if words not in ([], [CLEAR]):
-        raise UsageError(f"cache {' '.join(words)}: only clear can be done; see planner cache --help")
+    if action not in (None, [CLEAR]):
+        raise UsageError(f"cache {' '.join(action)}: only clear can be done; see planner cache --help")
     folder = cache_folder()
     if folder is None:
-        raise UsageError("no home folder is known to keep traces in: set XDG_CACHE_HOME")
+        raise UsageError("no home folder is known to cache traces in: set XDG_CACHE_HOME")
     cache = open_cache(folder, warn)
-    usage = cache.clear() if words else cache.usage()
-    answer(CacheResult(folder, usage, cache.limit_bytes, bool(words)), output)
+    usage = cache.clear() if action else cache.usage()
+    emit(CacheResult(folder, usage, cache.limit_bytes, bool(action)), output)
     return 0

@@ -5,14 +5,14 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from planner.cli.declared import AllocConf
-from planner.cli.folders import folder_to_write
-from planner.cli.options import JobOptions, OutputOptions, Text, takes, whole
-from planner.cli.output import answer, working
-from planner.cli.words import Option
+from typer import Option
+
+from planner.cli.options import JOB, AllocConf, option_flag, parse_int, with_options
+from planner.cli.output import Output, emit, progress
+from planner.cli.paths import folder_to_write
 from planner.errors import ModelError, UsageError
 from planner.hardware.calibration import Fit
-from planner.jobs import allowed_sources, check_count, shown
+from planner.jobs import allowed_sources, check_count
 from planner.planning import LARGEST_BATCH, OnProgress
 from planner.report import Campaign, Result
 
@@ -21,33 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MINUTES = 10.0
 STANDARD = "standard"  # the campaign that ships
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignOptions:
-    """What is measured, for how long, and where it is kept."""
-
-    batches: Annotated[
-        Text, Option(metavar="N,N,...", help="Batch sizes for --model, at least four, such as 8,16,32,64.")
-    ] = None
-    campaign: Annotated[
-        Text,
-        Option(
-            metavar="FILE",
-            help="Measure the jobs of a campaign file instead of --model; standard is included.",
-        ),
-    ] = None
-    import_dir: Annotated[
-        Text,
-        Option("--import", metavar="DIR", help="Import records of a measuring script; needs no GPU."),
-    ] = None
-    alloc_conf: AllocConf = None
-    minutes: Annotated[
-        Text, Option(metavar="N", help="Time limit, 10 by default; the next call continues.")
-    ] = None
-    out: Annotated[Text, Option(metavar="DIR", help="Output folder; by default the user's data folder.")] = (
-        None
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +36,57 @@ class CalibrateResult(Result):
         return fitted or bool(self.campaign.limits)
 
 
-@takes(JobOptions, CampaignOptions, OutputOptions)
-def calibrate_command(job: JobOptions, campaign: CampaignOptions, output: OutputOptions) -> int:
+@with_options(JOB)
+def calibrate_command(
+    options: dict[str, Any],
+    output: Output,
+    batches: Annotated[
+        str | None,
+        Option(metavar="N,N,...", help="Batch sizes for --model, at least four, such as 8,16,32,64."),
+    ],
+    campaign: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Measure the jobs of a campaign file instead of --model; standard is included.",
+        ),
+    ],
+    import_dir: Annotated[
+        str | None,
+        Option("--import", metavar="DIR", help="Import records of a measuring script; needs no GPU."),
+    ],
+    alloc_conf: AllocConf,
+    minutes: Annotated[
+        float | None, Option(metavar="N", help="Time limit, 10 by default; the next call continues.")
+    ],
+    out: Annotated[
+        str | None, Option(metavar="DIR", help="Output folder; by default the user's data folder.")
+    ],
+) -> int:
     """Measure a model on this machine's GPU and store a calibration."""
-    ways = [
-        name
-        for name, value in (
-            ("--model", job.model),
-            ("--campaign", campaign.campaign),
-            ("--import", campaign.import_dir),
-        )
-        if value is not None
-    ]
-    if len(ways) != 1:
-        said = " and ".join(ways) or "nothing to measure"
-        raise UsageError(f"{said}: give one of --model NAME, --campaign FILE and --import DIR")
-    if job.model is None:
-        _refuse_beside(ways[0], job, campaign)
-    folder, minutes = folder_to_write(campaign.out), _minutes(campaign.minutes)
-    with working() as tell:
-        if campaign.import_dir is not None:
-            result = CalibrateResult(_import(Path(campaign.import_dir), folder, tell))
+    sources = {"--model": options["model"], "--campaign": campaign, "--import": import_dir}
+    given = [flag for flag, value in sources.items() if value is not None]
+    if len(given) != 1:
+        named = " and ".join(given) or "nothing to measure"
+        raise UsageError(f"{named}: give one of --model NAME, --campaign FILE and --import DIR")
+    if options["model"] is None:
+        beside = options | {"batches": batches, "alloc_conf": alloc_conf}
+        if campaign is not None:
+            del beside["allow_code"]
+        elif minutes is not None:
+            raise UsageError("--minutes and --import: records are taken over without measuring; leave one")
+        _reject_beside(given[0], beside)
+    folder = folder_to_write(out)
+    limit = DEFAULT_MINUTES if minutes is None else minutes
+    with progress() as on_progress:
+        if import_dir is not None:
+            measured = _import(Path(import_dir), folder, on_progress)
+        elif campaign is not None:
+            measured = _measure_campaign(campaign, options, folder, limit, on_progress)
         else:
-            result = CalibrateResult(_measure(job, campaign, folder, minutes, tell))
-    answer(result, output)
+            measured = _measure(options, _batches(batches), alloc_conf or "", folder, limit, on_progress)
+    result = CalibrateResult(measured)
+    emit(result, output)
     return 0 if result.can_plan else 1
 
 
@@ -102,42 +102,41 @@ def refuse_trace(options: dict[str, Any], command: str) -> None:
     refuse_isolation(options, command)
 
 
-def _refuse_beside(way: str, job: JobOptions, campaign: CampaignOptions) -> None:
-    """Raise UsageError for the first option that means nothing beside `way`."""
-    told = job.keywords() | {
-        **dict.fromkeys(("cache", "warn")),  # of no harm to anybody
-        "allow_code": way != "--campaign" and job.allow_code,
-        "batches": campaign.batches,
-        "alloc_conf": campaign.alloc_conf,
-    }
-    given = [name for name, value in told.items() if value or (name == "grad_scaler" and value is not None)]
-    if given:
-        raise UsageError(f"--{given[0].replace('_', '-')} and {way}: it says itself what is run; leave one")
-    if campaign.import_dir is not None and campaign.minutes is not None:
-        raise UsageError("--minutes and --import: records are taken over without measuring; leave one")
+def _reject_beside(flag: str, options: dict[str, Any]) -> None:
+    """Raise UsageError for the first option that means nothing beside `flag`."""
+    for name, value in options.items():
+        if name not in ("cache", "warn") and value is not None:
+            raise UsageError(f"{option_flag(name)} and {flag}: it says itself what is run; leave one")
 
 
 def _measure(
-    job: JobOptions, campaign: CampaignOptions, folder: Path, minutes: float, tell: OnProgress
+    options: dict[str, Any],
+    batches: list[int],
+    alloc_conf: str,
+    folder: Path,
+    minutes: float,
+    on_progress: OnProgress,
 ) -> Campaign:
-    from calibration.calibrate import calibrate, calibrate_campaign
-    from calibration.campaign_file import STANDARD as STANDARD_FILE
-
-    if campaign.campaign is not None:
-        path = STANDARD_FILE if campaign.campaign == STANDARD else Path(campaign.campaign)
-        sources = allowed_sources({"allow_code": job.allow_code})
-        return _campaign(calibrate_campaign(folder, minutes, tell, path, sources), folder)
+    from calibration.calibrate import calibrate
     from planner.api import Options, job_of
 
-    keywords = job.keywords()
-    refuse_trace(keywords, "calibrate")
-    model = keywords.pop("model")
-    wanted, _, _ = job_of(model, cast(Options, keywords))
-    batches, alloc_conf = _batches(campaign.batches), campaign.alloc_conf or ""
-    measured = _campaign(calibrate(wanted, batches, folder, minutes, tell, alloc_conf), folder)
+    refuse_trace(options, "calibrate")
+    model = options.pop("model")
+    job, _, _ = job_of(model, cast(Options, options))
+    measured = _campaign(calibrate(job, batches, folder, minutes, on_progress, alloc_conf), folder)
     if measured.failures and not measured.calibrations:
         raise ModelError(measured.failures[0])
     return measured
+
+
+def _measure_campaign(
+    name: str, options: dict[str, Any], folder: Path, minutes: float, on_progress: OnProgress
+) -> Campaign:
+    from calibration.calibrate import calibrate_campaign
+    from calibration.campaign_file import STANDARD as STANDARD_FILE
+
+    path = STANDARD_FILE if name == STANDARD else Path(name)
+    return _campaign(calibrate_campaign(folder, minutes, on_progress, path, allowed_sources(options)), folder)
 
 
 def _campaign(found: "CalibrationResult", folder: Path) -> Campaign:
@@ -147,28 +146,17 @@ def _campaign(found: "CalibrationResult", folder: Path) -> Campaign:
     return Campaign(folder, new, remaining, limits, found.calibrations, failures, (), date.today())
 
 
-def _import(source: Path, folder: Path, tell: OnProgress) -> Campaign:
+def _import(source: Path, folder: Path, on_progress: OnProgress) -> Campaign:
     from calibration.calibrate import import_records
 
     if not source.is_dir():
         raise UsageError(f"--import {source}: no such folder")
-    found: ImportResult = import_records(source, folder, tell)
+    found: ImportResult = import_records(source, folder, on_progress)
     return Campaign(folder, 0, 0, (), found.calibrations, found.failures, found.skipped, date.today())
 
 
-def _batches(text: Text) -> list[int]:
+def _batches(text: str | None) -> list[int]:
     if text is None:
         raise UsageError("--batches is missing: give at least four batch sizes, such as 8,16,32,64")
-    sizes = [whole("--batches", part.strip(), "8,16,32,64") or 0 for part in text.split(",")]
-    for size in sizes:
-        check_count("--batches", size, LARGEST_BATCH)
-    return sizes
-
-
-def _minutes(text: Text) -> float:
-    if text is None:
-        return DEFAULT_MINUTES
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--minutes: {shown(text)} is refused; use a number, such as 10") from None
+    sizes = [parse_int("--batches", part.strip()) for part in text.split(",")]
+    return [check_count("--batches", size, LARGEST_BATCH) for size in sizes]

@@ -1,52 +1,32 @@
 """`planner compare`."""
 
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from planner.cli.commands.estimate import BatchOptions
-from planner.cli.options import (
-    CalibrationOptions,
-    CardOptions,
-    JobOptions,
-    OutputOptions,
-    Text,
-    takes,
-    whole,
-)
-from planner.cli.output import answer, answering_first, working
-from planner.cli.words import Option
-from planner.errors import UsageError, unsaved
+from typer import Option
+
+from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Batch, with_options
+from planner.cli.output import Output, emit, emit_before_raising, progress
+from planner.cli.paths import plot_path
+from planner.errors import unsaved
 
 
-@dataclass(frozen=True, slots=True)
-class PlotOptions:
-    """A picture beside the table."""
-
-    plot: Annotated[Text, Option(metavar="FILE", help="Also draw the comparison: a .png, .svg or .pdf.")] = (
-        None
-    )
-
-
-@takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, PlotOptions, OutputOptions)
+@with_options(JOB, DEVICE, CALIBRATIONS)
 def compare_command(
-    size: BatchOptions,
-    job: JobOptions,
-    card: CardOptions,
-    stored: CalibrationOptions,
-    picture: PlotOptions,
-    output: OutputOptions,
+    options: dict[str, Any],
+    output: Output,
+    batch: Batch,
+    plot: Annotated[
+        str | None, Option(metavar="FILE", help="Also draw the comparison: a .png, .svg or .pdf.")
+    ],
 ) -> int:
     """Compare all estimators of one batch with a measured value."""
-    batch = whole("--batch", size.batch, "32")
-    path = None if picture.plot is None else picture_path(picture.plot)
+    path = plot_path(plot)
     from planner.api.compare import compare
 
-    write = partial(answer, output=output)
-    with answering_first(write), working() as tell:
-        options = job.keywords() | card.keywords() | stored.keywords()
-        result = compare(batch=batch, **options, tell=tell)
+    write = partial(emit, output=output)
+    with emit_before_raising(write), progress() as on_progress:
+        result = compare(batch=batch, on_progress=on_progress, **options)
         if path is not None:
             from planner.report import draw_comparison
 
@@ -54,15 +34,3 @@ def compare_command(
                 draw_comparison(result.comparison, path)
     write(result)
     return 0
-
-
-def picture_path(text: str) -> Path:
-    """Where to draw. Refuses what would fail after the work is done."""
-    from importlib.util import find_spec
-
-    path = Path(text)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot {text}: give a file that ends in .png, .svg or .pdf")
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'gpu-batch-planner[plot]'")
-    return path

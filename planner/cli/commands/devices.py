@@ -3,17 +3,24 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from planner.cli.options import OutputOptions, takes
-from planner.cli.output import answer
-from planner.cli.words import Argument
+from typer import Argument
+
+from planner.cli.options import with_options
+from planner.cli.output import Output, emit
 from planner.hardware import Device
 from planner.report import Result
 
 
 @dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """Which cards."""
+class DevicesResult(Result):
+    """The GPUs that match."""
 
+    devices: tuple[Device, ...]
+
+
+@with_options()
+def devices_command(
+    output: Output,
     words: Annotated[
         list[str] | None,
         Argument(
@@ -21,22 +28,12 @@ class SearchOptions:
             help="Each is found in a card's name, aliases, line (consumer, workstation, datacenter, slice), "
             "memory or cloud instances, or is its compute capability; auto: this machine's card.",
         ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class DevicesResult(Result):
-    """What was found."""
-
-    devices: tuple[Device, ...]
-
-
-@takes(SearchOptions, OutputOptions)
-def devices_command(search: SearchOptions, output: OutputOptions) -> int:
+    ],
+) -> int:
     """List the known GPUs, each figure with its source."""
     from planner.hardware import load_devices, local_device, search_devices
 
-    words = list(search.words or ())
-    found = (local_device(),) if words == ["auto"] else search_devices(load_devices(), words)
-    answer(DevicesResult(found), output)
-    return 0 if found else 1
+    auto = words == ["auto"]
+    devices = (local_device(),) if auto else search_devices(load_devices(), words or ())
+    emit(DevicesResult(devices), output)
+    return 0 if devices else 1

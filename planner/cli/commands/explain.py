@@ -1,113 +1,73 @@
 """`planner explain`."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+from typer import Option
 
 from planner.allocator.history import Recording
-from planner.cli.commands.compare import picture_path
-from planner.cli.commands.estimate import BatchOptions
-from planner.cli.options import (
-    CalibrationOptions,
-    CardOptions,
-    JobOptions,
-    OutputOptions,
-    Text,
-    takes,
-    whole,
-)
-from planner.cli.output import answer, answering_first, working
-from planner.cli.words import Option
-from planner.errors import UsageError, unsaved
+from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Batch, Plot, with_options
+from planner.cli.output import Output, emit, emit_before_raising, progress
+from planner.cli.paths import page_path, plot_path
+from planner.errors import unsaved
 from planner.jobs import Job
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainOptions:
-    """How much is told, and where else."""
-
+@with_options(JOB, DEVICE, CALIBRATIONS)
+def explain_command(
+    options: dict[str, Any],
+    output: Output,
+    batch: Batch,
     top: Annotated[
-        Text, Option(metavar="N", help="Number of tensors and differences shown; 10 by default.")
-    ] = None
+        int | None, Option(metavar="N", help="Number of tensors and differences shown; 10 by default.")
+    ],
     depth: Annotated[
-        Text, Option(metavar="N", help="Levels of modules shown; by default as many as are readable.")
-    ] = None
-    plot: Annotated[
-        Text, Option(metavar="FILE", help="Also draw memory over time: a .png, .svg or .pdf.")
-    ] = None
+        int | None, Option(metavar="N", help="Levels of modules shown; by default as many as are readable.")
+    ],
+    plot: Plot,
     html: Annotated[
-        Text, Option(metavar="FILE", help="Also write a page (.html) with the memory for any batch and GPU.")
-    ] = None
-    snapshot: Annotated[Text, Option(metavar="FILE", help="Also write a pickle for torch's memory_viz.")] = (
-        None
-    )
+        str | None,
+        Option(metavar="FILE", help="Also write a page (.html) with the memory for any batch and GPU."),
+    ],
+    snapshot: Annotated[
+        str | None, Option(metavar="FILE", help="Also write a pickle for torch's memory_viz.")
+    ],
     against: Annotated[
-        Text,
+        str | None,
         Option(
             metavar="HISTORY",
             help="Compare with what a GPU's allocator recorded: a history of planner verify or calibrate, "
             "a pickle of torch.cuda.memory._snapshot(), or a folder of measuring records.",
         ),
-    ] = None
-
-
-@takes(BatchOptions, JobOptions, CardOptions, CalibrationOptions, ExplainOptions, OutputOptions)
-def explain_command(
-    size: BatchOptions,
-    job: JobOptions,
-    card: CardOptions,
-    stored: CalibrationOptions,
-    how: ExplainOptions,
-    output: OutputOptions,
+    ],
 ) -> int:
     """Show the peak memory of a batch by category, module and tensor."""
+    picture, page = plot_path(plot), page_path(html)
     from planner import explain
+    from planner.api import batch_curve
 
-    batch = whole("--batch", size.batch, "32")
-    top, depth = whole("--top", how.top, "10"), whole("--depth", how.depth, "2")
-    picture = None if how.plot is None else picture_path(how.plot)
-    page = None if how.html is None else page_path(how.html)
-    against = None if how.against is None else _Recorded(Path(how.against))
-    options = job.keywords() | card.keywords() | stored.keywords()
-    write = partial(answer, output=output)
-    with answering_first(write), working() as tell:
-        result = explain(batch=batch, against=against, top=top, depth=depth, **options, tell=tell)
+    read = None if against is None else partial(_load_recording, Path(against))
+    write = partial(emit, output=output)
+    with emit_before_raising(write), progress() as on_progress:
+        options["on_progress"] = on_progress
+        result = explain(batch=batch, against=read, top=top, depth=depth, **options)
         with unsaved(result):
             if picture is not None:
-                tell("drawing")
+                on_progress("drawing")
                 result.draw(picture)
             if page is not None:
-                from planner.api import batch_curve
-
-                curve = batch_curve(batch=result.explanation.run.batch, **options, tell=tell)
-                tell("writing the page")
+                curve = batch_curve(batch=result.explanation.run.batch, **options)
+                on_progress("writing the page")
                 result.save_page(page, curve)
-            if how.snapshot is not None:
-                result.save_snapshot(Path(how.snapshot))
+            if snapshot is not None:
+                result.save_snapshot(Path(snapshot))
     write(result)
     return 0
 
 
-def page_path(text: str) -> Path:
-    """Where to write the page. Refuses what would fail after the work is done."""
-    from importlib.util import find_spec
+def _load_recording(path: Path, job: Job, batch: int) -> Recording:
+    """Return what a GPU recorded of a job; a folder may hold many records."""
+    from calibration.records.load import load_recording
 
-    path = Path(text)
-    if path.suffix not in (".html", ".htm"):
-        raise UsageError(f"--html {text}: give a file that ends in .html")
-    if find_spec("plotly") is None:
-        raise UsageError("--html needs plotly: pip install 'gpu-batch-planner[page]'")
-    return path
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """Reads what a GPU recorded, once the job is known: a folder may hold many records."""
-
-    path: Path
-
-    def __call__(self, job: Job, batch: int) -> Recording:
-        from calibration.records.load import load_recording
-
-        return load_recording(self.path, job, batch)
+    return load_recording(path, job, batch)

@@ -1,91 +1,65 @@
 """`planner gpus`."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from planner.cli.commands.compare import picture_path
-from planner.cli.commands.estimate import BatchOptions
-from planner.cli.declared import AllocatorCap, AllocConf, Confidence, MultipleOf
-from planner.cli.options import (
-    CalibrationOptions,
-    JobOptions,
-    OutputOptions,
-    Text,
-    takes,
-    values_of,
-    whole,
-)
-from planner.cli.output import answer, answering_first, working
-from planner.cli.words import Option
+from typer import Option
+
+from planner.cli.options import CALIBRATIONS, JOB, LIMITS, Batch, MultipleOf, with_options
+from planner.cli.output import Output, emit, emit_before_raising, progress
+from planner.cli.paths import plot_path
 from planner.errors import UsageError, unsaved
 
 if TYPE_CHECKING:
     from planner.api import GpusResult
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceOptions:
-    """Which GPUs, in which order, and where else to."""
-
+@with_options(JOB, LIMITS, CALIBRATIONS)
+def gpus_command(
+    options: dict[str, Any],
+    output: Output,
+    batch: Batch,
     sort: Annotated[
-        Text, Option(metavar="KEY", help="Order: max_batch (the default), memory, name, process or headroom.")
-    ] = None
+        str | None,
+        Option(metavar="KEY", help="Order: max_batch (the default), memory, name, process or headroom."),
+    ],
     filter: Annotated[
         list[str] | None,
         Option(metavar="WORDS", help="Only GPUs that `planner devices WORDS` lists; repeatable: all apply."),
-    ] = None
-    min_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at least N MiB.")] = None
-    max_mib: Annotated[Text, Option(metavar="N", help="Only GPUs with a total of at most N MiB.")] = None
-    multiple_of: MultipleOf = None
-    csv: Annotated[bool, Option("--csv", help="Print comma-separated values instead of the table.")] = False
+    ],
+    min_mib: Annotated[int | None, Option(metavar="N", help="Only GPUs with a total of at least N MiB.")],
+    max_mib: Annotated[int | None, Option(metavar="N", help="Only GPUs with a total of at most N MiB.")],
+    multiple_of: MultipleOf,
+    csv: Annotated[bool | None, Option("--csv", help="Print comma-separated values instead of the table.")],
     plot: Annotated[
-        Text,
+        str | None,
         Option(metavar="FILE", help="Also draw peak memory against batch size: a .png, .svg or .pdf."),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOptions:
-    """What holds for every GPU."""
-
-    allocator_cap_mib: AllocatorCap = None
-    alloc_conf: AllocConf = None
-    confidence: Confidence = None
-
-
-@takes(BatchOptions, JobOptions, MemoryOptions, CalibrationOptions, ChoiceOptions, OutputOptions)
-def gpus_command(
-    size: BatchOptions,
-    job: JobOptions,
-    memory: MemoryOptions,
-    stored: CalibrationOptions,
-    choice: ChoiceOptions,
-    output: OutputOptions,
+    ],
 ) -> int:
     """List every GPU with its largest batch, or those that run a batch."""
-    if choice.csv and output.json:
+    if csv and output.json:
         raise UsageError("--csv and --json: both say how to answer; give one of them")
-    batch = whole("--batch", size.batch, "32")
-    path = None if choice.plot is None else picture_path(choice.plot)
-    bounds = {
-        "multiple_of": whole("--multiple-of", choice.multiple_of, "8"),
-        "min_mib": whole("--min-mib", choice.min_mib, "24000"),
-        "max_mib": whole("--max-mib", choice.max_mib, "48000"),
-    }
-    from planner.api import gpus
-
-    options = job.keywords() | values_of(memory) | stored.keywords() | bounds
+    path = plot_path(plot)
+    from planner import gpus
 
     def write(result: "GpusResult") -> None:
-        if choice.csv:
+        if csv:
             print(result.to_csv(), flush=True)
         else:
-            answer(result, output)
+            emit(result, output)
 
-    with answering_first(write), working() as tell:
-        result = gpus(batch=batch, sort=choice.sort, filter=choice.filter, **options, tell=tell)
+    with emit_before_raising(write), progress() as on_progress:
+        result = gpus(
+            batch=batch,
+            sort=sort,
+            filter=filter,
+            min_mib=min_mib,
+            max_mib=max_mib,
+            multiple_of=multiple_of,
+            on_progress=on_progress,
+            **options,
+        )
         if path is not None:
-            tell("drawing")
+            on_progress("drawing")
             with unsaved(result):
                 result.draw(path)
     write(result)

@@ -1,121 +1,69 @@
 """`planner max-batch`."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-from planner.api import DEFAULT_CONFIDENCE
-from planner.cli.declared import MultipleOf
-from planner.cli.options import (
-    CalibrationOptions,
-    CardOptions,
-    JobOptions,
-    MethodOptions,
-    OutputOptions,
-    Text,
-    takes,
-    whole,
-)
-from planner.cli.output import answer, answering_first, working, working_for_minutes
-from planner.cli.words import Argument, Option
+from typer import Argument, Option
+
+from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Method, MultipleOf, option_flag, with_options
+from planner.cli.output import Output, emit, emit_before_raising, progress, progress_lines
 from planner.errors import UsageError
-from planner.report import Result
-
-if TYPE_CHECKING:
-    from planner.planning.command import CommandPlan
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """Which batch sizes may be the answer."""
-
-    multiple_of: MultipleOf = None
+@with_options(JOB, DEVICE, CALIBRATIONS)
+def max_batch_command(
+    options: dict[str, Any],
+    output: Output,
+    method: Method,
+    multiple_of: MultipleOf,
     no_retries: Annotated[
-        bool,
+        bool | None,
         Option("--no-retries", help="Exit code 0 only for a batch that runs without allocator retries."),
-    ] = False
+    ],
     gpus: Annotated[
-        Text, Option(metavar="N", help="With a command: how many emulated GPUs it sees; 1 by default.")
-    ] = None
+        int | None, Option(metavar="N", help="With a command: how many emulated GPUs it sees; 1 by default.")
+    ],
     command: Annotated[
         list[str] | None,
         Argument(
             metavar="-- COMMAND...",
             help="A training script in place of --model, run on emulated GPUs; {batch} is its batch size.",
         ),
-    ] = None
-
-
-@takes(JobOptions, CardOptions, AnswerOptions, CalibrationOptions, MethodOptions, OutputOptions)
-def max_batch_command(
-    job: JobOptions,
-    card: CardOptions,
-    chosen: AnswerOptions,
-    stored: CalibrationOptions,
-    how: MethodOptions,
-    output: OutputOptions,
+    ],
 ) -> int:
     """Find the largest batch of a model that fits a GPU."""
+    if command:
+        emulation = {name: options.pop(name) for name in ("gpu", "gpu_mib", "alloc_conf", "confidence")}
+        _reject_beside_command(options | {"method": method})
+        from planner.api.run import max_batch_of_command
+
+        with progress_lines() as on_progress:
+            plan = max_batch_of_command(
+                command, gpus=gpus, multiple_of=multiple_of, on_progress=on_progress, **emulation
+            )
+        emit(plan, output)
+        return 0 if (plan.comfortable_batch if no_retries else plan.max_batch) else 1
+    if gpus is not None:
+        raise UsageError("--gpus is for a command behind --; a model is planned for one GPU")
     from planner import max_batch
 
-    if chosen.command:
-        _refuse_beside_command(job, card, stored, how)
-        return _plan_command(chosen.command, card, chosen, output)
-    if chosen.gpus is not None:
-        raise UsageError("--gpus is for a command behind --; a model is planned for one GPU")
-    options = job.keywords() | card.keywords() | stored.keywords()
-    multiple_of = whole("--multiple-of", chosen.multiple_of, "8")
-    with answering_first(partial(answer, output=output)), working() as tell:
+    with emit_before_raising(partial(emit, output=output)), progress() as on_progress:
         result = max_batch(
-            method=how.method,
+            method=method,
             multiple_of=multiple_of,
-            no_retries=chosen.no_retries,
+            no_retries=no_retries,
+            on_progress=on_progress,
             **options,
-            tell=tell,
         )
-    answer(result, output)
+    emit(result, output)
     return 0 if result.answer_batch else 1
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult(Result):
-    """The largest batch size of a command; `str` gives the text report."""
-
-    plan: "CommandPlan"
-
-
-def _plan_command(command: list[str], card: CardOptions, chosen: AnswerOptions, output: OutputOptions) -> int:
-    """Find the largest batch of a command on emulated GPUs."""
-    from planner.cli.commands.run import emulated_device
-    from planner.emulator import RunOptions, compiled_dir
-    from planner.planning.command import find_largest_batch
-
-    options = RunOptions(
-        emulated_device(card.gpu, card.gpu_mib),
-        whole("--gpus", chosen.gpus, "2") or 1,
-        alloc_conf=card.alloc_conf,
-    )
-    confidence = card.keywords()["confidence"] or DEFAULT_CONFIDENCE
-    multiple_of = whole("--multiple-of", chosen.multiple_of, "8") or 1
-    with working_for_minutes() as tell:
-        plan = find_largest_batch(command, options, confidence, multiple_of, compiled_dir(), tell)
-    answer(CommandResult(plan), output)
-    fits = plan.search.comfortable if chosen.no_retries else plan.search.largest
-    return 0 if fits else 1
-
-
-def _refuse_beside_command(
-    job: JobOptions, card: CardOptions, stored: CalibrationOptions, how: MethodOptions
-) -> None:
+def _reject_beside_command(options: dict[str, Any]) -> None:
     """Raise UsageError for the first option that means nothing beside a command."""
-    told = {
-        **job.keywords(),
-        "allocator_cap_mib": card.allocator_cap_mib,
-        "calibrations": stored.calibrations,
-        "no_calibration": stored.no_calibration or None,
-        "method": how.method,
-    }
-    given = [name for name, value in told.items() if value is not None and name not in ("cache", "warn")]
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise UsageError(f"{option} means nothing beside a command, which is run as it is; leave it away")
+    ignored = ("cache", "warn", "own_calibrations")
+    for name, value in options.items():
+        if value is not None and name not in ignored:
+            raise UsageError(
+                f"{option_flag(name)} means nothing beside a command, which is run as it is; leave it away"
+            )

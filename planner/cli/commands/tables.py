@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import date
 
-from planner.cli.folders import folders_to_read
-from planner.cli.options import FolderOptions, OutputOptions, takes
-from planner.cli.output import answer
+from planner.cli.options import Calibrations, with_options
+from planner.cli.output import Output, emit
+from planner.cli.paths import folders_to_read
 from planner.report import Folder, Result
 
 
@@ -17,12 +17,12 @@ class TablesResult(Result):
     today: date
 
 
-@takes(FolderOptions, OutputOptions)
-def tables_command(where: FolderOptions, output: OutputOptions) -> int:
+@with_options()
+def tables_command(output: Output, calibrations: Calibrations) -> int:
     """List stored calibrations with their versions and residuals."""
     from planner.hardware.calibration import load_folders, search_path
 
-    paths = search_path(folders_to_read(where.calibrations))
+    paths = search_path(folders_to_read(calibrations))
     folders = tuple(Folder(str(path), load_folders([path])) for path in paths)
-    answer(TablesResult(folders, date.today()), output)
+    emit(TablesResult(folders, date.today()), output)
     return 0

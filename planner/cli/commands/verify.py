@@ -3,33 +3,17 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
 from planner.cli.commands.calibrate import refuse_trace
-from planner.cli.options import (
-    CalibrationOptions,
-    CardOptions,
-    JobOptions,
-    OutputOptions,
-    Text,
-    takes,
-    whole,
-)
-from planner.cli.output import answer, working
-from planner.cli.words import Option
+from planner.cli.options import CALIBRATIONS, DEVICE, JOB, with_options
+from planner.cli.output import Output, emit, progress
 from planner.hardware import check_detected, detected_device
 from planner.planning import Estimate, OnProgress
 from planner.report import Result
 
 if TYPE_CHECKING:
     from calibration.verify import LimitCheck, Verification
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What is run."""
-
-    batch: Annotated[
-        Text, Option(metavar="N", help="Batch size; by default the largest that fits and the next one.")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,55 +42,57 @@ class LimitResult(Result):
         return self.check.holds
 
 
-@takes(RunOptions, JobOptions, CardOptions, CalibrationOptions, OutputOptions)
+@with_options(JOB, DEVICE, CALIBRATIONS)
 def verify_command(
-    size: RunOptions,
-    job: JobOptions,
-    card: CardOptions,
-    stored: CalibrationOptions,
-    output: OutputOptions,
+    options: dict[str, Any],
+    output: Output,
+    batch: Annotated[
+        int | None,
+        Option(metavar="N", help="Batch size; by default the largest that fits and the next one."),
+    ],
 ) -> int:
     """Run a batch on this GPU and compare it with the estimate."""
-    batch = whole("--batch", size.batch, "32")
-    options = job.keywords() | card.keywords() | stored.keywords()
     refuse_trace(options, "verify")
     from calibration.probe.client import find_gpu
 
-    with working() as tell:
+    with progress() as on_progress:
         gpu = find_gpu()
-        tell(f"running on {gpu.name}")
+        on_progress(f"running on {gpu.name}")
         if options["gpu_mib"] is None:
-            named = options["gpu"]
-            found = (gpu.name, gpu.versions)
-            options["gpu"] = check_detected(named, *found) if named else detected_device(*found)
+            named, detected = options["gpu"], (gpu.name, gpu.versions)
+            options["gpu"] = check_detected(named, *detected) if named else detected_device(*detected)
         report: VerifyResult | LimitResult
-        report = _verify_limit(options, tell) if batch is None else _verify_batch(batch, options, tell)
-    answer(report, output)
+        report = (
+            _verify_limit(options, on_progress)
+            if batch is None
+            else _verify_batch(batch, options, on_progress)
+        )
+    emit(report, output)
     return 0 if report.holds else 1
 
 
-def _verify_batch(batch: int, options: dict[str, Any], tell: OnProgress) -> VerifyResult:
+def _verify_batch(batch: int, options: dict[str, Any], on_progress: OnProgress) -> VerifyResult:
     from calibration.probe.client import measure
     from calibration.verify import verify
     from planner import estimate
 
-    result = estimate(batch=batch, **options, tell=tell)
+    result = estimate(batch=batch, **options, on_progress=on_progress)
     planned = result.estimate
-    tell(f"running batch {planned.run.batch}")
+    on_progress(f"running batch {planned.run.batch}")
     found = verify(planned.job, planned.run.batch, planned, options["alloc_conf"] or "", measure)
     return VerifyResult(found, result.import_seconds)
 
 
-def _verify_limit(options: dict[str, Any], tell: OnProgress) -> LimitResult:
+def _verify_limit(options: dict[str, Any], on_progress: OnProgress) -> LimitResult:
     from calibration.probe.client import measure
     from calibration.verify import verify_limit
     from planner import estimate, max_batch
 
-    result = max_batch(**options, tell=tell)
+    result = max_batch(**options, on_progress=on_progress)
 
     def estimate_at(batch: int) -> Estimate:
-        found: Estimate = estimate(batch=batch, **options, tell=tell).estimate
+        found: Estimate = estimate(batch=batch, **options, on_progress=on_progress).estimate
         return found
 
-    check = verify_limit(result.plan, estimate_at, options["alloc_conf"] or "", tell, measure)
+    check = verify_limit(result.plan, estimate_at, options["alloc_conf"] or "", on_progress, measure)
     return LimitResult(check, result.import_seconds)

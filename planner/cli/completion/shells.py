@@ -1,18 +1,16 @@
 """What may stand at the cursor of a command line: commands, options, and values of options, GPUs, models.
 
-typer writes the scripts for the shells (`planner --install-completion`) and could answer them, with commands
-and options alone and after an import of its own. For bash and zsh the answers come from here. Its scripts
-tell the command line and the place of the cursor in environment variables.
+typer writes the scripts for the shells (`planner --install-completion`), which pass the command line and the
+place of the cursor in environment variables. It could answer them, but not where bash ends words at `:`. For
+bash and zsh the answers come from here.
 """
 
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from planner.cli.parse import COMMANDS, find_command
-from planner.cli.words import Argument, spellings, words_of
+from planner.cli.parser import COMMANDS, build_command, find_command
 
 ASKED = "_PLANNER_COMPLETE"  # set by the scripts of typer/_completion_shared.py
 
@@ -89,18 +87,18 @@ def candidates(before: Sequence[str], word: str) -> list[Candidate]:
         return _beginning(found, word)
     if before[0] not in COMMANDS:
         return []
-    words = words_of(find_command(before[0]))
-    known = spellings(words)
-    name, equals, value = word.partition("=")
-    if equals and name in known:
-        return [Candidate(f"{name}={found}") for found in _values(before[0], known[name][0], value)]
-    if before[-1] in known and known[before[-1]][1] is None:
-        return [Candidate(found) for found in _values(before[0], known[before[-1]][0], word)]
+    parameters = build_command(before[0]).params
+    flags = {flag: each for each in parameters for flag in (*each.opts, *each.secondary_opts) if "-" in flag}
+    flag, equals, value = word.partition("=")
+    if equals and flag in flags:
+        return [Candidate(f"{flag}={each}") for each in _values(before[0], flags[flag].name, value)]
+    if before[-1] in flags and not flags[before[-1]].is_flag:
+        return [Candidate(each) for each in _values(before[0], flags[before[-1]].name, word)]
     if word.startswith("-"):
-        options = [Candidate(spelled, words[field][1].help) for spelled, (field, _) in known.items()]
+        options = [Candidate(flag, each.help) for flag, each in flags.items()]
         return _beginning([*options, Candidate("--help", "Show all options.")], word)
-    places = [field for field, (_, kind) in words.items() if isinstance(kind, Argument)]
-    return [Candidate(found) for field in places for found in _values(before[0], field, word)]
+    places = [each.name for each in parameters if each.param_type_name == "argument"]
+    return [Candidate(each) for name in places for each in _values(before[0], name, word)]
 
 
 def _summary(command: Callable[..., object]) -> str:
@@ -123,27 +121,13 @@ def _values(command: str, field: str, beginning: str) -> list[str]:
 
 
 def _choices(command: str) -> dict[str, Sequence[str]]:
-    from planner import jobs
     from planner.api import SORTS
+    from planner.jobs import JOB_OPTIONS
     from planner.planning.estimators import Method
 
-    enums: dict[str, type[StrEnum]] = {
-        "mode": jobs.Mode,
-        "loss": jobs.Loss,
-        "optimizer": jobs.Optimizer,
-        "optimizer_impl": jobs.OptimizerImpl,
-        "precision": jobs.Precision,
-        "memory_format": jobs.MemoryFormat,
-        "checkpoint": jobs.Checkpoint,
-        "clip_gradients": jobs.ClipGradients,
-        "lengths": jobs.Lengths,
-        "zero_grad": jobs.ZeroGrad,
-        "method": Method,
-    }
-    choices: dict[str, Sequence[str]] = {
-        field: [str(value) for value in kind] for field, kind in enums.items()
-    }
-    return choices | {
+    return {
+        **{option.name: list(option.choices) for option in JOB_OPTIONS if option.choices is not None},
+        "method": list(Method),
         "sort": list(SORTS) if command == "gpus" else (),
         "alloc_conf": ("expandable_segments:True",),
     }

@@ -28,7 +28,7 @@ TITLES = {
 
 # The memory that a total is held against, and what no estimate depends on.
 _COMMON = (
-    *("models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "tell"),
+    *("models", "gpu", "gpu_mib", "allocator_cap_mib", "confidence", "on_progress"),
     *("own_calibrations", "cache", "warn"),
 )
 

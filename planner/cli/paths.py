@@ -1,5 +1,6 @@
-"""The folders of a user's own calibrations and cached traces."""
+"""Paths of a command line: the user's own folders, and files to be written."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from planner._support.user_dirs import cache_dir, data_dir
@@ -44,3 +45,26 @@ def _is_there(folder: Path) -> bool:
         return folder.is_dir()
     except OSError:  # a home that this user may not enter
         return False
+
+
+def plot_path(text: str | None) -> Path | None:
+    """Return where to draw. Raises UsageError for what would fail after the work is done."""
+    return _checked_path("--plot", text, (".png", ".svg", ".pdf"), ".png, .svg or .pdf", "matplotlib", "plot")
+
+
+def page_path(text: str | None) -> Path | None:
+    """Return where to write the page. Raises UsageError for what would fail after the work is done."""
+    return _checked_path("--html", text, (".html", ".htm"), ".html", "plotly", "page")
+
+
+def _checked_path(
+    flag: str, text: str | None, suffixes: tuple[str, ...], endings: str, library: str, extra: str
+) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix not in suffixes:
+        raise UsageError(f"{flag} {text}: give a file that ends in {endings}")
+    if find_spec(library) is None:
+        raise UsageError(f"{flag} needs {library}: pip install 'gpu-batch-planner[{extra}]'")
+    return path

@@ -1,0 +1,138 @@
+"""Commands on emulated GPUs for Python: `planner run`, and `planner max-batch -- COMMAND`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.api.request import DEFAULT_CONFIDENCE, checked_multiple, ignore_progress
+from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
+from planner.errors import UsageError, unsaved
+from planner.hardware import Device, find_device, generic_device
+from planner.jobs import check_count
+from planner.planning import OnProgress, Shown
+from planner.planning.command import CommandPlan, ExplainedRun, explain_run, find_largest_batch
+from planner.program import Outcome
+from planner.report import Result
+
+MAX_GPUS = 64
+MAX_STEPS = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(Result):
+    """The records of a command's processes; `str` gives the text report."""
+
+    run: EmulatedRun
+    explained: ExplainedRun | None = None  # where asked for
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the command ran within the memory of its GPUs."""
+        return self.run.outcome is not Outcome.DOES_NOT_FIT
+
+    def draw(self, path: Path) -> None:
+        """Draw memory over time, where the run is explained. Raises DataFileError."""
+        if self.explained is not None:
+            from planner.report import draw_timeline, run_summary
+
+            draw_timeline(self.explained.explanation, run_summary(self.explained).caption, path)
+
+    def save_page(self, path: Path) -> None:
+        """Write an HTML page, where the run is explained. Raises DataFileError."""
+        if self.explained is not None:
+            from planner.report import run_summary, save_page
+
+            summary, explained = run_summary(self.explained), self.explained
+            save_page(summary, explained.explanation, explained.trace, Shown(), None, path)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult(Result):
+    """The largest batch size of a command; `str` gives the text report."""
+
+    plan: CommandPlan
+
+    @property
+    def max_batch(self) -> int:
+        """Return the largest that fits at all; 0 where not even 1 fits."""
+        return self.plan.search.largest
+
+    @property
+    def comfortable_batch(self) -> int:
+        """Return the largest that runs without retries of the allocator."""
+        return self.plan.search.comfortable
+
+
+def run(
+    command: Sequence[str],
+    *,
+    gpu: str | None = None,
+    gpu_mib: int | None = None,
+    gpus: int | None = None,
+    stop_after: int | None = None,
+    copy_bytes: int | None = None,
+    alloc_conf: str | None = None,
+    snapshot: Path | None = None,
+    explain: bool = False,
+    stdout: Any = None,
+    on_progress: OnProgress = ignore_progress,
+    progress_seconds: float = 10.0,
+) -> RunResult:
+    """Run a command, unmodified, on emulated GPUs, and return what its processes recorded.
+
+    `gpus` is how many of them the command sees, `stop_after` a number of optimizer steps, `explain` whether
+    the peak is explained, `stdout` where the command's standard output goes, `progress_seconds` the time
+    between calls of `on_progress`. Raises the errors of `planner.errors`; that memory runs out is a result.
+    """
+    options = RunOptions(
+        _emulated_device(gpu, gpu_mib),
+        _gpu_count(gpus),
+        None if stop_after is None else check_count("--stop-after", stop_after, MAX_STEPS),
+        copy_bytes,
+        alloc_conf,
+        snapshot,
+        keeps_course=explain,
+        output=stdout,
+        progress_seconds=progress_seconds,
+    )
+    found = run_emulated(command, options, compiled_dir(), on_progress)
+    result = RunResult(found)
+    with unsaved(result):
+        return RunResult(found, explain_run(found, options.device)) if explain else result
+
+
+def max_batch_of_command(
+    command: Sequence[str],
+    *,
+    gpu: str | None = None,
+    gpu_mib: int | None = None,
+    gpus: int | None = None,
+    alloc_conf: str | None = None,
+    confidence: float | None = None,
+    multiple_of: int | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> CommandResult:
+    """Return the largest batch size of a command on emulated GPUs; `{batch}` stands for it in the command.
+
+    Raises the errors of `planner.errors`; that nothing fits is a result.
+    """
+    options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), alloc_conf=alloc_conf)
+    probability = DEFAULT_CONFIDENCE if confidence is None else confidence
+    multiple = checked_multiple(multiple_of)
+    return CommandResult(
+        find_largest_batch(command, options, probability, multiple, compiled_dir(), on_progress)
+    )
+
+
+def _gpu_count(gpus: int | None) -> int:
+    return 1 if gpus is None else check_count("--gpus", gpus, MAX_GPUS)
+
+
+def _emulated_device(gpu: str | None, gpu_mib: int | None) -> Device:
+    """Return the GPU that is emulated. Raises UsageError where none is named, or two are."""
+    if gpu is not None and gpu_mib is None:
+        return find_device(gpu)
+    if gpu is None and gpu_mib is not None:
+        return generic_device(gpu_mib)
+    raise UsageError("say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them")

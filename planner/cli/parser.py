@@ -1,0 +1,114 @@
+"""The parser of the command line: typer's, from strings to a command that is ready to run."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+from planner._support.versions import installed_version
+from planner.cli.options import Action
+from planner.errors import UsageError
+
+COMMANDS = (
+    *("max-batch", "estimate", "gpus", "devices", "advise", "explain", "compare", "replay", "tables"),
+    *("calibrate", "verify", "cache", "sweep", "run"),
+)
+_VERSIONS = {"planner": "gpu-batch-planner", "torch": "torch", "torchvision": "torchvision"}
+# Base of all errors about a command line: public in click, private in a typer that has click within.
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def parse(arguments: list[str]) -> Action:
+    """Return the command of a command line; help is printed here. Raises UsageError."""
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    try:
+        if name is None:
+            parsed = build_group()(arguments or ["--help"], prog_name="planner", standalone_mode=False)
+        else:  # building the others would take longer than a plan from cached traces
+            parsed = build_command(name)(arguments[1:], prog_name=f"planner {name}", standalone_mode=False)
+    except _CommandLineError as error:
+        raise UsageError(_one_line(error)) from error
+    if parsed == 130:  # typer's answer to an interrupt
+        raise KeyboardInterrupt
+    return parsed if callable(parsed) else lambda: int(parsed or 0)
+
+
+def find_command(name: str) -> Callable[..., Action]:
+    """Return the command from the module of its name."""
+    module = name.replace("-", "_")
+    command: Callable[..., Action] = getattr(
+        import_module(f"planner.cli.commands.{module}"), f"{module}_command"
+    )
+    return command
+
+
+def build_command(name: str) -> Any:
+    """Return the parser of one command."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, cls=_Command, context_settings=_SETTINGS)(find_command(name))
+    return get_command(app)
+
+
+def build_group() -> Any:
+    """Return the parser of the whole command line."""
+    app = typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="Find the largest batch of a PyTorch model that fits a GPU, without a GPU.",
+        epilog="Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 the model fails; 4 a data file is "
+        "broken; 5 a GPU is needed; 70 an error of the planner.",
+        context_settings=_SETTINGS,
+    )
+    app.callback()(_root)
+    for name in COMMANDS:
+        app.command(name, cls=_Command)(find_command(name))
+    return get_command(app)
+
+
+class _Command(TyperCommand):
+    """Command whose values stay strings: typer's conversion imports pydantic, which takes 60 ms."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        values, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if "help" in values or rest:
+            return super().parse_args(ctx, args)  # prints the help, or refuses the rest
+        ctx.params = {parameter.name: _value(values.get(parameter.name)) for parameter in self.params}
+        return []
+
+
+def _value(value: Any) -> Any:
+    """Return the string, flag or list that is given; None for click's marks of nothing."""
+    if isinstance(value, tuple):
+        value = list(value)
+    return value if value != [] and isinstance(value, str | bool | list) else None
+
+
+def _print_versions(is_given: bool) -> None:
+    if is_given:
+        versions = ((name, installed_version(package)) for name, package in _VERSIONS.items())
+        typer.echo(", ".join(f"{name} {version}" for name, version in versions if version))
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the versions and exit.", is_eager=True, callback=_print_versions
+        ),
+    ] = False,
+) -> None:
+    """Declare the options that need no command."""
+
+
+def _one_line(error: Any) -> str:
+    """Return the error as one line that names the command whose help tells more."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "planner"
+    message = error.format_message().rstrip(".")
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{see} {command} --help"

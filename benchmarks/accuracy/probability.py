@@ -27,7 +27,7 @@ from benchmarks.accuracy.rows import DIES, Row
 from benchmarks.accuracy.rows_calibrated import CALIBRATED
 from benchmarks.accuracy.rows_published import TIMM
 from benchmarks.accuracy.texts import PROBABILITY, UNPUBLISHED
-from planner.hardware.budget import chance_beyond
+from planner.hardware.oom_probability import probability_beyond
 from planner.hardware.residuals import RunKind, Spread, quantile
 
 EDGES = (0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0001)
@@ -68,7 +68,7 @@ class Bin:
 
 def chance(row: Row, spread: Spread) -> float:
     """Return the probability that a run dies."""
-    return chance_beyond(row.limit_mib or 0, row.needed_mib or 0, spread, 0.0)
+    return probability_beyond(row.limit_mib or 0, row.needed_mib or 0, spread, 0.0)
 
 
 def judged(rows: Sequence[Row], kind: RunKind) -> list[Judged]:

@@ -4,7 +4,8 @@ import json
 
 from planner.errors import UsageError
 from planner.hardware import EMULATED, Device
-from planner.hardware.cudnn import LIMITS, describe_for_cudnn
+from planner.hardware.cudnn import describe_for_cudnn
+from planner.program import SM_LIMITS
 
 MAX_COUNT = 64
 
@@ -17,13 +18,13 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
     """
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")
-    if device.capability not in LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
+    if device.capability not in SM_LIMITS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
         raise UsageError(
             f"{device.name}: compute capability {'.'.join(map(str, device.capability))} is not emulated; "
             f"known are {known}"
         )
-    shared_per_block, threads, blocks = LIMITS[device.capability]
+    shared_per_block, threads, blocks = SM_LIMITS[device.capability]
     major, minor = device.capability
     shared_reserved = 1024 if major >= 8 else 0  # of an SM's shared memory, for each block
     described = describe_for_cudnn(device.capability, device.target.sm_count)

@@ -1,6 +1,5 @@
 from .budget import (
     Budget as Budget,
-    chance_out_of_memory as chance_out_of_memory,
     is_fitted as is_fitted,
     judge_budget as judge_budget,
     make_budget as make_budget,
@@ -35,4 +34,7 @@ from .local_gpu import (
     check_detected as check_detected,
     detected_device as detected_device,
     local_device as local_device,
+)
+from .oom_probability import (
+    estimate_oom_probability as estimate_oom_probability,
 )

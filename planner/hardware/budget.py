@@ -1,4 +1,4 @@
-"""What a card leaves to the caching allocator, at the confidence that the user asks for.
+"""Budget: the part of a GPU's memory that is left for the caching allocator, at a confidence.
 
 A run needs r times the memory that its replay needs at the least, r being normal (residuals.py: fitted to
 outcomes of published runs of the job's kind; likeness.py widens it). A batch fits if, with the confidence,
@@ -23,7 +23,7 @@ from statistics import NormalDist
 
 import msgspec
 
-from planner.allocator import AllocatorRules, Arena, Replay, replay_trace
+from planner.allocator import AllocatorRules, Arena
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import Correction
 from planner.hardware.calibration.model import Fit
@@ -31,12 +31,12 @@ from planner.hardware.device import ENDLESS_BYTES, MIB, Device
 from planner.hardware.likeness import Likeness, likeness_of, margins_of
 from planner.hardware.residuals import Spread
 from planner.jobs import Job
-from planner.program import Outcome, Trace, least_bytes
+from planner.program import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The allocator's share of a card."""
+    """The allocator's share of a GPU."""
 
     device: Device
     confidence: float
@@ -54,8 +54,9 @@ def make_budget(
     correction: Correction | None = None,
     likeness: Likeness = Likeness(),  # noqa: B008
 ) -> Budget:
-    """Leave room for the context, the driver and the uncertainty of each; `confidence` lies between 0.5 and
-    1. A correction that tells the context puts it in place of the card's.
+    """Return a budget with room for the context, the driver and the uncertainty of each.
+
+    `confidence` lies between 0.5 and 1. A correction with a context puts it in place of the GPU's.
 
     A cap bounds the allocator alone, so that only the uncertainty of the replay counts against it. Raises
     UsageError for a confidence or a cap that makes no sense.
@@ -71,11 +72,11 @@ def make_budget(
         device = msgspec.structs.replace(device, context=correction.context)
     capacity = None
     if device.usable.value < ENDLESS_BYTES:
-        overhead, deviation, slope = _outside(device, correction)
+        overhead, deviation, slope = process_overhead(device, correction)
         deviation = hypot(deviation, device.usable.spread)
         left = device.usable.value - overhead
         capacity = int(
-            _most_needed(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
+            _max_need(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
         )
         capacity = max(0, capacity)
     limit = None if cap_bytes is None else int(cap_bytes / scale)
@@ -99,8 +100,8 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
     )
 
 
-def _most_needed(left: float, deviation: float, verdicts: Spread, z: float) -> float:
-    """The largest need n with (1 + location) n + z * hypot(deviation, scale n) <= left; at most `left`."""
+def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> float:
+    """Return the largest n up to `left` with (1 + location) n + z hypot(deviation, scale n) <= left."""
     mean = 1 + verdicts.location
     if left <= z * deviation:
         return 0.0
@@ -111,8 +112,8 @@ def _most_needed(left: float, deviation: float, verdicts: Spread, z: float) -> f
     return min(left, rest / (mean * left + sqrt(max(0.0, (mean * left) ** 2 - leading * rest))))
 
 
-def _outside(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """What the process takes besides the replay, its deviation, and the slope where a fit tells one."""
+def process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
+    """Return the process's memory besides the replay, its deviation, and the slope where there is a fit."""
     fit = None if correction is None else correction.fit
     if correction is None or fit is None:
         return device.context.value, device.context.spread, None
@@ -128,16 +129,16 @@ def is_fitted(budget: Budget) -> bool:
 
 
 def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """What nvidia-smi shows for the process at its peak."""
-    overhead, _, slope = _outside(budget.device, budget.correction)
+    """Return the memory that nvidia-smi shows for the process at its peak."""
+    overhead, _, slope = process_overhead(budget.device, budget.correction)
     return round(overhead + (slope or 1) * peak_reserved_bytes)
 
 
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Context and reserved memory, which nvidia-smi shows for the process, at most, at the confidence.
+    """Return the most that nvidia-smi shows for the process, context included, at the confidence.
 
-    A process that fits takes no more than its card has: where the allocator meets that end it releases cached
-    segments, and cuDNN takes smaller workspaces. One that needs more than the card has is not bounded by it.
+    A process that fits takes no more than its GPU has: where the allocator meets that end it releases cached
+    segments, and cuDNN takes smaller workspaces. One that needs more than the GPU has is not bounded by it.
     """
     device, confidence = budget.device, budget.confidence
     correction = budget.correction
@@ -157,7 +158,7 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
 def _calibrated_upper_bytes(
     budget: Budget, correction: Correction, fit: Fit, peak_reserved_bytes: int
 ) -> int:
-    """The prediction bound of the fit, with what is uncertain besides the fit, at most the card."""
+    """Return the prediction bound of the fit, with the uncertainty besides the fit, at most the GPU."""
     device = budget.device
     expected = process_bytes(budget, peak_reserved_bytes)
     margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
@@ -166,67 +167,3 @@ def _calibrated_upper_bytes(
         beside = round(hypot(beside, device.context.spread))
     upper = expected + round(hypot(margin, NormalDist().inv_cdf(budget.confidence) * beside))
     return min(upper, device.usable.value) if expected <= device.usable.value else upper
-
-
-# ---- the probability that a batch runs out of memory
-
-MOST_REPLAYS = 6
-SURE = 0.0005  # what is nearer than this to 0 or 1 is not looked at any closer
-CLOSE = 0.1  # of the smaller of a probability and its complement
-
-
-def chance_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
-    """The probability that a run whose replay needs `need` takes more than `room`, which has a deviation;
-    all in one unit.
-
-    >>> chance_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
-    0.5
-    """
-    spread = hypot(deviation, verdicts.scale * need)
-    return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)
-
-
-def chance_needed(budget: Budget, need_bytes: float) -> float:
-    """The probability that a run whose replay needs so much at the least runs out of memory.
-
-    Card and cap are taken to be passed together or not at all, since one error is behind both.
-    """
-    verdicts = margins_of(budget.likeness).verdicts
-    chances = [0.0]
-    if budget.cap_bytes is not None:
-        chances.append(chance_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
-    device = budget.device
-    if device.usable.value < ENDLESS_BYTES:
-        overhead, deviation, slope = _outside(device, budget.correction)
-        deviation = hypot(deviation, device.usable.spread)
-        left = device.usable.value - overhead
-        spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)
-        chances.append(chance_beyond(left, need_bytes, spread, deviation))
-    return max(chances)
-
-
-def chance_out_of_memory(budget: Budget, trace: Trace, run: Replay) -> float | None:
-    """The probability that the batch of `run` runs out of memory on the card; None where nothing bounds it,
-    or where no published run is like the job and no calibration answers.
-
-    `run` is one that did not fail, in an arena of the budget's rules. What the batch needs at the least lies
-    between what its tensors take and its peak reserved; replays between them tell it as closely as matters.
-    The answer is never below the truth of the model.
-    """
-    if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
-        return None
-    if budget.likeness.unlike and not is_fitted(budget):
-        return None
-    low = float(least_bytes(trace.events)(run.batch))
-    high = max(low, float(run.peak_reserved_bytes))
-    for _ in range(MOST_REPLAYS):
-        least, most = chance_needed(budget, low), chance_needed(budget, high)
-        if most < SURE or least > 1 - SURE or most - least <= CLOSE * min(most, 1 - least):
-            break
-        middle = (low + high) / 2
-        arena = Arena(
-            capacity_bytes=int(middle), rules=budget.arena.rules, total_bytes=budget.arena.total_bytes
-        )
-        fails = replay_trace(trace, run.batch, arena).outcome is Outcome.DOES_NOT_FIT
-        low, high = (middle, high) if fails else (low, middle)
-    return chance_needed(budget, high)

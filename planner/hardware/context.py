@@ -1,4 +1,4 @@
-"""How large a CUDA context is that nobody has measured: by multiprocessors, loading of kernels, libraries.
+"""Estimate a CUDA context that was not measured: by multiprocessors, loading of kernels, libraries.
 
     context = base + share * stacks,    stacks = 1 KiB for each thread that the GPU can hold at once.
 
@@ -12,13 +12,13 @@ All constants, in MiB, are printed by benchmarks/fits/cuda_context.py, which hol
 their origins.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import hypot
 
-# Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical specifications); 2,048 elsewhere.
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-_MOST_THREADS = 2048
+from msgspec import Struct
+
+from planner.program import threads_per_sm
+
 STACK_KIB = 1
 
 # Of processes that ran kernels of torch, cuBLAS and cuDNN, loaded as they were used.
@@ -31,22 +31,21 @@ EAGER_CUDNN_MIB = 666
 
 
 class Loading(StrEnum):
-    """When kernels are loaded: CUDA_MODULE_LOADING."""
+    """The time at which kernels are loaded: CUDA_MODULE_LOADING."""
 
     LAZY = "lazy"  # the default since CUDA 11.7 and torch 1.13
     EAGER = "eager"
 
 
 class Libraries(StrEnum):
-    """What has been loaded besides torch's own kernels."""
+    """The libraries that are loaded besides torch's own kernels."""
 
     NONE = "none"  # one small tensor was made
     TRAINING = "training"  # cuBLAS and cuDNN have run some steps
 
 
-@dataclass(frozen=True, slots=True)
-class ContextSize:
-    """Of a process, outside torch's allocator."""
+class ContextSize(Struct, frozen=True):
+    """The memory of a process outside torch's allocator."""
 
     mib: int
     spread_mib: int  # one standard deviation
@@ -63,18 +62,18 @@ def loading_of(torch: str) -> Loading:
 
 
 def stacks_mib(capability: tuple[int, int], multiprocessors: int) -> float:
-    """A stack for each thread that the GPU can hold at once.
+    """Return the size of a stack for each thread that the GPU can hold at once.
 
     >>> stacks_mib((8, 6), 28), stacks_mib((9, 0), 132)
     (42.0, 264.0)
     """
-    return multiprocessors * _THREADS.get(capability, _MOST_THREADS) * STACK_KIB / 1024
+    return multiprocessors * threads_per_sm(capability) * STACK_KIB / 1024
 
 
 def typical_context(
     loading: Loading = Loading.LAZY, libraries: Libraries = Libraries.TRAINING
 ) -> ContextSize:
-    """Of a GPU of which nothing is known: that of the median card, with the deviation of all of them."""
+    """Return the context of the median GPU, with the deviation of all of them."""
     known = _size(TYPICAL_STACKS_MIB, loading, libraries)
     return ContextSize(known.mib, round(hypot(known.spread_mib, STACKS_SHARE * TYPICAL_STACKS_SPREAD_MIB)))
 
@@ -85,7 +84,7 @@ def context_size(
     loading: Loading = Loading.LAZY,
     libraries: Libraries = Libraries.TRAINING,
 ) -> ContextSize:
-    """Of a GPU whose multiprocessors are known."""
+    """Return the context of a GPU whose multiprocessors are known."""
     return _size(stacks_mib(capability, multiprocessors), loading, libraries)
 
 

@@ -6,6 +6,7 @@ from .codec import (
     job_to_json as job_to_json,
 )
 from .job import (
+    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS,
     CatalogueEntry as CatalogueEntry,
     Checkpoint as Checkpoint,
     ClipGradients as ClipGradients,

@@ -43,6 +43,9 @@ class OptimizerImpl(StrEnum):
     FUSED = "fused"
 
 
+FUSED_OPTIMIZERS = frozenset(Optimizer) - {Optimizer.RMSPROP, Optimizer.ADAFACTOR}  # as torch implements them
+
+
 class Precision(StrEnum):
     FP32 = "fp32"
     AMP_FP16 = "amp-fp16"  # fp32 weights, CUDA autocast to float16

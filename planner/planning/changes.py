@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.allocator import AllocatorRules
 from planner.jobs import (
+    FUSED_OPTIMIZERS,
     Checkpoint,
     Job,
     MemoryFormat,
@@ -16,16 +17,6 @@ from planner.jobs import (
     ZeroGrad,
 )
 
-FUSED = frozenset(
-    {
-        Optimizer.SGD,
-        Optimizer.MOMENTUM,
-        Optimizer.NESTEROV,
-        Optimizer.ADAM,
-        Optimizer.ADAMW,
-        Optimizer.ADAGRAD,
-    }
-)
 LARGEST_ACCUMULATION = 64
 
 
@@ -121,7 +112,7 @@ def _of_numbers(recipe: Recipe, capability: tuple[int, int]) -> list[Change]:
 def _of_optimizer(job: Job) -> list[Change]:
     found = []
     if job.optimizer_impl is OptimizerImpl.FOREACH:
-        if job.optimizer in FUSED:
+        if job.optimizer in FUSED_OPTIMIZERS:
             cost = "nothing: one kernel for all parameters, usually a little faster"
             name = "--optimizer-impl fused"
             found.append(_change(name, cost, 0, "implementation", optimizer_impl=OptimizerImpl.FUSED))

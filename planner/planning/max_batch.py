@@ -10,7 +10,7 @@ from planner.allocator import UNLIMITED, Arena, Replay, replay_trace, replay_wit
 from planner.errors import BatchTooLargeError, ModelError
 from planner.hardware import (
     Budget,
-    chance_out_of_memory,
+    estimate_oom_probability,
     judge_budget,
     process_bytes,
     upper_process_bytes,
@@ -120,7 +120,7 @@ def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: 
     if run.outcome is Outcome.DOES_NOT_FIT:
         failed = run
         run, at_peak = replay_with_breakdown(trace, batch, without_end(budget.arena))
-    chance = chance_out_of_memory(budget, trace, run)
+    chance = estimate_oom_probability(budget, trace, run)
     growth = find_growth(trace, batch)
     limit = None
     if growth is not None and failed is None:

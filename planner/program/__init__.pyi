@@ -71,5 +71,7 @@ from .stored_loop import (
     written as written,
 )
 from .target import (
+    SM_LIMITS as SM_LIMITS,
     Target as Target,
+    threads_per_sm as threads_per_sm,
 )

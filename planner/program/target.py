@@ -1,6 +1,8 @@
 """The properties of a GPU that decide which kernels run and what they allocate."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.program.convolution import ConvWorkspaceQuery
 
@@ -11,6 +13,33 @@ Capability = tuple[int, int]
 _SM_COUNTS = {
     (7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188,
 }  # fmt: skip
+
+
+class SmLimits(NamedTuple):
+    """The resources of a streaming multiprocessor."""
+
+    shared_bytes_per_block: int
+    threads: int
+    blocks: int
+
+
+# CUDA Programming Guide, appendix "Compute Capabilities", table of SM resources: resident threads and blocks.
+SM_LIMITS: Mapping[Capability, SmLimits] = {
+    **dict.fromkeys(((7, 0), (7, 2)), SmLimits(98304, 2048, 32)),
+    (7, 5): SmLimits(65536, 1024, 16),
+    (8, 0): SmLimits(166912, 2048, 32),
+    (8, 6): SmLimits(101376, 1536, 16),
+    (8, 7): SmLimits(166912, 1536, 16),
+    (8, 9): SmLimits(101376, 1536, 24),
+    **dict.fromkeys(((9, 0), (10, 0), (10, 3)), SmLimits(232448, 2048, 32)),
+    **dict.fromkeys(((12, 0), (12, 1)), SmLimits(101376, 1536, 24)),
+}
+
+
+def threads_per_sm(capability: Capability) -> int:
+    """Return the threads that a multiprocessor holds at once; 2,048 for capabilities that are not listed."""
+    limits = SM_LIMITS.get(capability)
+    return 2048 if limits is None else limits.threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,10 @@ from hypothesis import given, strategies as st
 from planner.allocator.config import MIB, AllocatorRules
 from planner.allocator.replay import Arena, replay_trace
 from planner.errors import UsageError
-from planner.hardware.budget import (
-    chance_beyond,
-    chance_needed,
-    chance_out_of_memory,
-    make_budget,
-    upper_process_bytes,
-)
+from planner.hardware.budget import make_budget, upper_process_bytes
 from planner.hardware.device import Device, SourcedBytes, unlimited_device
 from planner.hardware.likeness import Likeness, margins_of
+from planner.hardware.oom_probability import estimate_oom_probability, oom_probability_at, probability_beyond
 from planner.hardware.residuals import RunKind, Spread
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from tests.helpers.structs import replace
@@ -200,12 +195,12 @@ def test_upper_bounds(one: float, other: float, reserved_mib: int, cap_mib: int 
 
 def test_chance_by_hand() -> None:
     """A need of 100 with a deviation of 3 beside one of 4 passes 105, a deviation of 5 away, in 15.9 %."""
-    assert chance_beyond(105, 100, Spread(1, 0.0, 0.03), 4.0) == pytest.approx(1 - ONE_DEVIATION)
+    assert probability_beyond(105, 100, Spread(1, 0.0, 0.03), 4.0) == pytest.approx(1 - ONE_DEVIATION)
 
 
 def test_chance_moves_with_the_mean() -> None:
     """Runs that need 5 % more than their replay on average fill 105 at a need of 100 in half of the cases."""
-    assert chance_beyond(105, 100, Spread(1, 0.05, 0.03), 4.0) == pytest.approx(0.5)
+    assert probability_beyond(105, 100, Spread(1, 0.05, 0.03), 4.0) == pytest.approx(0.5)
 
 
 @UNTIMED
@@ -219,7 +214,7 @@ def test_chance_and_confidence_agree(confidence: float, kind: RunKind, cap_mib: 
     cap_bytes = None if cap_mib is None else cap_mib * MIB
     budget = make_budget(card(), confidence, RULES, cap_bytes, None, Likeness(kind))
     bounds = [bound for bound in (budget.arena.capacity_bytes, budget.arena.limit_bytes) if bound is not None]
-    assert chance_needed(budget, min(bounds)) <= 1 - confidence + 1e-6
+    assert oom_probability_at(budget, min(bounds)) <= 1 - confidence + 1e-6
 
 
 @UNTIMED
@@ -228,7 +223,7 @@ def test_more_need_is_no_safer(one: int, other: int) -> None:
     """The probability rises with the need."""
     budget = make_budget(card(), 0.99, RULES)
     low, high = sorted((one, other))
-    assert 0 <= chance_needed(budget, low * MIB) <= chance_needed(budget, high * MIB) <= 1
+    assert 0 <= oom_probability_at(budget, low * MIB) <= oom_probability_at(budget, high * MIB) <= 1
 
 
 def blocks(size_mib: int) -> Trace:
@@ -249,7 +244,7 @@ def blocks(size_mib: int) -> Trace:
 def test_nothing_bounds_a_card_without_end() -> None:
     """Without a card and without a cap no batch runs out of memory, and no probability is told."""
     run = replay_trace(blocks(100), 1)
-    assert chance_out_of_memory(make_budget(unlimited_device(), 0.99, RULES), blocks(100), run) is None
+    assert estimate_oom_probability(make_budget(unlimited_device(), 0.99, RULES), blocks(100), run) is None
 
 
 @pytest.mark.parametrize(
@@ -259,7 +254,7 @@ def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: f
     """Of 9,600 MiB: 3,000 reserved are safe; so are 12,900 of which 4,300 can be released; 10,000 are not."""
     run = replay_trace(blocks(size_mib), 1)
     assert run.peak_reserved_bytes == 3 * size_mib * MIB
-    chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), blocks(size_mib), run)
+    chance = estimate_oom_probability(make_budget(card(), 0.99, RULES), blocks(size_mib), run)
     assert chance is not None and least <= chance <= most
 
 
@@ -275,5 +270,5 @@ def test_what_a_kernel_can_do_without_is_not_needed() -> None:
     trace = Trace((*events, PhaseStart(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), (1,))
     run = replay_trace(trace, 1)
     assert run.peak_allocated_bytes == 11_000 * MIB
-    chance = chance_out_of_memory(make_budget(card(), 0.99, RULES), trace, run)
+    chance = estimate_oom_probability(make_budget(card(), 0.99, RULES), trace, run)
     assert chance is not None and chance < 0.0005

@@ -18,6 +18,7 @@ from planner.hardware.context import (
 )
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
+from planner.program.target import threads_per_sm
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fits" / "cuda_context.py"
 
@@ -110,3 +111,12 @@ def test_published_contexts_of_kernels_loaded_at_once() -> None:
             loaded = Libraries.TRAINING if sample.uses_cudnn else Libraries.NONE
             size = context_size(*sample.chip, sample.loading, loaded)
             assert abs(sample.mib - size.mib) <= 2 * size.spread_mib, sample.source
+
+
+@pytest.mark.parametrize(
+    ("capability", "threads"),
+    [((6, 1), 2048), ((7, 5), 1024), ((8, 0), 2048), ((8, 7), 1536), ((9, 0), 2048), ((12, 1), 1536)],
+)
+def test_threads_of_a_multiprocessor(capability: tuple[int, int], threads: int) -> None:
+    """One table of the CUDA Programming Guide tells contexts, cuDNN and reductions alike."""
+    assert threads_per_sm(capability) == threads

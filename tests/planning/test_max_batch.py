@@ -8,8 +8,9 @@ from hypothesis import given, settings, strategies as st
 
 from planner.allocator.config import MIB, AllocatorRules
 from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace
-from planner.hardware.budget import Budget, chance_needed, make_budget
+from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
+from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
 from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
 from planner.planning.search import LARGEST_BATCH
@@ -308,7 +309,7 @@ def test_estimate_by_hand() -> None:
         unknown_ops=(),
         notes=(),
         seconds=Seconds(1.5, 0),
-        p_out_of_memory=chance_needed(budget, 42 * MIB),
+        p_out_of_memory=oom_probability_at(budget, 42 * MIB),
     )
     assert result.seconds.trace == 1.5 and result.seconds.replay > 0
 

@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from planner.errors import UsageError
-from planner.jobs import ClipGradients, Optimizer, OptimizerImpl
+from planner.jobs import FUSED_OPTIMIZERS, ClipGradients, Optimizer, OptimizerImpl
 
 _CONSTRUCTORS: dict[Optimizer, Callable[..., optim.Optimizer]] = {
     Optimizer.SGD: partial(optim.SGD, lr=1e-3),
@@ -20,14 +20,6 @@ _CONSTRUCTORS: dict[Optimizer, Callable[..., optim.Optimizer]] = {
     Optimizer.RMSPROP: partial(optim.RMSprop, lr=1e-3),
     Optimizer.ADAGRAD: partial(optim.Adagrad, lr=1e-3),
     Optimizer.ADAFACTOR: partial(optim.Adafactor, lr=1e-3),
-}
-_FUSED = {
-    Optimizer.SGD,
-    Optimizer.MOMENTUM,
-    Optimizer.NESTEROV,
-    Optimizer.ADAM,
-    Optimizer.ADAMW,
-    Optimizer.ADAGRAD,
 }
 
 
@@ -43,8 +35,8 @@ def build_optimizer(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH}
     if impl is OptimizerImpl.FUSED:
-        if kind not in _FUSED:
-            names = ", ".join(sorted(_FUSED))
+        if kind not in FUSED_OPTIMIZERS:
+            names = ", ".join(sorted(FUSED_OPTIMIZERS))
             raise UsageError(
                 f"--optimizer-impl fused: torch has no fused {kind}; choose foreach, or one of {names}"
             )

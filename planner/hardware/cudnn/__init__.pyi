@@ -1,5 +1,4 @@
 from .client import (
-    LIMITS as LIMITS,
     Cudnn as Cudnn,
     describe_for_cudnn as describe_for_cudnn,
     open_cudnn as open_cudnn,

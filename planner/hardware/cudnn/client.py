@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,25 +21,10 @@ from planner._support.versions import format_cudnn_version
 from planner._support.worker import Worker, WorkerError
 from planner.errors import UsageError
 from planner.hardware.cudnn.worker import OLDEST
-from planner.program import Convolution, Engine, Workspaces
+from planner.program import SM_LIMITS, Convolution, Engine, Workspaces
 
 INSTALLED = "installed"
 LIBRARY = "libcudnn.so.9"
-
-
-# Shared memory that a block may take (bytes), threads and blocks of a multiprocessor, by compute capability:
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". On 8.x the answers are the
-# same whatever stands here; on 9.0 a few of a hundred hang on the clocks, which are those of an H100 SXM.
-LIMITS: Mapping[tuple[int, int], tuple[int, int, int]] = {
-    **dict.fromkeys(((7, 0), (7, 2)), (98304, 2048, 32)),
-    (7, 5): (65536, 1024, 16),
-    (8, 0): (166912, 2048, 32),
-    (8, 6): (101376, 1536, 16),
-    (8, 7): (166912, 1536, 16),
-    (8, 9): (101376, 1536, 24),
-    **dict.fromkeys(((9, 0), (10, 0), (10, 3)), (232448, 2048, 32)),
-    **dict.fromkeys(((12, 0), (12, 1)), (101376, 1536, 24)),
-}
 
 
 @dataclass(eq=False, slots=True)
@@ -163,9 +148,13 @@ def _installed() -> Path:
 
 
 def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
-    """Return the JSON object that describes a GPU to cuDNN; a version that wants more fields names them."""
+    """Return the JSON object that describes a GPU to cuDNN; a version that wants more fields names them.
+
+    On 8.x the answers of cuDNN are the same whatever the limits; on 9.0 a few of a hundred depend on the
+    clock rates, which are those of an H100 SXM.
+    """
     major, minor = capability
-    shared_bytes, threads, blocks = LIMITS.get((major, minor), LIMITS[8, 6])
+    shared_bytes, threads, blocks = SM_LIMITS.get((major, minor), SM_LIMITS[8, 6])
     return {
         "deviceName": f"compute capability {major}.{minor}",
         "cudaDeviceId": 0,

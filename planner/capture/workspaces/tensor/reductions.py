@@ -22,12 +22,9 @@ from planner.capture.workspaces._rule import (
     tensor_bytes,
 )
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
-from planner.program import Target
+from planner.program import Target, threads_per_sm
 
 aten = torch.ops.aten
-
-# Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical specifications).
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 _VECTOR = 4  # values that a thread loads at once (vt0 and input_vec_size of most kernels)
 _MAX_THREADS = 512
@@ -107,7 +104,7 @@ def _split(
         step_output *= block_y
     values = ceil_div(inputs, step_input)
     grid = ceil_div(outputs // vector, step_output)
-    wanted = target.sm_count * (_THREADS.get(target.capability, 2048) // (block_x * block_y))
+    wanted = target.sm_count * (threads_per_sm(target.capability) // (block_x * block_y))
     if not across_warps or values < _MAX_VALUES or grid > wanted:
         return ()
     blocks = max(min(ceil_div(wanted, grid), ceil_div(values, _MIN_VALUES)), ceil_div(values, _MAX_VALUES))

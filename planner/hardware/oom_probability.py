@@ -1,0 +1,71 @@
+"""The probability that a batch runs out of memory on a GPU, from the residuals of published runs."""
+
+from math import hypot
+from statistics import NormalDist
+
+from planner.allocator import Arena, Replay, replay_trace
+from planner.hardware.budget import Budget, is_fitted, process_overhead
+from planner.hardware.device import ENDLESS_BYTES
+from planner.hardware.likeness import margins_of
+from planner.hardware.residuals import Spread
+from planner.program import Outcome, Trace, least_bytes
+
+MAX_REPLAYS = 6
+CERTAIN = 0.0005  # a probability this near to 0 or 1 is not refined
+TOLERANCE = 0.1  # of the smaller of a probability and its complement
+
+
+def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float | None:
+    """Return the probability that the batch of `run` runs out of memory on the GPU.
+
+    None where nothing bounds it, or where no published run is like the job and no calibration answers. `run`
+    is one that did not fail, in an arena of the budget's rules. The batch's least need lies between the
+    bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters. The
+    answer is never below the truth of the model.
+    """
+    if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
+        return None
+    if budget.likeness.unlike and not is_fitted(budget):
+        return None
+    low = float(least_bytes(trace.events)(run.batch))
+    high = max(low, float(run.peak_reserved_bytes))
+    for _ in range(MAX_REPLAYS):
+        least, most = oom_probability_at(budget, low), oom_probability_at(budget, high)
+        if most < CERTAIN or least > 1 - CERTAIN or most - least <= TOLERANCE * min(most, 1 - least):
+            break
+        middle = (low + high) / 2
+        arena = Arena(int(middle), rules=budget.arena.rules, total_bytes=budget.arena.total_bytes)
+        fails = replay_trace(trace, run.batch, arena).outcome is Outcome.DOES_NOT_FIT
+        low, high = (middle, high) if fails else (low, middle)
+    return oom_probability_at(budget, high)
+
+
+def oom_probability_at(budget: Budget, need_bytes: float) -> float:
+    """Return the probability that a run whose replay needs so much at the least runs out of memory.
+
+    GPU and cap are taken to be exceeded together or not at all, since one error is behind both.
+    """
+    verdicts = margins_of(budget.likeness).verdicts
+    probabilities = [0.0]
+    if budget.cap_bytes is not None:
+        probabilities.append(probability_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
+    device = budget.device
+    if device.usable.value < ENDLESS_BYTES:
+        overhead, deviation, slope = process_overhead(device, budget.correction)
+        deviation = hypot(deviation, device.usable.spread)
+        spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)
+        left = device.usable.value - overhead
+        probabilities.append(probability_beyond(left, need_bytes, spread, deviation))
+    return max(probabilities)
+
+
+def probability_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
+    """Return the probability that a run whose replay needs `need` takes more than `room`.
+
+    `deviation` is that of `room`; all are in one unit.
+
+    >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
+    0.5
+    """
+    spread = hypot(deviation, verdicts.scale * need)
+    return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from planner.errors import UnsavedError
 from planner.planning import OnProgress
+from planner.report import Result
 
 SILENT_SECONDS = 2  # after which a line of progress counts
 WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow
@@ -22,31 +23,24 @@ class Output(NamedTuple):
     json: bool
 
 
-class Result(Protocol):
-    """An answer: its text is the report."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its JSON."""
-
-
 def emit(result: Result, output: Output) -> None:
-    """Print a report, or its JSON on one line; on a terminal with rich's tables where there are any."""
+    """Print a report, or its JSON on one line; on a terminal with rich's tables."""
     if output.json:
         print(json.dumps(result.to_dict()), flush=True)
-    elif hasattr(result, "__rich__") and _is_drawn_on(sys.stdout):
+    elif _shows_unicode(sys.stdout):
         _draw(result)
     else:
         print(result, flush=True)
 
 
-def _is_drawn_on(stream: TextIO) -> bool:
-    """Whether a stream ends on a terminal that shows more than letters; a pipe gets the plain text."""
+def _shows_unicode(stream: TextIO) -> bool:
+    """Return whether a stream ends on a terminal that shows more than letters; a pipe gets the plain text."""
     letters_only = os.environ.get("TERM", "") in ("dumb", "unknown")
     return stream.isatty() and not letters_only and (stream.encoding or "").lower().startswith("utf")
 
 
 def _draw(result: Result) -> None:
-    """By rich, which honours NO_COLOR (https://no-color.org) and the width of the terminal."""
+    """Draw a report with rich, which honours NO_COLOR (https://no-color.org) and the terminal's width."""
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
@@ -56,7 +50,7 @@ def _draw(result: Result) -> None:
 
 @contextmanager
 def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
-    """Write an answer that could not be saved before the error of saving it goes its way."""
+    """Write a result that could not be saved, then raise the error of saving it."""
     try:
         yield
     except UnsavedError as error:
@@ -65,28 +59,16 @@ def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[OnProgress]:
-    """Keep what a model prints off standard output, and show on a terminal what is being done.
+def progress(elsewhere: OnProgress = lambda line: None) -> Iterator[OnProgress]:
+    """Keep what a model prints off standard output, and yield a function that shows a line of progress.
 
-    Gives a function that shows a line in place of the one before; none is left in the end.
+    On a terminal each line replaces the one before, and none is left in the end; `elsewhere` gets the lines
+    where standard error is no terminal.
     """
-    with _progress_or(lambda line: None) as on_progress:
-        yield on_progress
-
-
-@contextmanager
-def progress_lines() -> Iterator[OnProgress]:
-    """Do as `progress` does, and print each line where standard error is no terminal."""
-    with _progress_or(print_progress) as on_progress:
-        yield on_progress
-
-
-@contextmanager
-def _progress_or(elsewhere: OnProgress) -> Iterator[OnProgress]:
     with redirect_stdout(sys.stderr):
         if sys.stderr.isatty():
-            with _status_line() as on_progress:
-                yield on_progress
+            with _status_line() as show:
+                yield show
         else:
             yield elsewhere
 

@@ -201,7 +201,7 @@ def test_estimate_that_does_not_fit(capsys: Capture) -> None:
     assert out.splitlines()[0].startswith(
         "Batch 128 does not fit at confidence 0.99; without a limit it would take "
     )
-    assert out.splitlines()[1].startswith("Fails at:       step 1, forward, ")
+    assert out.splitlines()[1].startswith("Fails at:       step 1, forward pass, ")
 
 
 def test_options_reach_the_job(capsys: Capture) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Method, MultipleOf, option_flag, with_options
-from planner.cli.output import Output, emit, emit_before_raising, progress, progress_lines
+from planner.cli.output import Output, emit, emit_before_raising, print_progress, progress
 from planner.errors import UsageError
 
 
@@ -37,7 +37,7 @@ def max_batch_command(
         _reject_beside_command(options | {"method": method})
         from planner.api.run import max_batch_of_command
 
-        with progress_lines() as on_progress:
+        with progress(print_progress) as on_progress:
             plan = max_batch_of_command(
                 command, gpus=gpus, multiple_of=multiple_of, on_progress=on_progress, **emulation
             )

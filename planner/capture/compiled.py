@@ -1,9 +1,9 @@
 """Notice compiled code when it is called, and run it as eager code.
 
 `torch.compile` in all its forms (a wrapped module, `Module.compile`, a decorated function) enters through the
-one function of dynamo that asks the stance what to do with the call (torch/_dynamo/eval_frame.py,
+one function of dynamo that consults the stance (torch/_dynamo/eval_frame.py,
 `_callback_from_stance`); TorchScript's functions and methods, scripted or traced, through `__call__` of their
-two classes. Both entries are watched, so that it does not matter where the model keeps what it compiled.
+two classes. Both entries are watched, wherever the model stores its compiled code.
 """
 
 import inspect
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -69,7 +70,7 @@ def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
                 calls.by_dynamo[_name_of(caller["fn"])] = None
         return decide(callback)
 
-    _replace(eval_frame, "_callback_from_stance", noting, stack)
+    stack.enter_context(mock.patch.object(eval_frame, "_callback_from_stance", noting))
     stack.enter_context(torch.compiler.set_stance("force_eager"))
     # Of the recorder's hooks on modules, which may well run once more.
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
@@ -84,12 +85,12 @@ def _watch_first_use(calls: CompiledCalls, stack: ExitStack) -> None:
         _watch_dynamo(calls, stack)
         return compile_(*args, **kwargs)
 
-    _replace(torch, "compile", compile_noting, stack)
+    stack.enter_context(mock.patch.object(torch, "compile", compile_noting))
 
 
 def _watch_torchscript(calls: CompiledCalls, stack: ExitStack) -> None:
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        _replace(kind, "__call__", _noting_call(kind.__call__, calls), stack)
+        stack.enter_context(mock.patch.object(kind, "__call__", _noting_call(kind.__call__, calls)))
 
 
 def _noting_call(call: Callable[..., Any], calls: CompiledCalls) -> Callable[..., Any]:
@@ -106,12 +107,6 @@ def _plain_type(script_module: Any) -> str:
     """Return the class of a scripted module without the prefix that TorchScript puts before it."""
     qualified = str(script_module._type().name() or "a module")
     return qualified.rpartition(".")[2]
-
-
-def _replace(holder: Any, name: str, value: Any, stack: ExitStack) -> None:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    stack.callback(setattr, holder, name, before)
 
 
 def _name_of(function: Any) -> str:

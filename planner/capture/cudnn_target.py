@@ -1,4 +1,4 @@
-"""The target as the rules of one job see it."""
+"""Give the target of one job's workspace rules the cuDNN library that the job names."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def equip(target: Target, job: Job) -> Target:
-    """With the library that the job asks for the workspaces of convolutions. Raises UsageError."""
+    """Return the target with the library that the job queries for workspaces. Raises UsageError."""
     if not job.cudnn or target.conv_workspace_query is not None:
         return target
     library = _library_of(job)
@@ -21,7 +21,7 @@ def equip(target: Target, job: Job) -> Target:
 
 
 def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
-    """What is to be said of whatever is concluded from a run of the job on such a GPU."""
+    """Return notes on the library's answers for a run of the job on such a GPU."""
     if not job.cudnn:
         return ()
     library = _library_of(job)
@@ -30,12 +30,12 @@ def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
         return (
             f"cuDNN {library.version} does not answer for {known}: no workspaces of convolutions are counted",
         )
-    told = f"convolutions take the workspaces that cuDNN {library.version} asks for"
+    note = f"convolutions take the workspaces that cuDNN {library.version} asks for"
     if job.cudnn_benchmark:
-        told += ": the largest while it times its engines, then that of its first choice"
+        note += ": the largest while it times its engines, then that of its first choice"
     if library.lacks:
-        return (told, f"cuDNN's engines that are built on cuBLASLt are left out: {library.lacks}")
-    return (told,)
+        return (note, f"cuDNN's engines that are built on cuBLASLt are left out: {library.lacks}")
+    return (note,)
 
 
 def _library_of(job: Job) -> "Cudnn":

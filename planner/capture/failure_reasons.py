@@ -1,4 +1,4 @@
-"""Why a trace failed, in one line: the module, operator and source line, what went wrong and what to do."""
+"""Explain a failed capture in one line: module, operator and source line, the problem and its remedy."""
 
 import re
 import traceback
@@ -12,15 +12,15 @@ from planner.capture.values.interpreter import DataDependentError
 from planner.errors import ModelError
 from planner.jobs import Job
 
-MOST_LETTERS = 200  # of what an exception says
+MOST_LETTERS = 200  # of an exception's message
 SHAPES = "check --input and --target"
 ANY = "see the traceback with --debug"
 
-# Operators whose result, or the shape of it, depends on values that a trace on meta does not have.
+# Operators whose result, or its shape, depends on values that tensors on meta lack.
 _READS_VALUES = re.compile(
     r"_local_scalar_dense|nonzero|nms|unique|masked_select|\.equal|is_nonzero|bincount|repeat_interleave"
 )
-# So torch speaks where values of a meta tensor are asked for.
+# torch's messages where values of a meta tensor are read.
 _IS_ABOUT_META = re.compile(r"meta tensor|on meta|'?meta'? (backend|device)|meta kernel|device=?'?meta", re.I)
 _IS_ABOUT_SHAPES = re.compile(
     r"shape|\bsizes?\b|dimension|\bdims?\b|dtype|data type|scalar type|expand|broadcast|reduction dim"
@@ -29,7 +29,7 @@ _IS_ABOUT_SHAPES = re.compile(
     r"|forward\(\) (missing|got|takes)|unexpected keyword|too many values|not enough values",
     re.I,
 )
-# What is not planned: torch's words, what it is, and what can be done.
+# Unsupported constructs: torch's words, the problem and the remedy.
 _NOT_PLANNED = (
     (
         r"SparseTensorImpl|[sS]parse(Meta|CPU|CUDA)|layout.*Sparse",
@@ -55,42 +55,42 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
     where = f"{job.model}: {place} fails at batch {batch}{op}{line}"
-    said = " ".join(message_of(error).split()) or type(error).__name__
+    message = " ".join(message_of(error).split()) or type(error).__name__
     if _is_of_flex_attention(error):
         return ModelError(
             f"{where}: flex_attention is not planned, since a compiler makes its kernels; "
             "plan with torch.nn.functional.scaled_dot_product_attention in its place"
         )
     for words, reason, remedy in _NOT_PLANNED:
-        if re.search(words, said):
+        if re.search(words, message):
             return ModelError(f"{where}: {reason}; {remedy}")
-    if wants_values(said, running):
+    if reads_values(message, running):
         return DataDependentError(job.model, f"{place} calls {running or 'code'}{line}")
     if isinstance(error, SystemExit):
-        said = f"it ends the process with code {error.code}"
-    said = said if len(said) <= MOST_LETTERS else said[: MOST_LETTERS - 3] + "..."
-    return ModelError(f"{where}: {said}; {remedy_for(error, said)}")
+        message = f"it ends the process with code {error.code}"
+    message = message if len(message) <= MOST_LETTERS else message[: MOST_LETTERS - 3] + "..."
+    return ModelError(f"{where}: {message}; {remedy_for(error, message)}")
 
 
-def wants_values(said: str, running: str = "") -> bool:
-    """Whether an exception comes of values that a trace on meta does not have."""
-    return bool(_READS_VALUES.search(running) or "nonzero" in said or _IS_ABOUT_META.search(said))
+def reads_values(message: str, running: str = "") -> bool:
+    """Return whether an exception comes from values that tensors on meta lack."""
+    return bool(_READS_VALUES.search(running) or "nonzero" in message or _IS_ABOUT_META.search(message))
 
 
-def remedy_for(error: BaseException, said: str, otherwise: str = ANY) -> str:
-    """What can be done about an exception."""
+def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
+    """Return the remedy of an exception."""
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0]
         return f"install {name or 'it'}, or leave that import away for the plan"
     if isinstance(error, RuntimeError | ValueError | TypeError | IndexError) and _IS_ABOUT_SHAPES.search(
-        said
+        message
     ):
         return SHAPES
     return otherwise
 
 
 def source_line(error: BaseException) -> str:
-    """The innermost line that is neither torch's nor the planner's; of torchvision, those of models count."""
+    """Return the innermost line outside torch, torchvision and the planner; torchvision's models count."""
     own = str(Path(__file__).resolve().parent)
     theirs = str(Path(torch.__file__).resolve().parent)  # also the beginning of torchvision's
     models = str(Path("torchvision", "models"))

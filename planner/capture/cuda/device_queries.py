@@ -1,7 +1,7 @@
-"""torch.cuda and torch.accelerator as they would answer on the planned GPU, for all code but torch's own.
+"""Answer queries of torch.cuda and torch.accelerator as on the planned GPU, for all code but torch's own.
 
-Whether there is a GPU at all is what libraries remember: they get the true answer, since the process goes on
-after the trace.
+Libraries cache whether there is a GPU at all: they get the true answer, since the process goes on after the
+capture.
 """
 
 import functools
@@ -19,21 +19,12 @@ from planner.capture.cuda.names import Replacement
 Remark = Callable[[str], None]
 
 _WITHOUT_EFFECT = (
-    *(
-        "empty_cache",
-        "init",
-        "ipc_collect",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "set_device",
-    ),
-    *("set_rng_state", "set_rng_state_all", "set_stream", "set_sync_debug_mode", "synchronize"),
+    *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+    *("set_device", "set_rng_state", "set_rng_state_all", "set_stream", "set_sync_debug_mode", "synchronize"),
     *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
     *("reset_peak_memory_stats", "set_device_index", "set_device_idx"),
 )
-_PLAIN: dict[str, Any] = {
+_CONSTANTS: dict[str, Any] = {
     "is_available": True,
     "is_initialized": True,
     "is_tf32_supported": True,
@@ -52,13 +43,13 @@ _MEMORY = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
     *("max_memory_cached", "memory_usage", "device_memory_used", "utilization"),
 )
-_REMEMBERED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
+_CACHED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
 _PLAIN_GENERATOR = torch.Generator
 _TOTAL_BYTES = 80 * 2**30
 
 
 class Stream(AbstractContextManager[Any]):
-    """A stream, an event or a device of torch.cuda in which everything happens at once."""
+    """A stream, an event or a device of torch.cuda, in which everything is synchronous."""
 
     device_index = cuda_stream = stream_id = idx = 0
     device = torch.device("cuda", 0)
@@ -70,30 +61,30 @@ class Stream(AbstractContextManager[Any]):
         return None
 
     def query(self) -> bool:
-        """Everything that was asked for is done."""
+        """Return that all work is done."""
         return True
 
     def elapsed_time(self, _: object) -> float:
-        """No time goes by."""
+        """Return no time."""
         return 0.0
 
     def record_event(self, event: Any = None) -> Any:
-        """An event that has happened."""
+        """Return an event that has happened."""
         return Stream() if event is None else event
 
     def record(self, *_: Any) -> None:
-        """Nothing has to be waited for."""
+        """Do nothing, since all work is done."""
 
     wait_stream = wait_event = synchronize = wait = record
 
 
 def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> Iterator[Replacement]:
-    """What stands for the functions of torch.cuda and torch.accelerator; `remark` hears of doubtful ones."""
+    """Yield replacements in torch.cuda and torch.accelerator; `remark` is called with doubtful queries."""
     for holder in (torch.cuda, torch.accelerator):
         answers = _answers(holder.__name__, capability, remark)
         for name, answer in answers.items():
             if hasattr(holder, name):
-                truth = caches_answers if name in _REMEMBERED else is_of_torch
+                truth = caches_answers if name in _CACHED else is_of_torch
                 yield holder, name, _for_users(getattr(holder, name), answer, truth)
         for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
             if hasattr(holder, name) and holder is torch.cuda:
@@ -126,7 +117,7 @@ def _answers(
         major, minor = capability()
         remark(f"asks {module}.get_device_properties: the trace answers 80 GiB and 100 multiprocessors")
         return SimpleNamespace(
-            name=_PLAIN["get_device_name"],
+            name=_CONSTANTS["get_device_name"],
             major=major,
             minor=minor,
             total_memory=_TOTAL_BYTES,
@@ -137,7 +128,7 @@ def _answers(
     def fraction(value: float, *_: Any, **__: Any) -> None:
         remark(f"sets {module}.set_per_process_memory_fraction({value}): say it with --allocator-cap-mib")
 
-    answers: dict[str, Callable[..., Any]] = {name: _always(value) for name, value in _PLAIN.items()}
+    answers: dict[str, Callable[..., Any]] = {name: _always(value) for name, value in _CONSTANTS.items()}
     answers |= dict.fromkeys(_WITHOUT_EFFECT, _always(None))
     answers |= {name: of_memory(name, 0) for name in _MEMORY}
     answers |= {
@@ -163,17 +154,17 @@ def _always(value: Any) -> Callable[..., Any]:
 def _for_users(
     plain: Callable[..., Any],
     answer: Callable[..., Any],
-    is_told_the_truth: Callable[[FrameType], bool] = caches_answers,
+    needs_truth: Callable[[FrameType], bool] = caches_answers,
 ) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        return (plain if is_told_the_truth(sys._getframe(1)) else answer)(*args, **kwargs)
+    def query(*args: Any, **kwargs: Any) -> Any:
+        return (plain if needs_truth(sys._getframe(1)) else answer)(*args, **kwargs)
 
-    return ask
+    return query
 
 
 def _type_for_users(plain: type) -> type:
-    """A class that makes a `Stream` for users, and of which all instances of `plain` are."""
+    """Return a class that makes a `Stream` for users, and has all instances of `plain`."""
 
     class _Type(type):
         def __instancecheck__(cls, instance: object) -> bool:
@@ -190,10 +181,10 @@ class _AnyGenerator(type):
         return isinstance(instance, _PLAIN_GENERATOR)
 
     def __call__(cls, device: Any = "cpu") -> Any:
-        """On the CPU: what is drawn on the planned GPU has no values."""
+        """Return a generator on the CPU, since random numbers of the planned GPU have no values."""
         is_gpu = torch.device(device).type in ("cuda", "meta")
         return _PLAIN_GENERATOR("cpu" if is_gpu else device)
 
 
 class _Generator(metaclass=_AnyGenerator):
-    """`torch.Generator` with a GPU's on the CPU."""
+    """`torch.Generator`, on the CPU for a GPU."""

@@ -1,8 +1,8 @@
-"""Translate the device `cuda` in user code into the one that is traced on, while a trace is made.
+"""Translate the device `cuda` in user code into that of the capture.
 
 Most files name the GPU: `device="cuda"`, `.cuda()`, `x.device.type == "cuda"`. A `TorchFunctionMode` would
-see such calls, but a mode also takes torch's fast paths away (`has_torch_function`), which changes memory.
-So Python names are replaced: those that make tensors, those that move them, and what says where they are.
+see such calls, but a mode also disables torch's fast paths (`has_torch_function`), which changes memory.
+So Python names are replaced: those that make tensors, move them, or return their device.
 torch's own code and the planner's see the tensors as they are, on `meta`.
 """
 
@@ -32,18 +32,18 @@ _is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class Placement:
-    """Where `cuda` is while a model is built or run, and what became known of the code that names it."""
+    """The device for `cuda` while a model is built or run, and notes on the code that names it."""
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
     placed: list["weakref.ref[Tensor]"] = field(default_factory=list)  # put there while a model is built
-    is_running: bool = False  # the loop runs, which makes such tensors without end
-    on_cpu: list["weakref.ref[Tensor]"] = field(default_factory=list)  # on meta, but on the CPU in truth
-    remarks: dict[str, str] = field(default_factory=dict)  # what code does, and the first line that does it
+    is_running: bool = False  # the loop runs, whose tensors are not noted
+    on_cpu: list["weakref.ref[Tensor]"] = field(default_factory=list)  # on meta in place of the CPU
+    remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for whatever is concluded from the trace."""
+        """Return the remarks as notes of the trace."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def put(self, tensor: Any) -> Any:
@@ -53,22 +53,22 @@ class Placement:
         return tensor
 
     def has_put(self, tensor: Tensor) -> bool:
-        """Whether user code put the tensor on the GPU."""
+        """Return whether user code put the tensor on the GPU."""
         return any(known() is tensor for known in self.placed)
 
     def is_on_cpu(self, tensor: Tensor) -> bool:
-        """Whether the tensor would be on the CPU although it is on meta."""
+        """Return whether the tensor would be on the CPU although it is on meta."""
         return any(known() is tensor for known in self.on_cpu)
 
 
-_opened: list[Placement] = []  # the innermost last; several while a model is built within a trace
+_opened: list[Placement] = []  # the innermost last; several while a model is built within a capture
 
 
 @contextmanager
 def planned_device(target: str = META, capability: tuple[int, int] | None = None) -> Iterator[Placement]:
-    """While open, `cuda` in user code is `target`, and torch.cuda answers as the planned GPU would.
+    """Make `cuda` in user code mean `target`, and torch.cuda answer as on the planned GPU, while open.
 
-    Within another one, both know what is put on the GPU.
+    Nested placements share the tensors that are put on the GPU.
     """
     outer = _opened[-1] if _opened else None
     known = Placement() if outer is None else outer
@@ -87,7 +87,7 @@ def planned_device(target: str = META, capability: tuple[int, int] | None = None
 
 @contextmanager
 def devices_shown() -> Iterator[None]:
-    """While open, user code sees that tensors on meta are on the GPU."""
+    """Show tensors on meta to user code as on the GPU while open."""
     index = Tensor.get_device
     shown: dict[str, Any] = {
         "device": _shown(torch._C.TensorBase.device, _GPU),
@@ -103,7 +103,7 @@ def devices_shown() -> Iterator[None]:
 
 
 def is_put_on_gpu(tensor: Tensor) -> bool:
-    """Whether user code put the tensor on the GPU while the model was built."""
+    """Return whether user code put the tensor on the GPU while the model was built."""
     return bool(_opened) and _opened[-1].has_put(tensor)
 
 
@@ -117,7 +117,7 @@ def _shown(plain: Any, value: object) -> property:
 
 
 def names_gpu(device: object) -> bool:
-    """Whether a device argument means a GPU: a name, a device or an index."""
+    """Return whether a device argument means a GPU: a name, a device or an index."""
     if isinstance(device, str):
         return device.partition(":")[0] == "cuda"
     if isinstance(device, torch.device):
@@ -126,7 +126,7 @@ def names_gpu(device: object) -> bool:
 
 
 def _target(device: object) -> str:
-    """Where a tensor that is asked for on this GPU is made; another GPU than the first is remarked."""
+    """Return the device for tensors on this GPU, and remark on another GPU than the first."""
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
     if index:
         _remark(f"names cuda:{index}: all GPUs are taken for the one that is planned for")
@@ -137,7 +137,7 @@ def _target(device: object) -> str:
 
 
 def _replacements() -> Iterator[Replacement]:
-    constructors = _device._device_constructors()  # it remembers the functions that it finds first
+    constructors = _device._device_constructors()  # it caches the functions that it finds first
     for holder in (torch, torch.fft):
         for name, value in list(vars(holder).items()):
             if callable(value) and value in constructors:
@@ -160,7 +160,7 @@ def _remark(text: str) -> None:
 
 
 def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
-    """`with torch.device(...)` and `torch.set_default_device`."""
+    """Return `DeviceContext.__init__` with its device translated."""
 
     def start(self: Any, device: object) -> None:
         is_gpu = names_gpu(device)
@@ -173,7 +173,7 @@ def _defaulting(plain: Callable[..., None]) -> Callable[..., None]:
 def keep_default_device() -> None:
     """Make the GPU the default device again, where a constructor did so inside another region.
 
-    The end of a `with torch.device(...)` around it takes away whichever device is the default by then.
+    The end of a `with torch.device(...)` around it removes whichever device is the default by then.
     """
     chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if getattr(chosen, "planner_is_gpu", False):
@@ -182,11 +182,11 @@ def keep_default_device() -> None:
 
 
 def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The factory with its device translated; memory that is pinned is the CPU's."""
+    """Return the factory with its device translated, and without pinned memory, which is the CPU's."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if not _opened:  # bound by an import while a trace ran
+        if not _opened:  # bound by an import during a capture
             return plain(*args, **kwargs)
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
@@ -205,7 +205,7 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`Tensor.to`: what is on meta is on the GPU, unless it is known to be on the CPU in truth."""
+    """Return `Tensor.to` that takes tensors on meta as on the GPU, unless they stand for the CPU's."""
 
     @functools.wraps(plain)
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -236,7 +236,7 @@ def _to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **opti
 
 
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.load` with what was on a GPU on the CPU, where files are read."""
+    """Return `torch.load` that loads tensors of a GPU to the CPU."""
 
     @functools.wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -8,12 +8,12 @@ import torch
 
 from planner.capture.cuda.callers import modules_of_users
 
-Replacement = tuple[Any, str, Any]  # a module or class, a name of it, and what shall stand there
-_INHERITED = object()  # the name stood in a class above
+Replacement = tuple[Any, str, Any]  # a module or class, a name of it, and the new value
+_INHERITED = object()  # the name was defined in a base class
 
 
 class Names:
-    """Replacements that are put in place and taken away together."""
+    """Replacements that are set and restored together."""
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
         self._replacements = [*replacements]
@@ -26,13 +26,13 @@ class Names:
         self._before: list[Any] = []
 
     def replace(self) -> None:
-        """Put the new values there."""
+        """Set the new values."""
         self._before = [vars(holder).get(name, _INHERITED) for holder, name, _ in self._replacements]
         for holder, name, new in self._replacements:
             setattr(holder, name, new)
 
     def restore(self) -> None:
-        """Put there what stood there before."""
+        """Set the values from before."""
         for (holder, name, new), before in reversed([*zip(self._replacements, self._before, strict=True)]):
             if before is not _INHERITED:
                 setattr(holder, name, before)
@@ -40,7 +40,7 @@ class Names:
                 delattr(holder, name)
 
     def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
-        """TorchScript knows torch's functions by identity, so it sees them as they are."""
+        """Return `torch.jit.script` that sees torch's own functions, which it knows by identity."""
 
         @functools.wraps(script)
         def compile_with_own_names(*args: Any, **kwargs: Any) -> Any:

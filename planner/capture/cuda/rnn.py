@@ -1,7 +1,7 @@
-"""Recurrent layers as on CUDA: one operator of cuDNN for all layers, directions and steps.
+"""Run recurrent layers as on CUDA: one operator of cuDNN for all layers, directions and steps.
 
-On meta, `lstm` and its relatives unroll into cells. ATen/native/RNN.cpp hands CUDA tensors to cuDNN;
-cudnn/RNN.cpp, read here, is what cuDNN is asked for. `nn.LSTM` keeps its weights as views of one buffer once
+On meta, `lstm` and its relatives unroll into cells. ATen/native/RNN.cpp passes CUDA tensors to cuDNN;
+cudnn/RNN.cpp, followed here, calls it. `nn.LSTM` keeps its weights as views of one buffer once
 it is on the GPU (`flatten_parameters`).
 """
 
@@ -22,8 +22,8 @@ DROPOUT_STATE_BYTES = 24 * 2048 * 56  # 24 bytes for each thread of a P100, from
 def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
     """Move the weights of a recurrent layer into one buffer, as `flatten_parameters` does on a GPU.
 
-    Yields the buffer once it is made; the weights' own storages are let go of when the caller goes on.
-    Nothing happens to modules of other kinds.
+    Yields the buffer once it is made; the weights' own storages are released when the caller goes on.
+    Other modules stay as they are.
     """
     if not isinstance(layer, nn.RNNBase) or layer.mode not in MODES or not _is_whole(layer):
         return
@@ -42,7 +42,7 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_whole(layer: nn.RNNBase) -> bool:
-    """Distinct weights of one floating-point type on meta (`RNNBase.flatten_parameters`)."""
+    """Return whether weights are distinct and of one floating-point type (`RNNBase.flatten_parameters`)."""
     weights = layer._flat_weights
     if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
         return False
@@ -51,8 +51,8 @@ def _is_whole(layer: nn.RNNBase) -> bool:
     return apart and len(kinds) == 1 and next(iter(kinds)).is_floating_point
 
 
-class _Dropout:
-    """The state of cuDNN's dropout: made when it is first needed, kept for ever, shared by all layers."""
+class _DropoutState:
+    """The state of cuDNN's dropout, made at its first use and shared by all layers for good."""
 
     def __init__(self) -> None:
         self._state: Tensor | None = None
@@ -64,17 +64,17 @@ class _Dropout:
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    """Operator name -> kernel."""
-    dropout = _Dropout()
-    found: dict[str, Callable[..., Any]] = {}
+    """Return kernels by operator name, for a GPU of this compute capability."""
+    dropout = _DropoutState()
+    by_name: dict[str, Callable[..., Any]] = {}
     for mode in MODES.values():
         name = mode.operator
-        found[f"{name}.input"] = _padded(mode.number, name, dropout, capability)
-        found[f"{name}.data"] = _packed(mode.number, name, dropout, capability)
-    return found
+        by_name[f"{name}.input"] = _padded(mode.number, name, dropout, capability)
+        by_name[f"{name}.data"] = _packed(mode.number, name, dropout, capability)
+    return by_name
 
 
-def _padded(mode: int, name: str, dropout: _Dropout, capability: tuple[int, int]) -> Callable[..., Any]:
+def _padded(mode: int, name: str, dropout: _DropoutState, capability: tuple[int, int]) -> Callable[..., Any]:
     decompose = getattr(aten, name).input.decompose
 
     def run(
@@ -90,7 +90,7 @@ def _padded(mode: int, name: str, dropout: _Dropout, capability: tuple[int, int]
     return run
 
 
-def _packed(mode: int, name: str, dropout: _Dropout, capability: tuple[int, int]) -> Callable[..., Any]:
+def _packed(mode: int, name: str, dropout: _DropoutState, capability: tuple[int, int]) -> Callable[..., Any]:
     decompose = getattr(aten, name).data.decompose
 
     def run(
@@ -108,7 +108,7 @@ def _packed(mode: int, name: str, dropout: _Dropout, capability: tuple[int, int]
 
 
 def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
-    """`use_cudnn` of RNN.cpp; bfloat16 needs cuDNN 9.13 and compute capability 8.0 (detail/CUDAHooks.cpp)."""
+    """Return `use_cudnn` of RNN.cpp; bfloat16 needs cuDNN 9.13 and capability 8.0 (detail/CUDAHooks.cpp)."""
     if x.numel() == 0:
         return False
     return x.dtype is not torch.bfloat16 or capability >= (8, 0)
@@ -116,12 +116,9 @@ def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
 
 def _run(
     mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int, p: float,
-    train: bool, bidirectional: bool, batch_first: bool, batch_sizes: list[int], dropout: _Dropout,
+    train: bool, bidirectional: bool, batch_first: bool, batch_sizes: list[int], dropout: _DropoutState,
 ) -> Any:  # fmt: skip
-    """`_cudnn_impl`: the weight buffer where the weights still lie in one, then the operator.
-
-    What autocast makes of the operator's arguments stands in autocast_rnn.py.
-    """
+    """Call the operator, with the weight buffer where the weights still lie in one (`_cudnn_impl`)."""
     hx, cx = hidden if isinstance(hidden, (tuple, list)) else (hidden, None)
     buffer = _shared_buffer(weights)
     width, projected = hx.shape[2], 0
@@ -136,7 +133,7 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """The buffer of `flatten_weights`; None where weights lie apart, which are copied at every call."""
+    """Return the buffer of `flatten_weights`; None for separate weights, which are copied at every call."""
     storages = {w.untyped_storage()._cdata for w in weights}
     if len(storages) > 1 or len(weights) == 1:
         return None
@@ -146,7 +143,7 @@ def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
         return empty.set_(storage, 0, (storage.nbytes() // weights[0].element_size(),), (1,))
 
 
-# ---- what cuDNN returns
+# ---- outputs of cuDNN
 
 
 def cudnn_rnn(
@@ -154,7 +151,7 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Output, last states, reserve space and the weight buffer: a new one where none was given."""
+    """Return output, last states, reserve space and the weight buffer, which is new where none was given."""
     directions = 2 if bidirectional else 1
     width = (projected or hidden) * directions
     if batch_sizes:
@@ -180,7 +177,7 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Gradients of the input and of the states, and of the weights as views of one buffer."""
+    """Return gradients of the input and of the states, and of the weights as views of one buffer."""
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weight)
     if batch_first and not batch_sizes:

@@ -69,7 +69,7 @@ def _target(model: nn.Module, height: int, width: int, device: str) -> dict[str,
 
 
 def _boxes(height: int, width: int) -> Tensor:
-    """From a sixteenth of the image to half of it, their centres on a diagonal."""
+    """Return boxes from a sixteenth of the image to half of it, their centres on a diagonal."""
     step = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     middle = torch.stack((step * width, step * height), 1)
     half = middle.new_tensor([width, height]) * (1 + torch.arange(OBJECTS) % 4)[:, None] / 16
@@ -78,7 +78,7 @@ def _boxes(height: int, width: int) -> Tensor:
 
 
 def _points(height: int, width: int, points: int) -> Tensor:
-    """Each object's points at the middle of its box, all of them visible."""
+    """Return each object's points at the middle of its box, all of them visible."""
     boxes = _boxes(height, width)
     middle = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
     return torch.cat((middle, torch.ones(OBJECTS, 1, 1)), 2).repeat(1, points, 1)

@@ -1,7 +1,7 @@
-"""`--checkpoint blocks`: the repeated blocks of a model run again in the backward pass.
+"""Checkpoint the repeated blocks of a model (`--checkpoint blocks`): run them again in the backward pass.
 
-A model's own switch is used where it has one; else its blocks are found, and `torch.utils.checkpoint` is put
-around each. What models checkpoint themselves needs nothing from here.
+A model's own switch is used where it has one; else `torch.utils.checkpoint` wraps each block. Models that
+checkpoint by themselves need nothing from here.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
-    """While open, the model's blocks are checkpointed; gives the sentence that says which.
+    """Checkpoint the model's blocks while open; yields a note that names them.
 
     Raises ModelError where the model has neither a switch nor repeated blocks.
     """
@@ -47,7 +47,7 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 
 
 def _use_own_switch(model: nn.Module) -> str | None:
-    """Turn on what timm and transformers call gradient checkpointing; gives the switch's name.
+    """Turn on gradient checkpointing of timm or transformers; returns the switch's name.
 
     A model that has the switch and refuses it (timm asserts, transformers raises ValueError) has none.
     """
@@ -68,7 +68,7 @@ def _use_own_switch(model: nn.Module) -> str | None:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost repeated blocks of a model, in its order.
+    """Return the outermost repeated blocks of a model, in its order.
 
     In each list of modules, the class that holds most of the parameters makes the blocks, if the list has
     several of it and it is made of modules itself. Plain lists, and classes that are lists of blocks, are
@@ -82,7 +82,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """The class of a list's blocks, if it has any."""
+    """Return the class of a list's blocks, if it has any."""
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():
         elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())
@@ -107,7 +107,7 @@ def _occurs_inside(kind: type[nn.Module], others: set[type[nn.Module]], model: n
 
 
 def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Module]:
-    """Modules of these classes that lie in no other such module."""
+    """Yield modules of these classes that lie in no other such module."""
     if type(module) in kinds:
         yield module
         return
@@ -116,7 +116,7 @@ def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Mo
 
 
 def _run_again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward method under a checkpoint; as it is where no gradients are recorded.
+    """Return the forward method under a checkpoint, which does nothing where no gradients are recorded.
 
     Lists among the arguments are copied: DenseNet hands its layers one list and appends to it afterwards,
     which the second run must not see.

@@ -1,4 +1,4 @@
-"""The loss of a user's own: FILE.py:NAME, a callable of an output and, where it wants one, a target."""
+"""Build the user's own loss: FILE.py:NAME, a callable of an output and optionally a target."""
 
 import inspect
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Criterion:
     call: Callable[..., Any]
     name: str  # FILE.py:NAME
     takes_target: bool
-    is_without_target: bool  # the job has one, which the loss does not take
+    is_without_target: bool  # the job has a target, which the loss does not take
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         """Return the loss. Raises ModelError where the callable gives something else."""
@@ -32,17 +32,17 @@ class Criterion:
 
     @property
     def module(self) -> nn.Module | None:
-        """The criterion where it is a module, whose buffers and parameters take memory."""
+        """Return the criterion if it is a module, whose buffers and parameters take memory."""
         return self.call if isinstance(self.call, nn.Module) else None
 
     def notes(self) -> tuple[str, ...]:
-        """Return what an answer has to say of the loss."""
-        found = []
+        """Return notes on the loss."""
+        notes = []
         if self.is_without_target:
-            found.append(f"the loss {self.name} takes the output alone: no target is copied to the GPU")
+            notes.append(f"the loss {self.name} takes the output alone: no target is copied to the GPU")
         if self.module is not None and any(one.requires_grad for one in self.module.parameters()):
-            found.append(f"the parameters of the loss {self.name} are trained with those of the model")
-        return tuple(found)
+            notes.append(f"the parameters of the loss {self.name} are trained with those of the model")
+        return tuple(notes)
 
 
 def build_criterion(job: Job) -> Criterion | None:
@@ -54,13 +54,13 @@ def build_criterion(job: Job) -> Criterion | None:
     if not is_code(job.loss) or job.mode is not Mode.TRAIN:
         return None
     name = str(job.loss)
-    found, call_in_file = open_file(name, "loss")
+    loss, call_in_file = open_file(name, "loss")
     try:
-        needs, most = _positional(found)
-        if isinstance(found, type) or (needs == 0 and not isinstance(found, nn.Module) and most < _ANY):
-            made = construct_on_meta(lambda: call_in_file(found))
+        needs, most = _positional(loss)
+        if isinstance(loss, type) or (needs == 0 and not isinstance(loss, nn.Module) and most < _ANY):
+            made = construct_on_meta(lambda: call_in_file(loss))
         else:
-            made = construct_on_meta(lambda: found) if isinstance(found, nn.Module) else found
+            made = construct_on_meta(lambda: loss) if isinstance(loss, nn.Module) else loss
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a user's code may raise anything

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's memory in one process: buckets of gradients, and what broadcasts take.
+"""Model DistributedDataParallel's memory in one process: buckets of gradients, and copies for broadcasts.
 
 There is no process group: buckets are real tensors on the device, filled by hooks as gradients arrive, and
 nothing is sent. What is modelled is the default: `find_unused_parameters=False`, no communication hook, every
@@ -49,7 +49,7 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """What `DistributedDataParallel.forward` does before the model's own, in training."""
+        """Do what `DistributedDataParallel.forward` does before the model's own, in training."""
         if self._arrived:
             arrived, self._arrived = self._arrived, None
             # With parameters that got no gradient DDP raises here; they are put last.
@@ -60,14 +60,14 @@ class Buckets:
         broadcast(list(self._model.buffers()))
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._views.clear()
 
     def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Allocate buckets; the old ones are let go of first (Reducer::initialize_buckets)."""
+        """Allocate buckets after the old ones are released (Reducer::initialize_buckets)."""
         self._views.clear()
         for bucket in buckets:
             first = self._parameters[bucket[0]]
@@ -86,7 +86,7 @@ class Buckets:
                     parameter.grad = view
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Reducer::mark_variable_ready_dense: the gradient goes into its bucket, and becomes a view of it.
+        """Copy the gradient into its bucket and make it a view of it (Reducer::mark_variable_ready_dense).
 
         Without views it is copied back after the reduction, which takes no memory and is left out.
         """
@@ -102,7 +102,7 @@ class Buckets:
 
 @contextmanager
 def data_parallel(model: nn.Module, job: Job, set_category: CategoryHook) -> Iterator[Buckets]:
-    """The buckets of the model while it is trained; `set_category` is called with each."""
+    """Open the buckets of the model while it is trained; `set_category` is called with each."""
     buckets = Buckets(model, job, set_category)
     try:
         yield buckets
@@ -111,10 +111,10 @@ def data_parallel(model: nn.Module, job: Job, set_category: CategoryHook) -> Ite
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:
-    """Which tensors share a bucket, by their index; each bucket is of one dtype.
+    """Return the tensors of each bucket by their index; each bucket is of one dtype.
 
-    A bucket is full as soon as it reaches its limit; the last limit holds for all further ones. They come as
-    they get full, then those that do not. Source: reducer.cpp, compute_bucket_assignment_by_size, which
+    A bucket is full as soon as it reaches its limit; the last limit holds for all further ones. Full buckets
+    come first, in order. Source: reducer.cpp, compute_bucket_assignment_by_size, which
     leaves the order of the latter open.
     """
     full: list[list[int]] = []
@@ -138,7 +138,7 @@ def _by_first_tensor(buckets: Iterable[list[int]]) -> list[list[int]]:
 
 
 def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Take and give back the flat copies through which tensors are broadcast (comm.cpp)."""
+    """Allocate and free the flat copies through which tensors are broadcast (comm.cpp)."""
     in_flight: deque[Tensor] = deque()
     with torch.no_grad():
         for bucket in _by_first_tensor(assign_buckets(tensors, (BROADCAST_BYTES,))):

@@ -1,7 +1,7 @@
-"""`--mode generate`: a causal language model of transformers extends a prompt token by token.
+"""Generate text with a causal language model of transformers, token by token (`--mode generate`).
 
 The loop is that of `GenerationMixin._sample` (transformers/generation/utils.py, 5.23) with greedy search, no
-a `DynamicCache`; its names live as they do there. No value is asked for: every sequence runs to its last
+a `DynamicCache`; its variables live as they do there. No value is read: every sequence runs to its last
 token.
 """
 
@@ -26,8 +26,7 @@ MOST_GROWTHS = 256  # where more tokens lie between, the cache grows by several 
 def run_generation(
     model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> tuple[str, ...]:
-    """Generate `job.new_tokens` tokens after the prompt, `job.steps` times; gives what is left out, as
-    sentences.
+    """Generate `job.new_tokens` tokens after the prompt, `job.steps` times; returns notes on those left out.
 
     The prompt is the job's `input_ids`, or its first input. Raises ModelError for a model that does not
     generate as transformers' decoders do.
@@ -62,7 +61,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """By how many tokens the cache grows at a time, between the tokens that are run through the model."""
+    """Return by how many tokens the cache grows at a time, between those that run through the model."""
     between = max(new_tokens - 2 * WHOLE_TOKENS, 0)
     stride = -(-between // MOST_GROWTHS)
     return [min(stride, between - start) for start in range(0, between, stride)] if between else []
@@ -83,14 +82,14 @@ def _refuse_others(model: nn.Module, job: Job) -> None:
 
 @dataclass(slots=True)
 class _Text:
-    """What is known of the text: three tensors of batch x length, or None where the model takes none."""
+    """The text in three tensors of batch x length, or None where the model takes none."""
 
     tokens: Tensor
     positions: Tensor | None
     mask: Tensor | None
 
     def inputs(self, last: int) -> dict[str, Any]:
-        """The model's inputs for the last tokens; the mask is always that of the whole text."""
+        """Return the model's inputs for the last tokens; the mask is always that of the whole text."""
         inputs = {"input_ids": self.tokens[:, -last:].clone(), "attention_mask": self.mask}
         if self.positions is not None:
             inputs["position_ids"] = self.positions[:, -last:].clone()
@@ -106,7 +105,7 @@ class _Text:
 
 
 def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], job: Job) -> _Text:
-    """The prompt with its positions, and with its mask if that masks anything."""
+    """Return the prompt with its positions, and with its mask if that masks anything."""
     taken = inspect.signature(model.forward).parameters
     prompt = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
     mask = kwargs["attention_mask"] if "attention_mask" in kwargs else torch.ones_like(prompt)
@@ -115,7 +114,7 @@ def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], jo
 
 
 def _generate(model: Any, text: _Text, job: Job) -> Tensor:
-    """Prompt and new tokens, batch x length."""
+    """Return prompt and new tokens, batch x length."""
     from transformers import DynamicCache  # slow to import, and only needed here
 
     cache = DynamicCache(config=model.config)
@@ -139,7 +138,7 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
 
 
 def _decoding(model: Any) -> AbstractContextManager[object]:
-    """Where transformers runs mixtures of experts in another way while it decodes, so does this."""
+    """Open the mode in which transformers runs mixtures of experts while it decodes."""
     optimized = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()
 
@@ -148,11 +147,11 @@ def _grow(cache: Any, tokens: int) -> None:
     """Add tokens to each layer's keys and values, as a forward pass does."""
     for number, layer in enumerate(cache.layers):
         if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
-            # No name may hold the old keys and values, which go as soon as the longer ones are made.
+            # No variable may hold the old keys and values, which go as soon as the longer ones are made.
             cache.update(_new_states(layer.keys, tokens), _new_states(layer.values, tokens), number)
 
 
 def _new_states(cached: Tensor, tokens: int) -> Tensor:
-    """Keys or values of further tokens; batch x heads x tokens x width."""
+    """Return keys or values of further tokens; batch x heads x tokens x width."""
     batch, heads, _, width = cached.shape
     return cached.new_empty(batch, heads, tokens, width)

@@ -1,4 +1,4 @@
-"""Name what of a model's output the loss is made of, where it returns more than one tensor."""
+"""Name the outputs of a model that the loss uses, where it returns more than one tensor."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,8 +12,8 @@ MOST_NAMED = 6  # entries of an output
 
 
 def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
-    """Return one sentence on the entries that `loss_of` took; none where the output is one tensor."""
-    if isinstance(output, Tensor) or is_code(kind):  # which takes what it likes
+    """Return a note on the entries that `loss_of` used; none where the output is one tensor."""
+    if isinstance(output, Tensor) or is_code(kind):
         return ()
     if kind is Loss.OUTPUT:
         taken = "'loss'" if _has_loss(output) else "the first of the values"
@@ -34,7 +34,7 @@ def _has_loss(output: Any) -> bool:
 
 
 def _entries(output: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of an output on its first level, with the names that a user has for them."""
+    """Yield the parts of an output on its first level, with names for users."""
     if isinstance(output, Mapping):
         yield from ((repr(name), value) for name, value in output.items())
     elif hasattr(output, "_fields"):  # a named tuple
@@ -46,5 +46,5 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _floating(value: Any) -> list[Tensor]:
-    """The tensors that `loss_of` takes."""
+    """Return the tensors that `loss_of` uses."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -26,11 +26,11 @@ _CONSTRUCTORS: dict[Optimizer, Callable[..., optim.Optimizer]] = {
 def build_optimizer(
     kind: Optimizer, impl: OptimizerImpl, parameters: Iterable[nn.Parameter]
 ) -> optim.Optimizer:
-    """The optimizer over these parameters, in this implementation.
+    """Return the optimizer over these parameters, in this implementation.
 
-    On CUDA torch chooses `foreach` unless told otherwise (torch/optim/optimizer.py,
-    `_default_to_fused_or_foreach`), for Adafactor the loop; on a CPU always the loop. So it is always told.
-    All parameters form one group. Raises UsageError where torch has no fused implementation of the optimizer.
+    By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`), for
+    Adafactor the loop; on a CPU always the loop. So the implementation is always passed. All parameters form
+    one group. Raises UsageError where torch has no fused implementation of the optimizer.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     options: dict[str, Any] = {"foreach": impl is OptimizerImpl.FOREACH}
@@ -47,8 +47,8 @@ def build_optimizer(
 def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
     """Clip the gradients in place, as scripts do between the backward pass and the optimizer's step.
 
-    On CUDA both ways run over all gradients at once (torch/nn/utils/clip_grad.py); the norm's result is kept
-    by nobody.
+    On CUDA both ways run over all gradients at once (torch/nn/utils/clip_grad.py); the norm's result is
+    released.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if kind is ClipGradients.NORM:
@@ -58,7 +58,7 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
 
 
 def make_ema(model: nn.Module) -> AveragedModel:
-    """A moving average of the model on its device: a copy of all parameters and buffers.
+    """Return a moving average of the model on its device: a copy of all parameters and buffers.
 
     `update_parameters(model)` after each step of the optimizer brings it up to date: the first time it
     copies, later it averages the parameters over one list, and it copies the buffers each time

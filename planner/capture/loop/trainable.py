@@ -1,4 +1,4 @@
-"""Which parameters are trained: the patterns of `--freeze` and `--train-only`."""
+"""Freeze parameters by the patterns of `--freeze` and `--train-only`."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -12,9 +12,9 @@ from planner.jobs import Job, Mode, nearest, shown
 def freeze_parameters(model: nn.Module, job: Job) -> None:
     """Set `requires_grad` of the model's parameters as the job's patterns say.
 
-    With `train_only` exactly the parameters that it names are trained, as a script's loop over
-    `named_parameters` does it; `freeze` takes away from those, or from what the model trains by itself. A
-    parameter that the model uses under several names is known by each of them.
+    With `train_only` exactly the parameters that it names are trained, as by a script's loop over
+    `named_parameters`; `freeze` removes some of those, or of the model's own trained parameters. A parameter
+    that the model uses under several names is known by each of them.
 
     Raises UsageError for a pattern that matches no parameter, and where nothing is left to train.
     """
@@ -22,8 +22,8 @@ def freeze_parameters(model: nn.Module, job: Job) -> None:
         return
     named = list(model.named_parameters(remove_duplicate=False))
     names = [name for name, _ in named]
-    _refuse_idle("--train-only", job.train_only, names, job.model)
-    _refuse_idle("--freeze", job.freeze, names, job.model)
+    _refuse_unmatched("--train-only", job.train_only, names, job.model)
+    _refuse_unmatched("--freeze", job.freeze, names, job.model)
     if job.train_only:
         for _, parameter in named:
             parameter.requires_grad_(False)
@@ -42,7 +42,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _refuse_idle(option: str, patterns: Iterable[str], names: list[str], model: str) -> None:
+def _refuse_unmatched(option: str, patterns: Iterable[str], names: list[str], model: str) -> None:
     for pattern in patterns:
         if any(fnmatchcase(name, pattern) for name in names):
             continue

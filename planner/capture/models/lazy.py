@@ -1,4 +1,4 @@
-"""Lazy modules, which get their shapes from the first batch."""
+"""Initialise lazy modules, which get their shapes from the first batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.cuda.devices import devices_shown
-from planner.capture.failure_reasons import source_line, wants_values
+from planner.capture.failure_reasons import reads_values, source_line
 from planner.capture.loop.batches import empty_batch
 from planner.capture.process_state import message_of
 from planner.capture.recorder.recorder import Run
@@ -21,7 +21,7 @@ from planner.program import Phase
 
 
 class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operators as a trace does, and records nothing."""
+    """Runs operators as a capture does, without recording."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,11 +47,11 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything
-        said = " ".join(message_of(error).split())[:200] or type(error).__name__
-        if wants_values(said):
+        message = " ".join(message_of(error).split())[:200] or type(error).__name__
+        if reads_values(message):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
             raise DataDependentError(job.model, place) from error
-        raise ModelError(f"{job.model}: its lazy modules get no shapes: {said}; check --input") from error
+        raise ModelError(f"{job.model}: its lazy modules get no shapes: {message}; check --input") from error
 
 
 @contextmanager

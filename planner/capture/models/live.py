@@ -1,7 +1,7 @@
-"""A job from a module that exists already and a batch of its data, as training frameworks have them.
+"""Make a job from a module in use and a batch of its data, as training frameworks have them.
 
 The module is copied without its weights, which costs no memory; the loop calls it through a step that the
-framework names, such as a LightningModule's `training_step`, and takes what that returns for the loss.
+framework names, such as a LightningModule's `training_step`, whose result is the loss.
 """
 
 import copy
@@ -17,14 +17,14 @@ from planner.capture.models.live_optimizer import LiveOptimizer
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec
 
-Step = Callable[[nn.Module, Any], Any]  # the module and a batch -> the loss, or what has it under "loss"
-StandIn = tuple[object, object]  # a thing that is not copied, and what the copy has in its place
+Step = Callable[[nn.Module, Any], Any]  # the module and a batch -> the loss, or a mapping with "loss"
+StandIn = tuple[object, object]  # an object that is not copied, and its replacement in the copy
 Prepare = Callable[[nn.Module], object]  # changes a copy as the framework changes the model before training
 
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """What a plan needs to know about a module in use."""
+    """A module in use, as far as a plan needs it."""
 
     inputs: tuple[TensorSpec, ...]  # the tensors of the batch, one sample each
     batch: int  # the batch size that they were seen with
@@ -129,13 +129,13 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
 
 
 def _own_device(module: nn.Module) -> torch.device | None:
-    """The device that a module of Lightning remembers: the CPU until a training starts."""
+    """Return the device that a module of Lightning stores: the CPU until a training starts."""
     device = vars(module).get("_device")
     return device if isinstance(device, torch.device) else None
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
-    """The job of a live model; what it returns is the loss."""
+    """Return the job of a live model, whose result is the loss."""
     return Job(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
 
 

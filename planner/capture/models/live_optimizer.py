@@ -1,4 +1,4 @@
-"""The optimizer of a module in use, made again over the parameters of a copy without weights.
+"""Rebuild the optimizer of a module in use over the parameters of a copy without weights.
 
 Its groups, weight decay and options such as `amsgrad` decide how many states and temporaries there are, so
 that it is built with all of them, not as the default of its class.
@@ -60,7 +60,7 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
-    """Return sentences on what is planned otherwise than the class's default."""
+    """Return notes on options that differ from the class's defaults."""
     defaults = _defaults_of(optimizer.kind)
     changed: dict[str, Any] = {}
     for _, options in optimizer.groups:
@@ -69,8 +69,8 @@ def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
                 changed.setdefault(name, options[name])
     notes = []
     if changed:
-        told = ", ".join(f"{name}={value}" for name, value in changed.items())
-        notes.append(f"the optimizer is planned with its own settings: {told}")
+        settings = ", ".join(f"{name}={value}" for name, value in changed.items())
+        notes.append(f"the optimizer is planned with its own settings: {settings}")
     if any(options.get("capturable") for _, options in optimizer.groups):
         notes.append(
             "the optimizer's capturable=True is not planned: each parameter's step count is on the GPU then, "
@@ -82,24 +82,24 @@ def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
 def make_optimizer(model: nn.Module, job: Job, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
     """Return the optimizer that the model brings with it, or else the job's over these parameters."""
     own = getattr(model, "make_own_optimizer", None)
-    found = own() if callable(own) else None
-    if isinstance(found, optim.Optimizer):
-        return found
+    optimizer = own() if callable(own) else None
+    if isinstance(optimizer, optim.Optimizer):
+        return optimizer
     return build_optimizer(job.optimizer, job.optimizer_impl, parameters)
 
 
 def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as torch would settle them on CUDA (torch/optim/optimizer.py)."""
-    settled = dict(options)
-    if "capturable" in settled:
-        settled["capturable"] = False
-    if not settled.get("fused") and settled.get("foreach") is None and "foreach" in settled:
-        settled["foreach"] = kind is not optim.Adafactor
-    return settled
+    """Return the options with torch's defaults on CUDA (torch/optim/optimizer.py)."""
+    resolved = dict(options)
+    if "capturable" in resolved:
+        resolved["capturable"] = False
+    if not resolved.get("fused") and resolved.get("foreach") is None and "foreach" in resolved:
+        resolved["foreach"] = kind is not optim.Adafactor
+    return resolved
 
 
 def _plain(value: Any) -> Any:
-    """A learning rate, or anything else that may be a tensor, as a number."""
+    """Return a learning rate, or another option that may be a tensor, as a number."""
     if isinstance(value, Tensor):
         return 1e-3
     if isinstance(value, tuple):

@@ -1,10 +1,11 @@
-"""Calls a model's constructor so that its parameters and buffers take no memory: they end on `meta`."""
+"""Construct models on `meta`, so that their parameters and buffers take no memory."""
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -13,53 +14,51 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda.devices import META, Placement, is_put_on_gpu, keep_default_device, planned_device
 
+Strategy = Callable[[], AbstractContextManager[object]]  # opened around the constructor
+
 
 def construct_on_meta(construct: Callable[[], object]) -> object:
-    """What `construct` returns; if that is a module, all its parameters and buffers are on meta.
+    """Return the result of `construct`; if it is a module, all its parameters and buffers are on meta.
 
-    Three ways, from the cheapest. Everything is made on meta; if the constructor reads values, only the
-    parameters are; if it reads those too, the model is built on the CPU and moved. A constructor that fails
-    for another reason is not called again. Raises what the constructor raises.
+    Of three strategies the cheapest that works is used: everything is made on meta; if the constructor reads
+    values, only the parameters are; if it reads those too, the model is built on the CPU and moved. Raises
+    the constructor's error, after which no other strategy is tried unless it concerns values.
     """
-    ways: tuple[Callable[[], AbstractContextManager[object]], ...] = (
-        lambda: torch.device("meta"),
-        parameters_on_meta,
-        nullcontext,
-    )
-    for way, target in zip(ways[:-1], (META, "cpu"), strict=True):
-        try:
-            return _build(construct, way, target)[0]
-        except Exception as error:
-            if not _is_about_meta(error):
-                raise
-    return _build(construct, ways[-1], "cpu")[0]
+    return _try_strategies(construct, (_everything_on_meta, *_WITH_VALUES))[0]
 
 
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """What `construct` returns, and pairs of a tensor with values and its like on meta: all buffers, and such
-    parameters as come from elsewhere than a constructor. Raises what the constructor raises.
+    """Return the result of `construct`, and pairs of a tensor with values and its like on meta.
+
+    Values have all buffers, and parameters that come from elsewhere than a constructor. Raises the
+    constructor's error.
     """
-    try:
-        return _build(construct, parameters_on_meta, "cpu")
-    except Exception as error:
-        if not _is_about_meta(error):
-            raise
-    return _build(construct, nullcontext, "cpu")
+    return _try_strategies(construct, _WITH_VALUES)
+
+
+def _try_strategies(
+    construct: Callable[[], object], strategies: Sequence[Strategy]
+) -> tuple[object, list[tuple[Tensor, Tensor]]]:
+    for strategy in strategies[:-1]:
+        try:
+            return _build(construct, strategy)
+        except Exception as error:
+            if not _is_about_meta(error):
+                raise
+    return _build(construct, strategies[-1])
 
 
 def _is_about_meta(error: Exception) -> bool:
-    """So torch speaks when values of a meta tensor are asked for: "Cannot copy out of meta tensor",
+    """Return whether torch refused to read values of a meta tensor: "Cannot copy out of meta tensor",
     "Tensor.item() cannot be called on meta tensors", "... attempted to run ... with Meta tensors".
     """
     return "meta" in str(error).lower()
 
 
-def _build(
-    construct: Callable[[], object], way: Callable[[], AbstractContextManager[object]], gpu: str
-) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """The model by one way; `gpu` is the device that stands for `cuda` meanwhile."""
+def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:
+    gpu = META if strategy is _everything_on_meta else "cpu"  # stands for `cuda` meanwhile
     with planned_device(gpu) as placement:
-        with warnings.catch_warnings(), way():
+        with warnings.catch_warnings(), strategy():
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
             model = construct()
         keep_default_device()
@@ -72,7 +71,7 @@ def _build(
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Tensors that modules hold as attributes, or in lists and dicts of theirs: holder, key, tensor."""
+    """Yield tensors that modules hold as attributes, or in lists and dicts: holder, key, tensor."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if name in ("_parameters", "_buffers", "_modules"):
@@ -90,7 +89,7 @@ def tensors_put_on_gpu(model: nn.Module) -> list[Tensor]:
 
 
 def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
-    """`Module.to` leaves plain attributes where they are: those that were not put on the GPU."""
+    """Note plain attributes that were not put on the GPU: `Module.to` leaves them on the CPU."""
     for _, _, tensor in _plain_tensors(model):
         if tensor.is_meta and not placement.has_put(tensor):
             placement.on_cpu.append(weakref.ref(tensor))
@@ -108,7 +107,7 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """While open, every parameter that a module registers is replaced by its like on meta.
+    """Replace every parameter that a module registers by its like on meta while open.
 
     A parameter that several modules share stays shared. Changes `nn.Module` for all threads.
     """
@@ -122,11 +121,15 @@ def parameters_on_meta() -> Iterator[None]:
             parameter = likes[parameter]
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_like  # type: ignore[assignment]
-    try:
+    with mock.patch.object(nn.Module, "register_parameter", register_like):
         yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _everything_on_meta() -> AbstractContextManager[object]:
+    return torch.device("meta")
+
+
+_WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 
 def move_to_meta(model: nn.Module) -> list[tuple[Tensor, Tensor]]:

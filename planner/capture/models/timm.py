@@ -1,4 +1,4 @@
-"""The image and the loss of a model of timm, as the configuration of its weights tells them."""
+"""Complete a job of timm with the image and the loss of its model, from the configuration of its weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,10 +11,10 @@ _USUAL = (3, 224, 224)
 
 
 def complete_inputs(job: Job, config: Any, arguments: Mapping[str, Any]) -> Job:
-    """The job with the image that the model was trained on, unless it names its inputs.
+    """Return the job with the image that the model was trained on, unless it names its inputs.
 
     `config` is a `timm.models.PretrainedCfg` or None, `arguments` are the constructor's: they may change the
-    image. A model without a head gives features, which nothing is compared with: their sum is the loss.
+    image. A model without a head returns features, whose sum is the loss.
     """
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")
     if headless and job.loss is Loss.CROSS_ENTROPY and job.target in (_LABEL, None):

@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability whose kernels are recorded."""
+        """Return the compute capability whose kernels are recorded."""
         return self._target.capability
 
     # ---- called by the loop

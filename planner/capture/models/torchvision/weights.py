@@ -14,11 +14,11 @@ from torch import nn
 
 
 class _Unread(dict[str, Any]):
-    """Stands for weights that nobody has fetched."""
+    """Weights that are not fetched."""
 
 
 def without_reading_weights(constructor: Callable[..., object]) -> Callable[..., object]:
-    """A builder of torchvision's that takes weights as it does, and leaves its model without them."""
+    """Return a builder of torchvision that accepts weights, and leaves its model without them."""
 
     def construct(**arguments: object) -> object:
         with _nothing_read():

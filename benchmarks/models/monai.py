@@ -1,9 +1,9 @@
 """Plan the networks of MONAI on one card, training and inference.
 
-    python -m benchmarks.models.monai [--models REGEX] [--to PATH]
+    python -m benchmarks.models.monai [--models REGEX] [--to FOLDER]
 
 Every class of monai.networks.nets that is a module and every function that makes one, each once under its
-own name. Writes PATH.md and PATH.csv (by default beside this file); see table.py.
+own name.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.models.table import Entry, run
+from benchmarks.models.table import Entry, Table, run
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.jobs.sample_inputs import find_sample
 
@@ -48,7 +48,7 @@ def main() -> None:
         "classifier. "
         "Inference: eval mode, no gradients."
     )
-    run(entries, "monai", "Networks of MONAI, planned", about, ["monai"])
+    run(Table("monai", "Networks of MONAI, planned", about, entries, ["monai"]))
 
 
 def chosen_names() -> list[str]:

@@ -1,13 +1,11 @@
-"""Plan every architecture of segmentation_models_pytorch with several encoders on one card.
+"""Plan every architecture of segmentation_models_pytorch with several encoders on one GPU.
 
-    python -m benchmarks.models.smp [--models REGEX] [--to PATH]
-
-Writes PATH.md and PATH.csv (by default beside this file); see table.py.
+python -m benchmarks.models.smp [--models REGEX] [--to FOLDER]
 """
 
 from torch import nn
 
-from benchmarks.models.table import Entry, run
+from benchmarks.models.table import Entry, Table, run
 from planner.capture.models.torchvision.shim import prepare_torchvision
 
 ENCODERS = ("resnet34", "efficientnet-b0", "mit_b0", "tu-convnext_tiny", "tu-mobilenetv3_large_100")
@@ -22,7 +20,7 @@ def main() -> None:
 
     names = sorted(name for name, found in vars(smp).items() if isinstance(found, type))
     entries = [
-        Entry(f"{name} {encoder}", f"smp:{name}", (("encoder_name", encoder),))
+        Entry(f"{name} {encoder}", f"smp:{name}", {"encoder_name": encoder})
         for name in names
         if issubclass(getattr(smp, name), nn.Module)
         for encoder in (PLAIN if name == "DPT" else ENCODERS)
@@ -32,7 +30,7 @@ def main() -> None:
         "Inference: eval mode, no gradients. Encoders that begin with tu- are timm's."
     )
     libraries = ["segmentation_models_pytorch", "timm"]
-    run(entries, "smp", "Architectures of segmentation_models_pytorch, planned", about, libraries)
+    run(Table("smp", "Architectures of segmentation_models_pytorch, planned", about, entries, libraries))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plans of many models on one card as a table: how the benchmarks of one library each share their code.
+"""Plans of many models on one GPU as a table: the code that the benchmarks of all libraries share.
 
 A model that cannot be planned is a row with its reason. Everything but the seconds is the same in every run.
 """
@@ -16,48 +16,54 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import nn
-
-from planner.allocator.config import AllocatorRules
-from planner.capture.models.registry import build_model, complete_by_library
-from planner.capture.session import record
+import planner
 from planner.errors import PlannerError
-from planner.hardware.budget import Budget, make_budget
-from planner.hardware.device import generic_device
-from planner.jobs import Job, Mode, resolve_job
-from planner.planning.max_batch import Plan, plan_max_batch
-from planner.program.events import Trace
 
 HERE = Path(__file__).resolve().parent
-CONFIDENCE = 0.99  # the planner's default
 GPU_MIB = 24_000
-MODES = (Mode.TRAIN, Mode.INFER)
-ANEW = "sizes are no straight line"  # how the note of a plan begins that traced each probe by itself
+MODES = ("train", "infer")
+COLUMNS = (
+    "Allocated, reserved and process are MiB at the largest batch; parameters are MiB with the buffers. A "
+    'batch may fit only because cached segments are released on the way; "no retries" is the largest that '
+    'needs none. Sizes "exact": every size is affine in the batch size, from two runs and validated by a '
+    'third; "anew": each probe was captured by itself. Seconds are those of the processor for the whole '
+    "plan, the building of the model included, in a process that has imported the libraries. An operator of "
+    "unknown workspace counts with its outputs alone."
+)
+ANEW = "sizes are no straight line"  # how the note of a plan begins that captured each probe by itself
+# Notes that stand in every plan, or say what columns do.
+_COMMON_NOTES = re.compile(
+    r"the CUDA context|no calibration|nothing else runs|\d+ steps|real samples vary|kernels as for"
+    r"|traced with|scratch memory is not counted"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model of the table."""
+    """One model of a table."""
 
     label: str
     model: str  # SOURCE:NAME
-    model_args: tuple[tuple[str, Any], ...] = ()
+    model_arg: Mapping[str, Any] | None = None
     skipped: str = ""  # why it is not even tried
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One plan, or the reason that there is none."""
+    """One plan, or the reason that there is none; figures in MiB are those at the largest batch."""
 
     model: str
-    mode: Mode
-    parameters: int = 0
+    mode: str
     sample: str = ""  # the inputs of one sample
     largest_batch: int = 0
-    sizes: str = ""  # exact: a straight line in the batch size; anew: each probe was traced by itself
-    traces: int = 0
+    comfortable_batch: int = 0  # the largest that fits without retries
+    parameters_mib: float = 0.0
+    allocated_mib: float = 0.0
+    reserved_mib: float = 0.0
+    process_mib: float = 0.0
+    sizes: str = ""  # exact: affine in the batch size; anew: each probe was captured by itself
     seconds: float = 0.0  # of the processor, for the whole plan, the building of the model included
     unknown_ops: tuple[str, ...] = ()
     notes: str = ""
@@ -65,188 +71,148 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line of a table takes."""
+class Table:
+    """What a benchmark plans and says of it."""
 
-    models: str
-    to: Path
+    name: str  # of the module and of the files
+    title: str
+    about: str
+    entries: Sequence[Entry]
+    libraries: Sequence[str]
+    gpu_mib: int = GPU_MIB
 
-    def chooses(self, label: str) -> bool:
-        return re.search(self.models, label) is not None
 
+def run(*tables: Table) -> None:
+    """Plan the tables, print each plan as it is made, and write NAME.csv of each and one report.
 
-def parse(name: str, title: str) -> Options:
-    """The options of `benchmarks/NAME.py`."""
-    parser = argparse.ArgumentParser(description=title)
+    Rows of models that `--models` does not choose stay as the files have them.
+    """
+    first = tables[0]
+    parser = argparse.ArgumentParser(description=first.title)
     parser.add_argument(
         "--models", default="", metavar="REGEX", help="only models that this matches; others stay as they are"
     )
-    parser.add_argument("--to", type=Path, default=HERE / name, metavar="PATH")
-    given = parser.parse_args()
-    return Options(given.models, given.to)
+    parser.add_argument("--to", type=Path, default=HERE, metavar="FOLDER")
+    options = parser.parse_args()
+    options.to.mkdir(exist_ok=True)
+    reports = [report(table, plan_all(table, options.models, options.to)) for table in tables]
+    (options.to / f"{first.name}.md").write_text("\n".join(reports))
 
 
-def run(entries: Sequence[Entry], name: str, title: str, about: str, libraries: Sequence[str]) -> None:
-    """Plan, print, write PATH.md and PATH.csv; `about` says what the models are."""
-    options = parse(name, title)
-    rows = plan_all(entries, options)
-    options.to.with_suffix(".md").write_text(report(rows, name, title, about, libraries))
-
-
-def plan_all(
-    entries: Sequence[Entry], options: Options, suffix: str = "", gpu_mib: int = GPU_MIB
-) -> list[Row]:
-    """Plan each chosen entry in each mode, print the plans as they are made, and write TO + SUFFIX.csv.
-
-    The rows of entries that are not chosen stay as that file has them.
-    """
-    path = options.to.with_name(f"{options.to.name}{suffix}.csv")
-    budget = make_budget(generic_device(gpu_mib), CONFIDENCE, AllocatorRules())
+def plan_all(table: Table, models: str, folder: Path) -> list[Row]:
+    """Plan each chosen entry in each mode, and write the CSV file after each."""
+    path = folder / f"{table.name}.csv"
     known = {(row.model, row.mode): row for row in read_csv(path)}
-    chosen = [entry for entry in entries if options.chooses(entry.label)]
-    labels = [(entry.label, mode) for entry in entries for mode in MODES]
+    chosen = [entry for entry in table.entries if re.search(models, entry.label)]
+    labels = [(entry.label, mode) for entry in table.entries for mode in MODES]
+    for entry in chosen[:1]:
+        plan_row(entry, MODES[0], table.gpu_mib)  # so that no row pays for what is loaded at first use
     for number, entry in enumerate(chosen, start=1):
         print(f"{number}/{len(chosen)} {entry.label}", file=sys.stderr, flush=True)
         for mode in MODES:
-            row = known[entry.label, mode] = plan_row(entry, mode, budget)
-            print(one_line(row), flush=True)
+            row = known[entry.label, mode] = plan_row(entry, mode, table.gpu_mib)
+            outcome = row.failure or f"batch {row.largest_batch:7,}  {row.sizes}  {row.notes}"
+            print(f"{row.model:36} {row.mode:5} {row.seconds:6.2f} s  {outcome}".rstrip(), flush=True)
             write_csv([known[label] for label in labels if label in known], path)
     return [known[label] for label in labels if label in known]
 
 
-def plan_row(entry: Entry, mode: Mode, budget: Budget) -> Row:
+def plan_row(entry: Entry, mode: str, gpu_mib: int) -> Row:
     """Plan one model in one mode, under the defaults of the command line."""
     if entry.skipped:
         return Row(entry.label, mode, failure=entry.skipped)
-    parameters, taken = 0, 0
     start = time.process_time()
-
-    def build(job: Job) -> nn.Module:
-        nonlocal parameters
-        model = build_model(job)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return model
-
-    def traced(batch: int) -> Trace:
-        nonlocal taken
-        taken += 1
-        return record(job, batch, budget.device.capability, build)
-
     try:
-        job = resolve_job(entry.model, {}, mode=mode.value, model_args=entry.model_args)
-        job = complete_by_library(job)
-        plan = plan_max_batch(job, budget, traced)
+        plan = planner.max_batch(entry.model, mode=mode, model_arg=entry.model_arg, gpu_mib=gpu_mib).to_dict()
     except PlannerError as error:
-        seconds = time.process_time() - start
-        return Row(entry.label, mode, parameters, traces=taken, seconds=seconds, failure=str(error))
-    return _row(entry, mode, parameters, plan, taken, time.process_time() - start)
-
-
-def _row(entry: Entry, mode: Mode, parameters: int, plan: Plan, taken: int, seconds: float) -> Row:
-    best = plan.at_max or plan.first_failure
-    assert best is not None  # a batch size fits or does not
-    anew = any(note.startswith(ANEW) for note in best.notes)
+        return Row(entry.label, mode, seconds=time.process_time() - start, failure=str(error))
+    seconds = time.process_time() - start
+    best = plan["at_max"] or plan["first_failure"]
+    notes = [note for note in best["assumptions"] if not _COMMON_NOTES.match(note)]
     return Row(
         entry.label,
         mode,
-        parameters,
-        "  ".join(map(str, plan.job.inputs)),
-        plan.search.largest,
-        "anew" if anew else "exact",
-        taken,
+        "  ".join(plan["job"]["inputs"]),
+        plan["max_batch"],
+        plan["comfortable_batch"],
+        best["breakdown_mib"]["parameters"],
+        best["peak_allocated_mib"],
+        best["peak_reserved_mib"],
+        best["process_mib"],
+        "anew" if any(note.startswith(ANEW) for note in notes) else "exact",
         seconds,
-        best.unknown_ops,
-        "; ".join(best.notes),
-        "" if plan.at_max else "not even batch 1 fits",
+        tuple(best["unknown_ops"]),
+        "; ".join(notes),
+        "" if plan["max_batch"] else "not even batch 1 fits",
     )
 
 
-def one_line(row: Row) -> str:
-    """A plan, as it is printed while the others run."""
-    told = row.failure or f"batch {row.largest_batch:7,}  {row.sizes}  {row.notes}"
-    return f"{row.model:36} {row.mode:5} {row.parameters:13,} {row.seconds:6.2f} s  {told}".rstrip()
-
-
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """One line for each plan."""
+    """Write one line for each plan."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            figures = asdict(row) | {
-                "unknown_ops": " ".join(row.unknown_ops),
-                "seconds": f"{row.seconds:.2f}",
-            }
-            writer.writerow(figures)
+            figures = {"unknown_ops": " ".join(row.unknown_ops), "seconds": f"{row.seconds:.2f}"}
+            writer.writerow(asdict(row) | figures)
 
 
 def read_csv(path: Path) -> list[Row]:
-    """The rows of an earlier run; none where there was none."""
+    """Read the rows of an earlier run; none where there was none."""
     if not path.exists():
         return []
+    kinds = {field.name: field.type for field in fields(Row)}
     with path.open(newline="") as file:
         return [
-            Row(
-                line["model"],
-                Mode(line["mode"]),
-                int(line["parameters"]),
-                line["sample"],
-                int(line["largest_batch"]),
-                line["sizes"],
-                int(line["traces"]),
-                float(line["seconds"]),
-                tuple(line["unknown_ops"].split()),
-                line["notes"],
-                line["failure"],
-            )
+            Row(**{name: _value(text, kinds[name]) for name, text in line.items()})
             for line in csv.DictReader(file)
         ]
 
 
-def report(
-    rows: Sequence[Row], name: str, title: str, about: str, libraries: Sequence[str], gpu_mib: int = GPU_MIB
-) -> str:
-    """The table as Markdown, with what stands out below it."""
-    told = sorted(f"{row.model}, {row.mode}: {row.notes}" for row in rows if row.notes and not row.failure)
+def _value(text: str, kind: Any) -> Any:
+    return tuple(text.split()) if kind == tuple[str, ...] else kind(text)
+
+
+def report(table: Table, rows: Sequence[Row]) -> str:
+    """Return the table as Markdown, with what stands out below it."""
+    notes = sorted(f"{row.model}, {row.mode}: {row.notes}" for row in rows if row.notes and not row.failure)
     parts = [
-        f"# {title}",
-        f"Written by `python benchmarks/{name}.py`: the largest batch on a generic card of {gpu_mib:,} MiB "
-        f"at confidence {CONFIDENCE}, three steps, fp32. {about} {_versions(libraries)}",
-        'Sizes "exact": every size is a straight line in the batch size, from two traces and confirmed by a '
-        'third; "anew": each probe was traced by itself. Seconds are those of the processor for the whole '
-        "plan, the building of the model included, in a process that has imported the libraries. An operator "
-        "of unknown scratch memory counts with its outputs alone.",
-        "\n".join(table(rows)),
-        totals(rows),
-        *listing("Not planned", (f"{row.model}, {row.mode}: {row.failure}" for row in rows if row.failure)),
-        *listing("Notes", told),
-        *listing("Operators of unknown scratch memory, with the number of models", unknown_ops(rows)),
+        f"# {table.title}",
+        f"Written by `python -m benchmarks.models.{table.name.removesuffix('_detection')}`: the largest "
+        f"batch on a generic GPU of {table.gpu_mib:,} MiB at confidence 0.99, three steps, fp32; computed, not "
+        f"measured. {table.about} {_versions(table.libraries)}",
+        COLUMNS,
+        "\n".join(_table(rows)),
+        _totals(rows),
+        *_listing("Not planned", (f"{row.model}, {row.mode}: {row.failure}" for row in rows if row.failure)),
+        *_listing("Notes", notes),
+        *_listing("Operators of unknown workspace, with the number of models", _unknown_ops(rows)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _versions(libraries: Sequence[str]) -> str:
-    """What the figures depend on, and the kind of machine that the seconds are from."""
+    """Return what the figures depend on, and the kind of machine that the seconds are from."""
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
-    told = ", ".join(f"{library} {version(library)}" for library in ("torch", *libraries))
+    versions = ", ".join(f"{library} {version(library)}" for library in ("torch", *libraries))
     cores = len(os.sched_getaffinity(0))
     return (
-        f"{told}, planner {project['version']}, Python {platform.python_version()}; a machine of {cores} "
+        f"{versions}, planner {project['version']}, Python {platform.python_version()}; a machine of {cores} "
         "cores without a GPU."
     )
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """One line for each model, both modes side by side."""
-    of: dict[str, dict[Mode, Row]] = {}
+def _table(rows: Sequence[Row]) -> list[str]:
+    """Return one line for each model, both modes side by side."""
+    by_model: dict[str, dict[str, Row]] = {}
     for row in rows:
-        of.setdefault(row.model, {})[row.mode] = row
-    heads = ["batch", "sizes", "s", "unknown"]
+        by_model.setdefault(row.model, {})[row.mode] = row
+    heads = ["batch", "no retries", "allocated", "reserved", "process", "sizes", "s", "unknown"]
     names = ["model", "parameters", "sample", *(f"{mode}: {head}" for mode in MODES for head in heads)]
     lines = [f"| {' | '.join(names)} |", f"|---|---:|---|{'---:|' * (len(names) - 3)}"]
-    for model, plans in of.items():
-        known = max(plans.values(), key=lambda row: (len(row.sample), row.parameters))
-        cells = [model, f"{known.parameters:,}", known.sample]
+    for model, plans in by_model.items():
+        planned = max(plans.values(), key=lambda row: (len(row.sample), row.parameters_mib))
+        cells = [model, f"{planned.parameters_mib:,.1f}", planned.sample]
         cells += [cell for mode in MODES for cell in _cells(plans[mode])]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -254,37 +220,30 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def _cells(row: Row) -> list[str]:
     if row.failure:
-        return ["fails", "", f"{row.seconds:.2f}", ""]
-    return [f"{row.largest_batch:,}", row.sizes, f"{row.seconds:.2f}", str(len(row.unknown_ops))]
+        return ["fails", *[""] * 5, f"{row.seconds:.2f}", ""]
+    figures = (row.allocated_mib, row.reserved_mib, row.process_mib)
+    batches = (f"{row.largest_batch:,}", f"{row.comfortable_batch:,}")
+    sizes = (f"{figure:,.1f}" for figure in figures)
+    return [*batches, *sizes, row.sizes, f"{row.seconds:.2f}", str(len(row.unknown_ops))]
 
 
-def totals(rows: Sequence[Row]) -> str:
-    """How many plans of which kind, and how long they took."""
+def _totals(rows: Sequence[Row]) -> str:
+    """Return how many plans of which kind there are, and how long they took."""
     seconds = sorted(row.seconds for row in rows)
     kinds = Counter("failed" if row.failure else row.sizes for row in rows)
     slowest = max(rows, key=lambda row: row.seconds)
     whole = {row.model for row in rows} - {row.model for row in rows if row.failure}
     return (
         f"{len({row.model for row in rows})} models, {len(whole)} of them planned in both modes; {len(rows)} "
-        f"plans: {kinds['exact']} exact, {kinds['anew']} traced anew, {kinds['failed']} without an answer. "
+        f"plans: {kinds['exact']} exact, {kinds['anew']} captured anew, {kinds['failed']} without an answer. "
         f"Together {sum(seconds):.1f} s, the median {seconds[len(seconds) // 2]:.2f} s, the slowest "
         f"{seconds[-1]:.2f} s ({slowest.model}, {slowest.mode})."
     )
 
 
-class Planned(Protocol):
-    """As much of a row as tells what the planner does not know."""
-
-    @property
-    def mode(self) -> Mode: ...
-
-    @property
-    def unknown_ops(self) -> tuple[str, ...]: ...
-
-
-def unknown_ops(rows: Sequence[Planned]) -> Iterable[str]:
-    """Each operator whose scratch memory the planner does not know, by how many models run it."""
-    counts: Mapping[Mode, Counter[str]] = {mode: Counter() for mode in MODES}
+def _unknown_ops(rows: Sequence[Row]) -> Iterable[str]:
+    """Yield each operator whose workspace is unknown, by the number of models that run it."""
+    counts: Mapping[str, Counter[str]] = {mode: Counter() for mode in MODES}
     for row in rows:
         counts[row.mode].update(row.unknown_ops)
     names = {op for counter in counts.values() for op in counter}
@@ -292,7 +251,6 @@ def unknown_ops(rows: Sequence[Planned]) -> Iterable[str]:
         yield f"`{op}`: " + ", ".join(f"{mode} {counts[mode][op]}" for mode in MODES)
 
 
-def listing(title: str, lines: Iterable[str]) -> list[str]:
-    """A titled list; where it is empty, it says so."""
-    found = [f"- {line}" for line in lines]
-    return [f"## {title}", "\n".join(found) or "None."]
+def _listing(title: str, lines: Iterable[str]) -> list[str]:
+    items = [f"- {line}" for line in lines]
+    return [f"## {title}", "\n".join(items) or "None."]

@@ -1,13 +1,12 @@
 """Plan models of every family of timm on one card, training and inference.
 
-    python -m benchmarks.models.timm [--models REGEX] [--to PATH]
+    python -m benchmarks.models.timm [--models REGEX] [--to FOLDER]
 
 From each module of timm the first and the last of its names, one for each eighth of them in between, so that
-every family is there and large ones with more variants. Writes PATH.md and PATH.csv (by default beside this
-file); see table.py.
+every family is there and large ones with more variants.
 """
 
-from benchmarks.models.table import Entry, run
+from benchmarks.models.table import Entry, Table, run
 from planner.capture.models.torchvision.shim import prepare_torchvision
 
 NAMES_PER_MODEL = 8
@@ -20,7 +19,7 @@ def main() -> None:
         "Images of the size that the configuration of the model's weights names; training: SGD, cross "
         "entropy, or the sum of the features where a model has no head. Inference: eval mode, no gradients."
     )
-    run(entries, "timm", "Models of all families of timm, planned", about, ["timm"])
+    run(Table("timm", "Models of all families of timm, planned", about, entries, ["timm"]))
 
 
 def chosen_names() -> list[str]:

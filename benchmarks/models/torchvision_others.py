@@ -1,12 +1,11 @@
 """Plan torchvision's models for other tasks than classification: segmentation, video, flow, detection.
 
-    python -m benchmarks.models.torchvision_others [--models REGEX] [--to PATH]
+    python -m benchmarks.models.torchvision_others [--models REGEX] [--to FOLDER]
 
-Writes PATH.md and PATH.csv (by default beside this file), PATH_detection.csv for the detectors, whose shapes
-depend on values; see table.py.
+Detectors, whose shapes depend on values, have a CSV file of their own.
 """
 
-from benchmarks.models.table import Entry, parse, plan_all, report
+from benchmarks.models.table import Entry, Table, run
 from planner.capture.models.torchvision.shim import prepare_torchvision
 
 NAME = "torchvision_others"
@@ -31,16 +30,11 @@ DETECTION_ABOUT = (
 
 def main() -> None:
     """Plan, print, write."""
-    options = parse(NAME, TITLE)
-    texts = []
-    planned = plan_all(entries(), options)
-    if planned:
-        texts.append(report(planned, NAME, TITLE, ABOUT, ["torchvision"]))
-    detected = plan_all(detectors(), options, "_detection", DETECTION_GPU_MIB)
-    if detected:
-        about = (DETECTION_TITLE, DETECTION_ABOUT, ["torchvision"], DETECTION_GPU_MIB)
-        texts.append(report(detected, NAME, *about))
-    options.to.with_suffix(".md").write_text("\n".join(texts))
+    libraries, detection = ["torchvision"], f"{NAME}_detection"
+    run(
+        Table(NAME, TITLE, ABOUT, entries(), libraries),
+        Table(detection, DETECTION_TITLE, DETECTION_ABOUT, detectors(), libraries, DETECTION_GPU_MIB),
+    )
 
 
 def names_of(group: str) -> list[str]:

@@ -179,8 +179,8 @@ def report(table: Table, rows: Sequence[Row]) -> str:
     parts = [
         f"# {table.title}",
         f"Written by `python -m benchmarks.models.{table.name.removesuffix('_detection')}`: the largest "
-        f"batch on a generic GPU of {table.gpu_mib:,} MiB at confidence 0.99, three steps, fp32; computed, not "
-        f"measured. {table.about} {_versions(table.libraries)}",
+        f"batch on a generic GPU of {table.gpu_mib:,} MiB at confidence 0.99, three steps, fp32; "
+        f"computed, not measured. {table.about} {_versions(table.libraries)}",
         COLUMNS,
         "\n".join(_table(rows)),
         _totals(rows),

@@ -44,7 +44,7 @@ class FoundLimit(Struct, frozen=True):
 class CampaignResult(Struct):
     """The runs of a call, which grow while it goes on."""
 
-    observations: list[Observation] = []  # all that are wanted and there, in the campaign's order
+    observations: list[Observation] = []  # in the campaign's order
     limits: list[FoundLimit] = []
     new: int = 0  # runs made by this call
     remaining: int = 0  # series that the time did not suffice for
@@ -78,7 +78,7 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 
 
 def _request(series: BatchSeries, batch: int, cap_bytes: int | None = None) -> ProbeRequest:
-    # Whether a history is wanted is no part of what names the run's file: the path is filled in later.
+    # The history is no part of the name of the run's file: its path is filled in later.
     keep = Path() if batch in series.histories and cap_bytes is None else None
     return ProbeRequest(series.job, batch, cap_bytes, series.alloc_conf, keep)
 
@@ -149,5 +149,5 @@ def describe(observation: Observation) -> str:
         ("reserved", observation.peak_reserved_bytes),
         ("process", observation.process_peak_bytes),
     )
-    seen = [f"{what} {size_bytes / MIB:,.0f} MiB" for what, size_bytes in figures if size_bytes is not None]
-    return f"{name}: {', '.join(seen) or 'nothing measured'}"
+    known = [f"{what} {size_bytes / MIB:,.0f} MiB" for what, size_bytes in figures if size_bytes is not None]
+    return f"{name}: {', '.join(known) or 'nothing measured'}"

@@ -2,7 +2,7 @@
 
 A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`, all required; `caps_mib`
 (allocator caps, under which the true largest batch is sought; `batches` then are where the search starts),
-`history` (those of its batches whose allocator history is kept), `alloc_conf`, and the options of a job as
+`history` (those of its batches whose allocator history is saved), `alloc_conf`, and the options of a job as
 the command line names them. All batches of a model come before the next model, so that each is soon of use.
 """
 

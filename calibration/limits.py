@@ -5,7 +5,8 @@ Probes cost seconds, so the search starts from a guess and asks for no neighbour
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.hardware.calibration import Observation
 
@@ -13,16 +14,15 @@ LARGEST_BATCH = 2**20
 FIRST_STEP_SHARE = 50  # the gallop begins with this part of the guess
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The boundary as far as it is known."""
+class Limit(Struct, frozen=True):
+    """The known bounds of the largest batch."""
 
     largest: int  # the largest batch that lived; 0: none did
     first_oom: int | None  # the smallest that died; None: none did
 
     @property
     def is_exact(self) -> bool:
-        """Whether no batch lies between the two."""
+        """Return whether no batch lies between the two."""
         return self.first_oom is not None and self.first_oom - self.largest == 1
 
 
@@ -44,7 +44,7 @@ def find_limit(lives: Callable[[int], bool], guess: int, may_go_on: Callable[[],
 
 
 def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | None:
-    """Where a straight line through the allocated peaks of the runs that lived meets the cap.
+    """Return the batch at which a line through the allocated peaks of the runs that lived meets the cap.
 
     None without two batch sizes between which the peak grows. A guess only: the allocator rounds, and a run
     near the cap lives by giving back what it has cached.

@@ -30,7 +30,7 @@ class Verification(Struct, frozen=True):
     def agrees(self) -> bool:
         """Return whether it ran exactly if the estimate said so.
 
-        At a high confidence a batch may run that was said not to fit; that is the price of the confidence.
+        At a high confidence a batch that was estimated not to fit may run; that is the price of it.
         """
         return self.ran == (self.estimate.outcome is not Outcome.DOES_NOT_FIT)
 

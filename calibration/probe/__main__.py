@@ -69,7 +69,7 @@ def _reply(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def observe_tensors(path: Path) -> tuple[Reading, ...]:
-    """What TensorFlow, the second framework, says of a process file of plain tensors; in a fresh process too.
+    """Measure a process file of plain tensors by TensorFlow, in this process, which must be fresh.
 
     Raises DataFileError, UsageError for steps that are no plain tensors', ModelError without TensorFlow,
     NoGpuError without a GPU.
@@ -132,7 +132,7 @@ def observe(request: ProbeRequest) -> Observation:
 
 
 def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
-    """Before torch is imported: its options; after: is there a GPU at all."""
+    """Set the options of torch before its import. Raises NoGpuError where it finds no GPU."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that NVML counts the cards alike
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name, text in (
@@ -154,7 +154,7 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Bound the allocator; the bound as torch computes it from the fraction."""
+    """Bound the allocator, and return the bound as torch computes it from the fraction."""
     import torch
 
     if cap_bytes is None or cap_bytes >= total_bytes:
@@ -165,7 +165,7 @@ def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
 
 
 def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]) -> bool:
-    """Whether memory ran out. Raises ModelError where something else ends the steps."""
+    """Run the steps; return whether memory ran out. Raises ModelError where something else ends them."""
     import torch
 
     from calibration.probe.run import run_real
@@ -190,7 +190,7 @@ def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]
     return False
 
 
-# ---- what the device says
+# ---- NVML
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class _Gauge:
 
 
 def _open_gauge() -> _Gauge | None:
-    """Called before the context exists; None where there is no NVML."""
+    """Return a gauge, made before the context exists; None where there is no NVML."""
     try:
         import pynvml
 
@@ -233,7 +233,7 @@ def _open_gauge() -> _Gauge | None:
 
 
 def _nvml_handle(pynvml: Any, visible: str) -> Any:
-    """Of the card that torch calls 0, CUDA_VISIBLE_DEVICES being `visible`."""
+    """Return NVML's handle of torch's GPU 0, CUDA_VISIBLE_DEVICES being `visible`."""
     first = visible.split(",")[0].strip()
     if not first or first.isdecimal():
         return pynvml.nvmlDeviceGetHandleByIndex(int(first or 0))
@@ -241,7 +241,7 @@ def _nvml_handle(pynvml: Any, visible: str) -> Any:
 
 
 def _own_bytes(pynvml: Any, handle: Any) -> int | None:
-    """What the driver counts for this process; None where it does not show it."""
+    """Return the driver's figure for this process; None where it does not show it."""
     for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
         if process.pid == os.getpid() and process.usedGpuMemory:
             return int(process.usedGpuMemory)
@@ -272,15 +272,12 @@ def _detect(device: str, gauge: _Gauge | None) -> DetectedGpu:
 def _observe_on_cpu(request: ProbeRequest) -> Observation:
     gpu = _detect("cpu", None)
     _run_until_oom(request, lambda step, phase: None)
-    figures = (name for name in Observation.__struct_fields__ if name.endswith("_bytes"))
-    nothing: dict[str, Any] = dict.fromkeys((*figures, "retries"))
     return Observation(
         request.job,
         request.batch,
         gpu.name,
         gpu.versions,
         gpu.settings,
-        **nothing,
         oom=False,
         source="measured",
         about="on the CPU: nothing was measured",

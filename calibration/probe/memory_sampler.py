@@ -1,4 +1,4 @@
-"""What is read of torch's allocator and of the device while a job's steps run on it."""
+"""Samples of torch's allocator and of the device while a job's steps run on it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ STEPS_UNTIL_LOADED = 3  # after these, kernels and libraries are loaded
 
 @dataclass(slots=True)
 class CudaRun:
-    """What is read while the steps run."""
+    """The readings of a run."""
 
     level: Callable[[], int | None]  # of the process's memory on the device, in bytes
     highest_bytes: int | None = None
@@ -50,7 +50,7 @@ class CudaRun:
             self.sample()
 
     def on_phase(self, step: int, phase: Phase) -> None:
-        """Read what belongs to this place of the loop; asks the device for nothing but at the end."""
+        """Take the readings of this place of the loop; only the end synchronizes the device."""
         stats = torch.cuda.memory_stats()
         self.marks.append(HistoryMark(stats.get("allocation.all.allocated", 0), step, phase))
         self.sample()
@@ -64,12 +64,12 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Write what torch recorded; a remark where there is more of it than is kept."""
+    """Write the history that torch recorded; return a remark where it is not whole."""
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps the last ones only
-        return [f"allocator history of more than {MOST_EVENTS} events not kept"]
+        return [f"allocator history of more than {MOST_EVENTS} events not saved"]
     if len({entry["stream"] for entry in entries}) > 1:
-        return ["allocator history on several streams not kept"]
+        return ["allocator history on several streams not saved"]
     events = tuple(
         HistoryEvent(entry["action"], entry.get("addr", 0), entry.get("size", 0))
         for entry in entries

@@ -33,7 +33,7 @@ Build = Callable[[Job], nn.Module]
 
 
 def build_real_model(job: Job) -> nn.Module:
-    """The job's model on the CPU with the values that its constructor gives it.
+    """Return the job's model on the CPU with the values that its constructor gives it.
 
     Raises UsageError for a name that its source does not know, ModelError where building it fails.
     """

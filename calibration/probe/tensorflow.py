@@ -1,7 +1,7 @@
 """The plain tensors of a process, measured by TensorFlow on a real GPU; nothing here is simulated.
 
 It stands in this folder because it imports a framework, and is the only module that imports this one. As the
-notebook does, it lets TensorFlow's memory grow with what is asked for and reads `get_memory_info`.
+notebook does, it lets TensorFlow's memory grow with the requests and reads `get_memory_info`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ KNOWN = (Heading, Print, Define, Delete, ResetPeak)
 
 
 def load_tensorflow() -> Any:
-    """The library. Raises ModelError where it is not there."""
+    """Return the library. Raises ModelError where it is not there."""
     try:
         import tensorflow
     except ImportError as error:
@@ -25,7 +25,7 @@ def load_tensorflow() -> Any:
 
 
 def measure(process: Process, tf: Any) -> tuple[Reading, ...]:
-    """The readings of a process on the first GPU that TensorFlow sees; `tf` is the library.
+    """Return the readings of a process on the first GPU that TensorFlow sees; `tf` is the library.
 
     `allocated_bytes` is what TensorFlow calls current, the peak what it calls peak; it does not tell what it
     has reserved. Raises UsageError for steps that are no plain tensors', NoGpuError where there is no GPU.

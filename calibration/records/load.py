@@ -1,7 +1,6 @@
 """Any record of an allocator's history as the differ takes it: our files, snapshots, measuring records."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from calibration.records.reader import HistoryRecord, read_measured_records
@@ -15,6 +14,7 @@ from planner.allocator.history import (
     load_snapshot,
 )
 from planner.errors import DataFileError, UsageError
+from planner.hardware.calibration import is_same_job
 from planner.jobs import Job
 
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later begins
@@ -46,7 +46,7 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
 def recording_of(
     history: History, source: str, where: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> Recording:
-    """A history as the differ takes it. Raises UsageError for allocator options that are not simulated."""
+    """Return a history as a recording. Raises UsageError for allocator options that are not simulated."""
     births: list[tuple[int, str]] = []
     deaths: dict[int, int] = {}
     live: dict[int, int] = {}  # address -> birth
@@ -92,21 +92,11 @@ def _notes(blocks: Sequence[RecordedBlock], marks: Sequence[RecordedMark], stran
 
 
 def _choose(path: Path, records: Sequence[HistoryRecord], job: Job, batch: int) -> HistoryRecord:
-    found = [record for record in records if record.batch == batch and _same(record.job, job)]
-    if not found:
-        known = sorted({f"{record.job.model} at batch {record.batch}" for record in records})
-        said = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    matching = [one for one in records if one.batch == batch and is_same_job(one.job, job)]
+    if not matching:
+        known = sorted({f"{one.job.model} at batch {one.batch}" for one in records})
+        listed = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
         raise UsageError(
-            f"--against {path}: no history of this job at batch {batch}; it has {said or 'none at all'}"
+            f"--against {path}: no history of this job at batch {batch}; it has {listed or 'none at all'}"
         )
-    return found[-1]  # the latest: lines are appended
-
-
-def _same(recorded: Job, job: Job) -> bool:
-    """Whether both run the same, whatever name each has for the model and however many steps it takes."""
-    return _bare(recorded) == _bare(job)
-
-
-def _bare(job: Job) -> Job:
-    source = job.source or job.model
-    return replace(job, model=source, source="", steps=1, model_args=tuple(sorted(job.model_args)))
+    return matching[-1]  # the latest: lines are appended

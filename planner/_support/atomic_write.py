@@ -29,7 +29,7 @@ def save(path: Path, content: bytes, what: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for what has to last: makes the folder, and waits until the disk has the content.
+    """Write a file that has to last: make its folder, and wait until the disk has the content.
 
     Raises DataFileError where the file cannot be written.
     """
@@ -48,9 +48,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write under; what stands there at the end takes its place.
+    """Give a name beside `path` to write under; its content takes the place of the file at the end.
 
-    A link stays one: what it points to is replaced. A device or a pipe is written to itself.
+    A link stays one: its target is replaced. A device or a pipe is written to itself.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         yield path

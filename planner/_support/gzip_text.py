@@ -7,12 +7,12 @@ _GZIP = 31  # zlib's wbits for gzip with the largest window
 
 
 def pack(text: str) -> bytes:
-    """Equal texts give equal bytes, unlike gzip's default."""
+    """Return the text compressed; equal texts give equal bytes, unlike gzip's default."""
     return zlib.compress(text.encode(), 9, wbits=_GZIP)
 
 
 def read_packed(path: Path, most_bytes: int) -> bytes:
-    """What was packed into a file; neither side may exceed `most_bytes`, however much it would unpack to.
+    """Return the content of a packed file; neither side may exceed `most_bytes`.
 
     Raises OSError where the file cannot be read, ValueError or zlib.error where it is not one packed text.
     """

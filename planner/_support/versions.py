@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of a distribution as its folder of metadata is named; None where it is not installed.
+    """Return the version in the name of a distribution's metadata folder; None where it is not installed.
 
     The names of such folders are fixed (packaging.python.org, recording installed projects); of installers
     that keep another form, importlib.metadata knows, which takes 20 ms to import.
     """
-    wanted = _normal(distribution)
+    normal = _normal(distribution)
     for folder in dict.fromkeys(sys.path):
         for path in Path(folder or ".").glob("*.dist-info"):
             name, _, version = path.name.removesuffix(".dist-info").partition("-")
-            if _normal(name) == wanted:
+            if _normal(name) == normal:
                 return version
     from importlib.metadata import PackageNotFoundError, version as version_by_metadata
 
@@ -26,7 +26,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def public_version(version: str | None) -> str | None:
-    """Without the local part that tells builds apart: `2.13.0+cpu` is `2.13.0`."""
+    """Return the version without its local part, which names the build: `2.13.0+cpu` is `2.13.0`."""
     return None if version is None else version.partition("+")[0]
 
 

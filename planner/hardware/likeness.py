@@ -1,4 +1,4 @@
-"""Which published runs a job is like, and where it differs from them: how sure an answer may be.
+"""Similarity of a job to published runs, which decides how sure an answer may be.
 
 A job of a published kind has that kind's distribution. Each setting in which it differs from all runs of the
 kind widens the distribution by the deviation between kinds. Where a job has something that no published run
@@ -112,7 +112,7 @@ def kind_without_trace(job: Job) -> RunKind:
 
 
 def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
-    """Return whether real samples differ in size, and the input that shows it where nobody said.
+    """Return whether real samples differ in size, and the input that shows it unless the user does.
 
     Token ids have one dimension and are looked up in an embedding, or are named as tokenizers name them.
     Integer labels and class maps are neither.
@@ -142,7 +142,7 @@ def _attends(sites: Counter[str]) -> bool:
 
 
 def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: RunKind) -> Iterator[str]:
-    """What no published run has, as ends of a sentence."""
+    """Yield the job's features that no published run has, as ends of a sentence."""
     ranks = {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
     many = sites[CONVOLUTION] > FEW_CONVOLUTIONS
     if sites[CONVOLUTION] and 4 in ranks:
@@ -164,7 +164,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: RunKind) -> Itera
 def _departures(
     job: Job, trace: Trace, sites: Counter[str], kind: RunKind, lengths: Lengths, capability: tuple[int, int]
 ) -> Iterator[str]:
-    """What no run of the kind has, as ends of a sentence."""
+    """Yield the job's features that no run of the kind has, as ends of a sentence."""
     settings = load_residuals().kinds[kind].settings
     if job.precision.value not in settings.precisions:
         yield f"in {job.precision.value}"

@@ -14,7 +14,7 @@ from planner.allocator.replay import replay_trace
 from planner.api.compare import compare
 from planner.cli import run
 from planner.errors import UsageError
-from planner.hardware.calibration.model import _same_job
+from planner.hardware.calibration.lookup import is_same_job
 from planner.hardware.database import find_device
 from planner.jobs import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
 from planner.planning.epoch import last_batch, over_epoch
@@ -339,7 +339,7 @@ def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
     """One kept trace serves all epochs, and one calibration."""
     one, other = (training(model="torchvision:resnet18", dataset_size=size) for size in (0, 1000))
     assert key_of(one) == key_of(other)
-    assert _same_job(one, other)
+    assert is_same_job(one, other)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from .lookup import (
     Correction as Correction,
     find_calibration as find_calibration,
     find_run as find_run,
+    is_same_job as is_same_job,
 )
 from .model import (
     Calibration as Calibration,

@@ -25,11 +25,11 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import theilslopes
@@ -50,15 +50,14 @@ HUBER = 1.345  # 95 % efficiency under normality
 NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below makes sense
 USUAL_FREEDOMS = 2  # weight of what runs usually scatter by
 OUTLIER = 3.0  # scales
-GOOD_ERROR = 0.01  # what a line is wanted to reach; none that does is refused
+GOOD_ERROR = 0.01  # a line that reaches it is never refused
 SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """What the other batch sizes say of one."""
+class LeftOut(Struct, frozen=True):
+    """The prediction of one batch size by the line through the others."""
 
     batch: int
     measured_bytes: int
@@ -67,12 +66,12 @@ class LeftOut:
 
     @property
     def error(self) -> float:
-        """Relative; positive where too much is predicted."""
+        """Return the relative error; positive where too much is predicted."""
         return self.calibrated_bytes / self.measured_bytes - 1
 
 
 def fit_points(points: Sequence[Point]) -> Fit | NoFit:
-    """The robust line through the runs that ended unhindered, or why there is none.
+    """Return the robust line through the unconstrained runs, or why there is none.
 
     Runs that died, released cached segments to go on or had a cap are clipped, and left out. Raises
     ValueError for emulated runs among others.
@@ -112,10 +111,10 @@ def fit_points(points: Sequence[Point]) -> Fit | NoFit:
 
 
 def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
-    """Each batch size as predicted by the line through the others; needs four batch sizes."""
+    """Return each batch size as predicted by the line through the others; needs four batch sizes."""
     whole = [point for point in points if point.observation.is_unconstrained]
     context = includes_context(whole)
-    found = []
+    left_out = []
     for batch in sorted({point.observation.batch for point in whole}):
         others = [point for point in whole if point.observation.batch != batch]
         overhead, slope = _line(*_columns(others, context), _expected_overhead(others, context))
@@ -123,17 +122,17 @@ def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
             measured = fitted_peak_bytes(point.observation, context)
             if point.observation.batch == batch and measured is not None:
                 calibrated = round(overhead * MIB + slope * point.replayed_bytes)
-                found.append(LeftOut(batch, measured, calibrated, point.replayed_bytes))
-    return found
+                left_out.append(LeftOut(batch, measured, calibrated, point.replayed_bytes))
+    return left_out
 
 
 def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Point]) -> NoFit | None:
     batches = {point.observation.batch for point in used}
     if len(batches) < FEWEST_BATCHES:
-        seen = f"{len(batches)} batch sizes with a peak of their own, at least {FEWEST_BATCHES} are needed"
+        problem = f"{len(batches)} batch sizes with a peak of their own, at least {FEWEST_BATCHES} are needed"
         clipped = len(points) - len(whole)
         hint = f"; {clipped} of {len(points)} runs ran out of memory or were held back: take smaller batches"
-        return NoFit(seen + (hint if clipped else ""))
+        return NoFit(problem + (hint if clipped else ""))
     peaks = [point.replayed_bytes for point in used]
     if min(peaks) <= 0 or max(peaks) < SMALLEST_RANGE * min(peaks):
         return NoFit(
@@ -144,8 +143,8 @@ def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Poin
 
 
 def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
-    """The refusal of a line that tells left-out batch sizes worse than the planner does without it."""
-    added = _shown_context_bytes(used) if context else 0
+    """Return a refusal if the line predicts left-out batch sizes worse than the planner does without it."""
+    added = _median_context_bytes(used) if context else 0
     if added is None:
         return None
     lefts = leave_one_batch_out(used)
@@ -160,30 +159,30 @@ def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
     return None
 
 
-def _shown_context_bytes(points: Sequence[Point]) -> float | None:
-    """The median context that the runs told; None where none did."""
+def _median_context_bytes(points: Sequence[Point]) -> float | None:
+    """Return the median of the runs' contexts; None without any."""
     contexts = [point.observation.context_after_bytes for point in points]
     known = [size_bytes for size_bytes in contexts if size_bytes is not None]
     return median(known) if known else None
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
-    """In MiB; None where the peak holds a context that no run told."""
+    """Return the expected overhead in MiB; None where the peak holds a context that no run measured."""
     if not context:
         return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
-    shown = _shown_context_bytes(points)  # after the third step: with what was loaded by then
+    shown = _median_context_bytes(points)  # after the third step: with what was loaded by then
     return None if shown is None else shown / MIB
 
 
 def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
-    """Replayed and measured peaks in MiB."""
+    """Return replayed and measured peaks in MiB."""
     pairs = [(p.replayed_bytes, fitted_peak_bytes(p.observation, context)) for p in points]
-    kept = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
-    return kept[:, 0], kept[:, 1]
+    columns = np.array([(x, y) for x, y in pairs if y is not None], dtype=np.float64) / MIB
+    return columns[:, 0], columns[:, 1]
 
 
 def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
-    """Overhead in MiB and slope."""
+    """Return the overhead in MiB and the slope."""
     center = float(x.mean())
     start = float(theilslopes(y, x)[0])
     level = float(np.median(y - start * (x - center)))
@@ -195,27 +194,27 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
             known.append((line[0] - line[1] * center - expected) / LAZY_DEVIATION_MIB)
         return np.append((line[0] + line[1] * (x - center) - y) / scale, known)
 
-    found = least_squares(
+    solution = least_squares(
         residuals, [level, start], loss="huber", f_scale=HUBER, x_scale=[scale, SLOPE_DEVIATION], xtol=1e-12
     )
-    level, slope = map(float, found.x)
+    level, slope = map(float, solution.x)
     return level - slope * center, slope
 
 
 def _pooled(scale: float, freedoms: int, usual: float) -> float:
-    """The scale of these runs and the one that runs usually have, as variances."""
+    """Return the scale of these runs and of published ones together, as variances."""
     total = freedoms * scale**2 + USUAL_FREEDOMS * usual**2
     return sqrt(total / (freedoms + USUAL_FREEDOMS))
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """What published runs of this kind scatter by about their replays, at the mean peak, in MiB."""
+    """Return the scatter of published runs of this kind about their replays, at the mean peak, in MiB."""
     kind = kind_without_trace(points[0].observation.job)
     share = load_residuals().kinds[kind].verdicts.scale
     return share * float(np.mean([point.replayed_bytes for point in points])) / MIB
 
 
 def _scale(residuals: Floats) -> float:
-    """One standard deviation, robust, of the residuals of a line."""
+    """Return one robust standard deviation of the residuals of a line."""
     telling = np.sort(np.abs(residuals))[2:]
     return max(NVML_STEP_MIB, 1.4826 * float(np.median(telling))) if len(telling) else NVML_STEP_MIB

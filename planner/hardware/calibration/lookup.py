@@ -71,7 +71,7 @@ def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> 
 def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:
     """Return an unconstrained measured run of this very job, batch size and GPU, with all its peaks."""
     for one in stored:
-        same = _same_settings(one.key, query) and _same_job(one.key.job, query.job)
+        same = _same_settings(one.key, query) and is_same_job(one.key.job, query.job)
         if one.source != "emulated" and same and _is_on(one, query.device):
             for point in one.points:
                 run = point.observation
@@ -149,14 +149,14 @@ def _median_context(sizes: Sequence[int], source: str, extra_bytes: int = 0) -> 
     return SourcedBytes(round(median(sizes)), f"measured: {source}", round(spread), FigureKind.MEASURED)
 
 
-def _same_job(one: Job, other: Job) -> bool:
+def is_same_job(one: Job, other: Job) -> bool:
     """Return whether two jobs take the same memory in a step: names and the number of steps do not count."""
     return _memory_relevant(one) == _memory_relevant(other)
 
 
 def _same_replay(one: Job, other: Job) -> bool:
     """Return whether a line through the replays of one stands for the other: workspaces have to agree."""
-    return one.cudnn == other.cudnn and _same_job(one, other)
+    return one.cudnn == other.cudnn and is_same_job(one, other)
 
 
 def _memory_relevant(job: Job) -> tuple[Job, list[str]]:

@@ -57,17 +57,17 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Text  # as torch names it: "NVIDIA GeForce RTX 3060"
     versions: Versions
     settings: Settings
-    peak_allocated_bytes: Count | None  # torch's `max_memory_allocated`
-    peak_reserved_bytes: Count | None  # torch's `max_memory_reserved`
-    end_allocated_bytes: Count | None  # after the last step
-    process_peak_bytes: Count | None  # NVML's, with the context; None where the process is not visible there
-    context_before_bytes: int | None  # NVML's level before the first tensor
-    context_after_bytes: int | None  # NVML's level after the third step less what torch has reserved then
-    retries: Count | None  # how often the allocator released cached segments to go on
     oom: bool  # the run died of want of memory; the peaks are those until then
     source: Origin
     about: str  # published: whose figures, from which file; measured: "" or a remark
     when: Text  # the day of the run, ISO 8601: "2025-05-06"
+    peak_allocated_bytes: Count | None = None  # torch's `max_memory_allocated`
+    peak_reserved_bytes: Count | None = None  # torch's `max_memory_reserved`
+    end_allocated_bytes: Count | None = None  # after the last step
+    process_peak_bytes: Count | None = None  # NVML's, with the context
+    context_before_bytes: int | None = None  # NVML's level before the first tensor
+    context_after_bytes: int | None = None  # NVML's level after the third step less what torch has reserved
+    retries: Count | None = None  # how often the allocator released cached segments to go on
     # The process's peak over its level before the first tensor, where a record has only this difference; None
     # where both ends are known and stand above.
     process_rise_bytes: Count | None = None

@@ -112,7 +112,8 @@ class NarrowingTable:
         drawn = self._draw(shown)
         for place, column in zip(shown, drawn.columns, strict=True):
             if options.max_width >= ROOMY and drawn.show_header:
-                column.min_width = columns[place].min_width
+                indent = 0 if place else self.table.indent  # which is for plain text
+                column.min_width = max(0, columns[place].min_width - indent)
         yield drawn
         names = [column.name or column.title for at, column in enumerate(columns) if at not in shown]
         if any(names):

@@ -1,13 +1,4 @@
-from .batch_curve import (
-    batch_curve as batch_curve,
-)
-from .gpus import (
-    SORTS as SORTS,
-    GpusResult as GpusResult,
-)
-from .options import (
-    Options as Options,
-)
-from .request import (
-    job_of as job_of,
-)
+from .batch_curve import batch_curve as batch_curve
+from .gpus import GpusResult as GpusResult, SORTS as SORTS
+from .options import Options as Options
+from .request import job_of as job_of

@@ -1,22 +1,9 @@
-from .compiled import (
-    compiled_dir as compiled_dir,
-    open_cudnn_with_cublaslt as open_cudnn_with_cublaslt,
-)
+from .compiled import compiled_dir as compiled_dir, open_cudnn_with_cublaslt as open_cudnn_with_cublaslt
 from .history import (
-    Course as Course,
-    CourseMark as CourseMark,
-    History as History,
-    HistoryEvent as HistoryEvent,
-    Holder as Holder,
-    trace_of as trace_of,
+    Course as Course, CourseMark as CourseMark, History as History, HistoryEvent as HistoryEvent,
+    Holder as Holder, trace_of as trace_of,
 )
-from .launch import (
-    RunOptions as RunOptions,
-    run_emulated as run_emulated,
-)
+from .launch import RunOptions as RunOptions, run_emulated as run_emulated
 from .record import (
-    EmulatedRun as EmulatedRun,
-    GpuRecord as GpuRecord,
-    OutOfMemory as OutOfMemory,
-    Peaks as Peaks,
+    EmulatedRun as EmulatedRun, GpuRecord as GpuRecord, OutOfMemory as OutOfMemory, Peaks as Peaks,
 )

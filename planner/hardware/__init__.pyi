@@ -1,40 +1,19 @@
 from .budget import (
-    Budget as Budget,
-    is_fitted as is_fitted,
-    judge_budget as judge_budget,
-    make_budget as make_budget,
-    process_bytes as process_bytes,
-    upper_process_bytes as upper_process_bytes,
+    Budget as Budget, is_fitted as is_fitted, judge_budget as judge_budget, make_budget as make_budget,
+    process_bytes as process_bytes, upper_process_bytes as upper_process_bytes,
 )
 from .database import (
-    EMULATED as EMULATED,
-    device_key as device_key,
-    find_device as find_device,
-    load_devices as load_devices,
+    EMULATED as EMULATED, device_key as device_key, find_device as find_device, load_devices as load_devices,
     search_devices as search_devices,
 )
 from .device import (
-    ENDLESS_BYTES as ENDLESS_BYTES,
-    GENERIC_CAPABILITY as GENERIC_CAPABILITY,
-    LARGEST_TOTAL_MIB as LARGEST_TOTAL_MIB,
-    MIB as MIB,
-    Device as Device,
-    FigureKind as FigureKind,
-    ProductLine as ProductLine,
-    SourcedBytes as SourcedBytes,
-    SourcedValue as SourcedValue,
-    generic_device as generic_device,
-    unlimited_device as unlimited_device,
+    Device as Device, ENDLESS_BYTES as ENDLESS_BYTES, FigureKind as FigureKind,
+    GENERIC_CAPABILITY as GENERIC_CAPABILITY, LARGEST_TOTAL_MIB as LARGEST_TOTAL_MIB, MIB as MIB,
+    ProductLine as ProductLine, SourcedBytes as SourcedBytes, SourcedValue as SourcedValue,
+    generic_device as generic_device, unlimited_device as unlimited_device,
 )
-from .likeness import (
-    Likeness as Likeness,
-    margins_of as margins_of,
-)
+from .likeness import Likeness as Likeness, margins_of as margins_of
 from .local_gpu import (
-    check_detected as check_detected,
-    detected_device as detected_device,
-    local_device as local_device,
+    check_detected as check_detected, detected_device as detected_device, local_device as local_device,
 )
-from .oom_probability import (
-    estimate_oom_probability as estimate_oom_probability,
-)
+from .oom_probability import estimate_oom_probability as estimate_oom_probability

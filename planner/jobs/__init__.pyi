@@ -1,66 +1,28 @@
-from .catalogue import (
-    load_catalogue as load_catalogue,
-)
-from .codec import (
-    job_from_json as job_from_json,
-    job_to_json as job_to_json,
-)
+from .catalogue import load_catalogue as load_catalogue
+from .codec import job_from_json as job_from_json, job_to_json as job_to_json
 from .job import (
-    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS,
-    CatalogueEntry as CatalogueEntry,
-    Checkpoint as Checkpoint,
-    ClipGradients as ClipGradients,
-    Job as Job,
-    Lengths as Lengths,
-    Loss as Loss,
-    MemoryFormat as MemoryFormat,
-    Mode as Mode,
-    Optimizer as Optimizer,
-    OptimizerImpl as OptimizerImpl,
-    Precision as Precision,
-    TensorSpec as TensorSpec,
-    ZeroGrad as ZeroGrad,
+    CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint, ClipGradients as ClipGradients,
+    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, Job as Job, Lengths as Lengths, Loss as Loss,
+    MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer, OptimizerImpl as OptimizerImpl,
+    Precision as Precision, TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
 )
-from .nested import (
-    batch_of_specs as batch_of_specs,
-)
+from .nested import batch_of_specs as batch_of_specs
 from .options import (
-    FIELD_OPTIONS as FIELD_OPTIONS,
-    JOB_OPTIONS as JOB_OPTIONS,
-    JobOption as JobOption,
-    OptionKind as OptionKind,
-    reset_options as reset_options,
+    FIELD_OPTIONS as FIELD_OPTIONS, JOB_OPTIONS as JOB_OPTIONS, JobOption as JobOption,
+    OptionKind as OptionKind, reset_options as reset_options,
 )
 from .parse import (
-    DTYPES as DTYPES,
-    SOURCES as SOURCES,
-    check_count as check_count,
-    choose as choose,
-    freeze as freeze,
-    is_argument_name as is_argument_name,
-    is_code as is_code,
-    nearest as nearest,
-    parse_loss as parse_loss,
-    parse_model_arg as parse_model_arg,
-    parse_tensor_spec as parse_tensor_spec,
-    shown as shown,
+    DTYPES as DTYPES, SOURCES as SOURCES, check_count as check_count, choose as choose, freeze as freeze,
+    is_argument_name as is_argument_name, is_code as is_code, nearest as nearest, parse_loss as parse_loss,
+    parse_model_arg as parse_model_arg, parse_tensor_spec as parse_tensor_spec, shown as shown,
     split_model as split_model,
 )
 from .resolve import (
-    complete_job as complete_job,
-    default_impl as default_impl,
-    is_completed_by_library as is_completed_by_library,
-    merge_job as merge_job,
-    resolve_job as resolve_job,
+    complete_job as complete_job, default_impl as default_impl,
+    is_completed_by_library as is_completed_by_library, merge_job as merge_job, resolve_job as resolve_job,
 )
 from .yaml_fields import (
-    ANY_SOURCE as ANY_SOURCE,
-    OPTION_KEYS as OPTION_KEYS,
-    allowed_sources as allowed_sources,
-    read_alloc_conf as read_alloc_conf,
-    read_arguments as read_arguments,
-    read_count as read_count,
-    read_items as read_items,
-    read_model as read_model,
-    read_options as read_options,
+    ANY_SOURCE as ANY_SOURCE, OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources,
+    read_alloc_conf as read_alloc_conf, read_arguments as read_arguments, read_count as read_count,
+    read_items as read_items, read_model as read_model, read_options as read_options,
 )

@@ -89,3 +89,48 @@ def test_only_the_command_line_prints_and_reads_the_environment(path: Path) -> N
 def test_every_module_says_what_it_is(path: Path) -> None:
     """A module begins with a docstring."""
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def entries_past_facades(path: Path) -> Iterator[str]:
+    """Every import of a module inside another room of the planner, past the facade of that room.
+
+    The functions of `planner.api` are called as their modules are, which a package cannot show both ways.
+    """
+    own = path.relative_to(ROOT).parts[:2]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        module = node.module if isinstance(node, ast.ImportFrom) and node.module else ""
+        parts = module.split(".")
+        if (
+            parts[0] != "planner"
+            or len(parts) < 3
+            or tuple(parts[:2]) == own
+            or parts[1] in ("_support", "api")
+        ):
+            continue
+        if not ROOT.joinpath(*parts, "__init__.pyi").exists():
+            yield f"line {node.lineno}: {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_rooms_are_entered_by_their_facades(path: Path) -> None:
+    """A module imports another room's names from a package whose stub lists them."""
+    assert name(path) == "planner/__init__.py" or list(entries_past_facades(path)) == []
+
+
+def test_facades_list_what_other_rooms_take() -> None:
+    """Each name that a stub lists is taken outside its room, if only by a test."""
+    taken = {
+        (node.module, alias.name)
+        for path in (*SOURCES, *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    listed = {
+        (".".join(stub.parent.relative_to(ROOT).parts), alias.asname)
+        for stub in ROOT.glob("planner/**/*.pyi")
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert listed - taken == set()

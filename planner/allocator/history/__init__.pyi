@@ -1,30 +1,11 @@
 from .diff import (
-    Difference as Difference,
-    Extra as Extra,
-    Kind as Kind,
-    LifeDifference as LifeDifference,
-    SidePeak as SidePeak,
-    compare_with_recording as compare_with_recording,
+    Difference as Difference, Extra as Extra, Kind as Kind, LifeDifference as LifeDifference,
+    SidePeak as SidePeak, compare_with_recording as compare_with_recording,
 )
-from .file import (
-    MOST_EVENTS as MOST_EVENTS,
-    load_history as load_history,
-    save_history as save_history,
-)
+from .file import MOST_EVENTS as MOST_EVENTS, load_history as load_history, save_history as save_history
 from .history import (
-    ACTIONS as ACTIONS,
-    History as History,
-    HistoryEvent as HistoryEvent,
-    HistoryMark as HistoryMark,
+    ACTIONS as ACTIONS, History as History, HistoryEvent as HistoryEvent, HistoryMark as HistoryMark,
 )
-from .sequences import (
-    RecordedBlock as RecordedBlock,
-    RecordedMark as RecordedMark,
-    Recording as Recording,
-)
-from .snapshot_reader import (
-    load_snapshot as load_snapshot,
-)
-from .snapshot_writer import (
-    save_snapshot as save_snapshot,
-)
+from .sequences import RecordedBlock as RecordedBlock, RecordedMark as RecordedMark, Recording as Recording
+from .snapshot_reader import load_snapshot as load_snapshot
+from .snapshot_writer import save_snapshot as save_snapshot

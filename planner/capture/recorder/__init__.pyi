@@ -1,3 +1,1 @@
-from .provenance import (
-    ProvenanceCollector as ProvenanceCollector,
-)
+from .provenance import ProvenanceCollector as ProvenanceCollector

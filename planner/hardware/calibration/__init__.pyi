@@ -1,32 +1,16 @@
 from .files import (
-    Origins as Origins,
-    add_points as add_points,
-    check_folders as check_folders,
-    key_of as key_of,
-    load_folders as load_folders,
-    search_path as search_path,
+    Origins as Origins, add_points as add_points, check_folders as check_folders, key_of as key_of,
+    load_folders as load_folders, search_path as search_path,
 )
-from .fit import (
-    fit_points as fit_points,
-)
+from .fit import fit_points as fit_points
 from .lookup import (
-    CalibrationQuery as CalibrationQuery,
-    Correction as Correction,
-    find_calibration as find_calibration,
-    find_run as find_run,
-    is_same_job as is_same_job,
+    CalibrationQuery as CalibrationQuery, Correction as Correction, find_calibration as find_calibration,
+    find_run as find_run, is_same_job as is_same_job,
 )
 from .model import (
-    Calibration as Calibration,
-    Fit as Fit,
-    Key as Key,
-    NoFit as NoFit,
-    Point as Point,
+    Calibration as Calibration, Fit as Fit, Key as Key, NoFit as NoFit, Point as Point,
     fitted_peak_bytes as fitted_peak_bytes,
 )
 from .observation import (
-    Observation as Observation,
-    Settings as Settings,
-    Versions as Versions,
-    origin_of as origin_of,
+    Observation as Observation, Settings as Settings, Versions as Versions, origin_of as origin_of,
 )

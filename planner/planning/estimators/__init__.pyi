@@ -1,40 +1,17 @@
 from .comparison import (
-    ALLOCATED as ALLOCATED,
-    COUNTS as COUNTS,
-    NAMES as NAMES,
-    PROCESS as PROCESS,
-    RESERVED as RESERVED,
-    Comparison as Comparison,
-    Kept as Kept,
-    Measured as Measured,
-    Row as Row,
-    compare as compare,
-    find_measured as find_measured,
-    kept_after as kept_after,
-    measured_by_run as measured_by_run,
+    ALLOCATED as ALLOCATED, COUNTS as COUNTS, Comparison as Comparison, Kept as Kept, Measured as Measured,
+    NAMES as NAMES, PROCESS as PROCESS, RESERVED as RESERVED, Row as Row, compare as compare,
+    find_measured as find_measured, kept_after as kept_after, measured_by_run as measured_by_run,
     measured_from as measured_from,
 )
 from .methods import (
-    TITLES as TITLES,
-    Method as Method,
-    find_method as find_method,
+    Method as Method, TITLES as TITLES, find_method as find_method,
     reject_unsupported_options as reject_unsupported_options,
 )
-from .peers import (
-    MEBIBYTE_BYTES as MEBIBYTE_BYTES,
-)
-from .published import (
-    Source as Source,
-    load_measured as load_measured,
-)
-from .quick import (
-    QuickEstimate as QuickEstimate,
-    QuickPlan as QuickPlan,
-    left_bytes as left_bytes,
-)
+from .peers import MEBIBYTE_BYTES as MEBIBYTE_BYTES
+from .published import Source as Source, load_measured as load_measured
+from .quick import QuickEstimate as QuickEstimate, QuickPlan as QuickPlan, left_bytes as left_bytes
 from .run import (
-    ask_peers as ask_peers,
-    open_builder as open_builder,
-    quick_estimate as quick_estimate,
+    ask_peers as ask_peers, open_builder as open_builder, quick_estimate as quick_estimate,
     quick_plan as quick_plan,
 )

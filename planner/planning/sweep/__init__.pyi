@@ -1,25 +1,9 @@
-from .executors import (
-    DaskPool as DaskPool,
-    LocalPool as LocalPool,
-    Pool as Pool,
-    run_all as run_all,
-)
+from .executors import DaskPool as DaskPool, LocalPool as LocalPool, Pool as Pool, run_all as run_all
 from .grid import (
-    Cell as Cell,
-    Failure as Failure,
-    Grid as Grid,
-    NamedModel as NamedModel,
-    Recipe as Recipe,
-    SweepTable as SweepTable,
-    load_grid as load_grid,
+    Cell as Cell, Failure as Failure, Grid as Grid, NamedModel as NamedModel, Recipe as Recipe,
+    SweepTable as SweepTable, load_grid as load_grid,
 )
-from .results import (
-    ResultStore as ResultStore,
-    open_results as open_results,
-)
+from .results import ResultStore as ResultStore, open_results as open_results
 from .task import (
-    GpuFigures as GpuFigures,
-    Task as Task,
-    TaskResult as TaskResult,
-    device_digest as device_digest,
+    GpuFigures as GpuFigures, Task as Task, TaskResult as TaskResult, device_digest as device_digest,
 )

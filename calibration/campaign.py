@@ -125,7 +125,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
     guess = guess_limit(known, cap_bytes)
     if guess is None:
         guess = guess_limit(map(obtain, series.batches), cap_bytes) or min(series.batches)
-    limit = find_limit(lambda batch: not obtain(batch).oom, guess, lambda: True)
+    limit = find_limit(lambda batch: not obtain(batch).oom, guess)
     result.limits.append(FoundLimit(series.job, cap_bytes, limit))
     exact = f"{limit.largest:,}" if limit.is_exact else f"at least {limit.largest:,}"
     setup.on_progress(f"{series.job.model} under {cap_bytes // MIB:,} MiB: the largest batch is {exact}")

@@ -26,12 +26,12 @@ class Limit(Struct, frozen=True):
         return self.first_oom is not None and self.first_oom - self.largest == 1
 
 
-def find_limit(lives: Callable[[int], bool], guess: int, may_go_on: Callable[[], bool]) -> Limit:
-    """Narrow the boundary down until it is exact, `may_go_on` says no, or `LARGEST_BATCH` lives."""
+def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
+    """Narrow the boundary down until it is exact, or `LARGEST_BATCH` lives."""
     limit = Limit(0, None)
     batch = min(max(guess, 1), LARGEST_BATCH)
     step = max(1, guess // FIRST_STEP_SHARE)
-    while not limit.is_exact and limit.largest < LARGEST_BATCH and may_go_on():
+    while not limit.is_exact and limit.largest < LARGEST_BATCH:
         limit = Limit(batch, limit.first_oom) if lives(batch) else Limit(limit.largest, batch)
         if limit.first_oom is None:
             batch = min(limit.largest + step, LARGEST_BATCH)

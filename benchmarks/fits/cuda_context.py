@@ -14,19 +14,20 @@ one that torch 2.0.1 left in a notebook, are printed but not fitted.
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from enum import StrEnum
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import linear_regression, mean, median, stdev
 
 from planner.hardware.context import (
     BASE_MIB,
+    SPREAD_MIB,
     STACKS_SHARE,
-    STEPS_MIB,
-    Libraries,
-    Loading,
+    TYPICAL_STACKS_MIB,
+    TYPICAL_STACKS_SPREAD_MIB,
+    ContextSize,
     context_size,
     stacks_mib,
-    typical_context,
 )
 from planner.hardware.database import load_devices
 from planner.hardware.device import ProductLine
@@ -36,6 +37,27 @@ MESSAGES = Path(__file__).parents[1] / "published" / "contexts.csv"
 # (torch 2.6.0+cu124) exceed peak reserved memory; taken as evenly spread.
 STEPS_RANGE_MIB = (20, 120)
 FITTED = "yes"
+
+
+# Of a context of the planner's model: what cuBLAS and cuDNN load in the first steps.
+STEPS_MIB, STEPS_SPREAD_MIB = 70, 29
+# Loaded at once, as torch did before 1.13: its own kernels and cuBLAS's; cuDNN's where it is used.
+EAGER_MIB, EAGER_SPREAD_MIB = 730, 244
+EAGER_CUDNN_MIB = 666
+
+
+class Loading(StrEnum):
+    """The time at which kernels are loaded: CUDA_MODULE_LOADING."""
+
+    LAZY = "lazy"  # the default since CUDA 11.7 and torch 1.13
+    EAGER = "eager"
+
+
+class Libraries(StrEnum):
+    """The libraries that are loaded besides torch's own kernels."""
+
+    NONE = "none"  # one small tensor was made
+    TRAINING = "training"  # cuBLAS and cuDNN have run some steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +181,23 @@ def _stacks_of(sample: Sample) -> float:
     return fit_stacks()[0] if sample.chip is None else stacks_mib(*sample.chip)
 
 
+def published_size(
+    chip: tuple[tuple[int, int], int] | None, loading: Loading, libraries: Libraries
+) -> ContextSize:
+    """Return the context of a GPU, or of the median one, as older and smaller processes have it."""
+    stacks = TYPICAL_STACKS_MIB if chip is None else stacks_mib(*chip)
+    mib, spreads = BASE_MIB + STACKS_SHARE * stacks, [float(SPREAD_MIB)]
+    if chip is None:
+        spreads.append(STACKS_SHARE * TYPICAL_STACKS_SPREAD_MIB)
+    if libraries is Libraries.NONE or loading is Loading.EAGER:
+        mib, spreads = mib - STEPS_MIB, [*spreads, STEPS_SPREAD_MIB]
+    if loading is Loading.EAGER:
+        mib, spreads = mib + EAGER_MIB, [*spreads, EAGER_SPREAD_MIB]
+        if libraries is Libraries.TRAINING:
+            mib += EAGER_CUDNN_MIB
+    return ContextSize(round(mib), round(hypot(*spreads)))
+
+
 def print_all() -> None:
     """Print the constants, and every published figure beside the model."""
     messages = read_messages()
@@ -174,10 +213,7 @@ def print_all() -> None:
         )
     for sample in SAMPLES:
         loaded = Libraries.TRAINING if sample.uses_cudnn else Libraries.NONE
-        if sample.chip is None:
-            size = typical_context(sample.loading, loaded)
-        else:
-            size = context_size(*sample.chip, sample.loading, loaded)
+        size = published_size(sample.chip, sample.loading, loaded)
         used = "" if sample.is_fitted else " (not fitted)"
         print(f"{sample.mib:6.0f}  model {size.mib:5} +- {size.spread_mib:3}  {sample.source}{used}")
 

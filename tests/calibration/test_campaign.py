@@ -172,7 +172,7 @@ def test_the_limit_is_exact_whatever_the_guess(true_limit: int, guess: int) -> N
         asked.append(batch)
         return batch <= true_limit
 
-    found = find_limit(lives, guess, lambda: True)
+    found = find_limit(lives, guess)
     assert (found.largest, found.first_oom, found.is_exact) == (true_limit, true_limit + 1, True)
     assert len(set(asked)) == len(asked) <= 30 and min(asked) >= 1
 
@@ -181,15 +181,13 @@ def test_the_limit_is_exact_whatever_the_guess(true_limit: int, guess: int) -> N
 def test_a_good_guess_saves_runs(guess: int) -> None:
     """One per cent off on either side: the boundary is found with at most seven runs."""
     asked: list[int] = []
-    find_limit(lambda batch: asked.append(batch) or batch <= 1000, guess, lambda: True)  # type: ignore[func-returns-value]
+    find_limit(lambda batch: asked.append(batch) or batch <= 1000, guess)  # type: ignore[func-returns-value]
     assert len(asked) <= 7
 
 
-def test_a_limit_without_an_end_and_one_out_of_time_are_not_exact() -> None:
-    """What lives at every batch has no limit; what is interrupted says how far it came."""
-    assert find_limit(lambda batch: True, 8, lambda: True) == Limit(2**20, None)
-    turns = iter([True, True, False])
-    assert find_limit(lambda batch: batch <= 100, 64, lambda: next(turns)) == Limit(65, None)
+def test_a_limit_without_an_end_is_not_exact() -> None:
+    """What lives at every batch has no limit."""
+    assert find_limit(lambda batch: True, 8) == Limit(2**20, None)
 
 
 def test_a_guess_needs_two_runs_that_lived_and_grew() -> None:

@@ -1,47 +1,36 @@
 """The size of a CUDA context that nobody has measured."""
 
-import runpy
-from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from benchmarks.fits import cuda_context as script
+from benchmarks.fits.cuda_context import Libraries, Loading, published_size
 from planner.hardware import context
-from planner.hardware.context import (
-    ContextSize,
-    Libraries,
-    Loading,
-    context_size,
-    loading_of,
-    stacks_mib,
-    typical_context,
-)
+from planner.hardware.context import ContextSize, context_size, stacks_mib, typical_context
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.program.target import threads_per_sm
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fits" / "cuda_context.py"
-
 
 def test_constants_are_what_the_script_prints() -> None:
     """Every constant is fitted to the published figures of benchmarks/fits/cuda_context.py."""
-    script = runpy.run_path(str(SCRIPT))
-    base, share, spread = script["fit_lazy"](script["read_messages"]())
+    base, share, spread = script.fit_lazy(script.read_messages())
     assert (round(base), round(share, 3), round(spread)) == (
         context.BASE_MIB,
         context.STACKS_SHARE,
         context.SPREAD_MIB,
     )
     typical = (context.TYPICAL_STACKS_MIB, context.TYPICAL_STACKS_SPREAD_MIB)
-    assert tuple(map(round, script["fit_stacks"]())) == typical
-    assert tuple(map(round, script["fit_steps"]())) == (context.STEPS_MIB, context.STEPS_SPREAD_MIB)
-    eager = (context.EAGER_MIB, context.EAGER_SPREAD_MIB, context.EAGER_CUDNN_MIB)
-    assert tuple(map(round, script["fit_eager"]())) == eager
+    assert tuple(map(round, script.fit_stacks())) == typical
+    assert tuple(map(round, script.fit_steps())) == (script.STEPS_MIB, script.STEPS_SPREAD_MIB)
+    eager = (script.EAGER_MIB, script.EAGER_SPREAD_MIB, script.EAGER_CUDNN_MIB)
+    assert tuple(map(round, script.fit_eager())) == eager
 
 
 def test_typical_contexts() -> None:
     """Of an unknown GPU: what one tensor takes, what training adds, and what loading at once does."""
-    sizes = [typical_context(loading, loaded).mib for loading in Loading for loaded in Libraries]
+    sizes = [published_size(None, loading, loaded).mib for loading in Loading for loaded in Libraries]
     assert sizes == [188, 258, 918, 1584]
 
 
@@ -68,9 +57,8 @@ def test_the_context_of_a_t4() -> None:
 
 def test_published_contexts_lie_within_three_deviations() -> None:
     """Every published context that is fitted, and the mean of each kind of GPU within two."""
-    script = runpy.run_path(str(SCRIPT))
     by_gpu: dict[tuple[object, int], list[float]] = {}
-    for message in script["read_messages"]():
+    for message in script.read_messages():
         if message.fitted == "yes":
             size = context_size(message.capability, message.sm_count)
             assert abs(message.context_mib - size.mib) <= 3 * size.spread_mib, message.source
@@ -85,31 +73,16 @@ def test_the_context_fits_beside_the_largest_process_of_an_rtx_4060() -> None:
     """A run reached 7,816 MiB above its empty context on a card of 7,933 (xMem): the context before the first
     steps took 117 MiB at most.
     """
-    size = context_size((8, 9), 24, libraries=Libraries.NONE)
+    size = published_size(((8, 9), 24), Loading.LAZY, Libraries.NONE)
     assert size.mib <= 117
-
-
-@pytest.mark.parametrize(
-    ("torch", "loading"),
-    [
-        ("1.10.0", Loading.EAGER),
-        ("1.12.1+cu113", Loading.EAGER),
-        ("1.13.0", Loading.LAZY),
-        ("2.11.0", Loading.LAZY),
-    ],
-)
-def test_loading_by_version(torch: str, loading: Loading) -> None:
-    """Kernels are loaded as they are used since torch 1.13."""
-    assert loading_of(torch) is loading
 
 
 def test_published_contexts_of_kernels_loaded_at_once() -> None:
     """Those of torch 1.4 to 1.12 lie within two deviations."""
-    script = runpy.run_path(str(SCRIPT))
-    for sample in script["SAMPLES"]:
+    for sample in script.SAMPLES:
         if sample.loading is Loading.EAGER and sample.chip is not None:
             loaded = Libraries.TRAINING if sample.uses_cudnn else Libraries.NONE
-            size = context_size(*sample.chip, sample.loading, loaded)
+            size = published_size(sample.chip, sample.loading, loaded)
             assert abs(sample.mib - size.mib) <= 2 * size.spread_mib, sample.source
 
 

@@ -72,6 +72,12 @@ def message_of(error: BaseException) -> str:
         return ""
 
 
+def first_line_of(error: BaseException) -> str:
+    """Return the class of an exception and the first line of its message."""
+    lines = message_of(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 # ---- settings
 
 

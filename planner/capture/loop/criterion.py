@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from planner.capture.models.meta_init import construct_on_meta
-from planner.capture.models.registry import open_file
+from planner.capture.models.user_file import open_file
 from planner.capture.process_state import message_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, is_code

@@ -3,10 +3,9 @@ from .live import (
     is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
 )
 from .live_optimizer import (
-    LiveOptimizer as LiveOptimizer, notes_of_optimizer as notes_of_optimizer,
-    read_optimizer as read_optimizer, settings_of as settings_of,
+    LiveOptimizer as LiveOptimizer, fields_of_optimizer as fields_of_optimizer,
+    notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
 )
-from .optimizer_fields import fields_of_optimizer as fields_of_optimizer
 from .registry import (
     build_model as build_model, complete_by_library as complete_by_library,
     construct_model as construct_model, find_constructor as find_constructor,

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 from planner.capture.loop.optimizers import build_optimizer
 from planner.errors import UsageError
-from planner.jobs import Job
+from planner.jobs import Job, Optimizer, OptimizerImpl
 
 _DECIDE_MEMORY = ("amsgrad", "maximize", "centered", "weight_decay")  # and are no name of an optimizer here
 _CHOSEN_BY_TORCH = ("foreach", "fused")  # None stands for what torch takes on the device
@@ -112,3 +112,44 @@ def _defaults_of(kind: type[optim.Optimizer]) -> Mapping[str, Any]:
 
     parameters: Iterable[inspect.Parameter] = inspect.signature(kind).parameters.values()
     return {one.name: one.default for one in parameters}
+
+
+# ---- kind and implementation as fields of a job
+
+_OPTIMIZERS = {
+    optim.SGD: Optimizer.SGD,
+    optim.Adam: Optimizer.ADAM,
+    optim.AdamW: Optimizer.ADAMW,
+    optim.RMSprop: Optimizer.RMSPROP,
+    optim.Adagrad: Optimizer.ADAGRAD,
+    optim.Adafactor: Optimizer.ADAFACTOR,
+}
+
+
+def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Return kind and implementation of an optimizer. Raises UsageError for one that is not planned.
+
+    A subclass counts as unknown: nobody knows what it keeps besides.
+    """
+    options = optimizer.param_groups[0]
+    kind = kind_of(type(optimizer), options)
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise UsageError(
+            "the optimizer's differentiable=True is not planned: it keeps the graph of each step"
+        )
+    implementation = OptimizerImpl.FOREACH
+    if options.get("fused"):
+        implementation = OptimizerImpl.FUSED
+    elif options.get("foreach") is False or (kind is Optimizer.ADAFACTOR and not options.get("foreach")):
+        implementation = OptimizerImpl.FOR_LOOP
+    return {"optimizer": kind, "optimizer_impl": implementation}
+
+
+def kind_of(kind: type, options: Any) -> Optimizer:
+    """Return the planner's name of an optimizer's class. Raises UsageError for one that is not planned."""
+    if kind not in _OPTIMIZERS:
+        known = ", ".join(one.__name__ for one in _OPTIMIZERS)
+        raise UsageError(f"optimizer {kind.__name__} is not planned; use one of {known}")
+    if kind is optim.SGD and options.get("momentum"):
+        return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
+    return _OPTIMIZERS[kind]

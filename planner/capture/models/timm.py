@@ -1,21 +1,30 @@
-"""Complete a job of timm with the image and the loss of its model, from the configuration of its weights."""
+"""Find models of timm, and complete their jobs from the configuration of their weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 from typing import Any
 
+from planner.capture.models.libraries import import_library, unknown_name
 from planner.jobs import Job, Loss, TensorSpec
 
 _LABEL = TensorSpec((), "int64")
 _USUAL = (3, 224, 224)
 
 
-def complete_inputs(job: Job, config: Any, arguments: Mapping[str, Any]) -> Job:
+def find_timm(name: str) -> Callable[..., object]:
+    """Return the constructor of any name that timm lists, with or without the tag of its weights."""
+    return partial(_import_timm(name).create_model, name, pretrained=False)
+
+
+def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
     """Return the job with the image that the model was trained on, unless it names its inputs.
 
-    `config` is a `timm.models.PretrainedCfg` or None, `arguments` are the constructor's: they may change the
-    image. A model without a head returns features, whose sum is the loss.
+    The constructor's `arguments` may change the image. A model without a head returns features, whose sum is
+    the loss.
     """
+    config = _import_timm(name).get_pretrained_cfg(name)
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")
     if headless and job.loss is Loss.CROSS_ENTROPY and job.target in (_LABEL, None):
         job = replace(job, loss=Loss.SUM, target=None)
@@ -26,3 +35,11 @@ def complete_inputs(job: Job, config: Any, arguments: Mapping[str, Any]) -> Job:
     size = arguments.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
     return replace(job, inputs=(TensorSpec((channels, height, width)),))
+
+
+def _import_timm(name: str) -> ModuleType:
+    """Import timm, and check that it has a model of this name."""
+    timm = import_library("timm", extra="timm")
+    if not timm.is_model(name):
+        raise unknown_name("timm", name, timm.list_models())
+    return timm

@@ -1,7 +1,7 @@
-"""The models of the seed documents that no library ships.
+"""Models of the seed documents that no library ships.
 
-Which Python names stay alive during `forward` decides when memory comes back, so every `forward` here keeps
-exactly those tensors in reach that the original kept.
+Python variables in `forward` decide when memory is freed, so every `forward` here holds exactly the tensors
+that the original held.
 """
 
 from torch import Tensor, cat, nn
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Identity(nn.Module):
-    """Gives its input back: what is left is the input itself."""
+    """Returns its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -102,7 +102,7 @@ class BasicUNet(nn.Module):
         return self.sigmoid(self.final_layer(self.features(x)))  # type: ignore[no-any-return]
 
     def features(self, x: Tensor) -> Tensor:
-        """The way down and up again: 64 channels at the input's resolution."""
+        """Return 64 channels at the input's resolution."""
         full = self.initial_layer(x)
         half = self.down1(full)
         quarter = self.down2(half)

@@ -8,8 +8,7 @@ import torch
 from torch import nn, optim
 
 from planner.api.integrations._live_model import LiveLoop, plan_live_model
-from planner.capture.models.live_optimizer import notes_of_optimizer, read_optimizer
-from planner.capture.models.optimizer_fields import fields_of_optimizer
+from planner.capture.models.live_optimizer import fields_of_optimizer, notes_of_optimizer, read_optimizer
 from planner.errors import UsageError
 
 WIDTH = 1024

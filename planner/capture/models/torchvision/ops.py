@@ -1,4 +1,4 @@
-"""Operators of torchvision's compiled extension, for a torch beside which it does not load.
+"""Define operators of torchvision's compiled extension for a torch beside which it does not load.
 
 Schemas, shapes and what autograd keeps are those of torchvision 0.28: csrc/ops/roi_align.cpp, nms.cpp and
 csrc/ops/autograd/roi_align_kernel.cpp, which saves the regions and the size of the input, not the input.
@@ -23,7 +23,7 @@ _SCHEMAS = {
 
 
 def define_missing() -> None:
-    """Define what is not there yet, for the life of the process."""
+    """Define the operators that are missing, for the life of the process."""
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
     for name in missing:
         # `define` without a library of its own keeps the definition for the life of the process.

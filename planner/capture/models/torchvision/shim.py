@@ -1,10 +1,10 @@
-"""Makes torchvision importable beside a torch that its compiled extension was not built for.
+"""Make torchvision importable beside a torch that its compiled extension was not built for.
 
-The registry's torchvision is built for CUDA. Beside a CPU-only torch its extension does not load, and
+torchvision's wheels are built for CUDA. Beside a CPU-only torch its extension does not load, and
 torchvision goes on without it, but registers fake kernels for two operators that only the extension defines
 (torchvision/_meta_registrations.py). So their schemas must be there before torchvision is imported, and only
 then: where the extension does load, a second definition of the same schemas would abort the process. The
-others that `torchvision_ops` has are defined with them.
+other operators of `ops` are defined with them.
 """
 
 import importlib.machinery
@@ -28,8 +28,8 @@ def prepare_torchvision() -> None:
 def _loads_extension(package: Path) -> bool:
     """Load the extension as torchvision/extension.py will; a library loaded twice stays the same.
 
-    Its name is `_C` up to torchvision 0.28 and `_C_stable` from 0.29 on. Beside a CUDA torch it is not even
-    tried: whatever is wrong with an installation like that, a second definition would make it worse.
+    Its name is `_C` up to torchvision 0.28 and `_C_stable` from 0.29 on. Beside a CUDA torch it is not
+    tried: in a broken installation, a second definition would abort the process.
     """
     if torch.version.cuda is not None:
         return True

@@ -1,10 +1,10 @@
-"""Models of transformers, from the configurations and classes that it ships or from a folder; never a hub.
+"""Build models of transformers from its configurations and classes or from a folder, never from a hub.
 
 `hf:bert` is a model type with its default configuration and the head of its task, `hf:LlamaForCausalLM` a
 class with its default configuration, `hf:FOLDER` a folder with a config.json. Arguments of the job go to the
-configuration (`a__b` to `b` of the sub-configuration `a`), save three of our own: `task` chooses the head
-of a model type or a folder, `padded` says whether the attention mask masks anything, and
-`attn_implementation` is that of transformers.
+configuration (`a__b` to `b` of the sub-configuration `a`), except three: `task` selects the head of a model
+type or a folder, `padded` is whether the attention mask masks anything, and `attn_implementation` is that of
+transformers.
 """
 
 import copy
@@ -47,8 +47,8 @@ TASKS: Mapping[str, str] = {
     "pretraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "features": "MODEL_MAPPING_NAMES",
 }
-_CHANCE = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-_OF_THE_SOURCE = ("task", "padded", "attn_implementation")
+_RANDOM = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+_OWN_ARGUMENTS = ("task", "padded", "attn_implementation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,22 @@ class Choice:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The arguments of its forward method."""
+        """Return the arguments of its forward method."""
         return inspect.signature(self.model_class.forward).parameters
 
 
 def is_of_transformers(job: Job) -> bool:
-    """Whether the job's model comes from this source."""
+    """Return whether the job's model comes from transformers."""
     return split_model(job.source or job.model).source == SOURCE
 
 
 def is_padded(job: Job) -> bool:
-    """Whether the attention mask of the job's batches masks something; it does unless the job denies it."""
+    """Return whether the attention mask of the job's batches masks anything, as it does by default."""
     return not (is_of_transformers(job) and dict(job.model_args).get("padded", True) is False)
 
 
 def notes_of(job: Job, model: object) -> tuple[str, ...]:
-    """What the answer must say about the inputs of a model of transformers."""
+    """Return notes on the inputs of a model of transformers."""
     if not is_of_transformers(job):
         return ()
     keywords = {spec.keyword for spec in job.inputs}
@@ -101,18 +101,18 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
 
 
 def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> Choice:
-    """What `hf:NAME` with these arguments is. Raises UsageError for names and arguments that are unknown."""
+    """Return the class of `hf:NAME` with its configuration. Raises UsageError for what is unknown."""
     task = arguments.get("task")
     if task is not None and task not in TASKS:
         raise UsageError(f"--model-arg task={task}: unknown task; use one of {', '.join(TASKS)}")
     if not isinstance(arguments.get("padded", True), bool):
         raise UsageError("--model-arg padded: say true or false")
-    given = {key: value for key, value in arguments.items() if key not in _OF_THE_SOURCE}
+    given = {key: value for key, value in arguments.items() if key not in _OWN_ARGUMENTS}
     with quiet():
         choice = _choose(transformers, name, task, given)
     if arguments.get("attn_implementation") is not None:
         choice.config._attn_implementation = arguments["attn_implementation"]
-    _settle(choice.config, choice.model_class, given)
+    _complete_config(choice.config, choice.model_class, given)
     return choice
 
 
@@ -120,9 +120,9 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
     folder, types = Path(name), transformers.CONFIG_MAPPING
     named: Any = getattr(transformers, name, None) if name.isidentifier() else None
     if folder.is_dir():
-        said = _read_config(folder)
-        config = _configure(_config_class(transformers, said, folder), said, given)
-        model_class = _class_of_folder(transformers, config, said, task)
+        file_config = _read_config(folder)
+        config = _configure(_config_class(transformers, file_config, folder), file_config, given)
+        model_class = _class_of_folder(transformers, config, file_config, task)
     elif name in types:
         config = _configure(types[name], {}, given)
         model_class = _class_of_type(transformers, name, task)
@@ -133,24 +133,24 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
     return Choice(model_class, config)
 
 
-def _settle(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
-    """Give what training needs and default configurations leave open; none of it decides memory.
+def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
+    """Set values that training needs and default configurations leave open; none of them decides memory.
 
-    Chance is left out unless asked for: SpecAugment masks as many frames as it says, and LayerDrop skips
-    layers, where a plan is for the steps that skip none.
+    Random regularization is disabled by default: SpecAugment masks its number of frames in any case, and a
+    plan is for the steps in which LayerDrop skips no layer.
     """
     if "ForSequenceClassification" in model_class.__name__ and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders refuse batches above 1 without one
     start = getattr(config, "decoder_start_token_id", None)
     if getattr(config, "is_encoder_decoder", False) and start is None:
         config.decoder_start_token_id = 0  # labels are shifted behind it
-    for name in _CHANCE:
+    for name in _RANDOM:
         if getattr(config, name, 0) and name not in given:
             setattr(config, name, type(getattr(config, name))())
 
 
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
-    """The model in fp32, whatever dtype its configuration names; the job's precision converts it."""
+    """Return the model in fp32, whatever dtype its configuration names; the job's precision converts it."""
     choice = choose_class(transformers, name, arguments)
     with offline(), quiet():
         model: nn.Module = choice.model_class(choice.config)
@@ -161,13 +161,13 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """While open, huggingface_hub refuses to reach for the network, as under HF_HUB_OFFLINE."""
+    """Keep huggingface_hub from the network while open, as under HF_HUB_OFFLINE."""
     with mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):
         yield
 
 
 def _return_loss(model: nn.Module) -> None:
-    """Models of image and text compare the two only on demand, and then in training as a loss."""
+    """Make a model of image and text return its loss in training, which it does on demand alone."""
     forward = model.forward
 
     def forward_with_loss(*args: Any, **kwargs: Any) -> Any:
@@ -179,18 +179,18 @@ def _return_loss(model: nn.Module) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        said = json.loads(path.read_text())
+        file_config = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise UsageError(f"{path}: there is no such file; name a folder with a config.json") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path}: cannot be read: {error}; mend the file") from error
-    if not isinstance(said, dict):
+    if not isinstance(file_config, dict):
         raise ModelError(f"{path}: is no JSON object; mend the file")
-    return said
+    return file_config
 
 
-def _config_class(transformers: Any, said: Mapping[str, Any], folder: Path) -> Any:
-    kind = said.get("model_type")
+def _config_class(transformers: Any, file_config: Mapping[str, Any], folder: Path) -> Any:
+    kind = file_config.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise ModelError(
             f"{folder / 'config.json'}: model_type {kind!r} is none that transformers "
@@ -199,17 +199,17 @@ def _config_class(transformers: Any, said: Mapping[str, Any], folder: Path) -> A
     return transformers.CONFIG_MAPPING[kind]
 
 
-def _class_of_folder(transformers: Any, config: Any, said: Mapping[str, Any], task: str | None) -> Any:
-    """The task's class; without a task the first of `architectures`, or the default head of the type."""
-    architectures = said.get("architectures") or []
+def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, Any], task: str | None) -> Any:
+    """Return the task's class; without a task the first of `architectures`, or the type's default head."""
+    architectures = file_config.get("architectures") or []
     if task is None and architectures:
-        found = getattr(transformers, str(architectures[0]), None)
-        if found is None:
+        model_class = getattr(transformers, str(architectures[0]), None)
+        if model_class is None:
             raise ModelError(
                 f"transformers {transformers.__version__} has no class {architectures[0]!r}, "
                 "which config.json names"
             )
-        return found
+        return model_class
     return _class_of_type(transformers, config.model_type, task)
 
 
@@ -227,12 +227,12 @@ def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
     return getattr(transformers, names if isinstance(names, str) else names[0])
 
 
-def _configure(config_class: Any, said: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """The configuration of a file, or the default one where nothing is said, under the given values.
+def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Return the configuration of a file, or the default one, with the given values.
 
-    Raises UsageError for a key that it does not have: transformers would take it without a word.
+    Raises UsageError for a key that it does not have, which transformers would ignore.
     """
-    whole = copy.deepcopy(dict(said))
+    whole = copy.deepcopy(dict(file_config))
     if "num_labels" in given:  # a file spells out the names of its labels, and their number wins
         whole.pop("id2label", None)
         whole.pop("label2id", None)
@@ -252,8 +252,8 @@ def _configure(config_class: Any, said: Mapping[str, Any], given: Mapping[str, A
 
 def _no_argument(config: Any, key: str) -> UsageError:
     near = nearest(key, (name for name in config.to_dict() if not name.startswith("_")))
-    told = f"; the nearest: {near}" if near else ""
-    return UsageError(f"--model-arg {key}: {type(config).__name__} has no such value{told}")
+    hint = f"; the nearest: {near}" if near else ""
+    return UsageError(f"--model-arg {key}: {type(config).__name__} has no such value{hint}")
 
 
 def _unknown(transformers: Any, name: str) -> UsageError:
@@ -264,7 +264,7 @@ def _unknown(transformers: Any, name: str) -> UsageError:
         )
     known = [*transformers.CONFIG_MAPPING.keys(), *(key for key in dir(transformers) if "For" in key)]
     near = nearest(name, known)
-    told = f"the nearest: {near}" if near else "name a model type, a class or a folder with config.json"
+    hint = f"the nearest: {near}" if near else "name a model type, a class or a folder with config.json"
     if "-" in name:  # as names on a hub have it
-        told += "; nothing is fetched from a hub: for a model of one, save its config.json and name hf:FOLDER"
-    return UsageError(f"transformers has no model type or class {shown(name)}; {told}")
+        hint += "; nothing is fetched from a hub: for a model of one, save its config.json and name hf:FOLDER"
+    return UsageError(f"transformers has no model type or class {shown(name)}; {hint}")

@@ -1,6 +1,6 @@
-"""The inputs that a model of transformers is called with, as the names of its forward method tell them.
+"""Complete the inputs of a model of transformers from the names of its forward method's arguments.
 
-What the job gives counts; everything that it leaves open follows: the mask and the labels follow the length
+Inputs of the job are kept; the others follow: the mask and the labels follow the length
 of the text, the labels' shape follows the class.
 """
 
@@ -34,7 +34,7 @@ _PER_SAMPLE = (
 
 
 def complete_inputs(job: Job, choice: Choice) -> Job:
-    """The job with all inputs by keyword, and with the loss `sum` where the model knows none.
+    """Return the job with all inputs by keyword, and with the loss `sum` where the model has none.
 
     Raises UsageError for inputs that the model does not take.
     """
@@ -52,15 +52,15 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
 
 
 def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
-    """The given inputs; the one that may come without a keyword is the main one."""
+    """Return the job's inputs by keyword; one without a keyword is the main one."""
     names = [name for name in choice.parameters if name not in ("self", "kwargs", "args")]
     given: dict[str, TensorSpec] = {}
     for spec in job.inputs:
         name = spec.keyword or _main_of(choice, spec)
         if name not in names:
             near = nearest(name, names)
-            told = f"the nearest: {near}" if near else f"it takes {', '.join(names[:8])}"
-            raise UsageError(f"--input {spec}: {choice.model_class.__name__} takes no {shown(name)}; {told}")
+            hint = f"the nearest: {near}" if near else f"it takes {', '.join(names[:8])}"
+            raise UsageError(f"--input {spec}: {choice.model_class.__name__} takes no {shown(name)}; {hint}")
         if name in given:
             raise UsageError(f"--input {spec}: {name} is given twice; name the others, as labels=128:int64")
         given[name] = spec
@@ -68,7 +68,7 @@ def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
 
 
 def _mains(choice: Choice) -> list[str]:
-    """The inputs that the model cannot do without."""
+    """Return the inputs that the model requires."""
     mains = [name for name in _MAIN if name in choice.parameters]
     if {_TEXT, _IMAGE} <= set(mains) and "return_loss" in choice.parameters:
         return [_TEXT, _IMAGE]
@@ -77,7 +77,7 @@ def _mains(choice: Choice) -> list[str]:
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """The main input that a sample without a keyword is meant for: texts are whole numbers."""
+    """Return the main input of a sample without a keyword: texts are whole numbers."""
     mains = _mains(choice)
     is_text = "int" in spec.dtype
     fitting = [name for name in mains if (name == _TEXT) == is_text]
@@ -103,7 +103,7 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these values that the configuration, or one of its parts, has."""
+    """Return the first of these values that the configuration, or one of its parts, has."""
     parts = [getattr(config, part, None) for part in _PARTS]
     for owner in (config, *parts):
         for name in names:
@@ -139,14 +139,14 @@ def _sound(choice: Choice) -> TensorSpec:
 
 
 def _spectrogram(choice: Choice) -> TensorSpec:
-    """Whisper's 30 seconds: two frames for each position of the encoder."""
+    """Return Whisper's 30 seconds: two frames for each position of the encoder."""
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))
 
 
 def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """As a tokenizer gives it: 64-bit whole numbers, shaped as the text."""
+    """Return a tokenizer's mask: 64-bit whole numbers, shaped as the text."""
     text = inputs.get(_TEXT)
     if text is None or "attention_mask" not in choice.parameters or "attention_mask" in inputs:
         return {}
@@ -154,7 +154,7 @@ def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorS
 
 
 def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The labels with which the class returns a loss; none where it returns none."""
+    """Return the labels with which the class returns a loss; none where it returns none."""
     name, text = choice.model_class.__name__, inputs.get(_TEXT)
     one = TensorSpec((), "int64")
     if name.endswith("ForQuestionAnswering"):
@@ -173,7 +173,7 @@ def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tenso
 
 
 def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """A decoder's tokens, where they are not shifted out of the labels."""
+    """Return a decoder's tokens, unless they are made by shifting the labels."""
     own = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
     if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
         return {}

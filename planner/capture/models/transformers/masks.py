@@ -1,8 +1,8 @@
-"""What transformers' code would read in tensors, answered without values while a trace runs.
+"""Answer reads of attention masks in transformers' code without values.
 
 Its masks depend on whether the attention mask masks anything (masking_utils.py): if not, no mask is made and
 attention runs with `is_causal` or without any; if so, a boolean mask of batch x 1 x rows x columns is. The
-job says which of the two. Packed sequences are not looked for, and checks of inputs pass.
+job's `padded` decides. Packed sequences are not looked for, and checks of inputs pass.
 """
 
 import logging
@@ -18,10 +18,10 @@ _RECURRENT = "create_recurrent_attention_mask"
 
 @contextmanager
 def assume_padding(padded: bool) -> Iterator[None]:
-    """While open, transformers takes attention masks as padded, or as full, without reading them."""
+    """Make transformers take attention masks as padded, or as full, without reading them, while open."""
     with ExitStack() as stack:
         stack.enter_context(quiet())
-        # `torch_compilable_check` of transformers: the inputs are taken for sound
+        # `torch_compilable_check` of transformers: the inputs are assumed to be valid
         stack.enter_context(mock.patch("torch._check_tensor_all_with", lambda *_: None))
         masks = sys.modules.get(_MASKS)
         for module, name, replacement in _answers(masks, padded) if masks is not None else ():
@@ -31,7 +31,7 @@ def assume_padding(padded: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While open, transformers keeps its advice to itself."""
+    """Silence advice of transformers while open."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -42,14 +42,14 @@ def quiet() -> Iterator[None]:
 
 
 def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Functions of masking_utils and what stands for them; the names are those of transformers 5."""
+    """Yield functions of masking_utils and their replacements, by their names in transformers 5."""
     find_packed = masks.find_packed_sequence_indices
 
     def find_no_packed(position_ids: Any) -> None:
         find_packed(position_ids)  # for its temporaries; positions that simply count up end without a mask
 
     yield masks, "find_packed_sequence_indices", find_no_packed
-    # A trace by transformers' own notion reads no mask and therefore makes it.
+    # Where transformers believes to be traced, it reads no mask and therefore makes it.
     yield masks, "is_tracing", lambda tensor=None: True
     if padded:
         return
@@ -62,7 +62,7 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
 
 
 def _without_padding(decide: Callable[..., bool]) -> Callable[..., bool]:
-    """What the function decides where no padding mask is given."""
+    """Return the function's decision for no padding mask."""
 
     def decided(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
         return decide(None, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What transformers' Trainer does to a model, a loss and an optimizer, by its own functions.
+"""Apply transformers' Trainer to a model, a loss and an optimizer, by its own functions.
 
 Everything is read from `TrainingArguments`; the version that is installed decides what they mean.
 """
@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from planner.capture.models.live_optimizer import LiveOptimizer
-from planner.capture.models.optimizer_fields import kind_of
+from planner.capture.models.live_optimizer import LiveOptimizer, kind_of
 
 Step = Callable[[nn.Module, Mapping[str, Any]], Any]
 

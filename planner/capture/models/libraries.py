@@ -1,0 +1,58 @@
+"""Import libraries of models, and find models in their namespaces."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from planner.capture.models.torchvision.shim import prepare_torchvision
+from planner.capture.process_state import first_line_of
+from planner.errors import ModelError, UsageError
+from planner.jobs import nearest, shown
+
+
+def import_library(module: str, extra: str) -> ModuleType:
+    """Import a library of models; `extra` is the extra of this distribution that installs it."""
+    library = module.partition(".")[0]
+    prepare_torchvision()  # each of these libraries imports torchvision
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        remedy = f"gpu-batch-planner[{extra}]" if extra else library
+        if error.name == library:
+            raise ModelError(f"{library} is not installed; pip install '{remedy}'") from error
+        raise ModelError(f"{library} lacks {error.name}; pip install '{remedy}'") from error
+    except Exception as error:
+        raise ModelError(
+            f"{library} does not import: {first_line_of(error)}; mend the installation"
+        ) from error
+
+
+def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable[..., object]:
+    """Return the function or module class of a namespace, without downloads."""
+    known = {
+        key: value
+        for key, value in vars(namespace).items()
+        if not key.startswith("_")
+        and (inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module)))
+    }
+    if name not in known:
+        raise unknown_name(source, name, list(known))
+    return _without_downloads(known[name])
+
+
+def _without_downloads(constructor: Callable[..., Any]) -> Callable[..., object]:
+    """Bind smp's argument for weights to download to None; a caller's choice still counts."""
+    arguments = inspect.signature(constructor).parameters
+    return partial(constructor, **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
+
+
+def unknown_name(source: str, name: str, known: list[str], what: str = "model") -> UsageError:
+    """Return the error for a name that a source lacks, with the nearest names that it has."""
+    near = nearest(name, known)
+    hint = f"the nearest: {near}" if near else f"it has {', '.join(known[:8])}" + " ..." * (len(known) > 8)
+    return UsageError(f"{source} has no {what} {shown(name)}; {hint}")

@@ -1,0 +1,53 @@
+"""Find models of torchvision, whose weights are named but never read.
+
+A detector whose backbone comes with weights, which is the default, freezes its batch norms and first stages
+(torchvision/models/detection/faster_rcnn.py and its neighbours, `is_trained`).
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+from planner.capture.models.libraries import import_library, unknown_name
+
+
+def find_torchvision(name: str) -> Callable[..., object]:
+    """Return the builder of any name that torchvision lists, such as `resnet50`, or of one in a module, such
+    as `segmentation.fcn_resnet50`. It accepts weights, and leaves its model without them.
+    """
+    models = import_library("torchvision.models", extra="")
+    group, _, plain = name.rpartition(".")
+    module = getattr(models, group, None)
+    known = models.list_models(module=module) if module else []
+    if plain not in (known if group else models.list_models()):
+        raise unknown_name("torchvision", name, models.list_models())
+    build = models.get_model_builder(plain)
+
+    def construct(**arguments: object) -> object:
+        with _without_weights():
+            return build(**arguments)
+
+    return construct
+
+
+class _UnreadWeights(dict[str, Any]):
+    """Weights that are not fetched."""
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    load = nn.Module.load_state_dict
+
+    def load_what_was_read(self: nn.Module, state: Any, *args: Any, **options: Any) -> Any:
+        return None if isinstance(state, _UnreadWeights) else load(self, state, *args, **options)
+
+    weights = importlib.import_module("torchvision.models._api").WeightsEnum
+    with (
+        mock.patch.object(weights, "get_state_dict", lambda self, *args, **options: _UnreadWeights()),
+        mock.patch.object(nn.Module, "load_state_dict", load_what_was_read),
+    ):
+        yield

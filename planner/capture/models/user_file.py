@@ -1,0 +1,97 @@
+"""Run a user's file: FILE.py:NAME."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from planner.capture.cuda.devices import planned_device
+from planner.capture.failure_reasons import remedy_for
+from planner.capture.models.libraries import unknown_name
+from planner.capture.models.torchvision.shim import prepare_torchvision
+from planner.capture.process_state import StateDiff, first_line_of, preserve_process_state
+from planner.errors import ModelError, UsageError
+from planner.jobs import shown
+
+
+def find_in_file(name: str) -> Callable[..., object]:
+    """Return a constructor from FILE.py:NAME: a class, a function that returns a model, or a model."""
+    model, call = open_file(name, "model")
+
+    def construct(**arguments: Any) -> object:
+        if not isinstance(model, nn.Module):
+            return call(model, **arguments)
+        if arguments:
+            raise UsageError(f"{name}: is a model already and takes no --model-arg; leave it away")
+        return call(lambda: model)
+
+    return construct
+
+
+def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
+    """Run the file of FILE.py:NAME; returns the value of NAME, and a function that calls the file's code.
+
+    `what` the value should be is for messages. Raises UsageError or ModelError.
+    """
+    file, _, attribute = name.rpartition(":")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UsageError(f"{what} {shown(name)}: there is no file {shown(file)}; check the path")
+    prepare_torchvision()
+    module, changes = _run_file(path)
+    value = getattr(module, attribute, None)
+    if value is None:
+        known = [key for key, one in vars(module).items() if callable(one)]
+        raise unknown_name(path.name, attribute, known, what)
+
+    def call(function: Callable[..., object], **arguments: Any) -> object:
+        changes.apply()  # the file may have set a dtype or a path that its code counts on
+        with _importing_beside(path):
+            return function(**arguments)
+
+    return value, call
+
+
+def _run_file(path: Path) -> tuple[ModuleType, StateDiff]:
+    """Import a file under a module name of its own, with its folder importable as if it were run.
+
+    The process state is restored; returns the changes that the file made to it.
+    """
+    name = f"_planner_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path.name}: is no Python file; name one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    try:
+        with preserve_process_state() as changes:
+            with planned_device(), _importing_beside(path):
+                spec.loader.exec_module(module)
+            return module, changes()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        where = f"{path.name}:{lines[-1]}" if lines else path.name
+        problem = f"{where}: importing the file fails: {first_line_of(error)}"
+        raise ModelError(f"{problem}; {remedy_for(error, '', 'mend the file')}") from error
+
+
+@contextmanager
+def _importing_beside(path: Path) -> Iterator[None]:
+    folder = str(path.parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)

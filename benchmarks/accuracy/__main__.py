@@ -41,14 +41,14 @@ Known = dict[tuple[str, str, str], dict[str, str]]  # what other estimators said
 def ask(job: Job, batch: int) -> dict[str, float]:
     """The closed formula, torchinfo and MemTracker, in MiB; those that fail on the model are left out."""
     from planner.errors import PlannerError
-    from planner.planning.estimators.run import open_builder, quick_estimate
+    from planner.planning.estimators.run import open_builder, run_estimator
 
     budget = make_budget(unlimited_device(), 0.5, AllocatorRules())
     build = open_builder(job, None, lambda line: None)
     said = {}
     for name in PEERS:
         try:
-            answer = quick_estimate(Method(name), job, batch, budget, build, lambda line: None)
+            answer = run_estimator(Method(name), job, batch, budget, build, lambda line: None)
         except PlannerError:
             continue
         said[name] = answer.total_bytes / MIB

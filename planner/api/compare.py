@@ -25,12 +25,11 @@ from planner.jobs import CatalogueEntry, Job, check_count, load_catalogue
 from planner.planning import LARGEST_BATCH, OnProgress, check_batch, estimate, over_epoch, trace_workload
 from planner.planning.estimators import (
     Comparison,
+    FormulaPlan,
     Kept,
     Measured,
     Method,
-    QuickEstimate,
-    QuickPlan,
-    ask_peers,
+    StaticEstimate,
     compare as put_side_by_side,
     find_measured,
     kept_after,
@@ -38,19 +37,20 @@ from planner.planning.estimators import (
     measured_by_run,
     measured_from,
     open_builder,
-    quick_estimate,
-    quick_plan,
+    plan_by_formula,
     reject_unsupported_options,
+    run_estimator,
+    run_estimators,
 )
 from planner.program import Target
 from planner.report import Result
 
 
 @dataclass(frozen=True, slots=True)
-class QuickEstimateResult(Result):
+class StaticEstimateResult(Result):
     """The memory of one batch size by another method than the trace; `str` gives the text report."""
 
-    estimate: QuickEstimate
+    estimate: StaticEstimate
     import_seconds: float
 
     @property
@@ -60,10 +60,10 @@ class QuickEstimateResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class QuickBatchResult(Result):
+class FormulaBatchResult(Result):
     """The largest batch size by the closed formula; `str` gives the text report."""
 
-    plan: QuickPlan
+    plan: FormulaPlan
     import_seconds: float
 
     @property
@@ -84,9 +84,9 @@ class CompareResult(Result):
     comparison: Comparison
 
 
-def estimate_quickly(
+def estimate_statically(
     method: Method, model: Model | None, batch: int | None, options: Options
-) -> QuickEstimateResult:
+) -> StaticEstimateResult:
     """`planner.estimate` for every method but the trace."""
     reject_unsupported_options(method, options)
     refuse_isolation(options, "another method than the trace")
@@ -97,10 +97,10 @@ def estimate_quickly(
     start = perf_counter()
     build = open_builder(job, factory, on_progress)
     import_seconds = perf_counter() - start
-    return QuickEstimateResult(quick_estimate(method, job, size, budget, build, on_progress), import_seconds)
+    return StaticEstimateResult(run_estimator(method, job, size, budget, build, on_progress), import_seconds)
 
 
-def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchResult:
+def max_batch_by_formula(model: Model | None, options: Options) -> FormulaBatchResult:
     """`planner.max_batch` by the closed formula."""
     reject_unsupported_options(Method.FORMULA, options)
     refuse_isolation(options, "the formula")
@@ -111,7 +111,7 @@ def max_batch_by_formula(model: Model | None, options: Options) -> QuickBatchRes
     start = perf_counter()
     build = open_builder(job, factory, on_progress)
     import_seconds = perf_counter() - start
-    return QuickBatchResult(quick_plan(job, budget, build, on_progress), import_seconds)
+    return FormulaBatchResult(plan_by_formula(job, budget, build, on_progress), import_seconds)
 
 
 def compare(
@@ -146,7 +146,7 @@ def compare(
     build = open_builder(job, factory, on_progress)
     on_progress(f"tracing batch {size}")
     own = estimate(job, over_epoch(job, size, tracer), size, budget)
-    said = ask_peers(job, size, budget, build, on_progress)
+    said = run_estimators(job, size, budget, build, on_progress)
     return CompareResult(put_side_by_side(own, said, measured, perf_counter() - start))
 
 

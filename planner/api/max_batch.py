@@ -37,7 +37,7 @@ from planner.planning.estimators import Method, find_method
 from planner.report import Result
 
 if TYPE_CHECKING:
-    from planner.api.compare import QuickBatchResult, QuickEstimateResult
+    from planner.api.compare import FormulaBatchResult, StaticEstimateResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def max_batch(
     multiple_of: int | None = None,
     no_retries: bool | None = None,
     **options: Unpack[Options],
-) -> "MaxBatchResult | QuickBatchResult": ...
+) -> "MaxBatchResult | FormulaBatchResult": ...
 
 
 def max_batch(
@@ -106,7 +106,7 @@ def max_batch(
     multiple_of: int | None = None,
     no_retries: bool | None = None,
     **options: Unpack[Options],
-) -> "MaxBatchResult | QuickBatchResult":
+) -> "MaxBatchResult | FormulaBatchResult":
     """The largest batch size of a model that fits a GPU.
 
     `model` is a name as `--model` takes it, a callable that returns an `nn.Module`, or a `Job`; with `trace`
@@ -150,7 +150,7 @@ def estimate(
 @overload
 def estimate(
     model: Model | None = None, batch: int | None = None, *, method: str | None, **options: Unpack[Options]
-) -> "EstimateResult | QuickEstimateResult": ...
+) -> "EstimateResult | StaticEstimateResult": ...
 
 
 def estimate(
@@ -159,7 +159,7 @@ def estimate(
     *,
     method: str | None = None,
     **options: Unpack[Options],
-) -> "EstimateResult | QuickEstimateResult":
+) -> "EstimateResult | StaticEstimateResult":
     """The memory of one batch size of a model, and whether it fits; without a GPU, on one without end.
 
     `model` is as for `max_batch`. `batch` is by default that of the catalogue or of the trace file.
@@ -170,9 +170,9 @@ def estimate(
         check_count("--batch", batch, LARGEST_BATCH)
     chosen = find_method(method)
     if chosen is not Method.TRACE:
-        from planner.api.compare import estimate_quickly
+        from planner.api.compare import estimate_statically
 
-        return estimate_quickly(chosen, model, batch, options)
+        return estimate_statically(chosen, model, batch, options)
     budget = budget_of(options)
     start = perf_counter()
     workload = workload_of(model, options, budget)

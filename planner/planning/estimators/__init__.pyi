@@ -10,8 +10,10 @@ from .methods import (
 )
 from .peers import MEBIBYTE_BYTES as MEBIBYTE_BYTES
 from .published import Source as Source, load_measured as load_measured
-from .quick import QuickEstimate as QuickEstimate, QuickPlan as QuickPlan, left_bytes as left_bytes
 from .run import (
-    ask_peers as ask_peers, open_builder as open_builder, quick_estimate as quick_estimate,
-    quick_plan as quick_plan,
+    open_builder as open_builder, plan_by_formula as plan_by_formula, run_estimator as run_estimator,
+    run_estimators as run_estimators,
+)
+from .static_estimate import (
+    FormulaPlan as FormulaPlan, StaticEstimate as StaticEstimate, left_bytes as left_bytes,
 )

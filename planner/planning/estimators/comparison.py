@@ -9,7 +9,7 @@ from planner.hardware.calibration import Observation
 from planner.jobs import Job
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Archive, Figure, Kind, Source
-from planner.planning.estimators.quick import QuickEstimate
+from planner.planning.estimators.static_estimate import StaticEstimate
 from planner.planning.max_batch import Estimate
 from planner.program import Category, Outcome, Trace
 
@@ -109,7 +109,7 @@ class Comparison:
 
 def compare(
     estimate: Estimate,
-    said: Mapping[Method, QuickEstimate | str],
+    said: Mapping[Method, StaticEstimate | str],
     measured: Measured | str,
     seconds: float,
 ) -> Comparison:
@@ -119,7 +119,7 @@ def compare(
     bounded = budget.arena.share_bytes is not None
     allocated: float = known.allocated_bytes if known else run.peak_allocated_bytes
 
-    def of_peer(method: Method, answer: QuickEstimate | str) -> Row:
+    def of_peer(method: Method, answer: StaticEstimate | str) -> Row:
         if isinstance(answer, str):
             return Row(method, None, answer, None, None)
         verdict = Outcome.FITS if answer.fits else Outcome.DOES_NOT_FIT

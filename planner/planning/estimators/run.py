@@ -8,9 +8,9 @@ from planner.errors import PlannerError
 from planner.hardware import Budget
 from planner.jobs import Job
 from planner.planning.estimators.methods import Method
-from planner.planning.estimators.quick import (
-    QuickEstimate,
-    QuickPlan,
+from planner.planning.estimators.static_estimate import (
+    FormulaPlan,
+    StaticEstimate,
     formula_estimate,
     formula_plan,
     peer_estimate,
@@ -35,9 +35,9 @@ def open_builder(job: Job, factory: Factory | None, tell: OnProgress) -> Build:
     return lambda job: construct_model(job, constructor)
 
 
-def quick_estimate(
+def run_estimator(
     method: Method, job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
-) -> QuickEstimate:
+) -> StaticEstimate:
     """One batch size by any method but the trace.
 
     Raises UsageError for a job that the method has no term for, ModelError where it fails on the model.
@@ -56,8 +56,8 @@ def quick_estimate(
     return peer_estimate(method, job, batch, budget, found, perf_counter() - start)
 
 
-def quick_plan(job: Job, budget: Budget, build: Build, tell: OnProgress) -> QuickPlan:
-    """The largest batch size by the formula. Raises as `quick_estimate` does."""
+def plan_by_formula(job: Job, budget: Budget, build: Build, tell: OnProgress) -> FormulaPlan:
+    """The largest batch size by the formula. Raises as `run_estimator` does."""
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
     tell("asking the formula")
@@ -67,14 +67,14 @@ def quick_plan(job: Job, budget: Budget, build: Build, tell: OnProgress) -> Quic
     return formula_plan(job, budget, counts, perf_counter() - start)
 
 
-def ask_peers(
+def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
-) -> dict[Method, QuickEstimate | str]:
+) -> dict[Method, StaticEstimate | str]:
     """Every method but the trace: its estimate, or in one line why it has none."""
-    said: dict[Method, QuickEstimate | str] = {}
+    said: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:
-            said[method] = quick_estimate(method, job, batch, budget, build, tell)
+            said[method] = run_estimator(method, job, batch, budget, build, tell)
         except PlannerError as error:
             said[method] = _reason(job, error)
     return said

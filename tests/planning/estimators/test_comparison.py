@@ -27,7 +27,7 @@ from planner.planning.estimators.comparison import (
 )
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Source, load_measured
-from planner.planning.estimators.quick import QuickEstimate
+from planner.planning.estimators.static_estimate import StaticEstimate
 from planner.planning.max_batch import Estimate, estimate
 from planner.program.events import Alloc, Category, Outcome, Phase, PhaseStart, Site, Trace
 from planner.report.commands.compare import comparison_document, comparison_to_json
@@ -78,11 +78,11 @@ def own(budget: Budget) -> Estimate:
     return estimate(JOB, TRACE, BATCH, budget)
 
 
-def said(budget: Budget) -> dict[Method, QuickEstimate | str]:
+def said(budget: Budget) -> dict[Method, StaticEstimate | str]:
     """What the others say: figures, and one refusal."""
     totals = {method: total * MIB for method, total in TOTALS_MIB.items()}
     return {
-        method: QuickEstimate(method, JOB, BATCH, budget, (), totals[method], MIB, 0.0)
+        method: StaticEstimate(method, JOB, BATCH, budget, (), totals[method], MIB, 0.0)
         if method in totals
         else REASON
         for method in Method

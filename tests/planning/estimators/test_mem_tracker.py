@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.estimators.peers import TrackedPeak
+from planner.planning.estimators.peers import PeerEstimate
 from planner.planning.estimators.torch_runners.layer_table import Build
 from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker, replace_tensors
 from tests.helpers.models import job_of
@@ -43,7 +43,7 @@ def one_layer_job(optimizer: Optimizer, steps: int) -> Job:
     return replace(job_of("256"), mode=Mode.TRAIN, loss=Loss.SUM, optimizer=optimizer, steps=steps)
 
 
-def peak_of_one_layer(job: Job) -> TrackedPeak:
+def peak_of_one_layer(job: Job) -> PeerEstimate:
     return estimate_by_memtracker(job, 4096, on_meta(OneLayer))
 
 

@@ -12,25 +12,25 @@ from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlim
 from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec
 from planner.planning.estimators.formula import AffineCounts, Counts
 from planner.planning.estimators.methods import Method
-from planner.planning.estimators.peers import MEGABYTE_BYTES, PeerEstimate, TrackedPeak
-from planner.planning.estimators.quick import (
-    QuickEstimate,
+from planner.planning.estimators.peers import MEGABYTE_BYTES, PeerEstimate, sum_of_layers
+from planner.planning.estimators.static_estimate import (
+    StaticEstimate,
     formula_estimate,
     formula_plan,
     left_bytes,
     peer_estimate,
     recipe_of,
 )
-from planner.report.commands.quick_estimate import (
-    quick_estimate_document,
-    quick_estimate_to_json,
-    quick_plan_document,
-    quick_plan_to_json,
+from planner.report.commands.static_estimate import (
+    formula_plan_document,
+    formula_plan_to_json,
+    static_estimate_document,
+    static_estimate_to_json,
 )
 from planner.report.plain import WIDTH, render_plain
 from tests.helpers.structs import replace
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "quick"
+GOLDEN = Path(__file__).parents[2] / "golden" / "static_estimate"
 JOB = Job(
     "toy", source="zoo:Toy", inputs=(TensorSpec((3, 4)),), loss=Loss.SUM, optimizer=Optimizer.ADAM, steps=2
 )
@@ -53,12 +53,12 @@ def no_card() -> Budget:
     return Budget(unlimited_device(), 0.99, None, Arena(None, None, None, AllocatorRules()))
 
 
-def formula(batch: int, budget: Budget, job: Job = JOB) -> QuickEstimate:
+def formula(batch: int, budget: Budget, job: Job = JOB) -> StaticEstimate:
     return formula_estimate(job, batch, budget, COUNTS.at(batch), 0.5)
 
 
-def peer(budget: Budget, job: Job = JOB) -> QuickEstimate:
-    found = PeerEstimate(3 * MIB, 5 * MIB, 2 * MIB, MEGABYTE_BYTES)
+def peer(budget: Budget, job: Job = JOB) -> StaticEstimate:
+    found = sum_of_layers(3 * MIB, 5 * MIB, 2 * MIB, MEGABYTE_BYTES)
     return peer_estimate(Method.TORCHINFO, job, 3, budget, found, 0.5)
 
 
@@ -129,18 +129,18 @@ def test_nothing_is_inverted_without_a_bound() -> None:
 def test_a_tracked_peak_is_the_sum_of_its_categories() -> None:
     """MemTracker's categories add up to its total."""
     found = peer_estimate(
-        Method.MEMTRACKER, JOB, 1, no_card(), TrackedPeak((("Parameter", 3), ("Temp", 4))), 0.0
+        Method.MEMTRACKER, JOB, 1, no_card(), PeerEstimate((("Parameter", 3), ("Temp", 4))), 0.0
     )
     assert (found.lines, found.total_bytes) == ((("Parameter", 3), ("Temp", 4), ("Total", 7)), 7)
 
 
 def reports() -> dict[str, str]:
     documents = {
-        "formula": quick_estimate_document(formula(3, no_card()), 1.5),
-        "formula_no": quick_estimate_document(formula(30, card(100)), 1.5),
-        "max_batch": quick_plan_document(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5),
-        "max_batch_none": quick_plan_document(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5),
-        "torchinfo_infer": quick_estimate_document(peer(card(100), replace(JOB, mode=Mode.INFER)), 1.5),
+        "formula": static_estimate_document(formula(3, no_card()), 1.5),
+        "formula_no": static_estimate_document(formula(30, card(100)), 1.5),
+        "max_batch": formula_plan_document(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5),
+        "max_batch_none": formula_plan_document(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5),
+        "torchinfo_infer": static_estimate_document(peer(card(100), replace(JOB, mode=Mode.INFER)), 1.5),
     }
     return {name: render_plain(document) for name, document in documents.items()}
 
@@ -160,7 +160,7 @@ def test_every_report_has_a_golden_file_and_fits_a_terminal() -> None:
 
 def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
     """The total stands for the allocated peak, the seven lines beside it; the rest is null."""
-    said = quick_estimate_to_json(formula(3, card(100)), 1.5)
+    said = static_estimate_to_json(formula(3, card(100)), 1.5)
     known = ("method", "peak_allocated_mib", "fits", "terms_mib", "seconds")
     assert {key: said[key] for key in known} == {
         "method": "formula",
@@ -185,8 +185,8 @@ def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
 
 def test_json_of_a_plan_has_no_probes() -> None:
     """Nothing is searched, and how comfortable a batch is, the formula does not know."""
-    said = quick_plan_to_json(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5)
+    said = formula_plan_to_json(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5)
     keys = ("method", "max_batch", "comfortable_batch", "probes")
     assert [said[key] for key in keys] == ["formula", 6, None, []]
     assert (said["at_max"]["batch"], said["first_failure"]["batch"]) == (6, 7)
-    assert quick_plan_to_json(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5)["at_max"] is None
+    assert formula_plan_to_json(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5)["at_max"] is None

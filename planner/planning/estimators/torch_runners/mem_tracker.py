@@ -17,7 +17,7 @@ from planner.capture.loop import LoopRuntime, build_optimizer, empty_batch, run_
 from planner.capture.models import build_model
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
-from planner.planning.estimators.peers import TrackedPeak
+from planner.planning.estimators.peers import PeerEstimate
 from planner.planning.estimators.torch_runners.layer_table import Build, told
 from planner.program import Phase
 
@@ -25,7 +25,7 @@ DEVICE = "cpu"
 _TOTAL = "Total"
 
 
-def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> TrackedPeak:
+def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
     """The peak of the job's steps, by MemTracker's categories.
 
     Raises as `build` does, and ModelError where the model does not run on fake tensors, or MemTracker refuses
@@ -42,7 +42,7 @@ def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> 
         raise ModelError(f"{job.model}: MemTracker fails: {told(error)}; use --method trace") from error
 
 
-def _track(job: Job, batch: int, model: nn.Module) -> TrackedPeak:
+def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
     optimizer = None
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
@@ -57,7 +57,7 @@ def _track(job: Job, batch: int, model: nn.Module) -> TrackedPeak:
         run_loop(model, job, lambda: empty_batch(job, batch, DEVICE), optimizer, on_phase, LoopRuntime())
     peak = tracker.get_tracker_snapshot("peak")
     sizes = {kind: size for kinds in peak.values() for kind, size in kinds.items() if kind != _TOTAL}
-    return TrackedPeak(tuple((getattr(kind, "value", str(kind)), size) for kind, size in sizes.items()))
+    return PeerEstimate(tuple((getattr(kind, "value", str(kind)), size) for kind, size in sizes.items()))
 
 
 def replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:

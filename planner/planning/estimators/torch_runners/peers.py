@@ -18,18 +18,18 @@ from planner.errors import ModelError
 from planner.jobs import Job
 from planner.planning.estimators.formula import FLOAT_BYTES
 from planner.planning.estimators.methods import Method
-from planner.planning.estimators.peers import MEBIBYTE_BYTES, MEGABYTE_BYTES, PeerEstimate, TrackedPeak
+from planner.planning.estimators.peers import MEBIBYTE_BYTES, MEGABYTE_BYTES, PeerEstimate, sum_of_layers
 from planner.planning.estimators.torch_runners.layer_table import Build, summarize, told
 
 
 class Peer(Protocol):
     """An estimator of other people."""
 
-    def __call__(self, job: Job, batch: int, build: Build = build_model) -> PeerEstimate | TrackedPeak:
+    def __call__(self, job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
         """What it says of a batch size."""
 
 
-def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> TrackedPeak:
+def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
     """Return MemTracker's peak. Its module takes more than a second to import."""
     from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker as run
 
@@ -43,7 +43,7 @@ def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> P
     where the model does not run.
     """
     statistics = summarize(build(job), job, batch)
-    return PeerEstimate(
+    return sum_of_layers(
         input_bytes=statistics.total_input,
         output_bytes=statistics.total_output_bytes,
         parameter_bytes=statistics.total_param_bytes,
@@ -82,7 +82,7 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
     finally:
         for handle in hooks:
             handle.remove()
-    return PeerEstimate(
+    return sum_of_layers(
         input_bytes=batch * prod(prod(spec.shape) for spec in job.inputs) * FLOAT_BYTES,
         output_bytes=2 * sum(outputs) * FLOAT_BYTES,
         parameter_bytes=sum(parameters) * FLOAT_BYTES,
@@ -109,7 +109,7 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
         with _failing_as(job, f"pytorch_modelsize runs {name} on the output of the module before it and"):
             flowing = module(flowing)
             outputs.append(flowing.numel())
-    return PeerEstimate(
+    return sum_of_layers(
         input_bytes=args[0].numel() * FLOAT_BYTES,
         output_bytes=2 * sum(outputs) * FLOAT_BYTES,
         parameter_bytes=sum(parameter.numel() for parameter in chain[-1][1].parameters()) * FLOAT_BYTES,

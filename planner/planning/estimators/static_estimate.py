@@ -21,13 +21,13 @@ from planner.planning.estimators.formula import (
     usage,
 )
 from planner.planning.estimators.methods import Method
-from planner.planning.estimators.peers import MEBIBYTE_BYTES, PeerEstimate, TrackedPeak
+from planner.planning.estimators.peers import MEBIBYTE_BYTES, PeerEstimate
 
 Line = tuple[str, int]  # what is counted, bytes
 
 
 @dataclass(frozen=True, slots=True)
-class QuickEstimate:
+class StaticEstimate:
     """What one estimator says of one batch size."""
 
     method: Method
@@ -47,14 +47,14 @@ class QuickEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class QuickPlan:
+class FormulaPlan:
     """The largest batch size by the formula, and the estimates on both sides of it."""
 
     job: Job
     budget: Budget
     max_batch: int  # 0 where a batch of 1 takes more than is left
-    at_max: QuickEstimate | None  # None where not even 1 fits
-    first_failure: QuickEstimate
+    at_max: StaticEstimate | None  # None where not even 1 fits
+    first_failure: StaticEstimate
     seconds: float
 
 
@@ -78,7 +78,7 @@ def formula_total_bytes(job: Job, found: Usage) -> int:
     return found.inference_bytes if job.mode is Mode.INFER else found.training_bytes
 
 
-def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> QuickEstimate:
+def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
     """The formula's seven lines from what it counts at this batch size. Raises as `recipe_of` does."""
     found = usage(counts, recipe_of(job))
     lines = (
@@ -91,10 +91,10 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
         ("Total for inference", found.inference_bytes),
     )
     total_bytes = formula_total_bytes(job, found)
-    return QuickEstimate(Method.FORMULA, job, batch, budget, lines, total_bytes, MEBIBYTE_BYTES, seconds)
+    return StaticEstimate(Method.FORMULA, job, batch, budget, lines, total_bytes, MEBIBYTE_BYTES, seconds)
 
 
-def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> QuickPlan:
+def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
     """The formula's inverse for what the card leaves to the allocator: one division, no search.
 
     Raises as `recipe_of` does, and ValueError where nothing bounds the memory.
@@ -107,15 +107,15 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
     )
     largest = invert(counts, recipe_of(job), left)
 
-    def at(batch: int) -> QuickEstimate:
+    def at(batch: int) -> StaticEstimate:
         return formula_estimate(job, batch, budget, counts.at(batch), seconds)
 
-    return QuickPlan(job, budget, largest, at(largest) if largest else None, at(largest + 1), seconds)
+    return FormulaPlan(job, budget, largest, at(largest) if largest else None, at(largest + 1), seconds)
 
 
 def peer_estimate(
-    method: Method, job: Job, batch: int, budget: Budget, found: PeerEstimate | TrackedPeak, seconds: float
-) -> QuickEstimate:
+    method: Method, job: Job, batch: int, budget: Budget, found: PeerEstimate, seconds: float
+) -> StaticEstimate:
     """What another estimator says, in its own lines."""
     lines = (*found.parts, ("Total", found.total_bytes))
-    return QuickEstimate(method, job, batch, budget, lines, found.total_bytes, found.unit_bytes, seconds)
+    return StaticEstimate(method, job, batch, budget, lines, found.total_bytes, found.unit_bytes, seconds)

@@ -3,7 +3,14 @@
 from typing import Any
 
 from planner.jobs import Mode
-from planner.planning.estimators import MEBIBYTE_BYTES, TITLES, Method, QuickEstimate, QuickPlan, left_bytes
+from planner.planning.estimators import (
+    MEBIBYTE_BYTES,
+    TITLES,
+    FormulaPlan,
+    Method,
+    StaticEstimate,
+    left_bytes,
+)
 from planner.report.budget import budget_table, job_to_report
 from planner.report.describe import job_entry
 from planner.report.document import Bullets, Document, Entry, Headline, Paragraph, Style, Table
@@ -24,7 +31,7 @@ _COUNTS = {
 }
 
 
-def quick_estimate_document(estimate: QuickEstimate, import_seconds: float) -> Document:
+def static_estimate_document(estimate: StaticEstimate, import_seconds: float) -> Document:
     """Return the report of `planner estimate --method` other than trace."""
     is_bounded = left_bytes(estimate.budget) is not None
     style: Style = "neutral" if not is_bounded else "good" if estimate.fits else "bad"
@@ -36,7 +43,7 @@ def quick_estimate_document(estimate: QuickEstimate, import_seconds: float) -> D
     )
 
 
-def quick_plan_document(plan: QuickPlan, import_seconds: float) -> Document:
+def formula_plan_document(plan: FormulaPlan, import_seconds: float) -> Document:
     """Return the report of `planner max-batch --method formula`."""
     shown, failure = plan.at_max or plan.first_failure, plan.first_failure
     largest = f"{plan.max_batch}" if plan.max_batch else "none, not even 1 fits"
@@ -51,7 +58,7 @@ def quick_plan_document(plan: QuickPlan, import_seconds: float) -> Document:
     )
 
 
-def _verdict(estimate: QuickEstimate) -> str:
+def _verdict(estimate: StaticEstimate) -> str:
     title, taken = TITLES[estimate.method], f"{mib_text(estimate.total_bytes)} MiB"
     if left_bytes(estimate.budget) is None:
         return f"Batch {estimate.batch} takes {taken} by {title}"
@@ -59,13 +66,13 @@ def _verdict(estimate: QuickEstimate) -> str:
     return f"Batch {estimate.batch} {fits} by {title}, which says {taken}"
 
 
-def _terms(estimate: QuickEstimate) -> Table:
+def _terms(estimate: StaticEstimate) -> Table:
     return memory_table(
         f"Batch {estimate.batch}", [(name, size, _remark(estimate, name)) for name, size in estimate.lines]
     )
 
 
-def _remark(estimate: QuickEstimate, name: str) -> str:
+def _remark(estimate: StaticEstimate, name: str) -> str:
     if estimate.method is Method.FORMULA:
         return _REMARKS.get(name, "")
     if name == "Total" and estimate.unit_bytes != MEBIBYTE_BYTES:
@@ -74,12 +81,12 @@ def _remark(estimate: QuickEstimate, name: str) -> str:
     return ""
 
 
-def _closing(estimate: QuickEstimate, seconds: float, import_seconds: float) -> list[Bullets | Paragraph]:
+def _closing(estimate: StaticEstimate, seconds: float, import_seconds: float) -> list[Bullets | Paragraph]:
     timing = timing_line({"importing": import_seconds, "estimating": seconds})
-    return [Bullets("Assumed", quick_assumptions(estimate)), Paragraph(timing, "faint")]
+    return [Bullets("Assumed", static_assumptions(estimate)), Paragraph(timing, "faint")]
 
 
-def quick_assumptions(estimate: QuickEstimate) -> tuple[str, ...]:
+def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
     """Return what the answer takes for granted."""
     sure = f"{estimate.budget.confidence:g}"
     held = (
@@ -96,7 +103,7 @@ def quick_assumptions(estimate: QuickEstimate) -> tuple[str, ...]:
     )
 
 
-def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> dict[str, Any]:
+def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate`; null stands for what the estimator does not know.
 
     `peak_allocated_mib` is the estimator's total, `terms_mib` what it adds up, in its own words.
@@ -116,15 +123,15 @@ def quick_estimate_to_json(estimate: QuickEstimate, import_seconds: float) -> di
         "failure": None,
         "breakdown_mib": None,
         "calibration": None,
-        "assumptions": list(quick_assumptions(estimate)),
+        "assumptions": list(static_assumptions(estimate)),
         "unknown_ops": None,
         "seconds": _seconds(estimate.seconds, import_seconds),
     }
 
 
-def quick_plan_to_json(plan: QuickPlan, import_seconds: float) -> dict[str, Any]:
+def formula_plan_to_json(plan: FormulaPlan, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner max-batch`; nothing is probed, and retries are not known."""
-    at_max = plan.at_max and quick_estimate_to_json(plan.at_max, import_seconds)
+    at_max = plan.at_max and static_estimate_to_json(plan.at_max, import_seconds)
     return {
         **job_to_report(plan.job, plan.budget),
         "method": Method.FORMULA.value,
@@ -134,7 +141,7 @@ def quick_plan_to_json(plan: QuickPlan, import_seconds: float) -> dict[str, Any]
         "answer_batch": plan.max_batch,
         "at_max": at_max,
         "at_comfortable": None,
-        "first_failure": quick_estimate_to_json(plan.first_failure, import_seconds),
+        "first_failure": static_estimate_to_json(plan.first_failure, import_seconds),
         "probes": [],
         "seconds": _seconds(plan.seconds, import_seconds),
     }

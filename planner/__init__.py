@@ -14,12 +14,11 @@ import lazy_loader
 
 if TYPE_CHECKING:
     from planner.api.advise import AdviceResult as AdviceResult, advise as advise
+    from planner.api.estimate import EstimateResult as EstimateResult, estimate as estimate
     from planner.api.explain import ExplainResult as ExplainResult, explain as explain
     from planner.api.gpus import GpusResult as GpusResult, gpus as gpus
     from planner.api.max_batch import (
-        EstimateResult as EstimateResult,
         MaxBatchResult as MaxBatchResult,
-        estimate as estimate,
         max_batch as max_batch,
     )
     from planner.hardware import Device as Device
@@ -31,7 +30,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "api.advise": ["AdviceResult", "advise"],
         "api.explain": ["ExplainResult", "explain"],
         "api.gpus": ["GpusResult", "gpus"],
-        "api.max_batch": ["EstimateResult", "MaxBatchResult", "estimate", "max_batch"],
+        "api.estimate": ["EstimateResult", "estimate"],
+        "api.max_batch": ["MaxBatchResult", "max_batch"],
         "hardware": ["Device"],
         "jobs": ["Job"],
     },

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 import planner
-from planner.api.batch_curve import batch_curve
+from planner.api.explain import batch_curve
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Black on white, so that it can be printed; the colours of the verdicts by Okabe and Ito.

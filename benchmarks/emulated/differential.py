@@ -23,7 +23,7 @@ from rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_ro
 from calibration.records.load import recording_of
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import check_history
-from planner.api.request import job_of
+from planner.api.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.program.events import Trace
@@ -37,7 +37,7 @@ def compare_job(drawn: DrawnJob, emulator: Emulator, cudnn: str) -> Row:
     start = perf_counter()
     device = find_device(drawn.gpu)
     try:
-        job, _, _ = job_of(drawn.model, {**drawn.options, "cudnn": cudnn})  # type: ignore[typeddict-item]
+        job, _, _ = make_job(drawn.model, {**drawn.options, "cudnn": cudnn})  # type: ignore[typeddict-item]
     except PlannerError as error:
         return _row(drawn, Side(), Side(failure=f"{type(error).__name__}: {error}"), STATIC_FAILS, start)
     emulated, history = emulator.run(job, drawn.batch, drawn.gpu)

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from planner import gpus, max_batch
 from planner.allocator.replay import replay_trace
-from planner.api.request import job_of
+from planner.api.request import make_job
 from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
 from planner.planning.fleet import CardFit
@@ -62,7 +62,7 @@ def check(model: str) -> None:
 
 def verdicts(model: str, fit: CardFit, alone: int) -> str:
     """What traces of their own say of both answers and of their successors."""
-    job, _, _ = job_of(model, {})
+    job, _, _ = make_job(model, {})
     constructor = find_constructor(job)
     sizes = sorted({alone, alone + 1, fit.max_batch, fit.max_batch + 1})
     chip = fit.budget.device.target

@@ -69,10 +69,10 @@ def work(kind: str, model: str) -> dict[str, Any]:
     start = perf_counter()
     import torch
 
-    from planner.api.request import job_of
+    from planner.api.request import make_job
     from planner.capture.models.registry import construct_model, find_constructor
 
-    job, _, _ = job_of(model, {})
+    job, _, _ = make_job(model, {})
     constructor = find_constructor(job)
     imported = perf_counter()
     batch = SMALL_BATCHES.get(model, CPU_BATCH)

@@ -1,45 +1,35 @@
-"""For Python: where the memory of a batch goes, and how a trace differs from what a GPU recorded."""
+"""`planner explain` for Python: the memory of a batch by category, module and tensor, and by batch size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Unpack
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
+from planner.api.budget import make_budget
+from planner.api.gpus import gpus
 from planner.api.options import Options
-from planner.api.request import (
-    Model,
-    batch_of,
-    budget_of,
-    calibrate_budget,
-    ignore_progress,
-    job_of,
-    workload_of,
-)
-from planner.capture.subprocess import opener_of
-from planner.errors import ModelError, unsaved
-from planner.hardware import Budget
+from planner.api.request import Model, Request, ignore_progress, open_request
+from planner.errors import ModelError
+from planner.hardware import ENDLESS_BYTES, Budget, Device, judge_budget, load_devices
 from planner.jobs import Job, Mode, check_count, reset_options
 from planner.planning import (
-    LARGEST_BATCH,
+    FIT_BATCHES,
     BatchCurve,
     Estimate,
     Explanation,
-    OnProgress,
     Shown,
-    Workload,
-    check_batch,
     estimate as estimate_batch,
     explain as explain_run,
     over_epoch,
-    save_workload,
+    take_curve,
     take_detailed_trace,
-    take_trace,
     without_end,
 )
 from planner.program import Trace
 from planner.report import Result
+from planner.store import open_saved
 
 ReadRecording = Callable[[Job, int], Recording]  # of a job at a batch size
 MOST_SHOWN = 10**6
@@ -88,93 +78,87 @@ def explain(
     depth: int | None = None,
     **options: Unpack[Options],
 ) -> ExplainResult:
-    """Where the memory of a batch goes at its peak; with a recording, how it differs from the GPU's.
+    """Return where the memory of a batch goes at its peak; with a recording, how it differs from the GPU's.
 
     `model` and `batch` are as for `estimate`; with a saved trace there are neither source lines nor an
     evaluation beside the training. `top` bounds the tensors and differences that are shown, `depth` the
     levels of modules, by default to as many as are readable. Raises the errors of `planner.errors`; that the
     batch does not fit is a result.
     """
-    if batch is not None:
-        check_count("--batch", batch, LARGEST_BATCH)
     default = Shown()
     shown = Shown(
         default.top if top is None else check_count("--top", top, MOST_SHOWN),
         None if depth is None else check_count("--depth", depth, MOST_SHOWN),
     )
-    on_progress = options.get("on_progress") or ignore_progress
-    start = perf_counter()
-    setting = _open(model, batch, against, options)
-    tracer = setting.workload.open(on_progress)
+    request = open_request(model, options, batch)
+    recording = None if against is None else against(request.job, request.batch)
+    if recording is not None and recording.marks and request.saved is None and options.get("steps") is None:
+        steps = max(1, *(mark.step for mark in recording.marks))
+        request = replace(request, job=replace(request.job, steps=steps))
+    job, size, budget, on_progress = request.job, request.batch, request.budget, request.on_progress
+    source = request.source(take_detailed_trace)
+    traces = source.open(on_progress)
     opened = perf_counter()
-    job, size, budget = setting.workload.job, setting.batch, setting.budget
-    check_batch(job, size)
     on_progress(f"tracing batch {size}")
-    trace = over_epoch(job, size, tracer)
-    evaluation = _evaluation(setting, on_progress)
+    trace = over_epoch(job, size, traces)
+    evaluation = _evaluate(request)
     traced = perf_counter()
     found = estimate_batch(job, trace, size, budget, traced - opened)
     arena = budget.arena if found.failed is None else without_end(budget.arena)
     explanation = explain_run(trace, size, arena, evaluation)
     difference = None
-    if setting.recording is not None:
+    if recording is not None:
         on_progress("aligning trace and recording")
-        difference = compare_with_recording(tracer(size), size, setting.recording)
+        difference = compare_with_recording(traces(size), size, recording)
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
-    result = ExplainResult(found, explanation, trace, difference, shown, opened - start)
-    path = options.get("save_trace")
-    if path is not None:
-        with unsaved(result):
-            save_workload(setting.workload, tracer, size, Path(path), on_progress)
+    result = ExplainResult(found, explanation, trace, difference, shown, opened - request.start)
+    request.save_trace(result, source, traces, size)
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What is explained, before the time is spent that its traces take."""
+def _evaluate(request: Request) -> Trace | None:
+    """Return the trace of the model in eval mode without gradients, in a process of its own.
 
-    workload: Workload
-    batch: int
-    budget: Budget
-    recording: Recording | None
-    evaluation: Workload | None  # the same model in eval mode; None where it cannot be traced or is the job
-
-
-def _open(
-    model: Model | None, batch: int | None, against: ReadRecording | None, options: Options
-) -> _Setting:
-    budget = budget_of(options)
-    chip = budget.device.target
-    if options.get("trace") is not None:
-        workload = workload_of(model, options, budget)
-        size = batch_of(batch, workload.batch, workload.job)
-        recording = None if against is None else against(workload.job, size)
-        budget = calibrate_budget(budget, workload.job, options)
-        return _Setting(workload, size, budget, recording, None)
-    job, known, factory = job_of(model, options)
-    size = batch_of(batch, known, job)
-    recording = None if against is None else against(job, size)
-    if recording is not None and recording.marks and options.get("steps") is None:
-        job = replace(job, steps=max(1, *(mark.step for mark in recording.marks)))  # as many as recorded
-    open_workload = opener_of(options)
-    workload = open_workload(job, known, factory, chip, take_detailed_trace)
-    evaluation = None
-    if job.mode is Mode.TRAIN:
-        evaluation = open_workload(_evaluating(job), known, factory, chip, take_trace)
-    return _Setting(workload, size, calibrate_budget(budget, job, options), recording, evaluation)
-
-
-def _evaluating(job: Job) -> Job:
-    """The job's model in eval mode without gradients, in a process of its own."""
-    return replace(reset_options(job, where=lambda option: option.is_for_training), mode=Mode.INFER)
-
-
-def _evaluation(setting: _Setting, on_progress: OnProgress) -> Trace | None:
-    """The trace of inference; None where the model cannot run in eval mode, as some detectors cannot."""
-    if setting.evaluation is None:
+    None beside a saved trace or another mode, and where the model cannot run so, as some detectors cannot.
+    """
+    if request.saved is not None or request.job.mode is not Mode.TRAIN:
         return None
-    on_progress(f"tracing batch {setting.batch} in eval mode")
+    request.on_progress(f"tracing batch {request.batch} in eval mode")
+    job = replace(reset_options(request.job, where=lambda option: option.is_for_training), mode=Mode.INFER)
     try:
-        return setting.evaluation.open(on_progress)(setting.batch)
+        return request.source(job=job).open(request.on_progress)(request.batch)
     except ModelError:
         return None
+
+
+def batch_curve(
+    model: Model | None = None,
+    batch: int = 1,
+    *,
+    devices: Sequence[Device] | None = None,
+    **options: Unpack[Options],
+) -> BatchCurve | None:
+    """Return the curves of all GPUs, or of `devices`; the GPU of the options is among them and selected.
+
+    Without one, an unlimited GPU comes first. None where a saved trace holds for one batch size only.
+    Raises the errors of `planner.errors`.
+    """
+    path = options.get("trace")
+    if path is not None and not open_saved(Path(path)).traces.is_any_batch:
+        return None
+    asked = make_budget(options)
+    cards = list(load_devices() if devices is None else devices)
+    endless = asked.device.total.value >= ENDLESS_BYTES
+    if not endless and asked.device not in cards:
+        cards.insert(0, asked.device)
+    # Kept traces end where a rule takes another way, and each batch size beyond is a run of the model: for so
+    # many of them a loop of its own is faster.
+    rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
+    table = gpus(model, devices=cards, sort="memory", **rest).table
+    (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")
+    known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
+    if endless:
+        first = table.traces.at(FIT_BATCHES[0], asked.device.target)
+        known.insert(0, (judge_budget(asked, table.job, first), None))
+    names = [budget.device.name for budget, _ in known]
+    return take_curve(known, table.traces, batch, names.index(asked.device.name))

@@ -10,22 +10,29 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from planner._support.versions import installed_version
+from planner.api.budget import calibration_query, make_budget, stored_calibrations
 from planner.api.options import Options
 from planner.api.request import (
     Model,
-    budget_of,
-    checked_multiple,
+    find_multiple,
     ignore_progress,
-    job_of,
-    shelves_for,
-    shelves_of,
-    stored_calibrations,
-    wanted_of,
-    workload_of,
+    isolation_limit,
+    make_job,
+    open_request,
+    open_stores,
+    stores_for,
 )
-from planner.capture.subprocess import FromApart, apart_of, limit_of
+from planner.capture.subprocess import FromApart, apart_of
 from planner.errors import UsageError
-from planner.hardware import MIB, Budget, Device, judge_budget, load_devices, make_budget, search_devices
+from planner.hardware import (
+    MIB,
+    Budget,
+    Device,
+    judge_budget,
+    load_devices,
+    make_budget as make_device_budget,
+    search_devices,
+)
 from planner.hardware.calibration import Correction, find_calibration
 from planner.jobs import Job, check_count
 from planner.planning import (
@@ -111,7 +118,7 @@ def gpus(
             raise UsageError(f"--{name.replace('_', '-')}: this asks every GPU; choose some with --filter")
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
-    multiple = checked_multiple(multiple_of)
+    multiple = find_multiple(multiple_of)
     key = SORTS.get(sort or "max_batch")
     if key is None:
         raise UsageError(f"--sort {sort}: give one of {', '.join(SORTS)}")
@@ -187,9 +194,9 @@ def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget
     plain = []
     for card in cards:
         named: Options = {**options, "gpu": card}
-        plain.append(budget_of(named))
+        plain.append(make_budget(named))
     stored = stored_calibrations(plain[0], options)
-    wanted = wanted_of(plain[0], job, options)
+    wanted = calibration_query(plain[0], job, options)
     return [
         _calibrated(budget, find_calibration(stored, msgspec.structs.replace(wanted, device=budget.device)))
         for budget in plain
@@ -199,7 +206,7 @@ def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget
 def _calibrated(budget: Budget, found: Correction | None) -> Budget:
     if found is None:
         return budget
-    return make_budget(
+    return make_device_budget(
         budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
     )
 
@@ -269,15 +276,15 @@ def _open(
     """The job and its traces; imports what they need."""
     path = options.get("trace")
     if path is not None:
-        named: Options = {**options, "gpu": load_devices()[0]}
-        workload = workload_of(model, named, budget_of(named))  # refuses what the file says as well
-        return workload.job, open_saved(Path(path)).traces
-    shelves = shelves_of(options)
-    job, _, factory = job_of(model, options, shelves)
-    limit_seconds = limit_of(options)
+        named: Options = {**options, "gpu": load_devices()[0], "no_calibration": True}
+        job = open_request(model, named).job  # refuses what the file says as well
+        return job, open_saved(Path(path)).traces
+    shelves = open_stores(options)
+    job, _, factory = make_job(model, options, shelves)
+    limit_seconds = isolation_limit(options)
     if limit_seconds is not None:
         return job, FromApart(job, apart_of(job, factory, limit_seconds))
-    shelves = shelves_for(job, factory, shelves)
+    shelves = stores_for(job, factory, shelves)
     if shelves is not None:
         return job, KeptCards(job, shelves, starter_of(job, on_progress))
     on_progress("importing torch and the model's library")

@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import TypedDict, Unpack
 
 from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
-from planner.api.request import budget_of, ignore_progress
+from planner.api.budget import make_budget
+from planner.api.request import ignore_progress
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
 from planner.planning import OnProgress, trace_workload
@@ -68,7 +69,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
 
     Raises the errors of `planner.errors`; that memory runs out is a result.
     """
-    budget = budget_of(
+    budget = make_budget(
         {
             "gpu": options.get("gpu"),
             "gpu_mib": options.get("gpu_mib"),

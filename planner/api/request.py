@@ -1,37 +1,17 @@
-"""The keywords of `planner.api`, which are the options of the command line, as a job and a budget."""
+"""Requests: the options of a caller as a job, its memory limits and the source of its traces."""
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from os import PathLike
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from planner._support.versions import installed_version
-from planner.allocator import parse_alloc_conf
+from planner.api.budget import calibrate_budget, make_budget
 from planner.api.options import Options, Sample
-from planner.capture.subprocess import opener_of
-from planner.errors import UsageError
-from planner.hardware import (
-    ENDLESS_BYTES,
-    LARGEST_TOTAL_MIB,
-    MIB,
-    Budget,
-    Device,
-    find_device,
-    generic_device,
-    make_budget,
-    unlimited_device,
-)
-from planner.hardware.calibration import (
-    Calibration,
-    CalibrationQuery,
-    check_folders,
-    find_calibration,
-    load_folders,
-    search_path,
-)
+from planner.errors import UsageError, unsaved
+from planner.hardware import Budget
 from planner.jobs import (
     FIELD_OPTIONS,
     JOB_OPTIONS,
@@ -43,7 +23,6 @@ from planner.jobs import (
     freeze,
     load_catalogue,
     merge_job,
-    nearest,
     parse_model_arg,
     parse_tensor_spec,
     resolve_job,
@@ -52,123 +31,133 @@ from planner.jobs import (
 from planner.planning import (
     LARGEST_BATCH,
     Factory,
+    Take,
+    TraceSource,
     Workload,
+    check_batch,
     complete_from_library,
     kept_workload,
     load_workload,
+    save_workload,
     take_trace,
+    trace_workload,
 )
 from planner.store import Shelves, ShippedShelf, UserShelf, open_cache
 
 Model = str | Job | Factory
 
-DEFAULT_CONFIDENCE = 0.99
 _NOT_IN_TRACES = tuple(option.name for option in JOB_OPTIONS if not option.changes_trace)
 _OF_JOB = (*(option.name for option in JOB_OPTIONS if option.changes_trace), "models", "isolate")
 
 
-def budget_of(options: Options) -> Budget:
-    """What the card leaves to the allocator; without a card, no end. Raises UsageError or DataFileError, also
-    for options that there are not, which would mean nothing.
+DEFAULT_LIMIT_SECONDS = 600.0
+LONGEST_LIMIT_SECONDS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job, the memory limits to plan it for, and what its traces come from."""
+
+    job: Job
+    budget: Budget  # corrected by the stored calibrations
+    options: Options
+    chosen_batch: int | None
+    factory: Factory | None
+    stores: Shelves | None  # of cached traces; None where none may answer
+    saved: Workload | None  # of a trace file, in place of the model
+    start: float  # when it was opened: some sources import their library to know the inputs
+
+    @property
+    def on_progress(self) -> Callable[[str], None]:
+        """Return the callback for short lines of progress."""
+        return self.options.get("on_progress") or ignore_progress
+
+    @property
+    def batch(self) -> int:
+        """Return the batch size, by default the job's own. Raises UsageError where there is none."""
+        if self.chosen_batch is None:
+            raise UsageError(f"{self.job.model}: no batch size is known; give one, such as --batch 32")
+        check_batch(self.job, self.chosen_batch)
+        return self.chosen_batch
+
+    def source(self, take: Take = take_trace, job: Job | None = None) -> Workload:
+        """Return the source of traces of the job, or of another one of the same model. Raises UsageError."""
+        if self.saved is not None:
+            return self.saved
+        wanted, target = job or self.job, self.budget.device.target
+        if self.stores is not None and job is None and take is take_trace:
+            return kept_workload(wanted, self.chosen_batch, target, self.stores)
+        limit_seconds = isolation_limit(self.options)
+        if limit_seconds is None:
+            return trace_workload(wanted, self.chosen_batch, self.factory, target, take)
+        from planner.capture.subprocess import isolated_workload
+
+        return isolated_workload(wanted, self.chosen_batch, self.factory, target, take, limit_seconds)
+
+    def save_trace(self, result: object, source: Workload, traces: TraceSource, batch: int) -> None:
+        """Write the trace file of the options, if there is one. Raises UnsavedError."""
+        path = self.options.get("save_trace")
+        if path is not None:
+            with unsaved(result):
+                save_workload(source, traces, batch, Path(path), self.on_progress)
+
+
+def open_request(
+    model: Model | None, options: Options, batch: int | None = None, *, command: str = ""
+) -> Request:
+    """Return the request of these options. A `command` that is named runs the model itself: it takes neither
+    a trace file nor a process for the model.
+
+    Raises UsageError, DataFileError, or ModelError where a library has to be imported.
     """
-    _refuse_unknown(options)
-    gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
-    if gpu is not None and gpu_mib is not None:
-        raise UsageError("--gpu and --gpu-mib: both say which GPU; give one of them")
-    if cap_mib is not None:
-        check_count("--allocator-cap-mib", cap_mib, LARGEST_TOTAL_MIB)
-    if gpu_mib is not None:
-        device = generic_device(gpu_mib)
-    elif gpu is not None:
-        device = gpu if isinstance(gpu, Device) else _named_device(gpu)
-    else:
-        device = unlimited_device()
-    confidence = options.get("confidence")
-    return make_budget(
-        device,
-        DEFAULT_CONFIDENCE if confidence is None else confidence,
-        parse_alloc_conf(options.get("alloc_conf") or ""),
-        None if cap_mib is None else cap_mib * MIB,
-    )
-
-
-def _refuse_unknown(options: Options) -> None:
-    known = Options.__annotations__
-    for name in options:
-        if name not in known:
-            near = nearest(name, known)
-            raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
-
-
-def _named_device(name: str) -> Device:
-    if name.lower() == "auto":
-        from planner.hardware import local_device
-
-        return local_device()
-    return find_device(name)
-
-
-def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """The budget as the nearest stored calibration corrects it.
-
-    Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
-    """
-    found = find_calibration(stored_calibrations(budget, options), wanted_of(budget, job, options))
-    if found is None:
-        return budget
-    return make_budget(
-        budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
-    )
-
-
-def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """All that may answer, folder by folder; none on a card without end. Raises as `calibrate_budget`.
-
-    Emulated ones answer from folders that are given alone, not from the user's own.
-    """
-    given, own = options.get("calibrations") or (), options.get("own_calibrations")
-    if budget.device.total.value >= ENDLESS_BYTES:
-        if given:
-            raise UsageError("--calibrations: calibrations are those of a card; say which, such as --gpu L4")
-        return ()
-    if options.get("no_calibration"):
-        return ()
-    folders = [given] if isinstance(given, str | PathLike) else [*given]
-    paths = list(dict.fromkeys(Path(folder) for folder in folders))
-    others = [Path(own)] if own is not None and Path(own) not in paths else []
-    measured = (known for known in load_folders(search_path(others)) if known.source != "emulated")
-    return (*load_folders(check_folders(paths)), *measured)
-
-
-def wanted_of(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
-    """What is asked of the stored calibrations."""
-    torch = None if options.get("trace") is not None else installed_version("torch")
-    return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
-
-
-def workload_of(model: Model | None, options: Options, budget: Budget) -> Workload:
-    """The job and where its traces come from. Raises UsageError or DataFileError."""
-    chip = budget.device.target
+    if batch is not None:
+        check_count("--batch", batch, LARGEST_BATCH)
+    isolation_limit(options)
+    if command:
+        reject_sources(options, command)
+    budget = make_budget(options)
+    start = perf_counter()
     path = options.get("trace")
     if path is not None:
-        _refuse_beside_trace(model, options)
-        loaded = load_workload(Path(path), chip)
-        return replace(
-            loaded,
-            job=complete_job(merge_job(loaded.job, {name: options.get(name) for name in _NOT_IN_TRACES})),
-        )
-    open_workload = opener_of(options)
-    shelves = shelves_of(options)
-    job, batch, factory = job_of(model, options, shelves)
-    shelves = shelves_for(job, factory, shelves)
-    if shelves is not None:
-        return kept_workload(job, batch, chip, shelves)
-    return open_workload(job, batch, factory, chip, take_trace)
+        saved = _load_trace(model, options, Path(path), budget)
+        job, known, factory, stores = saved.job, saved.batch, None, None
+    else:
+        saved, stores = None, open_stores(options)
+        job, known, factory = make_job(model, options, stores)
+        stores = stores_for(job, factory, stores)
+    budget = calibrate_budget(budget, job, options)
+    return Request(job, budget, options, batch or known, factory, stores, saved, start)
 
 
-def shelves_of(options: Options) -> Shelves | None:
-    """Where kept traces are looked for: nowhere without `cache`, for a model in a process of its own, or
-    where torch is set otherwise than by default.
+def reject_sources(options: Mapping[str, object], command: str) -> None:
+    """Raise UsageError for a trace file or isolation beside a command that runs the model itself."""
+    for name in ("trace", "save_trace"):
+        if options.get(name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')}: {command} runs the model itself; leave it away")
+    if isolation_limit(options) is not None:
+        raise UsageError(f"--isolate: {command} runs the model in its own process; leave it away")
+
+
+def isolation_limit(options: Mapping[str, object]) -> float | None:
+    """Return the seconds that a trace in a process of its own may take; None without `--isolate`.
+
+    Raises UsageError.
+    """
+    limit_seconds = options.get("time_limit")
+    if not options.get("isolate"):
+        if limit_seconds is not None:
+            raise UsageError("--time-limit: only a model in a process of its own is stopped; add --isolate")
+        return None
+    if limit_seconds is None:
+        return DEFAULT_LIMIT_SECONDS
+    if not isinstance(limit_seconds, int | float) or not 0 < limit_seconds <= LONGEST_LIMIT_SECONDS:
+        raise UsageError(f"--time-limit {limit_seconds}: give the seconds that one trace may take")
+    return float(limit_seconds)
+
+
+def open_stores(options: Options) -> Shelves | None:
+    """Return the stores of cached traces; None without `cache`, for a model in a process of its own, or where
+    torch is set otherwise than by default.
 
     Raises UsageError.
     """
@@ -179,15 +168,15 @@ def shelves_of(options: Options) -> Shelves | None:
     return Shelves(UserShelf(cache), ShippedShelf())
 
 
-def shelves_for(job: Job, factory: Factory | None, shelves: Shelves | None) -> Shelves | None:
-    """Those that keep this job's traces: none for a factory's model, which has no name, nor where a library
-    is asked, which the kept traces do not know.
+def stores_for(job: Job, factory: Factory | None, shelves: Shelves | None) -> Shelves | None:
+    """Return the stores that may answer for a job; None for a factory's model, which has no name, and where
+    a cuDNN library is queried.
     """
     return None if factory is not None or job.cudnn else shelves
 
 
 def _is_torch_changed() -> bool:
-    """Whether this process has set what traces depend on and no key says."""
+    """Return whether torch is set otherwise than by default in what traces depend on."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -198,19 +187,21 @@ def _warn(line: str) -> None:
     warnings.warn(line, stacklevel=2)
 
 
-def _refuse_beside_trace(model: Model | None, options: Options) -> None:
+def _load_trace(model: Model | None, options: Options, path: Path, budget: Budget) -> Workload:
+    """Return the source of a trace file, with options that change no trace over its job."""
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
-        option = "model" if model is not None else given[0]
-        raise UsageError(
-            f"--{option.replace('_', '-')} and --trace: the trace file says that; leave one away"
-        )
+        flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
+        raise UsageError(f"{flag} and --trace: the trace file says that; leave one away")
+    loaded = load_workload(path, budget.device.target)
+    beside = {name: options.get(name) for name in _NOT_IN_TRACES}
+    return replace(loaded, job=complete_job(merge_job(loaded.job, beside)))
 
 
-def job_of(
+def make_job(
     model: Model | None, options: Options, shelves: Shelves | None = None
 ) -> tuple[Job, int | None, Factory | None]:
-    """The whole job, the batch size of its origin where it has one, and the factory where one is given.
+    """Return the complete job, the batch size of its origin and the factory, where it has them.
 
     Raises UsageError or DataFileError.
     """
@@ -222,13 +213,14 @@ def job_of(
     if isinstance(model, str):
         job = complete_from_library(resolve_job(model, catalogue, **given), shelves)
         return job, None if split_model(model).source else catalogue[model].batch, None
-    _refuse_built(model)
+    reject_instance(model)
     base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
     job = complete_from_library(complete_job(merge_job(base, given)), shelves)
     return job, None, model if callable(model) else None
 
 
-def _refuse_built(model: object) -> None:
+def reject_instance(model: object) -> None:
+    """Raise UsageError for a module that is built already."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -268,24 +260,10 @@ def _sample(given: Sample) -> TensorSpec:
     return given if isinstance(given, TensorSpec) else parse_tensor_spec(given)
 
 
-def batch_of(batch: int | None, known: int | None, job: Job) -> int:
-    """The batch size that is asked for, by default the job's own. Raises UsageError where there is none."""
-    size = batch or known
-    if size is None:
-        raise UsageError(f"{job.model}: no batch size is known; give one, such as --batch 32")
-    return size
-
-
-def checked_multiple(multiple_of: int | None) -> int:
+def find_multiple(multiple_of: int | None) -> int:
     """Return the number of which an answer has to be a multiple, 1 unless given. Raises UsageError."""
     return 1 if multiple_of is None else check_count("--multiple-of", multiple_of, LARGEST_BATCH)
 
 
-def refuse_no_card(options: Options) -> None:
-    """Raise UsageError where nothing bounds the memory."""
-    if all(options.get(name) is None for name in ("gpu", "gpu_mib", "allocator_cap_mib")):
-        raise UsageError("no GPU to fit: give --gpu NAME, --gpu-mib N or --allocator-cap-mib N")
-
-
 def ignore_progress(line: str) -> None:
-    """Hears the progress where nobody wants to."""
+    """Do nothing: the callback of callers that want no progress."""

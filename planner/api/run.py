@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.api.request import DEFAULT_CONFIDENCE, checked_multiple, ignore_progress
+from planner.api.budget import DEFAULT_CONFIDENCE
+from planner.api.request import find_multiple, ignore_progress
 from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
 from planner.errors import UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device
@@ -119,7 +120,7 @@ def max_batch_of_command(
     """
     options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), alloc_conf=alloc_conf)
     probability = DEFAULT_CONFIDENCE if confidence is None else confidence
-    multiple = checked_multiple(multiple_of)
+    multiple = find_multiple(multiple_of)
     return CommandResult(
         find_largest_batch(command, options, probability, multiple, compiled_dir(), on_progress)
     )

@@ -1,4 +1,4 @@
-from .advice import Advice as Advice, Open as Open, Trial as Trial, advise as advise
+from .advice import Advice as Advice, Trial as Trial, advise as advise
 from .attribution import (
     Explanation as Explanation, LiveBlock as LiveBlock, ModuleShare as ModuleShare, Moment as Moment,
     Shown as Shown, explain as explain, fold as fold,

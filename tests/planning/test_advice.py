@@ -7,7 +7,7 @@ import pytest
 
 from planner.allocator.config import MIB, AllocatorRules
 from planner.api.advise import advise as advise_model
-from planner.api.max_batch import estimate as estimate_model
+from planner.api.estimate import estimate as estimate_model
 from planner.errors import ModelError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes

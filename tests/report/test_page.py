@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from planner.allocator.config import MIB, AllocatorRules
 from planner.allocator.replay import UNLIMITED, Arena, replay_trace
-from planner.api.batch_curve import batch_curve
+from planner.api.explain import batch_curve
 from planner.cli import run
 from planner.hardware.budget import judge_budget, make_budget
 from planner.hardware.database import load_devices

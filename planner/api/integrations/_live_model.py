@@ -118,7 +118,7 @@ def _options_of(job: Any, options: Options) -> Options:
     return {**chosen, **given}  # type: ignore[typeddict-item]
 
 
-def on_some_card(options: Options) -> Options:
+def default_to_local_gpu(options: Options) -> Options:
     """Return the options with the local card, where they name none and no bound of the allocator."""
     named = any(options.get(name) is not None for name in ("gpu", "gpu_mib", "allocator_cap_mib"))
     chosen = options.copy()

@@ -35,8 +35,8 @@ def choose_batch(largest: int, at_ease: int, multiple: int) -> Choice:
     if largest == 0:
         raise UsageError("not even a batch of 1 fits; planner.advise says what would change that")
     if at_ease:
-        return Choice(rounded_down(at_ease, multiple))
-    batch = rounded_down(largest, multiple)
+        return Choice(round_down(at_ease, multiple))
+    batch = round_down(largest, multiple)
     return Choice(batch, f"batch {batch} fits only by releasing cached memory in each step, which takes time")
 
 
@@ -46,7 +46,7 @@ def check_multiple(multiple: object) -> None:
         raise UsageError(f"multiple_of: {multiple!r} is refused; use a whole number from 1")
 
 
-def rounded_down(batch: int, multiple: int) -> int:
+def round_down(batch: int, multiple: int) -> int:
     """Return the batch size as a multiple; one that is smaller than that stays."""
     return batch - batch % multiple if batch >= multiple else batch
 

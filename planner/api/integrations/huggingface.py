@@ -19,7 +19,12 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, Unpack
 
 from planner.api.integrations import accelerate_settings, transformers_settings
-from planner.api.integrations._live_model import LiveLoop, largest_at_ease, on_some_card, plan_live_model
+from planner.api.integrations._live_model import (
+    LiveLoop,
+    default_to_local_gpu,
+    largest_at_ease,
+    plan_live_model,
+)
 from planner.api.integrations.batch_choice import Choice, Split, check_multiple, choose_batch, split, split_up
 from planner.api.integrations.settings import notes_of
 from planner.api.max_batch import MaxBatchResult
@@ -110,7 +115,9 @@ def max_batch_of_arguments(
     Its assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
     """
     loop = _loop_of_arguments(model, arguments, sample)
-    return plan_live_model(_accumulating(loop, arguments.gradient_accumulation_steps), on_some_card(options))
+    return plan_live_model(
+        _accumulating(loop, arguments.gradient_accumulation_steps), default_to_local_gpu(options)
+    )
 
 
 def plan_batch_size(
@@ -135,7 +142,9 @@ def max_batch_of_loop(
 
     Takes what `plan_batch_size` takes; its assumptions name the settings that are not planned.
     """
-    return plan_live_model(_loop_of_accelerator(model, sample, optimizer, accelerator), on_some_card(options))
+    return plan_live_model(
+        _loop_of_accelerator(model, sample, optimizer, accelerator), default_to_local_gpu(options)
+    )
 
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:
@@ -262,7 +271,7 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def _choice(loop: LiveLoop, multiple: int, options: Options) -> Choice:
-    result, at_ease = largest_at_ease(loop, on_some_card(options))
+    result, at_ease = largest_at_ease(loop, default_to_local_gpu(options))
     return choose_batch(result.max_batch, at_ease, multiple)
 
 

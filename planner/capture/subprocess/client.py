@@ -6,7 +6,6 @@ standard error. A model that ends its process, or takes longer than the limit, i
 """
 
 import sys
-from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,63 +20,30 @@ from planner.planning import (
     TraceSource,
     Workload,
     take_detailed_trace,
-    take_trace,
-    trace_workload,
 )
 from planner.program import Target, Trace
 from planner.store import load_trace
 
-DEFAULT_LIMIT_SECONDS = 600.0
-LONGEST_LIMIT_SECONDS = 10**6
 _KINDS: dict[str, type[PlannerError]] = {
     kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
 }
 
-Opener = Callable[[Job, int | None, Factory | None, Target, Take], Workload]  # as `trace_workload`
 
+def isolated_workload(
+    job: Job, batch: int | None, factory: Factory | None, target: Target, take: Take, limit_seconds: float
+) -> Workload:
+    """Return the source of traces that a process of its own takes, each within `limit_seconds`.
 
-def limit_of(options: Mapping[str, object]) -> float | None:
-    """The seconds that a trace in a process of its own may take, None where `--isolate` is not given.
-
-    Raises UsageError.
+    Raises UsageError for a model that is an object of this process.
     """
-    limit_seconds = options.get("time_limit")
-    if not options.get("isolate"):
-        if limit_seconds is not None:
-            raise UsageError("--time-limit: only a model in a process of its own is stopped; add --isolate")
-        return None
-    if limit_seconds is None:
-        return DEFAULT_LIMIT_SECONDS
-    if not isinstance(limit_seconds, int | float) or not 0 < limit_seconds <= LONGEST_LIMIT_SECONDS:
-        raise UsageError(f"--time-limit {limit_seconds}: give the seconds that one trace may take")
-    return float(limit_seconds)
+    kind = "details" if take is take_detailed_trace else "plain"
 
+    def start(on_progress: OnProgress) -> TraceSource:
+        on_progress("starting a process for the model")
+        apart = apart_of(job, factory, limit_seconds, kind)
+        return cache(lambda size: apart.trace(size, target))
 
-def refuse_isolation(options: Mapping[str, object], command: str) -> None:
-    """Raise UsageError where the options ask for what this command does not do."""
-    if limit_of(options) is not None:
-        raise UsageError(f"--isolate: {command} runs the model in its own process; leave it away")
-
-
-def opener_of(options: Mapping[str, object]) -> Opener:
-    """How traces are taken under the options `isolate` and `time_limit`. Raises UsageError."""
-    limit_seconds = limit_of(options)
-    if limit_seconds is None:
-        return trace_workload
-
-    def open_apart(
-        job: Job, batch: int | None, factory: Factory | None, chip: Target, take: Take = take_trace
-    ) -> Workload:
-        kind = "details" if take is take_detailed_trace else "plain"
-
-        def start(tell: OnProgress) -> TraceSource:
-            tell("starting a process for the model")
-            apart = apart_of(job, factory, limit_seconds, kind)
-            return cache(lambda size: apart.trace(size, chip))
-
-        return Workload(job, batch, chip, start)
-
-    return open_apart
+    return Workload(job, batch, target, start)
 
 
 def apart_of(job: Job, factory: Factory | None, limit_seconds: float, kind: str = "plain") -> "Apart":

@@ -90,18 +90,6 @@ def calibrate_command(
     return 0 if result.can_plan else 1
 
 
-def refuse_trace(options: dict[str, Any], command: str) -> None:
-    """Raise UsageError where a saved trace is named: what is measured has to be a model; or isolation asked
-    for, since it runs in a process of its own anyway.
-    """
-    from planner.capture.subprocess import refuse_isolation
-
-    for name in ("trace", "save_trace"):
-        if options.pop(name, None) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} and {command}, which runs a model; leave it away")
-    refuse_isolation(options, command)
-
-
 def _reject_beside(flag: str, options: dict[str, Any]) -> None:
     """Raise UsageError for the first option that means nothing beside `flag`."""
     for name, value in options.items():
@@ -118,11 +106,12 @@ def _measure(
     on_progress: OnProgress,
 ) -> Campaign:
     from calibration.calibrate import calibrate
-    from planner.api import Options, job_of
+    from planner.api import Options, make_job
+    from planner.api.request import reject_sources
 
-    refuse_trace(options, "calibrate")
+    reject_sources(options, "calibrate")
     model = options.pop("model")
-    job, _, _ = job_of(model, cast(Options, options))
+    job, _, _ = make_job(model, cast(Options, options))
     measured = _campaign(calibrate(job, batches, folder, minutes, on_progress, alloc_conf), folder)
     if measured.failures and not measured.calibrations:
         raise ModelError(measured.failures[0])

@@ -80,12 +80,12 @@ def _run(
     pool: "Pool",
     on_progress: OnProgress,
 ) -> "SweepResult":
+    from planner.api.request import isolation_limit
     from planner.api.sweep import sweep
-    from planner.capture.subprocess import limit_of
     from planner.jobs import allowed_sources, load_catalogue
     from planner.planning.sweep import load_grid, open_results
 
-    limit_of(options)
+    isolation_limit(options)
     sources = allowed_sources({"allow_code": allow_code})
     catalogue = load_catalogue(None if models is None else Path(models), sources)
     grid = load_grid(path, catalogue, sources)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from planner.cli.commands.calibrate import refuse_trace
 from planner.cli.options import CALIBRATIONS, DEVICE, JOB, with_options
 from planner.cli.output import Output, emit, progress
 from planner.hardware import check_detected, detected_device
@@ -52,8 +51,10 @@ def verify_command(
     ],
 ) -> int:
     """Run a batch on this GPU and compare it with the estimate."""
-    refuse_trace(options, "verify")
     from calibration.probe.client import find_gpu
+    from planner.api.request import reject_sources
+
+    reject_sources(options, "verify")
 
     with progress() as on_progress:
         gpu = find_gpu()

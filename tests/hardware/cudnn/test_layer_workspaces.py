@@ -13,7 +13,7 @@ import planner.hardware.cudnn.client
 from planner.api.explain import ExplainResult
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
-from planner.capture.subprocess.client import opener_of
+from planner.capture.subprocess.client import isolated_workload
 from planner.hardware.cudnn.per_layer import LayerWorkspace, layer_workspaces
 from planner.hardware.cudnn.workspace_breakdown import Part, Term
 from planner.jobs import Job, Loss, TensorSpec
@@ -281,9 +281,8 @@ def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
     )
     job = Job(f"{file}:Net", inputs=(TensorSpec((640, 2, 2)),), loss=Loss.MSE, steps=1)
     job = replace(job, target=TensorSpec((1280, 2, 2)))
-    workload = opener_of({"isolate": True})(
-        job, None, None, Target.for_capability((8, 6)), take_detailed_trace
-    )
+    target = Target.for_capability((8, 6))
+    workload = isolated_workload(job, None, None, target, take_detailed_trace, 600)
     (row,) = workload.open(lambda line: None)(4).asked
     assert (row.engine, row.direction, row.x, row.w) == (
         -1,

@@ -1,0 +1,118 @@
+"""Memory limits of a request: the GPU's budget, as stored calibrations correct it."""
+
+from os import PathLike
+from pathlib import Path
+
+from planner._support.versions import installed_version
+from planner.allocator import parse_alloc_conf
+from planner.api.options import Options
+from planner.errors import UsageError
+from planner.hardware import (
+    ENDLESS_BYTES,
+    LARGEST_TOTAL_MIB,
+    MIB,
+    Budget,
+    Device,
+    find_device,
+    generic_device,
+    make_budget as make_device_budget,
+    unlimited_device,
+)
+from planner.hardware.calibration import (
+    Calibration,
+    CalibrationQuery,
+    check_folders,
+    find_calibration,
+    load_folders,
+    search_path,
+)
+from planner.jobs import Job, check_count, nearest
+
+DEFAULT_CONFIDENCE = 0.99
+
+
+def make_budget(options: Options) -> Budget:
+    """Return what a GPU leaves to the allocator; without a GPU, all of an unlimited one.
+
+    Raises UsageError, also for unknown options, or DataFileError.
+    """
+    _reject_unknown(options)
+    gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
+    if gpu is not None and gpu_mib is not None:
+        raise UsageError("--gpu and --gpu-mib: both say which GPU; give one of them")
+    if cap_mib is not None:
+        check_count("--allocator-cap-mib", cap_mib, LARGEST_TOTAL_MIB)
+    if gpu_mib is not None:
+        device = generic_device(gpu_mib)
+    elif gpu is not None:
+        device = gpu if isinstance(gpu, Device) else _named_device(gpu)
+    else:
+        device = unlimited_device()
+    confidence = options.get("confidence")
+    return make_device_budget(
+        device,
+        DEFAULT_CONFIDENCE if confidence is None else confidence,
+        parse_alloc_conf(options.get("alloc_conf") or ""),
+        None if cap_mib is None else cap_mib * MIB,
+    )
+
+
+def _reject_unknown(options: Options) -> None:
+    known = Options.__annotations__
+    for name in options:
+        if name not in known:
+            near = nearest(name, known)
+            raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
+
+
+def _named_device(name: str) -> Device:
+    if name.lower() == "auto":
+        from planner.hardware import local_device
+
+        return local_device()
+    return find_device(name)
+
+
+def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
+    """Return the budget as the nearest stored calibration corrects it.
+
+    Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
+    """
+    found = find_calibration(stored_calibrations(budget, options), calibration_query(budget, job, options))
+    if found is None:
+        return budget
+    return make_device_budget(
+        budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
+    )
+
+
+def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
+    """Return the calibrations that may answer, folder by folder; none for an unlimited GPU.
+
+    Emulated ones answer from folders that are given alone, not from the user's own. Raises as
+    `calibrate_budget`.
+    """
+    given, own = options.get("calibrations") or (), options.get("own_calibrations")
+    if budget.device.total.value >= ENDLESS_BYTES:
+        if given:
+            raise UsageError("--calibrations: calibrations are those of a card; say which, such as --gpu L4")
+        return ()
+    if options.get("no_calibration"):
+        return ()
+    folders = [given] if isinstance(given, str | PathLike) else [*given]
+    paths = list(dict.fromkeys(Path(folder) for folder in folders))
+    others = [Path(own)] if own is not None and Path(own) not in paths else []
+    measured = (known for known in load_folders(search_path(others)) if known.source != "emulated")
+    return (*load_folders(check_folders(paths)), *measured)
+
+
+def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
+    """Return the query for stored calibrations."""
+    torch = None if options.get("trace") is not None else installed_version("torch")
+    return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
+
+
+def require_memory_limit(options: Options) -> None:
+    """Raise UsageError where nothing limits the memory."""
+    if all(options.get(name) is None for name in ("gpu", "gpu_mib", "allocator_cap_mib")):
+        raise UsageError("no GPU to fit: give --gpu NAME, --gpu-mib N or --allocator-cap-mib N")

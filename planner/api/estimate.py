@@ -1,0 +1,99 @@
+"""`planner.estimate`: the memory of one batch size.
+
+Nothing here imports torch before the first trace, nor ever the terminal's libraries.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Unpack, overload
+
+from planner.api.options import Options
+from planner.api.request import Model, open_request
+from planner.planning import Estimate, estimate as estimate_batch, over_epoch
+from planner.planning.estimators import Method, find_method, reject_unsupported_options
+from planner.report import Result
+
+if TYPE_CHECKING:
+    from planner.planning.estimators import StaticEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateResult(Result):
+    """The memory of one batch size; `str` gives the text report."""
+
+    estimate: Estimate
+    import_seconds: float
+
+    @property
+    def fits(self) -> str:
+        """`yes`, `with_retries` or `no`."""
+        return self.estimate.outcome.value
+
+
+@dataclass(frozen=True, slots=True)
+class StaticEstimateResult(Result):
+    """The memory of one batch size by another method than the trace; `str` gives the text report."""
+
+    estimate: "StaticEstimate"
+    import_seconds: float
+
+    @property
+    def fits(self) -> str:
+        """`yes` or `no`."""
+        return "yes" if self.estimate.fits else "no"
+
+
+@overload
+def estimate(
+    model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
+) -> EstimateResult: ...
+
+
+@overload
+def estimate(
+    model: Model | None = None, batch: int | None = None, *, method: str | None, **options: Unpack[Options]
+) -> EstimateResult | StaticEstimateResult: ...
+
+
+def estimate(
+    model: Model | None = None,
+    batch: int | None = None,
+    *,
+    method: str | None = None,
+    **options: Unpack[Options],
+) -> EstimateResult | StaticEstimateResult:
+    """Return the memory of one batch size of a model, and whether it fits.
+
+    Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` is by default that of the catalogue or of the trace file.
+    `method` is one of `planner.planning.estimators.Method`. Raises the errors of `planner.errors`; that the
+    batch does not fit is a result.
+    """
+    chosen = find_method(method)
+    if chosen is not Method.TRACE:
+        return _estimate_without_trace(chosen, model, batch, options)
+    request = open_request(model, options, batch)
+    job, size, source = request.job, request.batch, request.source()
+    traces = source.open(request.on_progress)
+    opened = perf_counter()
+    request.on_progress(f"tracing batch {size}")
+    trace = over_epoch(job, size, traces)
+    found = estimate_batch(job, trace, size, request.budget, perf_counter() - opened)
+    result = EstimateResult(found, opened - request.start)
+    request.save_trace(result, source, traces, size)
+    return result
+
+
+def _estimate_without_trace(
+    method: Method, model: Model | None, batch: int | None, options: Options
+) -> StaticEstimateResult:
+    reject_unsupported_options(method, options)
+    from planner.planning.estimators import open_builder, run_estimator
+
+    plain: Options = {**options, "no_calibration": True}
+    request = open_request(model, plain, batch, command="another method than the trace")
+    job, size = request.job, request.batch
+    start = perf_counter()
+    build = open_builder(job, request.factory, request.on_progress)
+    import_seconds = perf_counter() - start
+    found = run_estimator(method, job, size, request.budget, build, request.on_progress)
+    return StaticEstimateResult(found, import_seconds)

@@ -64,9 +64,9 @@ def estimate(
 ) -> EstimateResult | StaticEstimateResult:
     """Return the memory of one batch size of a model, and whether it fits.
 
-    Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` is by default that of the catalogue or of the trace file.
-    `method` is one of `planner.planning.estimators.Method`. Raises the errors of `planner.errors`; that the
-    batch does not fit is a result.
+    Without a GPU, the memory is unlimited. `model` is as for `max_batch`. `batch` is by default that of
+    the catalogue or of the trace file. `method` is one of `planner.planning.estimators.Method`. Raises
+    the errors of `planner.errors`; that the batch does not fit is a result.
     """
     chosen = find_method(method)
     if chosen is not Method.TRACE:

@@ -162,9 +162,9 @@ def test_max_batch_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
         ("calibrate --model resnet50 --batches 8 --minutes -1", "--minutes -1.0: give the minutes"),
         (
             "calibrate --model resnet50 --batches 8 --trace f",
-            "--trace and calibrate, which runs a model; leave it away",
+            "--trace: calibrate runs the model itself; leave it away",
         ),
-        ("verify --trace f", "--trace and verify, which runs a model; leave it away"),
+        ("verify --trace f", "--trace: verify runs the model itself; leave it away"),
     ],
 )
 def test_wrong_usage(command: str, line: str, tmp_path: Path, capsys: Capture) -> None:

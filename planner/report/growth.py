@@ -5,6 +5,7 @@ from typing import Any
 from planner.hardware import MIB
 from planner.planning import StepLimit
 from planner.program import GrowingSite, Growth
+from planner.report.describe import short_op
 from planner.report.units import mib
 
 _MOST_SITES = 3  # that a sentence names
@@ -50,10 +51,9 @@ def size_text(size_bytes: int) -> str:
 
 
 def _site_text(one: GrowingSite) -> str:
-    op = one.site.op.removeprefix("aten.").removesuffix(".default")
     where = f"module {one.site.module}" if one.site.module else "the loop or the model's own forward"
     source = f", {one.source.source}" if one.source is not None and one.source.source else ""
-    return f"{where} ({op}{source})"
+    return f"{where} ({short_op(one.site.op)}{source})"
 
 
 def _site_to_json(one: GrowingSite) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The numbers of every report: the breakdown of a process, MiB, and rounding under which sums stay sums."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.hardware import ENDLESS_BYTES, MIB, SourcedBytes
-from planner.planning import Estimate
+from planner.planning import LARGEST_BATCH, Estimate
 from planner.program import Category
 from planner.report.document import Cell, Column, Table
 
@@ -132,6 +132,23 @@ def timing_line(parts: Mapping[str, float]) -> str:
     """Return how long everything took: seconds by what was done in them."""
     spent = ", ".join(f"{seconds:.1f} s {doing}" for doing, seconds in parts.items())
     return f"Took {sum(parts.values()):.1f} s: {spent}"
+
+
+def batch_text(batch: int) -> str:
+    """Return the largest batch size; `any` where memory does not depend on it."""
+    return "any" if batch >= LARGEST_BATCH else f"{batch:,}" if batch else "none"
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a line of names, then one for each row."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def to_builtins(value: object) -> Any:

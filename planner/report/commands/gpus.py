@@ -1,16 +1,14 @@
 """The table to read before buying or renting, as document, JSON and CSV."""
 
-import csv
-import io
 from typing import Any
 
 from planner.jobs import job_to_json
-from planner.planning import LARGEST_BATCH, CardFit, CardTable
+from planner.planning import CardFit, CardTable
 from planner.program import Outcome
 from planner.report.commands.estimate import STYLES, plan_seconds_to_json, plan_timing
 from planner.report.describe import job_entry, short_op
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, mib
+from planner.report.units import SCHEMA, batch_text, csv_text, mib
 
 _COLUMNS = (
     Column("GPU"),
@@ -65,11 +63,11 @@ def _row(table: CardTable, fit: CardFit, most: int) -> tuple[Cell | str, ...]:
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
-    retrying = _batch(fit.max_batch) if fit.max_batch > fit.comfortable_batch else _NO_FIT
+    retrying = batch_text(fit.max_batch) if fit.max_batch > fit.comfortable_batch else _NO_FIT
     sizes = (fit.process_bytes, fit.process_upper_bytes, fit.headroom_bytes)
     return (
         device.name,
-        Cell(_batch(fit.comfortable_batch), STYLES[outcome]),
+        Cell(batch_text(fit.comfortable_batch), STYLES[outcome]),
         retrying,
         Cell("", colour=_BAR_COLOURS[outcome], share=share),
         *(f"{round(mib(size)):,}" if fit.max_batch else _NO_FIT for size in sizes),
@@ -84,12 +82,6 @@ def _outcome(fit: CardFit, table: CardTable) -> Outcome:
         return Outcome.DOES_NOT_FIT
     leads = table.batch is None and fit.comfortable_batch
     return Outcome.FITS if leads else fit.outcome
-
-
-def _batch(size: int) -> str:
-    if size >= LARGEST_BATCH:
-        return "any"
-    return f"{size:,}" if size else "none"
 
 
 def _sure(fit: CardFit) -> str:
@@ -161,17 +153,12 @@ def gpus_to_json(table: CardTable) -> dict[str, Any]:
 
 def gpus_to_csv(table: CardTable) -> str:
     """Return a line of names, then one for each GPU; instances are separated by semicolons."""
-    text = io.StringIO()
+    known = ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
     rows = [_row_to_json(fit) for fit in table.fits]
-    names = (
-        list(rows[0]) if rows else ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
-    )
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
     for row in rows:
-        flat = {"capability": ".".join(map(str, row["capability"])), "instances": "; ".join(row["instances"])}
-        writer.writerow(row | flat)
-    return text.getvalue().removesuffix("\n")
+        row["capability"] = ".".join(map(str, row["capability"]))
+        row["instances"] = "; ".join(row["instances"])
+    return csv_text(list(rows[0]) if rows else known, rows).removesuffix("\n")
 
 
 def _source(fit: CardFit) -> str:

@@ -1,6 +1,7 @@
 """The report of `planner max-batch`."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from planner.planning import LARGEST_BATCH, Estimate, Plan
 from planner.planning.estimators import Method
@@ -20,6 +21,9 @@ from planner.report.commands.estimate import (
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline, Style
 from planner.report.units import mib_text
+
+if TYPE_CHECKING:
+    from planner.planning.command import CommandPlan
 
 
 def plan_document(plan: Plan, import_seconds: float) -> Document:
@@ -89,21 +93,23 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner max-batch`; `probes` says of each batch what `fits` says of an
     estimate.
     """
-
-    def nested(estimate: Estimate | None) -> dict[str, Any] | None:
-        return None if estimate is None else estimate_to_json(estimate, import_seconds)
-
     return {
         **job_to_report(plan.job, plan.budget),
         "method": Method.TRACE.value,
-        "max_batch": plan.search.largest,
-        "comfortable_batch": plan.search.comfortable,
+        **search_to_json(plan, lambda estimate: estimate_to_json(estimate, import_seconds)),
         "multiple_of": plan.multiple_of,
         "no_retries": plan.no_retries,
         "answer_batch": 0 if plan.answer is None else plan.answer.run.batch,
-        "at_max": nested(plan.at_max),
-        "at_comfortable": nested(plan.at_comfortable),
-        "first_failure": nested(plan.first_failure),
-        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
         "seconds": plan_seconds_to_json(plan.seconds, import_seconds),
+    }
+
+
+def search_to_json(plan: "Plan | CommandPlan", nested: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the keys that both kinds of searches have; `nested` writes a batch size on either side."""
+    sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
+    return {
+        "max_batch": plan.search.largest,
+        "comfortable_batch": plan.search.comfortable,
+        **{name: None if side is None else nested(side) for name, side in sides.items()},
+        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
     }

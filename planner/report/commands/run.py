@@ -13,6 +13,7 @@ from planner.report.commands.estimate import STYLES
 from planner.report.commands.explain.levels import peak_text
 from planner.report.commands.explain.report import breakdown_sections, breakdown_to_json
 from planner.report.commands.explain.summary import Summary, tile_text
+from planner.report.commands.max_batch import search_to_json
 from planner.report.document import Block, Bullets, Document, Entry, Headline, Paragraph, Table
 from planner.report.units import SCHEMA, figures_table, in_mib, mib, mib_text, with_mib
 
@@ -203,7 +204,7 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         **_peaks_to_json(largest.peak),
         "retries": largest.retries,
         "steps": _steps_to_json(largest),
-        "failure": None if run.failure is None else with_mib(run.failure),
+        "failure": _failure_to_json(run.failure),
         "ranks": [_rank_to_json(record) for record in run.records],
         "versions": dict(largest.versions),
         "assumptions": [*run.assumptions, *notes],
@@ -235,16 +236,18 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         "step_count": record.step_count,
         "steps": _steps_to_json(record),
         "after_steps": None if after is None else _peaks_to_json(after),
-        "failure": None if record.failure is None else with_mib(record.failure),
+        "failure": _failure_to_json(record.failure),
     }
+
+
+def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
+    """Return where memory ran out; the exit code says whether that ended the process."""
+    fields = {} if failure is None else with_mib(failure)
+    return {name: field for name, field in fields.items() if name != "was_raised"} or None
 
 
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
     """Return the JSON object of `planner max-batch -- COMMAND`; `at_max` and its like are runs."""
-
-    def nested(run: EmulatedRun | None) -> dict[str, Any] | None:
-        return None if run is None else run_to_json(run)
-
     return {
         "schema": SCHEMA,
         "emulated": True,
@@ -253,13 +256,8 @@ def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
         "gpu": plan.gpu,
         "gpus": plan.gpu_count,
         "confidence": plan.confidence,
-        "max_batch": plan.search.largest,
-        "comfortable_batch": plan.search.comfortable,
+        **search_to_json(plan, run_to_json),
         "answer_batch": plan.search.comfortable or plan.search.largest,
-        "at_max": nested(plan.at_max),
-        "at_comfortable": nested(plan.at_comfortable),
-        "first_failure": nested(plan.first_failure),
-        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
         "replayed": list(plan.replayed),
         "confirmed": [[batch, outcome.value] for batch, outcome in plan.confirmed],
         "notes": list(plan.notes),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from planner.jobs import Mode
+from planner.planning import Seconds
 from planner.planning.estimators import (
     MEBIBYTE_BYTES,
     TITLES,
@@ -12,6 +13,7 @@ from planner.planning.estimators import (
     left_bytes,
 )
 from planner.report.budget import budget_table, job_to_report
+from planner.report.commands.estimate import plan_seconds_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Bullets, Document, Entry, Headline, Paragraph, Style, Table
 from planner.report.units import memory_table, mib, mib_text, timing_line
@@ -125,7 +127,7 @@ def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> 
         "calibration": None,
         "assumptions": list(static_assumptions(estimate)),
         "unknown_ops": None,
-        "seconds": _seconds(estimate.seconds, import_seconds),
+        "seconds": plan_seconds_to_json(Seconds(estimate.seconds, 0.0), import_seconds),
     }
 
 
@@ -143,9 +145,5 @@ def formula_plan_to_json(plan: FormulaPlan, import_seconds: float) -> dict[str, 
         "at_comfortable": None,
         "first_failure": static_estimate_to_json(plan.first_failure, import_seconds),
         "probes": [],
-        "seconds": _seconds(plan.seconds, import_seconds),
+        "seconds": plan_seconds_to_json(Seconds(plan.seconds, 0.0), import_seconds),
     }
-
-
-def _seconds(seconds: float, import_seconds: float) -> dict[str, float]:
-    return {"import": round(import_seconds, 3), "trace": round(seconds, 3), "replay": 0.0}

@@ -1,15 +1,12 @@
 """A sweep as document, JSON, CSV and Parquet."""
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.errors import ModelError
-from planner.planning import LARGEST_BATCH
 from planner.planning.sweep import GpuFigures, SweepTable
 from planner.report.document import Block, Bullets, Column, Document, Entry, Paragraph, Table
-from planner.report.units import SCHEMA, to_builtins
+from planner.report.units import SCHEMA, batch_text, csv_text, to_builtins
 
 RETRIES = "*"
 RETRYING = (
@@ -67,11 +64,9 @@ def _table(table: SweepTable, model: str, recipes: Sequence[str], cells: _Cells)
 def _batch(cell: GpuFigures | None) -> str:
     if cell is None:
         return "failed"
-    if cell.comfortable_batch >= LARGEST_BATCH:
-        return "any"
-    if cell.comfortable_batch < cell.max_batch:
-        return f"{cell.max_batch:,}{RETRIES}" if not cell.comfortable_batch else f"{cell.comfortable_batch:,}"
-    return f"{cell.max_batch:,}" if cell.max_batch else "none"
+    if cell.max_batch and not cell.comfortable_batch:
+        return f"{cell.max_batch:,}{RETRIES}"
+    return batch_text(cell.comfortable_batch)
 
 
 def sweep_to_json(table: SweepTable) -> dict[str, Any]:
@@ -90,11 +85,7 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
 
 def sweep_to_csv(table: SweepTable) -> str:
     """Return a line of names, then one for each cell; empty where nothing fits."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _names(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cell.row() for cell in table.cells)
-    return text.getvalue()
+    return csv_text(_names(), (cell.row() for cell in table.cells))
 
 
 def sweep_to_parquet(table: SweepTable) -> bytes:

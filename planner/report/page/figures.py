@@ -1,4 +1,4 @@
-"""The figures of the page: timeline, breakdown, batch curve; needs plotly. Modules: `page_modules`.
+"""The figures of the page: timeline, breakdown, batch curve; needs plotly. Modules: `modules_figure`.
 
 Levels are MiB as floats, which are exact: bytes are whole and far below 2**53. A trace whose `meta` has `ink`
 is drawn in the colour of the page's text, which the page's script knows.
@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 
 from planner.allocator import Timeline, thin
 from planner.hardware import MIB
-from planner.planning import BatchCurve, CardCurve, Explanation
+from planner.planning import BatchCurve, Explanation
 from planner.program import Alloc, Event, Free, Phase, PhaseStart, Trace
 from planner.report.describe import short_op
 from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
@@ -24,7 +24,7 @@ Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them
 
 
 def make_figure(traces: list[Any], **layout: Any) -> Figure:
-    """Checked by plotly: a property that it does not know raises ValueError."""
+    """Return a figure that plotly has checked: a property that it does not know raises ValueError."""
     figure = go.Figure(traces)
     margin = {"l": 76, "r": 16, "t": 16, "b": 44}
     clear = "rgba(0,0,0,0)"
@@ -34,104 +34,80 @@ def make_figure(traces: list[Any], **layout: Any) -> Figure:
     return drawn
 
 
-_LEVELS = {"title": {"text": "MiB", "standoff": 12}, "tickformat": ",d", "rangemode": "tozero"}
+_HOVER = "%{y:,.1f} MiB"
+_CURVES = {  # the layout of levels over events or batch sizes
+    "height": 480,
+    "hovermode": "x unified",
+    "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "xanchor": "left"},
+    "yaxis": {"title": {"text": "MiB", "standoff": 12}, "tickformat": ",d", "rangemode": "tozero"},
+}
 
 
-def _legend() -> Mapping[str, Any]:
-    return {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "xanchor": "left"}
+def _axis(title: str, name: str) -> dict[str, Any]:
+    return {"title": {"text": title, "standoff": 8}, "unifiedhovertitle": {"text": f"{name} %{{x}}"}}
 
 
 # ---- the timeline
 
 
 def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
-    """Categories stacked under the line of what is reserved, event by event."""
+    """Return the categories stacked under the line of what is reserved, event by event."""
     timeline = explanation.timeline
     points = thin(timeline, MOST_POINTS)
-    births = births_of(trace)
-    told = [_happening(trace, births, index) for index in points]
-    traces: list[Any] = [
-        go.Scatter(
-            x=points,
-            y=[timeline.by_role[role][i] / MIB for i in points],
-            name=role.value,
-            stackgroup="categories",
-            mode="lines",
-            line={"width": 0, "shape": "hv", "color": colour},
-            fillcolor=colour,
-            hovertemplate="%{y:,.1f} MiB",
-        )
-        for role, colour in CATEGORY_COLOURS.items()
-        if max(timeline.by_role[role])
-    ]
-    traces.append(_line("reserved", points, [timeline.reserved_bytes[i] / MIB for i in points], told))
-    peak = [explanation.peak.event], [timeline.allocated_bytes[explanation.peak.event] / MIB]
-    traces.append(
-        go.Scatter(
-            x=peak[0],
-            y=peak[1],
-            name="peak allocated",
-            mode="markers",
-            marker={"symbol": "triangle-down", "size": 11},
-            hovertemplate="%{y:,.1f} MiB",
-            meta={"ink": True},
-        )
-    )
+    allocations = allocations_of(trace)
+    texts = [_happening(trace, allocations, index) for index in points]
+    traces: list[Any] = []
+    for role, colour in CATEGORY_COLOURS.items():
+        if max(timeline.by_role[role]):
+            levels, line = timeline.by_role[role], {"width": 0, "shape": "hv", "color": colour}
+            fill = {"stackgroup": "categories", "fillcolor": colour}
+            traces.append(_line(role.value, points, [levels[i] for i in points], line, **fill))
+    reserved, line = [timeline.reserved_bytes[i] for i in points], {"width": 1.8, "shape": "hv"}
+    hover = {"text": texts, "hovertemplate": f"{_HOVER}<br>%{{text}}", "meta": {"ink": True}}
+    traces.append(_line("reserved", points, reserved, line, **hover))
+    event = explanation.peak.event
+    peak, marker = timeline.allocated_bytes[event], {"symbol": "triangle-down", "size": 11}
+    drawn = {"mode": "markers", "marker": marker, "hovertemplate": _HOVER, "meta": {"ink": True}}
+    traces.append(go.Scatter(x=[event], y=[peak / MIB], name="peak allocated", **drawn))
     shapes, names = _phases(timeline)
-    return make_figure(
-        traces,
-        height=480,
-        margin={"l": 76, "r": 16, "t": 40, "b": 44},
-        hovermode="x unified",
-        legend=_legend(),
-        xaxis={
-            "title": {"text": "allocations and frees, in order", "standoff": 8},
-            "unifiedhovertitle": {"text": "event %{x}"},
-            "range": [0, len(timeline.allocated_bytes) - 1],
-        },
-        yaxis=_LEVELS,
-        shapes=shapes,
-        annotations=names,
-    )
+    axis = _axis("allocations and frees, in order", "event")
+    axis["range"] = [0, len(timeline.allocated_bytes) - 1]
+    margin = {"l": 76, "r": 16, "t": 40, "b": 44}
+    return make_figure(traces, **_CURVES, margin=margin, xaxis=axis, shapes=shapes, annotations=names)
 
 
-def _line(name: str, x: list[int], y: list[float], told: list[str]) -> Any:
-    return go.Scatter(
-        x=x,
-        y=y,
-        text=told,
-        name=name,
-        mode="lines",
-        line={"width": 1.8, "shape": "hv"},
-        hovertemplate="%{y:,.1f} MiB<br>%{text}",
-        meta={"ink": True},
-    )
+def _line(name: str, x: list[int], y: list[int], line: Mapping[str, Any], **others: Any) -> Any:
+    """Return a line through levels in bytes."""
+    others = {"hovertemplate": _HOVER, **others}
+    return go.Scatter(x=x, y=[level / MIB for level in y], name=name, mode="lines", line=line, **others)
 
 
-def births_of(trace: Trace) -> Mapping[int, Alloc]:
-    """The birth of each block."""
+def allocations_of(trace: Trace) -> Mapping[int, Alloc]:
+    """Return the allocation of each block."""
     return {event.block: event for event in trace.events if isinstance(event, Alloc)}
 
 
-def _happening(trace: Trace, births: Mapping[int, Alloc], index: int) -> str:
-    """What an event does, in words for a hover."""
+def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> str:
+    """Return what an event does."""
     event: Event = trace.events[index]
     if isinstance(event, PhaseStart):
         return f"step {event.step}, {event.phase} begins"
-    born = births[event.block] if isinstance(event, Free) else event
-    site = trace.sites[born.site]
+    made = allocations[event.block] if isinstance(event, Free) else event
+    site = trace.sites[made.site]
     where = f" in {site.module}" if site.module else ""
     freed = "free of " if isinstance(event, Free) else ""
-    return escape_hover(f"{freed}{born.role} of {short_op(site.op)}{where}")
+    return escape_hover(f"{freed}{made.role} of {short_op(site.op)}{where}")
 
 
 def escape_hover(text: str) -> str:
-    """Plotly's texts know a few HTML tags; a name such as `<lambda>` is none."""
+    """Return a text of a figure; plotly's know a few HTML tags, and a name such as `<lambda>` is none."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """A line where each step begins and a fainter one for its phases, with the names of the wider ones."""
+    """Return a line where each step begins and a fainter one for its phases, with the names of the wider
+    ones.
+    """
     total = len(timeline.allocated_bytes)
     ends = [*(index for index, _ in timeline.marks), total][1:]
     shapes, names, before = [], [], 0
@@ -186,76 +162,26 @@ def breakdown_figure(parts: Mapping[str, int]) -> Figure:
 
 
 def curve_figure(curve: BatchCurve) -> Figure:
-    """Memory against batch size on the chosen card; the page's script puts other cards' figures into it."""
+    """Return memory against batch size on the chosen GPU; the page's script puts other GPUs' figures into
+    it.
+    """
     card = curve.cards[curve.chosen]
-    x = [point.batch for point in card.points]
     sure = f"{card.budget.confidence:g}"
-    lines: list[tuple[str, str, list[int], str, float]] = [
-        (
-            "process_upper",
-            f"process, at most ({sure} sure)",
-            _column(card, "process_upper_bytes"),
-            "dot",
-            1.2,
-        ),
-        ("process", "process, as nvidia-smi shows it", _column(card, "process_bytes"), "solid", 2.6),
-        ("reserved", "reserved", _column(card, "peak_reserved_bytes"), "dash", 1.4),
-        ("allocated", "allocated", _column(card, "peak_allocated_bytes"), "dashdot", 1.4),
-    ]
-    traces: list[Any] = [
-        go.Scatter(
-            x=x,
-            y=[level / MIB for level in levels],
-            name=name,
-            mode="lines",
-            line={"width": width, "dash": dash},
-            hovertemplate="%{y:,.1f} MiB",
-            meta={"key": key, "ink": True},
-        )
-        for key, name, levels, dash, width in lines
-    ]
-    traces += [
-        _across("card", "the GPU's memory", "solid"),
-        _across("limit", f"room at confidence {sure}", "dash"),
-    ]
-    traces.append(_marker())
-    return make_figure(
-        traces,
-        height=480,
-        hovermode="x unified",
-        legend=_legend(),
-        xaxis={
-            "title": {"text": "batch size", "standoff": 8},
-            "tickformat": ",d",
-            "unifiedhovertitle": {"text": "batch %{x}"},
-        },
-        yaxis=_LEVELS,
+    lines = (
+        ("process_upper", f"process, at most ({sure} sure)", "process_upper_bytes", "dot", 1.2),
+        ("process", "process, as nvidia-smi shows it", "process_bytes", "solid", 2.6),
+        ("reserved", "reserved", "peak_reserved_bytes", "dash", 1.4),
+        ("allocated", "allocated", "peak_allocated_bytes", "dashdot", 1.4),
     )
-
-
-def _column(card: CardCurve, name: str) -> list[int]:
-    return [getattr(point, name) for point in card.points]
-
-
-def _across(key: str, name: str, dash: str) -> Any:
-    return go.Scatter(
-        x=[],
-        y=[],
-        name=name,
-        mode="lines",
-        line={"color": _CARD_COLOUR, "width": 1.6, "dash": dash},
-        hovertemplate="%{y:,.1f} MiB",
-        meta={"key": key},
-    )
-
-
-def _marker() -> Any:
-    return go.Scatter(
-        x=[],
-        y=[],
-        name="this batch",
-        mode="markers",
-        marker={"size": 11, "line": {"width": 1}},
-        hoverinfo="skip",
-        meta={"key": "marker"},
-    )
+    x = [point.batch for point in card.points]
+    traces: list[Any] = []
+    for key, name, attribute, dash, width in lines:
+        levels = [getattr(point, attribute) for point in card.points]
+        traces.append(_line(name, x, levels, {"width": width, "dash": dash}, meta={"key": key, "ink": True}))
+    limits = (("card", "the GPU's memory", "solid"), ("limit", f"room at confidence {sure}", "dash"))
+    for key, name, dash in limits:
+        line = {"color": _CARD_COLOUR, "width": 1.6, "dash": dash}
+        traces.append(_line(name, [], [], line, meta={"key": key}))
+    drawn = {"mode": "markers", "marker": {"size": 11, "line": {"width": 1}}, "hoverinfo": "skip"}
+    traces.append(go.Scatter(x=[], y=[], name="this batch", **drawn, meta={"key": "marker"}))
+    return make_figure(traces, **_CURVES, xaxis={**_axis("batch size", "batch"), "tickformat": ",d"})

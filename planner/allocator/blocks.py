@@ -89,7 +89,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is only a part of its segment."""
+        """Return whether the block is only a part of its segment."""
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":

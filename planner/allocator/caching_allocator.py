@@ -82,17 +82,17 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """What CUDA has handed out and not got back."""
+        """Return what CUDA has handed out and not got back."""
         return self._segments.reserved_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that it was since the start, or since the peaks were reset."""
+        """Return the most that was reserved since the start, or since the peaks were reset."""
         return self._segments.peak_reserved_bytes
 
     @property
     def segments(self) -> int:
-        """How many segments are held that are not expandable."""
+        """Return the number of segments that are not expandable."""
         return self._segments.count
 
     def malloc(self, requested_bytes: int) -> Block | None:

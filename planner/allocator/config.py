@@ -1,4 +1,4 @@
-"""What PyTorch's CUDA caching allocator may be told: its constants, its options, and how it rounds sizes.
+"""Configuration of PyTorch's CUDA caching allocator: its constants, its options, the rounding of sizes.
 
 The options are those of the environment variable PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch
 2.10) as torch 2.11 to 2.13 read them. Constants and checks: AllocatorConfig.h and .cpp in c10/core,
@@ -33,7 +33,7 @@ _OLDEST_SEGMENT_SINCE: Final = (2, 12)
 
 
 class ReuseOrder(StrEnum):
-    """Which of several free blocks of equal size is taken first."""
+    """The order in which free blocks of equal size are reused."""
 
     OLDEST_SEGMENT = "oldest segment"  # torch 2.12 and later (pytorch/pytorch#183591)
     LOWEST_ADDRESS = "lowest address"  # before
@@ -83,7 +83,8 @@ class AllocatorRules:
         return _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
 
     def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
-        """What `per_process_memory_fraction` allows on a device of `device_total_bytes`; None: no limit.
+        """Return the limit that `per_process_memory_fraction` sets on a device of `device_total_bytes`; None:
+        no limit.
 
         The arithmetic of `set_per_process_memory_fraction`, with `total_memory` of the device properties.
         """

@@ -16,7 +16,8 @@ def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
 
 
 def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
-    """The first block, by address, from which cached and unmapped blocks of `size_bytes` follow unbroken.
+    """Return the first block, by address, from which cached and unmapped blocks of `size_bytes` follow
+    unbroken.
 
     Only places with an unmapped block first, or second behind a cached one, count; None: there is none.
     """

@@ -11,7 +11,7 @@ from planner.program import Alloc, Category, Event, Free, Outcome, Phase, PhaseS
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What the allocator may take, and by which rules."""
+    """The memory that the allocator may take, and its configuration."""
 
     capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
     limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
@@ -21,7 +21,7 @@ class Arena:
 
     @property
     def share_bytes(self) -> int | None:
-        """What is left to the allocator: the least of the bounds; None: there is no end."""
+        """Return what is left to the allocator: the least of the bounds; None: there is no end."""
         return _least(self.capacity_bytes, self.limit_bytes)
 
 
@@ -49,7 +49,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What happened. After a failure the figures stand as they were when it struck."""
+    """The result of a replay. After a failure the figures stand as they were when it struck."""
 
     batch: int
     outcome: Outcome
@@ -63,12 +63,12 @@ class Replay:
 
     @property
     def first_step(self) -> Peaks:
-        """The peaks until the second step begins."""
+        """Return the peaks until the second step begins."""
         return self.step_peaks[0]
 
     @property
     def later_steps(self) -> Peaks | None:
-        """The peaks of all steps after the first; None where none began."""
+        """Return the peaks of all steps after the first; None where none began."""
         later = self.step_peaks[1:]
         if not later:
             return None
@@ -170,7 +170,7 @@ def replay_with_breakdown(trace: Trace, batch: int, arena: Arena) -> tuple[Repla
 
 
 def room_bytes(arena: Arena) -> int | None:
-    """The most that the allocator can come to hold; None: there is no end.
+    """Return the most that the allocator can come to hold; None: there is no end.
 
     Where segments expand, a request is held against the limit before it is rounded up to whole pages.
     """
@@ -181,7 +181,7 @@ def room_bytes(arena: Arena) -> int | None:
 
 
 def open_allocator(arena: Arena, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
-    """The allocator of an arena; changes of the reserved memory are appended to `segment_events`.
+    """Return the allocator of an arena; changes of the reserved memory are appended to `segment_events`.
 
     Raises UsageError where the rules name a fraction of a total that the arena does not give.
     """
@@ -201,8 +201,8 @@ def check_batch(trace: Trace, batch: int) -> None:
 
 
 def after_refusal(allocator: CachingAllocator, is_optional: bool) -> Block | None:
-    """What a refused request comes to: no block, which ends the run, or where it was optional one of no
-    bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
+    """Return what a refused request comes to: no block, which ends the run, or where it was optional one of
+    no bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
     """
     return allocator.malloc(0) if is_optional else None
 

@@ -1,4 +1,4 @@
-"""What the allocator has reserved: segments and virtual ranges, asked of CUDA and given back to it.
+"""Reserved memory: segments and virtual ranges, requested from CUDA and returned to it.
 
 CUDA refuses what would pass the capacity, and before it is asked the limit is looked at. Which cached
 segments are given back, and when, is the allocator's to say.
@@ -58,7 +58,7 @@ class Segments:
         self._events = events
 
     def exceeds_limit(self, segment_bytes: int) -> bool:
-        """Whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""
+        """Return whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""
         return self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes
 
     def ask_cuda(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
@@ -102,7 +102,7 @@ class Segments:
                 self.release(block)
 
     def picture(self) -> tuple[SegmentState, ...]:
-        """All reserved memory by rising address, one state per contiguous piece."""
+        """Return all reserved memory by rising address, one state per contiguous piece."""
         heads = [self.heads[address] for address in sorted(self.heads)]
         return tuple(state for head in heads for state in picture_segment(head))
 

@@ -22,12 +22,12 @@ class Timeline:
 
     @property
     def peak_event(self) -> int:
-        """The first event at which the most is allocated."""
+        """Return the first event at which the most is allocated."""
         return self.allocated_bytes.index(max(self.allocated_bytes))
 
     @property
     def reserved_peak_event(self) -> int:
-        """The first event at which the most is reserved."""
+        """Return the first event at which the most is reserved."""
         return self.reserved_bytes.index(max(self.reserved_bytes))
 
 
@@ -76,7 +76,8 @@ class TimelineRecorder:
 
 
 def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:
-    """The highest levels of each phase in which something happens, in the order in which they begin first.
+    """Return the highest levels of each phase in which something happens, in the order in which they begin
+    first.
 
     What a phase finds counts. A phase that comes several times in a step, as with accumulated gradients, is
     told once.
@@ -109,7 +110,7 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[int, int, PhaseStart]]:
 
 
 def thin(timeline: Timeline, most: int) -> list[int]:
-    """Indices of at most about `most` events, both peaks among them: of each stretch the highest one."""
+    """Return indices of about `most` events: the highest of each stretch, and both peaks."""
     allocated = timeline.allocated_bytes
     width = -(-len(allocated) // most)
     if width <= 1:

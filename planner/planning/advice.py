@@ -29,7 +29,7 @@ Open = Callable[[Recipe], TraceSource]  # the tracer of a changed job
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a set of changes leads to."""
+    """The result of a set of changes."""
 
     changes: tuple[Change, ...]
     recipe: Recipe
@@ -38,7 +38,7 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Whether the batch fits with them."""
+        """Return whether the batch fits with them."""
         return self.estimate.outcome is not Outcome.DOES_NOT_FIT
 
     @property
@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """How to make a batch fit."""
+    """The smallest sets of changes that make a batch fit."""
 
     unchanged: Trial
     sets: tuple[Trial, ...]  # minimal sets that fit, the best first; empty where nothing helps
@@ -94,7 +94,7 @@ def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: OnProgress =
 
 
 def _is_too_much(change: Change, unchanged: Trial, singles: Sequence[Trial]) -> bool:
-    """Whether a smaller degree of the same change, such as 2 micro-batches for 4, is enough already."""
+    """Return whether a smaller degree of the same change, such as 2 micro-batches for 4, is enough."""
     enough = [trial for trial in singles if trial.fits and trial.changes[0].group == change.group]
     return bool(enough) and (not unchanged.fits or change.group == "accumulation")
 
@@ -139,7 +139,7 @@ def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_trace
 
 
 def _needed(trace: Trace, batch: int, arena: Arena, most_bytes: int) -> int:
-    """The smallest capacity within which the replay does not fail."""
+    """Return the smallest capacity within which the replay does not fail."""
     low, high = 0, most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2

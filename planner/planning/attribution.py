@@ -1,4 +1,4 @@
-"""Where the memory of a run goes: its peak by category, module and tensor, its gaps, its steps.
+"""Attribution of the memory of a run: its peak by category, module and tensor, its gaps, its steps.
 
 Plain results, from which texts, JSON, pictures and pages are made. All sums are those of the replay.
 """
@@ -26,7 +26,7 @@ MOST_GAPS = 10  # that are told; there may be thousands
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How much of an explanation is shown."""
+    """Limits of the parts of an explanation that are shown."""
 
     top: int = 10  # tensors, differences
     depth: int | None = None  # levels of modules; None: as many as are readable
@@ -34,7 +34,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a level is reached: the event, and who asked for memory there."""
+    """The event that reaches a level, and the operator that requested memory there."""
 
     event: int  # index into the trace's events
     step: int
@@ -60,7 +60,7 @@ class LiveBlock:
 
 @dataclass(frozen=True, slots=True)
 class ModuleShare:
-    """What a module and those inside it hold at the peak. The model itself has the name ""."""
+    """The memory that a module and those inside it hold at the peak. The model itself has the name ""."""
 
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
@@ -79,7 +79,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """What was reserved and not allocated when the reserved memory first reached its peak."""
+    """The memory that was reserved and not allocated when the reserved memory first reached its peak."""
 
     moment: Moment
     reserved_bytes: int  # allocated + gaps + free segments
@@ -102,7 +102,7 @@ class StepPeak:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where the memory of one run goes."""
+    """The memory of one run by category, module, tensor, phase and step."""
 
     run: Replay
     peak: Moment
@@ -147,7 +147,7 @@ def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = N
 
 
 def moment_of(trace: Trace, event: int) -> Moment:
-    """Where in the loop an event happens."""
+    """Return the place in the loop of an event."""
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
         if isinstance(entry, PhaseStart):
@@ -251,7 +251,7 @@ class _Node:
 
 
 def share_modules(blocks: Sequence[LiveBlock]) -> ModuleShare:
-    """The tree of modules by their qualified names, down to the last one that holds a block."""
+    """Return the tree of modules by their qualified names, down to the last one that holds a block."""
     root = _Node()
     for block in blocks:
         node = root
@@ -274,7 +274,7 @@ def _share(name: str, node: _Node) -> ModuleShare:
 
 
 def fold(share: ModuleShare, depth: int) -> ModuleShare:
-    """The tree cut `depth` levels below `share`; what lies deeper counts as its ancestor's own."""
+    """Return the tree cut `depth` levels below `share`; what lies deeper counts as its ancestor's own."""
     if depth <= 0:
         return replace(share, own_bytes=share.size_bytes, children=())
     return replace(share, children=tuple(fold(child, depth - 1) for child in share.children))

@@ -41,7 +41,9 @@ class Change:
 
 
 def changes_for(recipe: Recipe, capability: tuple[int, int]) -> tuple[Change, ...]:
-    """All changes that make sense for the recipe on a GPU of this compute capability, the mildest first."""
+    """Return all changes that make sense for the recipe on a GPU of this compute capability, the mildest
+    first.
+    """
     found = [*_of_allocator(recipe), *_of_numbers(recipe, capability)]
     if recipe.job.mode is Mode.TRAIN:
         found += [*_of_gradients(recipe.job), *_of_optimizer(recipe.job), *_of_work(recipe)]
@@ -49,14 +51,14 @@ def changes_for(recipe: Recipe, capability: tuple[int, int]) -> tuple[Change, ..
 
 
 def apply_all(recipe: Recipe, changes: tuple[Change, ...]) -> Recipe:
-    """The recipe with these changes made, in their order."""
+    """Return the recipe with these changes made, in their order."""
     for change in changes:
         recipe = change.apply(recipe)
     return recipe
 
 
 def _change(name: str, cost: str, rank: int, group: str, **fields: object) -> Change:
-    """A change of fields of the job."""
+    """Return a change of fields of the job."""
 
     def apply(recipe: Recipe) -> Recipe:
         return replace(recipe, job=replace(recipe.job, **fields))  # type: ignore[arg-type]

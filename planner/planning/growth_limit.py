@@ -1,4 +1,4 @@
-"""How many steps a loop whose memory grows can run: its last step is repeated until the memory runs out."""
+"""The number of steps that a loop can run whose memory grows: its last step is repeated to the end."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ def find_step_limit(
 
 
 def _without_roles(step: tuple[Action, ...]) -> list[Action]:
-    """What a forward pass leaves at the very end counts as activations, with the same requests."""
+    """Return the requests of a step without categories: what the very end leaves counts as activations."""
     return [replace(one, role=Category.TEMPORARY) if isinstance(one, Ask) else one for one in step]
 
 

@@ -23,7 +23,7 @@ from planner.program import Category, Phase, Trace
 
 
 class Kind(StrEnum):
-    """What a block is that only one side has."""
+    """The kind of a block that only one side has."""
 
     WORKSPACE = "workspace"  # recorded; gone before the next block that both sides have is born
     BLOCK = "block"  # recorded; lives on
@@ -103,7 +103,7 @@ class Difference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether both sides are the same block by block."""
+        """Return whether both sides are the same block by block."""
         return not self.extras and not self.lives
 
 
@@ -153,7 +153,7 @@ def compare_with_recording(trace: Trace, batch: int, recording: Recording) -> Di
 def _prefer_equal_lives(
     traced: Sequence[Birth], recorded: Sequence[Birth], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Where a neighbour without a partner has the same size and the life that fits, take it instead.
+    """Take a neighbour without a partner where it has the same size and the life that fits.
 
     A kernel's workspace may be as large as its result; the two differ in when they die.
     """
@@ -202,7 +202,7 @@ def _life_differences(
 def _name_recorded(
     traced: Sequence[Birth], recorded: Sequence[Birth], pairs: Sequence[Pair], cuts: Sequence[Pair]
 ) -> list[Birth]:
-    """The recorded births with step, phase, module and operator of the trace."""
+    """Return the recorded births with step, phase, module and operator of the trace."""
     partner = {other: one for one, other in pairs}
     deaths = [0] * (len(recorded) + 1)
     for other in partner:
@@ -250,7 +250,9 @@ def _extras(
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
 ) -> tuple[Extra, ...]:
-    """What has no partner, in the order of both rows: recorded ones before the traced ones they stand by."""
+    """Return what has no partner, in the order of both rows: recorded ones before the traced ones beside
+    them.
+    """
     found: list[Extra] = []
     lives = lives_of(recorded, {other for _, other in pairs})
     before, matched = (0, 0), 0

@@ -33,7 +33,7 @@ class HistoryEvent(NamedTuple):
 
 
 class HistoryMark(NamedTuple):
-    """Where a phase of the loop begins in a history."""
+    """The start of a phase of the loop in a history."""
 
     allocations: int  # `alloc` events before it
     step: int
@@ -55,7 +55,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class HistoryCheck:
-    """How far simulator and record went together."""
+    """The events up to which simulator and record agree."""
 
     difference: str | None  # the first one, in words; None: there is none
     allocations: int  # blocks handed out alike
@@ -131,7 +131,7 @@ _END = HistoryEvent("end", 0, 0)
 def _requests(
     events: tuple[HistoryEvent, ...],
 ) -> Iterator[tuple[int, list[SegmentEvent], HistoryEvent]]:
-    """Each request with its index and the segment events that torch recorded before it, while serving it."""
+    """Yield each request with its index and the segment events that torch recorded while serving it."""
     segments: list[SegmentEvent] = []
     for index, event in enumerate(events):
         if event.action in SEGMENT_ACTIONS:

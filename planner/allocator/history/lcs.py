@@ -44,7 +44,9 @@ def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) ->
 
 
 def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
-    """The rows of the table: entry i for the first i numbers of `second`, bit j for number j of `first`."""
+    """Yield the rows of the table: entry i for the first i numbers of `second`, bit j for number j of
+    `first`.
+    """
     places: dict[int, int] = {}
     for column, number in enumerate(first):
         places[number] = places.get(number, 0) | 1 << column

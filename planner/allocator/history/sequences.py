@@ -24,7 +24,7 @@ class RecordedBlock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMark:
-    """Where a phase of the loop begins in a recording."""
+    """The start of a phase of the loop in a recording."""
 
     births: int  # before it
     step: int
@@ -33,7 +33,7 @@ class RecordedMark:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What the allocator of a GPU did, as far as the differ needs it."""
+    """The record of a GPU's allocator, as far as a diff needs it."""
 
     about: str  # which GPU and torch, and where the record is from
     rules: AllocatorRules
@@ -59,7 +59,7 @@ class Birth:
 
 
 def births_of_recording(recording: Recording) -> list[Birth]:
-    """The births of a recording, of which nothing else is known yet."""
+    """Return the births of a recording, of which nothing else is known yet."""
     rules = recording.rules
     return [
         Birth(block.requested_bytes, rules.block_bytes(block.requested_bytes), block.died, where=block.where)
@@ -68,7 +68,7 @@ def births_of_recording(recording: Recording) -> list[Birth]:
 
 
 def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Birth]:
-    """The births of a trace at a batch size, rounded by the rules of the recording."""
+    """Return the births of a trace at a batch size, rounded by the rules of the recording."""
     deaths: dict[int, int] = {}
     births = 0
     for event in trace.events:
@@ -109,7 +109,7 @@ def marks_of_trace(trace: Trace) -> list[RecordedMark]:
 
 
 def common_cuts(traced: Sequence[RecordedMark], recorded: Sequence[RecordedMark], ends: Pair) -> list[Pair]:
-    """Where both sides know that the same phase begins, as births before it on each side, with both ends.
+    """Return the births on both sides at which both know that the same phase begins, with both ends.
 
     A phase that begins several times in a step, as with accumulated gradients, is known by its turn.
     """
@@ -149,7 +149,9 @@ class Peak:
 
 
 def peak_of(births: Sequence[Birth], rules: AllocatorRules) -> Peak:
-    """The peaks of a row of births and deaths in an allocator without end; both sides by the same measure."""
+    """Return the peaks of a row of births and deaths in an allocator without end; both sides by the same
+    measure.
+    """
     allocator = CachingAllocator(replace(rules, per_process_memory_fraction=1.0))
     dying: dict[int, list[int]] = {}
     for index, birth in enumerate(births):

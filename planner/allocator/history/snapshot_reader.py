@@ -132,14 +132,14 @@ def _count(entry: dict[str, Any], key: str) -> int:
 
 
 def _conf(said: dict[str, Any]) -> str:
-    """The allocator's options, which torch tells under either name."""
+    """Return the allocator's options, which torch tells under either name."""
     settings = said.get("allocator_settings", {})
     found = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in found if isinstance(text, str) and text), "")
 
 
 def _where(entry: dict[str, Any]) -> str:
-    """The innermost frame of Python that is not torch's own."""
+    """Return the innermost frame of Python that is not torch's own."""
     frames = entry.get("frames", ())
     for frame in frames if isinstance(frames, list) else ():
         name = frame.get("filename") if isinstance(frame, dict) else None

@@ -31,7 +31,7 @@ def save_snapshot(trace: Trace, batch: int, arena: Arena, path: Path) -> None:
 
 
 def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
-    """The run of a trace in an arena, up to the request that fails if one does."""
+    """Return the snapshot of a replay, up to the request that fails if one does."""
     recorder = _SnapshotRecorder(trace, batch, arena)
     replay_trace(trace, batch, arena, recorder, recorder.changes)
     entries = recorder.entries
@@ -101,7 +101,7 @@ class _FrameMaker:
         self._made: dict[tuple[int, str, str, PhaseStart], Frames] = {}
 
     def of(self, event: Alloc) -> Frames:
-        """The stack of an allocation, innermost first: the operator, its line, its modules, the loop."""
+        """Return the stack of an allocation, innermost first: operator, line, modules, loop."""
         detail = self._details.get(event.block)
         source, code = ("", "") if detail is None else (detail.source, detail.code)
         key = (event.site, source, code, self.mark)
@@ -129,7 +129,7 @@ def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
 def _entry(
     action: str, address: int, size_bytes: int, frames: Frames, category: str, time: int
 ) -> dict[str, Any]:
-    """An event; the time counts events, as there are no others to tell."""
+    """Return an event; its time counts events."""
     return {
         "action": action,
         "addr": address,

@@ -1,4 +1,4 @@
-"""What an installed cuDNN would run for a convolution, asked of the library itself, without a GPU.
+"""Queries to an installed cuDNN: the engines that it would run for a convolution, without a GPU.
 
 Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
 Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,

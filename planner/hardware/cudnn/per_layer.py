@@ -21,7 +21,7 @@ class LayerWorkspace:
 
 
 def layer_workspaces(trace: Trace, batch: int) -> tuple[LayerWorkspace, ...]:
-    """Each once, by falling size; none where the trace has no details of them."""
+    """Return each once, by falling size; none where the trace has no details of them."""
     found = dict.fromkeys(_rows(trace, batch))
     return tuple(sorted(found, key=lambda one: -one.size_bytes))
 

@@ -78,7 +78,7 @@ class Library:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
 
     def create(self, kind: int, made: ExitStack) -> Any:
-        """A descriptor that lives as long as `made`."""
+        """Return a descriptor that lives as long as `made`."""
         descriptor = ctypes.c_void_p()
         self.call("CreateDescriptor", kind, ctypes.byref(descriptor))
         made.callback(self.functions.cudnnBackendDestroyDescriptor, descriptor)
@@ -98,7 +98,7 @@ class Library:
         return count.value
 
     def device(self, described: dict[str, Any]) -> Any:
-        """The descriptor of a GPU."""
+        """Return the descriptor of a GPU."""
         text = json.dumps(described)
         if text not in self.devices:
             device = self.create(_DEVICE, ExitStack())  # lives as long as the process

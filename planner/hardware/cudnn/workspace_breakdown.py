@@ -1,4 +1,4 @@
-"""What the workspace of a convolution consists of, by its size alone.
+"""The parts of a convolution's workspace, by its size alone.
 
 A library says how many bytes it takes, not what for. But the sizes of tensors are known, and what kernels put
 beside them follows few patterns, which stand here as terms. cuDNN's answers for some thousands of
@@ -147,9 +147,9 @@ def _tiles(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
 
 
 def _copies(asked: Convolution) -> Iterator[_Copied]:
-    """All choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most, so
-    the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient of
-    the weights last, since their partial sums are likelier.
+    """Yield all choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most,
+    so the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient
+    of the weights last, since their partial sums are likelier.
     """
     result = _result(asked)
     sign = 1 if asked.channels_last else -1
@@ -181,7 +181,9 @@ def _sized(
 
 
 def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
-    """Bytes of a copy whose channels, or those of each group, fill 16 bytes or 8; the last is as it is."""
+    """Return bytes of a copy whose channels, or those of each group, fill 16 bytes or 8; the last is as it
+    is.
+    """
     element_bytes = _ELEMENT_BYTES[asked.dtype]
     sizes: tuple[int, ...] = getattr(asked, letter)
     groups = 1 if letter == "w" else max(1, asked.x[1] // max(1, asked.w[1]))
@@ -196,7 +198,7 @@ def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
 
 
 def _float32_sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
-    """Bytes of a result in float32, of half precision as it is, of any with channels in whole tiles."""
+    """Return the bytes of a result in float32, in half precision, and with channels in whole tiles."""
     sizes: tuple[int, ...] = getattr(asked, letter)
     steps = (1, 8, 64, 128) if _ELEMENT_BYTES[asked.dtype] == 2 else (64, 128)
     spread = 4 * sizes[0] * prod(sizes[2:])

@@ -1,4 +1,4 @@
-"""Tell what the blocks of a recorded history are for, in which module they were born, and by which line."""
+"""Attribution of the memory of a run: its peak by category, module and tensor, its gaps, its steps."""
 
 import linecache
 from bisect import bisect_right

@@ -16,7 +16,7 @@ _WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """What one process asks of one GPU, and what it may take there."""
+    """The trace of one process on one GPU, and what it may take there."""
 
     trace: Trace
     arena: Arena

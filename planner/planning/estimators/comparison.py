@@ -62,7 +62,7 @@ class Measured:
 
     @property
     def kept_bytes(self) -> int:
-        """What the earlier models held."""
+        """Return what the earlier models held."""
         return sum(kept.size_bytes for kept in self.kept)
 
     @property
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """The signed error as a share of the yardstick."""
+        """Return the signed error as a share of the yardstick."""
         if self.size_bytes is None or not self.yardstick_bytes:
             return None
         return self.size_bytes / self.yardstick_bytes - 1
@@ -113,7 +113,9 @@ def compare(
     measured: Measured | str,
     seconds: float,
 ) -> Comparison:
-    """The planner's estimate, the others' and the measured value, or the reason for none, side by side."""
+    """Return the planner's estimate, the others' and the measured value, or the reason for none, side by
+    side.
+    """
     run, known = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
     bounded = budget.arena.share_bytes is not None
@@ -137,7 +139,9 @@ def compare(
 
 
 def find_measured(archive: Archive, model: str, batch: int) -> tuple[Figure, Figure | None] | None:
-    """The highest allocated that is stored for a catalogue model and batch size, and reserved beside it."""
+    """Return the highest allocated that is stored for a catalogue model and batch size, and reserved beside
+    it.
+    """
     peaks = archive.look_up(model, batch, Kind.PEAK_ALLOCATED)
     if not peaks:
         return None
@@ -147,7 +151,7 @@ def find_measured(archive: Archive, model: str, batch: int) -> tuple[Figure, Fig
 
 
 def measured_from(peak: Figure, reserved: Figure | None, kept: Iterable[Kept]) -> Measured:
-    """The stored figures with the sizes of the models that they name as kept."""
+    """Return the stored figures with the sizes of the models that they name as kept."""
     return Measured(
         printed_bytes=peak.quantity.size_bytes,
         reserved_bytes=None if reserved is None else reserved.quantity.size_bytes,
@@ -157,7 +161,7 @@ def measured_from(peak: Figure, reserved: Figure | None, kept: Iterable[Kept]) -
 
 
 def measured_by_run(run: Observation) -> Measured | None:
-    """The peaks of a run that a calibration keeps; None where it does not tell the allocated one."""
+    """Return the peaks of a run that a calibration keeps; None where it does not tell the allocated one."""
     if run.peak_allocated_bytes is None:
         return None
     known = {"torch": run.versions.torch, "cuda": run.versions.cuda}
@@ -173,7 +177,7 @@ def measured_by_run(run: Observation) -> Measured | None:
 
 
 def kept_after(trace: Trace, batch: int) -> int:
-    """Bytes that a model of which only the name is left alive keeps: parameters, buffers and gradients.
+    """Return the bytes that a model keeps of which only the name is left: parameters, buffers and gradients.
 
     Blocks as the allocator gave them, which may be larger than the tensors.
     """

@@ -37,7 +37,7 @@ MOMENTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the model is trained, as far as the formula knows."""
+    """The formula's terms of how a model is trained."""
 
     moments: int = 0  # m
     gradient_copies: int = 1  # d: 2 under DistributedDataParallel
@@ -65,7 +65,7 @@ class LayerTable:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the formula counts, in elements, at one batch size."""
+    """The counts of the formula, in elements, at one batch size."""
 
     input_elements: int
     output_elements: int
@@ -74,7 +74,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class AffineCounts:
-    """What the formula counts, in elements, at any batch size."""
+    """The counts of the formula, in elements, at any batch size."""
 
     input_elements_per_sample: int
     output_elements_per_sample: int
@@ -82,7 +82,7 @@ class AffineCounts:
     parameters: int
 
     def at(self, batch: int) -> Counts:
-        """The counts at this batch size."""
+        """Return the counts at this batch size."""
         return Counts(
             input_elements=self.input_elements_per_sample * batch,
             output_elements=self.fixed_output_elements + self.output_elements_per_sample * batch,
@@ -102,12 +102,12 @@ class Usage:
 
     @property
     def training_bytes(self) -> int:
-        """All terms."""
+        """Return the sum of all terms."""
         return self.inference_bytes + self.weight_gradient_bytes + self.output_gradient_bytes
 
     @property
     def inference_bytes(self) -> int:
-        """The batch, the weights and the outputs."""
+        """Return the batch, the weights and the outputs."""
         return self.data_bytes + self.weight_bytes + self.forward_output_bytes
 
 
@@ -124,7 +124,7 @@ def moments_of(optimizer: str) -> int:
 def given_counts(
     sample_shape: Sequence[int], output_shape: Sequence[int], hidden_elements_per_sample: int, parameters: int
 ) -> AffineCounts:
-    """The notebook's first form, from counts made by hand; shapes are those of one sample.
+    """Return the notebook's first form, from counts made by hand; shapes are those of one sample.
 
     `hidden_elements_per_sample` are the outputs of all layers but the last. As published, the last layer's
     output is counted once, not once for each sample.
@@ -133,7 +133,7 @@ def given_counts(
 
 
 def count_layers(table: LayerTable) -> Counts:
-    """The notebook's second form: leaves count, those in place without outputs, and so does attention."""
+    """Return the notebook's second form: leaves count, those in place without outputs, and attention."""
     outputs = parameters = 0
     for layer in table.layers:
         if not layer.is_leaf and layer.class_name != ATTENTION:
@@ -147,7 +147,7 @@ def count_layers(table: LayerTable) -> Counts:
 
 
 def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
-    """The counts at any batch size from tables at two or more.
+    """Return the counts at any batch size from tables at two or more.
 
     Raises ValueError where they lie on no line with whole coefficients.
     """
@@ -167,7 +167,7 @@ def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
 
 
 def usage(counts: Counts, recipe: Recipe) -> Usage:
-    """The formula's terms in bytes."""
+    """Return the formula's terms in bytes."""
     data_bytes = counts.input_elements * FLOAT_BYTES
     weight_bytes = counts.parameters * FLOAT_BYTES
     output_bytes = counts.output_elements * recipe.output_float_bytes
@@ -181,12 +181,12 @@ def usage(counts: Counts, recipe: Recipe) -> Usage:
 
 
 def largest_training_batch(counts: AffineCounts, recipe: Recipe, budget_bytes: int) -> int:
-    """The largest batch whose training takes at most the budget; 0 where a batch of 1 takes more."""
+    """Return the largest batch whose training takes at most the budget; 0 where a batch of 1 takes more."""
     return _largest(lambda batch: usage(counts.at(batch), recipe).training_bytes, budget_bytes)
 
 
 def largest_inference_batch(counts: AffineCounts, recipe: Recipe, budget_bytes: int) -> int:
-    """The largest batch whose inference takes at most the budget; 0 where a batch of 1 takes more."""
+    """Return the largest batch whose inference takes at most the budget; 0 where a batch of 1 takes more."""
     return _largest(lambda batch: usage(counts.at(batch), recipe).inference_bytes, budget_bytes)
 
 

@@ -34,7 +34,7 @@ _COMMON = (
 
 
 def find_method(name: str | None, usable: tuple[Method, ...] = tuple(Method)) -> Method:
-    """The method of this name, by default the planner's own. Raises UsageError."""
+    """Return the method of this name, by default the planner's own. Raises UsageError."""
     if name is None:
         return Method.TRACE
     if name not in list(usable):

@@ -1,4 +1,4 @@
-"""Totals of other estimators, in bytes and in the unit that each prints."""
+"""Totals of other estimators: torchinfo and MemTracker called, the others redone."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ MEBIBYTE_BYTES = 2**20
 
 
 class PeerEstimate(msgspec.Struct, frozen=True):
-    """What another estimator says of a job, by its own categories."""
+    """The estimate of another tool, by its own categories."""
 
     parts: tuple[tuple[str, int], ...]
     unit_bytes: int = MEBIBYTE_BYTES  # what the tool calls a megabyte

@@ -1,4 +1,4 @@
-"""What the seed documents measured and what their estimators printed, each figure with its provenance.
+"""Published figures of the seed documents, measured or estimated, each with its provenance.
 
 The figures stand in measured/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
 where known, `when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An
@@ -23,7 +23,7 @@ ESTIMATE = "estimate"  # no point of a run: what an estimator said
 
 
 class Kind(StrEnum):
-    """What a figure is of."""
+    """The kind of a figure."""
 
     # The allocator's counters at a point of a run.
     ALLOCATED = "allocated"
@@ -60,7 +60,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures come from."""
+    """The origin of figures."""
 
     title: str
     framework: str  # torch or tensorflow
@@ -80,7 +80,7 @@ class Quantity:
 
     @property
     def size_bytes(self) -> float:
-        """The size, no more exact than it was printed."""
+        """Return the size, no more exact than it was printed."""
         return float(self.printed) * self.unit_bytes
 
 
@@ -119,7 +119,9 @@ class Archive:
     results: tuple[ResultRow, ...]
 
     def look_up(self, model: str, batch: int, kind: Kind, point: str = END) -> tuple[Figure, ...]:
-        """The figures of one model, batch size and kind at one point: none, one, or one for each source."""
+        """Return the figures of one model, batch size and kind at one point: none, one, or one for each
+        source.
+        """
         key = (model, batch, kind, point)
         return tuple(
             figure

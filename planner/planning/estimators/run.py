@@ -24,7 +24,7 @@ PEERS = tuple(method for method in Method if method is not Method.TRACE)
 
 
 def open_builder(job: Job, factory: Factory | None, tell: OnProgress) -> Build:
-    """What builds the job's model without weights, as often as it is called; imports torch.
+    """Return a function that builds the job's model without weights; imports torch.
 
     Raises UsageError for a model that its source does not know.
     """
@@ -38,7 +38,7 @@ def open_builder(job: Job, factory: Factory | None, tell: OnProgress) -> Build:
 def run_estimator(
     method: Method, job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
 ) -> StaticEstimate:
-    """One batch size by any method but the trace.
+    """Estimate one batch size by any method but the trace.
 
     Raises UsageError for a job that the method has no term for, ModelError where it fails on the model.
     """
@@ -57,7 +57,7 @@ def run_estimator(
 
 
 def plan_by_formula(job: Job, budget: Budget, build: Build, tell: OnProgress) -> FormulaPlan:
-    """The largest batch size by the formula. Raises as `run_estimator` does."""
+    """Find the largest batch size by the formula. Raises as `run_estimator` does."""
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
     tell("asking the formula")
@@ -70,7 +70,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, tell: OnProgress) ->
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Every method but the trace: its estimate, or in one line why it has none."""
+    """Return for every method but the trace its estimate, or in one line why it has none."""
     said: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:
@@ -81,7 +81,9 @@ def run_estimators(
 
 
 def _reason(job: Job, error: PlannerError) -> str:
-    """An error without the model's name and the advice to ask the planner, whose answer stands beside it."""
+    """Return an error without the model's name and the advice to ask the planner, whose answer stands beside
+    it.
+    """
     text = str(error).removeprefix(f"{job.model}: ")
     for advice in ("; use --method trace", ", or use --method trace"):
         text = text.removesuffix(advice)

@@ -28,7 +28,7 @@ Line = tuple[str, int]  # what is counted, bytes
 
 @dataclass(frozen=True, slots=True)
 class StaticEstimate:
-    """What one estimator says of one batch size."""
+    """The estimate of one batch size by one estimator."""
 
     method: Method
     job: Job
@@ -41,7 +41,7 @@ class StaticEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the total is within what the card leaves to the allocator; always without a card."""
+        """Return whether the total is within what the GPU leaves to the allocator; always without a GPU."""
         left = left_bytes(self.budget)
         return left is None or self.total_bytes <= left
 
@@ -59,12 +59,12 @@ class FormulaPlan:
 
 
 def left_bytes(budget: Budget) -> int | None:
-    """What a card leaves to the allocator at the confidence; None without a card or a cap."""
+    """Return what a GPU leaves to the allocator at the confidence; None without a GPU or a cap."""
     return budget.arena.share_bytes
 
 
 def recipe_of(job: Job) -> Recipe:
-    """What the formula knows of a job's recipe. Raises UsageError for what it has no term for."""
+    """Return the formula's terms of a job's recipe. Raises UsageError for what it has no term for."""
     if job.mode is Mode.FORWARD:
         raise UsageError(
             "--mode forward: the formula knows training and inference; give --mode train or --mode infer, "
@@ -74,12 +74,12 @@ def recipe_of(job: Job) -> Recipe:
 
 
 def formula_total_bytes(job: Job, found: Usage) -> int:
-    """The formula's total for the job's mode."""
+    """Return the formula's total for the job's mode."""
     return found.inference_bytes if job.mode is Mode.INFER else found.training_bytes
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
-    """The formula's seven lines from what it counts at this batch size. Raises as `recipe_of` does."""
+    """Return the formula's seven lines from what it counts at this batch size. Raises as `recipe_of` does."""
     found = usage(counts, recipe_of(job))
     lines = (
         ("Data", found.data_bytes),
@@ -95,7 +95,7 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 
 
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
-    """The formula's inverse for what the card leaves to the allocator: one division, no search.
+    """Return the formula's inverse for what the card leaves to the allocator: one division, no search.
 
     Raises as `recipe_of` does, and ValueError where nothing bounds the memory.
     """
@@ -116,6 +116,6 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
 def peer_estimate(
     method: Method, job: Job, batch: int, budget: Budget, found: PeerEstimate, seconds: float
 ) -> StaticEstimate:
-    """What another estimator says, in its own lines."""
+    """Return another estimator's result, in its own lines."""
     lines = (*found.parts, ("Total", found.total_bytes))
     return StaticEstimate(method, job, batch, budget, lines, found.total_bytes, found.unit_bytes, seconds)

@@ -69,7 +69,7 @@ class ProcessFile:
 
 
 def find_process_file(name: str) -> Path:
-    """The file behind what a user writes: the name of a shipped process, or a path. Raises UsageError."""
+    """Return the file of a process: one that ships under this name, or a path. Raises UsageError."""
     if name in shipped_processes():
         return SHIPPED_FOLDER / f"{name}.yaml"
     path = Path(name)
@@ -82,7 +82,7 @@ def find_process_file(name: str) -> Path:
 
 
 def shipped_processes() -> tuple[str, ...]:
-    """The names of the processes that come with the planner."""
+    """Return the names of the processes that come with the planner."""
     return tuple(sorted(path.stem for path in SHIPPED_FOLDER.glob("*.yaml")))
 
 
@@ -144,7 +144,7 @@ class _StepReader:
         }
 
     def read(self, entry: Entry) -> Step:
-        """One item of `steps`."""
+        """Read one item of `steps`."""
         word = entry.node.value
         if isinstance(word, str):
             if word not in self._words:

@@ -100,7 +100,7 @@ Process = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a framework's own counters say at one point of a process."""
+    """The counters of a framework's allocator at one point of a process."""
 
     section: str  # the last heading; "" before the first
     label: str
@@ -111,7 +111,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Where a process ended because a request could not be served."""
+    """The step of a process at which a request could not be served."""
 
     index: int  # of the step
     loop_step: int | None  # where the step runs or places a model: 0 before the loop's first step
@@ -121,7 +121,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a process printed, and how it ended."""
+    """The readings of a process, and how it ended."""
 
     readings: tuple[Reading, ...]
     retries: int  # times that cached segments were released to serve a request
@@ -147,12 +147,14 @@ ITEM_BYTES = {
 
 
 def size_bytes(tensor: TensorSpec) -> int:
-    """What the elements of a tensor take."""
+    """Return the bytes of the elements of a tensor."""
     return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def find_flaw(process: Process) -> Flaw | None:
-    """The first step that no program could take at its place, or that cannot be replayed; None: all can."""
+    """Return the first step that no program could take at its place, or that cannot be replayed; None: all
+    can.
+    """
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):
@@ -162,7 +164,7 @@ def find_flaw(process: Process) -> Flaw | None:
 
 @dataclass(slots=True)
 class _Names:
-    """What lives on the GPU, and where."""
+    """The tensors and models that live on the GPU."""
 
     tensors: set[str] = field(default_factory=set)
     models: dict[str, Model] = field(default_factory=dict)

@@ -43,7 +43,7 @@ _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: 
 
 
 def run(process: Process, tracer: JobTracer, arena: Arena = UNLIMITED) -> Account:
-    """What a process prints in this arena, up to its end or to the request that cannot be served.
+    """Return what a process prints in this arena, up to its end or to the request that cannot be served.
 
     Raises ValueError for a process in which `find_flaw` finds one, ModelError for a long loop that does not
     settle, and what the tracer raises.
@@ -63,7 +63,7 @@ def run(process: Process, tracer: JobTracer, arena: Arena = UNLIMITED) -> Accoun
 
 
 class _NoRoomError(Exception):
-    """What torch raises as OutOfMemoryError."""
+    """A request that cannot be served, which torch raises as OutOfMemoryError."""
 
     def __init__(self, requested_bytes: int) -> None:
         super().__init__(requested_bytes)
@@ -72,7 +72,7 @@ class _NoRoomError(Exception):
 
 @dataclass(slots=True)
 class _Placed:
-    """What a model holds on the GPU apart from its loop."""
+    """The memory of a model on the GPU apart from its loop."""
 
     weights: dict[int, Block] = field(default_factory=dict)  # by their number in the set-up of each trace
     gradients: list[Block] = field(default_factory=list)  # of a loop that was left
@@ -180,7 +180,7 @@ class _Machine:
         return fold(self._tracer(job, batch), batch)
 
     def _trace_through(self, job: Job, batch: int, steps: int) -> Loop:
-        """A training loop that knows this number of steps."""
+        """Return a training loop that knows this number of steps."""
         loop = self._trace(_trained(job), batch)
         if loop.has_settled or steps <= len(loop.steps):
             return loop
@@ -239,7 +239,7 @@ class _Machine:
             self._malloc(size)
 
     def _leave(self, running: _Running) -> None:
-        """The names of a loop die; the model keeps its weights and gradients."""
+        """Free what the names of a loop hold; the model keeps its weights and gradients."""
         for block, role in running.held.values():
             if role is Category.GRADIENT:
                 running.model.gradients.append(block)
@@ -260,5 +260,5 @@ def _trained(job: Job) -> Job:
 
 
 def _summarised(job: Job) -> Job:
-    """As torchinfo runs it."""
+    """Return the job as torchinfo runs it."""
     return replace(job, mode=Mode.INFER, target=None, steps=1)

@@ -66,7 +66,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a file asks for."""
+    """The models, recipes and GPUs of a file."""
 
     about: str
     models: tuple[NamedModel, ...]

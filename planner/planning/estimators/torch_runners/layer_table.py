@@ -26,12 +26,12 @@ FIT_BATCHES = (2, 3, 7)  # two give a line, the third confirms it
 
 
 def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
-    """What the closed formula counts at this batch size. Raises as `layer_table` does."""
+    """Return the counts of the closed formula at this batch size. Raises as `layer_table` does."""
     return count_layers(layer_table(build(job), job, batch))
 
 
 def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
-    """What the closed formula counts at any batch size.
+    """Return the counts of the closed formula at any batch size.
 
     Raises as `layer_table` does, and ModelError where the outputs lie on no line in the batch size.
     """
@@ -44,7 +44,7 @@ def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
 
 
 def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
-    """The calls of all modules in a forward pass in eval mode, as the notebook's torchinfo lists them.
+    """Return the calls of all modules in a forward pass in eval mode, as the notebook's torchinfo lists them.
 
     The model's parameters are on meta. Raises UsageError for a model that its source does not know,
     ModelError where it cannot be built or does not run.
@@ -72,6 +72,6 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """The kind and the first line of an error, shortened."""
+    """Return the kind and the first line of an error, shortened."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first if len(first) <= 120 else first[:117] + '...'}"

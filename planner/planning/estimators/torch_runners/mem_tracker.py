@@ -1,4 +1,4 @@
-"""What PyTorch's MemTracker says of a job: the peak of all tensors alive, on fake tensors of the CPU.
+"""Estimates of PyTorch's MemTracker: the peak of all tensors alive, on fake tensors of the CPU.
 
 Fake tensors of CUDA need a GPU (torch 2.13), so the CPU's kernels decide what attention and dropout keep, and
 sizes are not rounded up to blocks of 512 bytes, which MemTracker does on CUDA only. Without the rounding the
@@ -26,7 +26,7 @@ _TOTAL = "Total"
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """The peak of the job's steps, by MemTracker's categories.
+    """Return the peak of the job's steps, by MemTracker's categories.
 
     Raises as `build` does, and ModelError where the model does not run on fake tensors, or MemTracker refuses
     it.

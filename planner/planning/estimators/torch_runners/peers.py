@@ -1,4 +1,4 @@
-"""What other estimators say of a job: torchinfo and MemTracker called, the others redone.
+"""Totals of other estimators: torchinfo and MemTracker called, the others redone.
 
 torchsummary and pytorch_modelsize are abandoned. Their arithmetic stands here as their published figures show
 it, flaws included; docs/formulas.md lists those.
@@ -26,7 +26,7 @@ class Peer(Protocol):
     """An estimator of other people."""
 
     def __call__(self, job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-        """What it says of a batch size."""
+        """Return the estimate of a batch size."""
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:

@@ -13,6 +13,7 @@ T = TypeVar("T")
 Key = str | int  # of a mapping or a list
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a string that is not blank
+MAX_SHOWN = 60
 LARGEST = 2**50  # of sizes in bytes; messages do not name it
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
@@ -71,7 +72,7 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
 
 
 def shown(value: Any) -> str:
-    """Return a value as messages quote it, in at most 60 characters."""
+    """Return a value as messages quote it, in at most `MAX_SHOWN` characters."""
     if isinstance(value, dict):
         return "keys with values"
     if isinstance(value, list | tuple):
@@ -79,7 +80,7 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field]:

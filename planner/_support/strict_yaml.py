@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
-from planner._support.conversion import ConversionError, Text, convert
+from planner._support.conversion import ConversionError, Text, convert, shown
 from planner.errors import DataFileError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Entry(msgspec.Struct, frozen=True):
         import yaml
 
         if not isinstance(self.node, yaml.MappingNode):
-            raise self.broken(f"expected keys with values, got {self._shown()}")
+            raise self.broken(f"expected keys with values, got {shown(self.plain())}")
         entries: dict[str, Entry] = {}
         for key_node, value_node in self.node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
@@ -95,7 +95,7 @@ class Entry(msgspec.Struct, frozen=True):
         import yaml
 
         if not isinstance(self.node, yaml.SequenceNode):
-            raise self.broken(f"expected a list, got {self._shown()}")
+            raise self.broken(f"expected a list, got {shown(self.plain())}")
         return [
             Entry(self.path, f"{self.key}[{index}]", _line(node), node)
             for index, node in enumerate(self.node.value)
@@ -121,9 +121,6 @@ class Entry(msgspec.Struct, frozen=True):
     def says(self, word: str) -> bool:
         """Return whether this is the plain word."""
         return bool(self.node.value == word)
-
-    def _shown(self) -> str:
-        return repr(self.node.value) if isinstance(self.node.value, str) else "a list or keys with values"
 
 
 class Unusual(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What an answer takes for granted, as sentences; an answer without them would claim too much."""
+"""Assumptions of an answer, as sentences; an answer without them would claim too much."""
 
 from dataclasses import fields
 
@@ -23,12 +23,12 @@ _TYPES = {
 
 
 def assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """Everything that the answer takes for granted, the card's figures included."""
-    return (*_of_card(estimate.budget.device), *run_assumptions(estimate))
+    """Return all assumptions, those on the GPU's figures included."""
+    return (*_context(estimate.budget.device), *run_assumptions(estimate))
 
 
 def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """The same without what a table of the card says."""
+    """Return the assumptions that no table of the GPU shows."""
     return (
         *_growth(estimate),
         _calibration(estimate.budget),
@@ -48,15 +48,15 @@ def _growth(estimate: Estimate) -> tuple[str, ...]:
 
 
 def _calibration(budget: Budget) -> str:
-    """Which calibration answered, and how wide its interval is."""
+    """Return the calibration that is used, and the width of its interval."""
     correction = budget.correction
     like = risk_sentence(budget.likeness)
     if correction is None:
         return f"no calibration is stored for this job and GPU; {like}"
-    found = f"calibration at level '{correction.level}': {correction.about}"
+    which = f"calibration at level '{correction.level}': {correction.about}"
     fit = correction.fit
     if fit is None:
-        return f"{found}; the rest is not calibrated: {like}"
+        return f"{which}; the rest is not calibrated: {like}"
     over = "" if correction.includes_context else " without the context"
     besides = (
         f", and +- {correction.extra_spread_bytes / MIB:.0f} MiB from there"
@@ -64,7 +64,7 @@ def _calibration(budget: Budget) -> str:
         else ""
     )
     return (
-        f"{found}: {fit.overhead_bytes / MIB:.0f} MiB{over} + {fit.slope:.3f} x replay, "
+        f"{which}: {fit.overhead_bytes / MIB:.0f} MiB{over} + {fit.slope:.3f} x replay, "
         f"+- {fit.spread_bytes / MIB:.0f} MiB (one deviation) over {fit.points} runs{besides}"
     )
 
@@ -74,13 +74,13 @@ def risk_sentence(likeness: Likeness) -> str:
     margins = margins_of(likeness)
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]
-    told = " and ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count)
+    counted = " and ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count)
     if likeness.unlike:
         return (
             f"no probability is given, since no published run {_listed(likeness.unlike)}; margins are the "
             f"widest of all published kinds ({margins.verdicts.scale:.1%} deviation)"
         )
-    rests = f"margins and probability rest on {told} of {own.runs}"
+    rests = f"margins and probability rest on {counted} of {own.runs}"
     if likeness.departures:
         rests += f"; widened, since none of these runs is {_listed(likeness.departures)}"
     return f"{rests}: {margins.verdicts.location:+.1%}, {margins.verdicts.scale:.1%} deviation"
@@ -91,15 +91,15 @@ def _listed(parts: tuple[str, ...]) -> str:
 
 
 def _lengths(likeness: Likeness) -> tuple[str, ...]:
-    """Whether samples vary in length, where they may."""
+    """Return the assumption on samples of varying length, where there are such."""
     if likeness.lengths is Lengths.FIXED:
         return ()
-    told = "real samples vary in length and are padded to the longest of their batch, at most as given"
+    padding = "real samples vary in length and are padded to the longest of their batch, at most as given"
     by = f" (inferred from {likeness.padded}; --lengths fixed says otherwise)" if likeness.padded else ""
-    return (f"{told}{by}",)
+    return (f"{padding}{by}",)
 
 
-def _of_card(device: Device) -> tuple[str, ...]:
+def _context(device: Device) -> tuple[str, ...]:
     context = device.context
     spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
     return (f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}",)
@@ -110,16 +110,16 @@ def _precision(job: Job) -> str:
     kind = _TYPES.get(job.precision, "")
     if job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
         last = "the backward pass" if job.backward_in_autocast else "the loss"
-        told = f"CUDA's autocast to {kind} up to {last}, weights stay in float32"
+        sentence = f"CUDA's autocast to {kind} up to {last}, weights stay in float32"
     elif kind:
-        told = f"no autocast, the model and its float32 inputs and targets are in {kind}"
+        sentence = f"no autocast, the model and its float32 inputs and targets are in {kind}"
     else:
-        told = "no autocast, tensors keep the types that the model gives them"
+        sentence = "no autocast, tensors keep the types that the model gives them"
     if job.grad_scaler and job.mode is Mode.TRAIN:
-        told += "; the loss is scaled, no step is skipped"
+        sentence += "; the loss is scaled, no step is skipped"
     if job.memory_format is MemoryFormat.CHANNELS_LAST:
-        told += "; weights and inputs with 4 or 5 dimensions are in channels_last"
-    return told
+        sentence += "; weights and inputs with 4 or 5 dimensions are in channels_last"
+    return sentence
 
 
 def _loop(job: Job) -> str:
@@ -144,13 +144,13 @@ def _times(count: int) -> str:
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
-    """What the options of the loop stand for, one sentence each."""
+    """Return the meaning of each option of the loop."""
     if job.mode is not Mode.TRAIN:
         return ()
     clipped = {ClipGradients.NORM: "their norm", ClipGradients.VALUE: "their values"}.get(job.clip_gradients)
     views = "gradients are views of the buckets" if job.ddp_bucket_view else "beside the gradients themselves"
     evaluated = f"{job.eval_batch:,} samples" if job.eval_batch else "this size"
-    told = {
+    sentences = {
         f"each step adds up the gradients of {job.accumulate} batches of this size": job.accumulate > 1,
         f"gradients are clipped by {clipped} before each step of the optimizer": clipped is not None,
         "a moving average of parameters and buffers is kept on the GPU": job.ema,
@@ -160,7 +160,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
         f"first of 1 MiB and others of 25; {views}": job.ddp,
         "NCCL's own memory is not counted; reported of A100s: 544 MB for two, 688 MB for more": job.ddp,
     }
-    return tuple(sentence for sentence, is_so in told.items() if is_so)
+    return tuple(sentence for sentence, is_so in sentences.items() if is_so)
 
 
 def _allocator(rules: AllocatorRules) -> tuple[str, ...]:

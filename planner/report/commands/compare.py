@@ -54,8 +54,12 @@ def _cells(row: Row, has_gpu: bool) -> Iterator[Cell | str]:
 
 def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
     yield "peak allocated", measured.printed_bytes, source_text(measured.source)
-    for kept in measured.kept:
-        yield f"less {kept.model}", -kept.size_bytes, "stayed on the GPU from before, with its gradients"
+    for resident in measured.kept:
+        yield (
+            f"less {resident.model}",
+            -resident.size_bytes,
+            "stayed on the GPU from before, with its gradients",
+        )
     if measured.kept:
         yield "this model alone", measured.allocated_bytes, "what the errors above refer to"
     if measured.own_reserved_bytes is not None:
@@ -113,7 +117,7 @@ def _measured_to_json(measured: Measured) -> dict[str, Any]:
     reserved = measured.own_reserved_bytes
     return {
         **in_mib(measured, "printed", "allocated", "process"),
-        "kept_mib": {kept.model: mib(kept.size_bytes) for kept in measured.kept},
+        "kept_mib": {one.model: mib(one.size_bytes) for one in measured.kept},
         "reserved_mib": None if reserved is None else mib(reserved),
         "source": source_text(measured.source),
     }

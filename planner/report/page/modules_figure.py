@@ -23,8 +23,8 @@ class _Leaf:
 
 
 def modules_figure(explanation: Explanation, model: str) -> Figure:
-    """An icicle: modules beside those that hold them, at the end what their operators asked for, coloured by
-    category. Fields of modules have no colour: the page's script gives them that of its panels.
+    """Return an icicle: modules beside those that hold them, at the end what their operators asked for,
+    coloured by category. Fields of modules have no colour: the page's script gives them that of its panels.
     """
     rows = list(_rows(explanation, model))
     node = go.Icicle(
@@ -69,10 +69,10 @@ def _rows(explanation: Explanation, model: str) -> Iterator[_Row]:
     for (module, op, role), leaf in leaves.items():
         count = f"{leaf.blocks} block{'s' * (leaf.blocks > 1)}"
         where = escape_hover(module or "outside of modules")
-        told = f"<b>{where}</b><br>{role} of {escape_hover(short_op(op))}, {count}"
-        told += f"<br>{leaf.largest}" if leaf.largest else ""
+        hover = f"<b>{where}</b><br>{role} of {escape_hover(short_op(op))}, {count}"
+        hover += f"<br>{leaf.largest}" if leaf.largest else ""
         own = f"{_id(module)} {op} {role}"
-        yield own, _id(module), escape_hover(short_op(op)), leaf.size_bytes, CATEGORY_COLOURS[role], told
+        yield own, _id(module), escape_hover(short_op(op)), leaf.size_bytes, CATEGORY_COLOURS[role], hover
 
 
 def _id(module: str) -> str:

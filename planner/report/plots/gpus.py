@@ -67,11 +67,11 @@ def named_cards(cards: list[CardFit]) -> list[CardFit]:
     apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines by a little
     ends = [min(whole, key=lambda fit: (_memory(fit), _renown(fit)))]
     ends.append(min(whole, key=lambda fit: (-_memory(fit), _renown(fit))))
-    kept: list[CardFit] = []
+    named: list[CardFit] = []
     for fit in [*ends, *sorted(whole, key=_renown)]:
-        if all(abs(_memory(fit) - _memory(other)) >= apart for other in kept):
-            kept.append(fit)
-    return sorted(kept, key=_memory)
+        if all(abs(_memory(fit) - _memory(other)) >= apart for other in named):
+            named.append(fit)
+    return sorted(named, key=_memory)
 
 
 def _memory(fit: CardFit) -> int:

@@ -33,15 +33,15 @@ def campaign_document(campaign: Campaign) -> Document:
     head: list[Block] = [Paragraph(f"{count}, kept in {campaign.folder}")]
     if campaign.left:
         head.append(Paragraph(f"Time is up with {campaign.left} series left: call again to go on"))
-    head += [Paragraph(f"Largest batch {_limit_text(limit)}") for limit in campaign.limits]
+    head += [Paragraph(f"Largest batch {_limit_text(one)}") for one in campaign.limits]
     head += [Entry("Failed", text) for text in campaign.failures]
     head += [Entry("Set aside", text) for text in campaign.set_aside]
     return Document.of(head, *(calibration_section(one, campaign.today) for one in campaign.calibrations))
 
 
-def _limit_text(found: FoundLimit) -> str:
-    size = f"{'' if found.limit.is_exact else 'at least '}{found.limit.largest:,}"
-    return f"{size}: {found.job.model} with {found.job.optimizer} under {mib_text(found.cap_bytes, 0)} MiB"
+def _limit_text(one: FoundLimit) -> str:
+    size = f"{'' if one.limit.is_exact else 'at least '}{one.limit.largest:,}"
+    return f"{size}: {one.job.model} with {one.job.optimizer} under {mib_text(one.cap_bytes, 0)} MiB"
 
 
 def campaign_to_json(campaign: Campaign) -> dict[str, Any]:
@@ -53,12 +53,12 @@ def campaign_to_json(campaign: Campaign) -> dict[str, Any]:
         "series_left": campaign.left,
         "limits": [
             {
-                "model": found.job.model,
-                "cap_mib": mib(found.cap_bytes),
-                "max_batch": found.limit.largest,
-                "exact": found.limit.is_exact,
+                "model": one.job.model,
+                "cap_mib": mib(one.cap_bytes),
+                "max_batch": one.limit.largest,
+                "exact": one.limit.is_exact,
             }
-            for found in campaign.limits
+            for one in campaign.limits
         ],
         "calibrations": [calibration_to_json(one, campaign.today) for one in campaign.calibrations],
         "failures": list(campaign.failures),

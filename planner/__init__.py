@@ -5,10 +5,9 @@ Public names are imported when they are first used: `import planner` alone impor
 
 import sys
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
@@ -44,13 +43,19 @@ _ALIASES = {
 }
 
 
-class _AliasFinder(MetaPathFinder, Loader):
-    """Find the public modules of the hooks in their room."""
+class _AliasFinder:
+    """Find and load the public modules of the hooks in their room.
+
+    Not derived from the classes of importlib.abc, which import much that a plan does not need.
+    """
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in _ALIASES else None
+        """Return the spec of an alias."""
+        loader: Any = self
+        return ModuleSpec(fullname, loader) if fullname in _ALIASES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that the alias stands for."""
         return import_module(_ALIASES[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:

@@ -47,5 +47,5 @@ def _refuse_unmatched(option: str, patterns: Iterable[str], names: list[str], mo
         if any(fnmatchcase(name, pattern) for name in names):
             continue
         near = nearest(pattern, names) or ", ".join(names[:3])
-        told = f"some are {near}" if near else "it has none"
-        raise UsageError(f"{option} {shown(pattern)}: no parameter of {model} has such a name; {told}")
+        hint = f"some are {near}" if near else "it has none"
+        raise UsageError(f"{option} {shown(pattern)}: no parameter of {model} has such a name; {hint}")

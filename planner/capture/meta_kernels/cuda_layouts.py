@@ -16,18 +16,12 @@ from planner.capture.meta_kernels.strides import (
     contiguous,
     empty,
     empty_strided,
+    is_floating_meta,
     suggests_channels_last,
 )
 from planner.capture.workspaces.nn.norms import is_cudnn_batch_norm
 
 aten = torch.ops.aten
-
-
-def _is_floating(*tensors: Tensor | None) -> bool:
-    """Return whether tensors are on meta and of one floating-point dtype."""
-    kinds = {t.dtype if t.is_meta else None for t in tensors if t is not None}
-    kind = kinds.pop()
-    return not kinds and kind is not None and kind.is_floating_point
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -71,7 +65,9 @@ def _fits_layer_norm(
     sizes = tuple(normalized)
     if not sizes or 0 in x.shape or tuple(x.shape[-len(sizes) :]) != sizes:
         return False
-    return _is_floating(x, weight, bias) and all(t is None or tuple(t.shape) == sizes for t in (weight, bias))
+    return is_floating_meta(x, weight, bias) and all(
+        t is None or tuple(t.shape) == sizes for t in (weight, bias)
+    )
 
 
 def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
@@ -143,61 +139,6 @@ def _kept_format(x: Tensor) -> tuple[int, ...]:
     return channels_last(x.shape) if suggests_channels_last(x) else contiguous(x.shape)
 
 
-# ---- convolutions: ATen/native/Convolution.cpp and ConvUtils.h
-
-
-def _convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
-) -> Any:  # fmt: skip
-    """Return an output in cuDNN's format; that of torch's meta kernel is always contiguous."""
-    spatial = x.dim() - 2
-    if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not _is_floating(x, weight, bias):
-        return NotImplemented
-    if any(len(sizes) != spatial for sizes in (stride, padding, dilation, output_padding)):
-        return NotImplemented
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    if x.shape[1] != (weight.shape[0] if transposed else weight.shape[1] * groups):
-        return NotImplemented
-    if channels % groups or (bias is not None and tuple(bias.shape) != (channels,)):
-        return NotImplemented
-    shape = [x.shape[0], channels]
-    for i in range(spatial):
-        reach = dilation[i] * (weight.shape[2 + i] - 1) + 1
-        if transposed:
-            shape.append((x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i])
-        else:
-            shape.append((x.shape[2 + i] + 2 * padding[i] - reach) // stride[i] + 1)
-    if min(shape) < 1:
-        return NotImplemented
-    return empty_strided(shape, _cudnn_format(x, weight, shape), x.dtype)
-
-
-def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Any, padding: Any,
-    dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
-) -> Any:  # fmt: skip
-    """Return both gradients in the format of the forward pass."""
-    if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not _is_floating(grad, x, weight):
-        return NotImplemented
-    if mask[2] and bias_sizes is None:
-        return NotImplemented
-    return (
-        empty_strided(x.shape, _cudnn_format(x, weight, x.shape), x.dtype) if mask[0] else None,
-        empty_strided(weight.shape, _cudnn_format(x, weight, weight.shape), x.dtype) if mask[1] else None,
-        empty(bias_sizes, x.dtype) if mask[2] and bias_sizes is not None else None,
-    )
-
-
-def _cudnn_format(x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return strides by `cudnn_conv_suggest_memory_format`: channels last as soon as the input or the weight
-    is, but never in double precision.
-    """
-    if x.dtype is not torch.float64 and (suggests_channels_last(x) or suggests_channels_last(weight)):
-        return channels_last(shape)
-    return contiguous(shape)
-
-
 # ---- products of groups: ATen/native/GroupedMMUtils.h
 
 
@@ -212,7 +153,7 @@ def _grouped_mm(
     """
     kind = out_dtype or a.dtype
     ranks = a.dim(), b.dim()
-    if (offs is None) != (ranks == (3, 3)) or not _is_floating(a, b):
+    if (offs is None) != (ranks == (3, 3)) or not is_floating_meta(a, b):
         return NotImplemented
     lead = () if offs is None or 3 in ranks else (offs.shape[0],)
     if ranks == (3, 3):
@@ -228,7 +169,7 @@ def _grouped_mm(
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
     """Return the mean in the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
-    if reduction == 0 or not _is_floating(x, target, weight) or x.shape != target.shape or 0 in x.shape:
+    if reduction == 0 or not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
     return empty(x.shape, x.dtype).as_strided((), ())
 
@@ -270,7 +211,7 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
 
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
     """Return a contiguous tensor, whatever the gradient (ATen/native/SoftMax.cpp)."""
-    if grad.shape != output.shape or 0 in grad.shape or not _is_floating(grad, output):
+    if grad.shape != output.shape or 0 in grad.shape or not is_floating_meta(grad, output):
         return NotImplemented
     if dtype is not grad.dtype or not -grad.dim() <= dim < grad.dim():
         return NotImplemented
@@ -299,8 +240,6 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
     aten.roll.default: _roll,
     aten._softmax_backward_data.default: _softmax_backward,
     aten.masked_fill.Scalar: _masked_fill,

@@ -3,7 +3,7 @@
 torch's meta kernels are mostly decompositions in Python: a multiplication takes a tenth of a millisecond
 there, batch norm a whole one. A training loop calls each operator many times with the same sizes, so the
 layout of its outputs is computed once. Kernels of our own stand for the most frequent operators (`pointwise`)
-and for those whose outputs CUDA lays out otherwise (`cuda_layouts`).
+and for those whose outputs CUDA lays out otherwise (`cuda_layouts`, `convolution`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda import rnn
-from planner.capture.meta_kernels import cuda_layouts, pointwise
+from planner.capture.meta_kernels import convolution, cuda_layouts, pointwise
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
 from planner.program import Phase
 
 aten = torch.ops.aten
 
 META_KERNELS: Mapping[Any, Callable[..., Any]] = {
-    **pointwise.KERNELS, **cuda_layouts.KERNELS, **rnn.KERNELS,
+    **pointwise.KERNELS, **cuda_layouts.KERNELS, **convolution.KERNELS, **rnn.KERNELS,
 }  # fmt: skip
 _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 

@@ -60,6 +60,13 @@ def is_contiguous_meta(t: Any) -> bool:
     return isinstance(t, Tensor) and t.is_meta and 0 not in t.shape and t.stride() == contiguous(t.shape)
 
 
+def is_floating_meta(*tensors: Tensor | None) -> bool:
+    """Return whether tensors are on meta and of one floating-point dtype."""
+    kinds = {t.dtype if t.is_meta else None for t in tensors if t is not None}
+    kind = kinds.pop()
+    return not kinds and kind is not None and kind.is_floating_point
+
+
 def suggests_channels_last(t: Tensor) -> bool:
     """Return whether `Tensor::suggest_memory_format` gives a channels-last format."""
     return strides_suggest_channels_last(t.shape, t.stride())

@@ -1,0 +1,76 @@
+"""Outputs of convolutions on `meta` in cuDNN's memory format: ATen/native/Convolution.cpp and ConvUtils.h."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.meta_kernels.strides import (
+    channels_last,
+    contiguous,
+    empty,
+    empty_strided,
+    is_floating_meta,
+    suggests_channels_last,
+)
+
+aten = torch.ops.aten
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Any:  # fmt: skip
+    """Return an output in cuDNN's format; that of torch's meta kernel is always contiguous."""
+    spatial = x.dim() - 2
+    if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
+        return NotImplemented
+    if any(len(sizes) != spatial for sizes in (stride, padding, dilation, output_padding)):
+        return NotImplemented
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    if x.shape[1] != (weight.shape[0] if transposed else weight.shape[1] * groups):
+        return NotImplemented
+    if channels % groups or (bias is not None and tuple(bias.shape) != (channels,)):
+        return NotImplemented
+    shape = [x.shape[0], channels]
+    for i in range(spatial):
+        reach = dilation[i] * (weight.shape[2 + i] - 1) + 1
+        if transposed:
+            shape.append((x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i])
+        else:
+            shape.append((x.shape[2 + i] + 2 * padding[i] - reach) // stride[i] + 1)
+    if min(shape) < 1:
+        return NotImplemented
+    return empty_strided(shape, _cudnn_format(x, weight, shape), x.dtype)
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    """Return both gradients in the format of the forward pass."""
+    if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
+        return NotImplemented
+    if mask[2] and bias_sizes is None:
+        return NotImplemented
+    return (
+        empty_strided(x.shape, _cudnn_format(x, weight, x.shape), x.dtype) if mask[0] else None,
+        empty_strided(weight.shape, _cudnn_format(x, weight, weight.shape), x.dtype) if mask[1] else None,
+        empty(bias_sizes, x.dtype) if mask[2] and bias_sizes is not None else None,
+    )
+
+
+def _cudnn_format(x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return strides by `cudnn_conv_suggest_memory_format`: channels last as soon as the input or the weight
+    is, but never in double precision.
+    """
+    if x.dtype is not torch.float64 and (suggests_channels_last(x) or suggests_channels_last(weight)):
+        return channels_last(shape)
+    return contiguous(shape)
+
+
+KERNELS: Mapping[Any, Callable[..., Any]] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+}

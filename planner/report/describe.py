@@ -1,12 +1,15 @@
 """Jobs and operators in words."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from planner.allocator import Failure
 from planner.jobs import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
-from planner.planning import Moment
 from planner.program import Phase
 from planner.report.document import Entry
+
+if TYPE_CHECKING:  # no other report needs them
+    from planner.allocator import Failure
+    from planner.planning import Moment
 
 _PHASES = {
     Phase.INPUTS: "copying the batch to the GPU",
@@ -87,12 +90,12 @@ def _value(value: object) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
 
 
-def place_text(place: Failure | Moment) -> str:
+def place_text(place: "Failure | Moment") -> str:
     """Return when something happens in the loop, and who asks for memory there."""
     return ", ".join(_place(place))
 
 
-def _place(place: Failure | Moment) -> Iterator[str]:
+def _place(place: "Failure | Moment") -> Iterator[str]:
     if place.phase is Phase.SETUP:
         yield "moving the model to the GPU"
     else:

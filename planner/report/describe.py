@@ -46,44 +46,35 @@ def describe_loop(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _numerics(job: Job) -> Iterator[str]:
-    """Yield precision, layout and libraries where they are not the defaults."""
-    if job.precision is not Precision.FP32:
-        yield str(job.precision)
-    if job.grad_scaler:
-        yield "gradient scaling"
-    if job.memory_format is not MemoryFormat.CONTIGUOUS:
-        yield str(job.memory_format)
-    if job.cudnn_benchmark:
-        yield "cudnn.benchmark"
-    if job.cudnn:
-        yield f"workspaces of cuDNN ({job.cudnn})"
-    if job.cublas_workspace_config:
-        yield f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}"
+def _numerics(job: Job) -> list[str]:
+    """Return precision, layout and libraries where they are not the defaults."""
+    parts = {
+        str(job.precision): job.precision is not Precision.FP32,
+        "gradient scaling": job.grad_scaler,
+        str(job.memory_format): job.memory_format is not MemoryFormat.CONTIGUOUS,
+        "cudnn.benchmark": job.cudnn_benchmark,
+        f"workspaces of cuDNN ({job.cudnn})": job.cudnn,
+        f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}": job.cublas_workspace_config,
+    }
+    return [text for text, is_so in parts.items() if is_so]
 
 
-def _recipe(job: Job) -> Iterator[str]:
-    """Yield the rest of what is not as in the simplest loop."""
-    if job.checkpoint is not Checkpoint.NONE:
-        yield f"checkpointed {job.checkpoint}"
-    if job.accumulate > 1:
-        yield f"{job.accumulate} micro-batches a step"
-    if job.clip_gradients is not ClipGradients.NONE:
-        yield f"gradients clipped by {job.clip_gradients}"
-    if job.ema:
-        yield "moving average of the weights"
-    if job.evaluate:
-        yield f"evaluation{f' of batches of {job.eval_batch:,}' if job.eval_batch else ''} between the steps"
-    if job.dataset_size:
-        yield f"epochs of {job.dataset_size:,} samples"
-    if job.lengths is not None:
-        yield f"{job.lengths} lengths"
-    if job.ddp:
-        yield "gradient buckets as views" if job.ddp_bucket_view else "gradient buckets"
-    if job.freeze:
-        yield f"frozen: {' '.join(job.freeze)}"
-    if job.train_only:
-        yield f"trained only: {' '.join(job.train_only)}"
+def _recipe(job: Job) -> list[str]:
+    """Return the rest of what is not as in the simplest loop."""
+    batches = f" of batches of {job.eval_batch:,}" if job.eval_batch else ""
+    parts = {
+        f"checkpointed {job.checkpoint}": job.checkpoint is not Checkpoint.NONE,
+        f"{job.accumulate} micro-batches a step": job.accumulate > 1,
+        f"gradients clipped by {job.clip_gradients}": job.clip_gradients is not ClipGradients.NONE,
+        "moving average of the weights": job.ema,
+        f"evaluation{batches} between the steps": job.evaluate,
+        f"epochs of {job.dataset_size:,} samples": job.dataset_size,
+        f"{job.lengths} lengths": job.lengths is not None,
+        f"gradient buckets{' as views' if job.ddp_bucket_view else ''}": job.ddp,
+        f"frozen: {' '.join(job.freeze)}": job.freeze,
+        f"trained only: {' '.join(job.train_only)}": job.train_only,
+    }
+    return [text for text, is_so in parts.items() if is_so]
 
 
 def _value(value: object) -> str:

@@ -247,13 +247,11 @@ def _steps(run: Replay) -> dict[str, float | None]:
     """Return the first step, which makes the optimizer's state, and all later ones; null where none was
     traced.
     """
-    first, later = run.first_step, run.later_steps
-    return {
-        "peak_first_step_mib": mib(first.allocated_bytes),
-        "peak_later_steps_mib": None if later is None else mib(later.allocated_bytes),
-        "peak_reserved_first_step_mib": mib(first.reserved_bytes),
-        "peak_reserved_later_steps_mib": None if later is None else mib(later.reserved_bytes),
-    }
+    peaks: dict[str, float | None] = {}
+    for name, step in (("first_step", run.first_step), ("later_steps", run.later_steps)):
+        peaks[f"peak_{name}_mib"] = None if step is None else mib(step.allocated_bytes)
+        peaks[f"peak_reserved_{name}_mib"] = None if step is None else mib(step.reserved_bytes)
+    return peaks
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:

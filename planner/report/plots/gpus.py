@@ -98,14 +98,8 @@ def _is_slice(fit: CardFit) -> bool:
 
 def _curve(axes: Axes, table: CardTable) -> None:
     points = curve(table)
-    axes.plot(
-        [batch for batch, _ in points],
-        [size / GIB for _, size in points],
-        color=OWN,
-        linewidth=2.2,
-        zorder=3,
-        label=CURVE,
-    )
+    batches, levels = [batch for batch, _ in points], [size / GIB for _, size in points]
+    axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
 
 
 def _cards(axes: Axes, cards: list[CardFit]) -> None:
@@ -117,28 +111,12 @@ def _cards(axes: Axes, cards: list[CardFit]) -> None:
     for fit, height, label in zip(cards, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
         axes.plot([0, 1.03 * top], [height, height], color=LINES, linewidth=0.9, zorder=1)
         axes.plot([fit.batch], [fit.process_bytes / GIB], zorder=4, **_dot(fit))
-        name, right = fit.budget.device.name, axes.get_xlim()[1]
-        axes.annotate(
-            f"{fit.max_batch:,}",
-            (right, height),
-            xytext=(_NUMBERS_END, label),
-            textcoords=axes.get_yaxis_transform(),
-            fontsize=_LABEL_POINTS,
-            fontweight="bold",
-            color=OWN,
-            ha="right",
-            va="center",
-            arrowprops=_LEADER,
-        )
-        axes.text(
-            _NUMBERS_END + 0.015,
-            label,
-            name,
-            transform=axes.get_yaxis_transform(),
-            fontsize=_LABEL_POINTS,
-            color=TEXT,
-            va="center",
-        )
+        name, right, beside = fit.budget.device.name, axes.get_xlim()[1], axes.get_yaxis_transform()
+        font: dict[str, Any] = {"fontsize": _LABEL_POINTS, "va": "center"}
+        number = {**font, "fontweight": "bold", "color": OWN, "ha": "right", "arrowprops": _LEADER}
+        at = (_NUMBERS_END, label)
+        axes.annotate(f"{fit.max_batch:,}", (right, height), xytext=at, textcoords=beside, **number)
+        axes.text(_NUMBERS_END + 0.015, label, name, transform=beside, color=TEXT, **font)
 
 
 def _dot(fit: CardFit) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A picture of a run: what is allocated, for what, and reserved, event by event; needs matplotlib."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -66,10 +67,8 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
         new_step = mark.step > before
         before = mark.step
         if start:
-            line = "-" if new_step else ":"
-            axes.axvline(
-                start, color="#666666", linewidth=1.0 if new_step else 0.8, linestyle=line, zorder=1.5
-            )
+            width, dash = (1.0, "-") if new_step else (0.8, ":")
+            axes.axvline(start, color="#666666", linewidth=width, linestyle=dash, zorder=1.5)
         if new_step:
             _label(axes, start, f" step {mark.step}", 0.985, "bold", "left")
         if end - start > _LETTER * len(mark.phase) * total and mark.step > 0:
@@ -77,16 +76,8 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
 
 
 def _label(axes: Axes, x: float, text: str, height: float, weight: str, side: str) -> None:
-    axes.text(
-        x,
-        height,
-        text,
-        transform=axes.get_xaxis_transform(),
-        ha=side,
-        va="top",
-        fontsize=10 if weight == "bold" else 9,
-        fontweight=weight,
-    )
+    font: dict[str, Any] = {"fontsize": 10 if weight == "bold" else 9, "fontweight": weight}
+    axes.text(x, height, text, transform=axes.get_xaxis_transform(), ha=side, va="top", **font)
 
 
 def _peak(axes: Axes, explanation: Explanation) -> None:

@@ -61,10 +61,5 @@ def levels_to_json(explanation: Explanation) -> dict[str, Any]:
 
 def peaks_to_json(run: Replay | None) -> dict[str, int] | None:
     """Return the peaks of a run beside the training."""
-    if run is None:
-        return None
-    return {
-        "peak_allocated_bytes": run.peak_allocated_bytes,
-        "peak_reserved_bytes": run.peak_reserved_bytes,
-        "end_allocated_bytes": run.end_allocated_bytes,
-    }
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
+    return None if run is None else {name: getattr(run, name) for name in names}

@@ -33,8 +33,8 @@ from planner.hardware.calibration import (
     origin_of,
 )
 from planner.jobs import SOURCES, Job, load_catalogue
-from planner.planning import OnProgress, TraceSource, trace_workload
-from planner.program import Target
+from planner.planning import trace_workload
+from planner.program import OnProgress, Target, TraceSource
 
 RUNS = "runs"
 

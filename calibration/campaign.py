@@ -17,7 +17,7 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import MIB
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
-from planner.planning import OnProgress
+from planner.program import OnProgress
 
 SHORTEST_PROBE_SECONDS = 15  # with less time left none is begun
 LONGEST_PROBE_SECONDS = 600

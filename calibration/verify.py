@@ -8,8 +8,8 @@ from msgspec import Struct
 from calibration.probe.client import ProbeRequest, measure
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
-from planner.planning import Estimate, OnProgress, Plan
-from planner.program import Outcome
+from planner.planning import Estimate, Plan
+from planner.program import OnProgress, Outcome
 
 LONGEST_RUN_SECONDS = 600.0
 BEYOND = 1.05  # of the largest batch: so far above it, a run is expected to die

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.published.allocator import replay_published
 from planner.allocator.replay import Replay
 from planner.hardware.device import MIB
-from planner.program.bounds import least_bytes
+from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Trace
 
 LOADED_LATER_MIB = (
@@ -54,7 +54,7 @@ def without(trace: Trace, term: str) -> Trace:
     families = scratch_families()
 
     def is_left_out(event: Event) -> bool:
-        if not isinstance(event, Alloc) or event.role is not Category.WORKSPACE:
+        if not isinstance(event, Alloc) or event.category is not Category.WORKSPACE:
             return False
         return term in ("no_scratch", families.get(trace.sites[event.site].op, "no_other_scratch"))
 
@@ -107,7 +107,7 @@ def variants(trace: Trace, batch: int) -> dict[str, Variant]:
 
 
 def _variant(trace: Trace, batch: int) -> Variant:
-    return Variant(trace, replay_published(trace, batch), least_bytes(trace.events)(batch) / MIB)
+    return Variant(trace, replay_published(trace, batch), live_bytes_bound(trace.events)(batch) / MIB)
 
 
 def peaks(found: Mapping[str, Variant]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.hardware.device import Device
 from planner.jobs import Job
 from planner.jobs.codec import job_to_json
-from planner.planning.source import take_alone, trace_workload
+from planner.planning.workload import CaptureMode, trace_workload
 from planner.program.events import Outcome, Trace
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,9 @@ def _side(answer: dict[str, Any], history: Path) -> Side:
 def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace | None]:
     """Trace the job and replay it on a GPU that has exactly what the emulated one has."""
     try:
-        trace = trace_workload(job, batch, None, device.target, take_alone).open(lambda line: None)(batch)
+        trace = trace_workload(job, batch, None, device.target, CaptureMode.UNSHARED).open(lambda line: None)(
+            batch
+        )
     except PlannerError as error:
         return Side(failure=f"{type(error).__name__}: {error}"), None
     arena = Arena(capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value)

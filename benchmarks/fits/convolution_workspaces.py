@@ -66,14 +66,14 @@ class Run:
         gone = {
             event.block
             for event in self.trace.events
-            if isinstance(event, Alloc) and event.optional and not self._takes(event, term)
+            if isinstance(event, Alloc) and event.may_fail and not self._takes(event, term)
         }
         kept = (e for e in self.trace.events if not (isinstance(e, Alloc | Free) and e.block in gone))
         return replace(self.trace, events=tuple(kept))
 
     def _takes(self, event: Alloc, term: ImageWise) -> bool:
         positions = self.positions[self.trace.sites[event.site].module]
-        return term.workspace_bytes(self.batch, event.fixed_bytes // self.batch, positions) > 0
+        return term.workspace_bytes(self.batch, event.size_bytes // self.batch, positions) > 0
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def read_runs(card: str) -> Iterator[Run]:
         capability = find_device(row["gpu"]).target.capability
         with patch.dict("planner.capture.workspaces.nn.convolution.IMAGE_WISE", {capability: everywhere}):
             trace = trace_run(row)
-        if any(isinstance(event, Alloc) and event.optional for event in trace.events):
+        if any(isinstance(event, Alloc) and event.may_fail for event in trace.events):
             batch = int(row["batch"])
             measured = round(float(row["peak_nvml_delta_mib"]) * MIB) + set_up_bytes(trace, batch)
             name = f"{row['model'].partition('(')[0]} {row['optimizer']}"

@@ -46,7 +46,7 @@ from planner.hardware.calibration.observation import Observation, Settings, Vers
 from planner.hardware.database import find_device
 from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs import Job, Loss, Optimizer, ZeroGrad, freeze
-from planner.planning.max_batch import TraceSource
+from planner.program import TraceSource
 from planner.program.events import Trace
 from planner.program.target import Target
 

@@ -15,8 +15,9 @@ from planner.allocator.replay import Arena, replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, Optimizer, TensorSpec
 from planner.planning.search import _boundary, largest
-from planner.program.affine import align
-from planner.program.events import Outcome, Trace
+from planner.program.events import Outcome
+from planner.program.fit import fit_traces
+from planner.program.program import Program
 
 MODELS = ("alexnet", "vgg11", "vgg16_bn", "resnet18", "resnet50", "mobilenet_v3_small", "vit_b_16")
 OPTIMIZERS = (Optimizer.SGD, Optimizer.ADAM)
@@ -24,13 +25,13 @@ AMPERE = (8, 6)
 MOST_BATCHES = 400
 
 
-def outcomes_of(affine: Trace, arena: Arena) -> dict[int, Outcome]:
+def outcomes_of(program: Program, arena: Arena) -> dict[int, Outcome]:
     """The outcome of every batch size up to 35 % or 12 above the last one that fits."""
     outcomes: dict[int, Outcome] = {}
     last = batch = 0
     while batch < min(MOST_BATCHES, max(1.35 * last, last + 12)):
         batch += 1
-        outcomes[batch] = replay_trace(affine, batch, arena).outcome
+        outcomes[batch] = replay_trace(program.instantiate(batch), batch, arena).outcome
         if outcomes[batch] is not Outcome.DOES_NOT_FIT:
             last = batch
     return outcomes
@@ -44,13 +45,12 @@ def main() -> None:
         for optimizer in OPTIMIZERS:
             image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
             job = Job(f"torchvision:{model}", inputs=(image,), target=classes, optimizer=optimizer)
-            affine = align(record(job, 2, AMPERE), record(job, 3, AMPERE))
-            assert isinstance(affine, Trace), affine
-            least_bytes = replay_trace(affine, 1).peak_reserved_bytes
+            program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))
+            least_bytes = replay_trace(program.instantiate(1), 1).peak_reserved_bytes
             bisected = missed = probes = 0
             for _ in range(capacities):
                 arena = Arena(int(least_bytes * rng.uniform(1.02, 2.2)))
-                outcomes = outcomes_of(affine, arena)
+                outcomes = outcomes_of(program, arena)
 
                 def outcome(batch: int, seen: dict[int, Outcome] = outcomes) -> Outcome:
                     return seen.get(batch, Outcome.DOES_NOT_FIT)

@@ -37,8 +37,8 @@ from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.device import MIB
 from planner.jobs import Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
-from planner.program.affine import align
 from planner.program.events import Outcome, Trace
+from planner.program.fit import NotAffineError, fit_traces
 
 HERE = Path(__file__).resolve().parent
 BRACKETS = HERE / "timm_train_rtx3090.csv"
@@ -114,10 +114,13 @@ def judge(bracket: dict[str, str]) -> Row:
         ends = {batch: record(job, batch, AMPERE) for batch in (trained, failed)}
     except PlannerError as error:
         return replace(row, verdict="failure", failure=str(error))
-    line = align(ends[trained], ends[failed])
+    try:
+        program = fit_traces(ends[trained], ends[failed])
+    except NotAffineError:
+        program = None
 
     def holds(batch: int, mib: int) -> bool:
-        taken = ends.get(batch) or (line if isinstance(line, Trace) else record(job, batch, AMPERE))
+        taken = ends.get(batch) or (program.instantiate(batch) if program else record(job, batch, AMPERE))
         return replay_published(taken, batch, mib * MIB).outcome is not Outcome.DOES_NOT_FIT
 
     room, *others = (TOTAL_MIB - outside for outside in (OUTSIDE_MIB, *OTHER_OUTSIDE_MIB))

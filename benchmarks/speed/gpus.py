@@ -17,7 +17,7 @@ from planner.allocator.replay import replay_trace
 from planner.api.request import make_job
 from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
-from planner.planning.fleet import CardFit
+from planner.planning.fleet import DeviceFit
 
 REPEATS = 3
 
@@ -60,7 +60,7 @@ def check(model: str) -> None:
     print(f"  {len(seen)} cards, {different} different")
 
 
-def verdicts(model: str, fit: CardFit, alone: int) -> str:
+def verdicts(model: str, fit: DeviceFit, alone: int) -> str:
     """What traces of their own say of both answers and of their successors."""
     job, _, _ = make_job(model, {})
     constructor = find_constructor(job)

@@ -19,9 +19,9 @@ from planner.allocator.config import AllocatorRules
 from planner.allocator.replay import replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, TensorSpec
-from planner.program.affine import align
 from planner.program.events import Alloc, Free, Trace
-from planner.store.codec import load_trace, save_trace
+from planner.program.fit import fit_traces
+from planner.store.codec import load_programs, save_programs
 
 BATCH = 128
 AMPERE = (8, 6)
@@ -51,12 +51,12 @@ def run_allocator(requests: list[tuple[int, int]]) -> None:
             allocator.free(block)
 
 
-def requests_of(affine: Trace) -> list[tuple[int, int]]:
+def requests_of(trace: Trace) -> list[tuple[int, int]]:
     """What a trace asks of the allocator at `BATCH`."""
     requests = []
-    for event in affine.events:
+    for event in trace.events:
         if isinstance(event, Alloc):
-            requests.append((event.block, event.fixed_bytes + event.per_sample_bytes * BATCH))
+            requests.append((event.block, event.size_bytes))
         elif isinstance(event, Free):
             requests.append((event.block, 0))
     return requests
@@ -66,19 +66,18 @@ def report(model: str) -> str:
     """One line on one model of torchvision."""
     image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
     job = Job(f"torchvision:{model}", inputs=(image,), target=classes)
-    affine = align(record(job, 2, AMPERE), record(job, 3, AMPERE))
-    if isinstance(affine, str):
-        return f"{model}: {affine}"
-    requests = requests_of(affine)
-    replaying = milliseconds(lambda: replay_trace(affine, BATCH))
+    program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))
+    trace = program.instantiate(BATCH)
+    requests = requests_of(trace)
+    replaying = milliseconds(lambda: replay_trace(trace, BATCH))
     allocating = milliseconds(lambda: run_allocator(requests))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.trace"
-        saving = milliseconds(lambda: save_trace(affine, path, {}))
-        loading = milliseconds(lambda: load_trace(path))
+        saving = milliseconds(lambda: save_programs([program], path, {}))
+        loading = milliseconds(lambda: load_programs(path))
         size_bytes = path.stat().st_size
     return (
-        f"{model:16} {len(affine.events):6} events: replay {replaying:.1f} ms, allocator alone "
+        f"{model:16} {len(trace.events):6} events: replay {replaying:.1f} ms, allocator alone "
         f"{allocating:.1f} ms; file of {size_bytes} bytes, saved in {saving:.1f} ms, "
         f"loaded in {loading:.1f} ms"
     )

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from threading import Event, Lock, Timer
+from threading import Lock, Timer
 from typing import IO, Any
 
 MAX_ANSWER_BYTES = 2**24
@@ -45,33 +45,49 @@ class Worker:
     def request(self, message: Mapping[str, Any], limit_seconds: float | None = None) -> Any:
         """Send a message and return the `answer` to it. Raises WorkerError where none comes."""
         with self._lock:
-            number = next(self._numbers)
-            is_late = Event()
-
-            def stop() -> None:
-                is_late.set()
-                _kill(self._process)
-
-            timer = Timer(limit_seconds, stop) if limit_seconds is not None else None
-            if timer is not None:
-                timer.start()
+            limit = _TimeLimit(limit_seconds, self._process)
             try:
-                return self._exchange(number, message)
+                return self._exchange(next(self._numbers), message, limit)
             except (OSError, ValueError, LookupError, TypeError):
                 self.close()
-                raise WorkerError(None if is_late.is_set() else self._process.returncode) from None
+                raise WorkerError(None if limit.is_over else self._process.returncode) from None
             finally:
-                if timer is not None:
-                    timer.cancel()
+                limit.cancel()
 
-    def _exchange(self, number: int, message: Mapping[str, Any]) -> Any:
+    def _exchange(self, number: int, message: Mapping[str, Any], limit: "_TimeLimit") -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"number": number, "message": message}).encode() + b"\n")
         self._process.stdin.flush()
         while True:
             answered = json.loads(self._process.stdout.readline(MAX_ANSWER_BYTES))
-            if answered["number"] == number:
+            if answered["number"] != number:
+                continue
+            if "answer" in answered:
                 return answered["answer"]
+            limit.restart()
+
+
+class _TimeLimit:
+    """Kills a process when its time is over; each line that it writes without an answer restarts it."""
+
+    def __init__(self, seconds: float | None, process: "subprocess.Popen[bytes]") -> None:
+        self._seconds, self._process, self.is_over = seconds, process, False
+        self._timer: Timer | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.cancel()
+        if self._seconds is not None:
+            self._timer = Timer(self._seconds, self._stop)
+            self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _stop(self) -> None:
+        self.is_over = True
+        _kill(self._process)
 
 
 def _ending(returncode: int | None) -> str:

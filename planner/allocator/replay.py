@@ -89,7 +89,7 @@ def replay_trace(
     """Run all events of the trace at this batch size, up to the request that fails if one does.
 
     Changes of the reserved memory are appended to `segment_events`. Raises ValueError where the trace was
-    captured at another batch size and is not affine, UsageError where the rules name a fraction of a total
+    captured at another batch size, UsageError where the rules name a fraction of a total
     that the arena does not give.
     """
     check_batch(trace, batch)
@@ -103,10 +103,10 @@ def replay_trace(
     steps: list[Peaks] = []
     for index, event in enumerate(trace.events):
         if isinstance(event, Alloc):
-            size = event.fixed_bytes + event.per_sample_bytes * batch
+            size = event.size_bytes
             block = malloc(size)
             if block is None:
-                block = after_refusal(allocator, event.optional)
+                block = after_refusal(allocator, event.may_fail)
             if block is None:
                 site = trace.sites[event.site]
                 failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
@@ -162,8 +162,8 @@ def replay_with_breakdown(trace: Trace, batch: int, arena: Arena) -> tuple[Repla
     live: dict[int, Category] = {}
     for event in trace.events[: run.peak_event + 1]:
         if isinstance(event, Alloc) and event.block in sizes:
-            live[event.block] = event.role
-            totals[event.role] += sizes[event.block]
+            live[event.block] = event.category
+            totals[event.category] += sizes[event.block]
         elif isinstance(event, Free):
             totals[live.pop(event.block)] -= sizes[event.block]
     return run, totals
@@ -195,9 +195,9 @@ def open_allocator(arena: Arena, segment_events: list[SegmentEvent] | None = Non
 
 
 def check_batch(trace: Trace, batch: int) -> None:
-    """Raise ValueError where the trace was taken at another batch size and is not affine."""
-    if not trace.is_affine and trace.batches != (batch,):
-        raise ValueError(f"the trace was taken at batch {trace.batches[0]} and says nothing about {batch}")
+    """Raise ValueError where the trace was taken at another batch size."""
+    if trace.batch != batch:
+        raise ValueError(f"the trace was taken at batch {trace.batch} and says nothing about {batch}")
 
 
 def after_refusal(allocator: CachingAllocator, is_optional: bool) -> Block | None:

@@ -57,8 +57,8 @@ class TimelineRecorder:
         if isinstance(event, Alloc):
             if block is None:
                 return
-            self._live[event.block] = event.role, block.size_bytes
-            self._levels[event.role] += block.size_bytes
+            self._live[event.block] = event.category, block.size_bytes
+            self._levels[event.category] += block.size_bytes
         elif isinstance(event, Free):
             category, size_bytes = self._live.pop(event.block)
             self._levels[category] -= size_bytes

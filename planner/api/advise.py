@@ -7,13 +7,8 @@ from typing import Unpack
 from planner.api.budget import require_memory_limit
 from planner.api.options import Options
 from planner.api.request import Model, open_request
-from planner.planning import (
-    Advice,
-    Recipe,
-    TraceSource,
-    advise as advise_on,
-    trace_workload,
-)
+from planner.planning import Advice, Recipe, advise as advise_on, trace_workload
+from planner.program import TraceSource
 from planner.report import Result
 
 

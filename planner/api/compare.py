@@ -7,11 +7,11 @@ from typing import Unpack
 from planner.allocator import parse_alloc_conf, rules_of_torch
 from planner.api.budget import calibration_query, stored_calibrations
 from planner.api.options import Options
-from planner.api.request import Model, ignore_progress, open_request
+from planner.api.request import Model, open_request
 from planner.hardware import GENERIC_CAPABILITY, Budget
 from planner.hardware.calibration import find_run
 from planner.jobs import CatalogueEntry, Job, load_catalogue
-from planner.planning import OnProgress, estimate, over_epoch, trace_workload
+from planner.planning import estimate, trace_workload, with_last_batch
 from planner.planning.estimators import (
     Comparison,
     Kept,
@@ -25,7 +25,7 @@ from planner.planning.estimators import (
     open_builder,
     run_estimators,
 )
-from planner.program import Target
+from planner.program import OnProgress, Target, ignore_progress
 from planner.report import Result
 
 
@@ -55,7 +55,7 @@ def compare(
     traces = trace_workload(job, size, request.factory, budget.device.target).open(on_progress)
     build = open_builder(job, request.factory, on_progress)
     on_progress(f"tracing batch {size}")
-    own = estimate(job, over_epoch(job, size, traces), size, budget)
+    own = estimate(job, with_last_batch(job, size, traces), size, budget)
     others = run_estimators(job, size, budget, build, on_progress)
     return CompareResult(put_side_by_side(own, others, measured, perf_counter() - start))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from planner.api.options import Options
 from planner.api.request import Model, open_request
-from planner.planning import Estimate, estimate as estimate_batch, over_epoch
+from planner.planning import EpochPrograms, Estimate, estimate as estimate_batch
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
 from planner.report import Result
 
@@ -73,13 +73,13 @@ def estimate(
         return _estimate_without_trace(chosen, model, batch, options)
     request = open_request(model, options, batch)
     job, size, source = request.job, request.batch, request.source()
-    traces = source.open(request.on_progress)
+    programs = source.open_programs(request.on_progress)
     opened = perf_counter()
     request.on_progress(f"tracing batch {size}")
-    trace = over_epoch(job, size, traces)
+    trace = EpochPrograms(job, programs).trace(size, source.target)
     found = estimate_batch(job, trace, size, request.budget, perf_counter() - opened)
     result = EstimateResult(found, opened - request.start)
-    request.save_trace(result, source, traces, size)
+    request.save_trace(result, size, programs)
     return result
 
 

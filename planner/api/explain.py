@@ -10,24 +10,23 @@ from planner.allocator.history import Difference, Recording, compare_with_record
 from planner.api.budget import make_budget
 from planner.api.gpus import gpus
 from planner.api.options import Options
-from planner.api.request import Model, Request, ignore_progress, open_request
+from planner.api.request import Model, Request, open_request
 from planner.errors import ModelError
 from planner.hardware import ENDLESS_BYTES, Budget, Device, judge_budget, load_devices
 from planner.jobs import Job, Mode, check_count, reset_options
 from planner.planning import (
-    FIT_BATCHES,
     BatchCurve,
+    CaptureMode,
     Estimate,
     Explanation,
     Shown,
     estimate as estimate_batch,
     explain as explain_run,
-    over_epoch,
     take_curve,
-    take_detailed_trace,
-    without_end,
+    unlimited,
+    with_last_batch,
 )
-from planner.program import Trace
+from planner.program import FIT_BATCHES, Trace, ignore_progress
 from planner.report import Result
 from planner.store import open_saved
 
@@ -96,15 +95,15 @@ def explain(
         steps = max(1, *(mark.step for mark in recording.marks))
         request = replace(request, job=replace(request.job, steps=steps))
     job, size, budget, on_progress = request.job, request.batch, request.budget, request.on_progress
-    source = request.source(take_detailed_trace)
+    source = request.source(CaptureMode.WITH_PROVENANCE)
     traces = source.open(on_progress)
     opened = perf_counter()
     on_progress(f"tracing batch {size}")
-    trace = over_epoch(job, size, traces)
+    trace = with_last_batch(job, size, traces)
     evaluation = _evaluate(request)
     traced = perf_counter()
     found = estimate_batch(job, trace, size, budget, traced - opened)
-    arena = budget.arena if found.failed is None else without_end(budget.arena)
+    arena = budget.arena if found.failed is None else unlimited(budget.arena)
     explanation = explain_run(trace, size, arena, evaluation)
     difference = None
     if recording is not None:
@@ -112,7 +111,7 @@ def explain(
         difference = compare_with_recording(traces(size), size, recording)
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
     result = ExplainResult(found, explanation, trace, difference, shown, opened - request.start)
-    request.save_trace(result, source, traces, size)
+    request.save_trace(result, size)
     return result
 
 
@@ -144,21 +143,21 @@ def batch_curve(
     Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
-    if path is not None and not open_saved(Path(path)).traces.is_any_batch:
+    if path is not None and not open_saved(Path(path)).is_any_batch:
         return None
     asked = make_budget(options)
     cards = list(load_devices() if devices is None else devices)
     endless = asked.device.total.value >= ENDLESS_BYTES
     if not endless and asked.device not in cards:
         cards.insert(0, asked.device)
-    # Kept traces end where a rule takes another way, and each batch size beyond is a run of the model: for so
-    # many of them a loop of its own is faster.
+    # Where the guards of a stored program fail, each batch size is a run of the model: for so many of them, a
+    # program with its rules is faster.
     rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
     table = gpus(model, devices=cards, sort="memory", **rest).table
     (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")
     known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
-        first = table.traces.at(FIT_BATCHES[0], asked.device.target)
+        first = table.programs.trace(FIT_BATCHES[0], asked.device.target)
         known.insert(0, (judge_budget(asked, table.job, first), None))
     names = [budget.device.name for budget, _ in known]
-    return take_curve(known, table.traces, batch, names.index(asked.device.name))
+    return take_curve(known, table.programs, batch, names.index(asked.device.name))

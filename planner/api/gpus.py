@@ -1,28 +1,20 @@
 """`planner gpus` for Python: one job on every card of the database."""
 
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from planner._support.versions import installed_version
 from planner.api.budget import calibration_query, make_budget, stored_calibrations
 from planner.api.options import Options
 from planner.api.request import (
     Model,
     find_multiple,
-    ignore_progress,
-    isolation_limit,
-    make_job,
     open_request,
-    open_stores,
-    stores_for,
 )
-from planner.capture.subprocess import FromApart, apart_of
 from planner.errors import UsageError
 from planner.hardware import (
     MIB,
@@ -36,29 +28,21 @@ from planner.hardware import (
 from planner.hardware.calibration import Correction, find_calibration
 from planner.jobs import Job, check_count
 from planner.planning import (
-    FIT_BATCHES,
-    LARGEST_BATCH,
-    CardFit,
-    CardTable,
-    Factory,
-    OnProgress,
-    OverEpoch,
+    DeviceFit,
+    EpochPrograms,
+    FleetTable,
     Seconds,
-    TraceSource,
+    TimedPrograms,
     check_batch,
-    fit_cards,
-    starter_of,
-    take_alone,
-    trace_workload,
+    fit_devices,
 )
-from planner.program import Floor, Outcome, Target, Trace, find_growth, least_bytes
+from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth, ignore_progress
 from planner.report import Result, growth_text
-from planner.store import KeptCards, SavedTraces, open_saved
 
 if TYPE_CHECKING:
-    from planner.capture.symbolic import Loop, Loops
+    pass
 
-SORTS: dict[str, Callable[[CardFit], Any]] = {
+SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "max_batch": lambda fit: (-fit.max_batch, fit.budget.device.total.value, fit.budget.device.name),
     "memory": lambda fit: (fit.budget.device.total.value, fit.budget.device.name),
     "name": lambda fit: fit.budget.device.name.lower(),
@@ -71,10 +55,10 @@ SORTS: dict[str, Callable[[CardFit], Any]] = {
 class GpusResult(Result):
     """The cards, in the order asked for; `str` gives the text report."""
 
-    table: CardTable
+    table: FleetTable
 
     @property
-    def fits(self) -> tuple[CardFit, ...]:
+    def fits(self) -> tuple[DeviceFit, ...]:
         """What each card can do with the job."""
         return self.table.fits
 
@@ -125,29 +109,32 @@ def gpus(
     cards = _chosen(devices, filter, min_mib, max_mib)
     on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
-    job, traces = _open(model, options, on_progress)
+    named: Options = {**options, "gpu": cards[0], "no_calibration": True}
+    request = open_request(model, named)
+    job, programs = request.job, TimedPrograms(request.source().open_programs(on_progress))
     opened = perf_counter()
     if batch is not None:
         check_batch(job, batch)
     budgets = _budgets(cards, job, options)
-    first = traces.at(FIT_BATCHES[0], budgets[0].device.target)
+    programs.bound(budgets[0].device.target)  # builds the program, which the next trace is of
+    first = programs.trace(FIT_BATCHES[0], budgets[0].device.target)
     budgets = [judge_budget(budget, job, first) for budget in budgets]
-    fits = _fit(job, traces, budgets, batch, multiple)
+    epochs = EpochPrograms(job, programs)
+    fits = fit_devices(job, budgets, epochs, batch, multiple)
     kept = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
-    traced = traces.loops.seconds if isinstance(traces, _FromLoops) else 0.0
-    seconds = Seconds(traced, perf_counter() - opened - traced)
-    any_trace = traces.at(fits[0].batch, fits[0].budget.device.target)
-    table = CardTable(
+    seconds = Seconds(programs.seconds, perf_counter() - opened - programs.seconds)
+    any_trace = programs.trace(fits[0].batch, fits[0].budget.device.target)
+    table = FleetTable(
         job,
         batch,
         budgets[0].confidence,
         tuple(sorted(kept, key=key)),
         len(fits) - len(kept),
-        (*_growth_notes(any_trace, fits[0].batch), *_notes(any_trace, job, traces, fits)),
+        (*_growth_notes(any_trace, fits[0].batch), *_notes(any_trace, job, fits)),
         any_trace.unknown_ops,
         opened - start,
         seconds,
-        OverEpoch(job, traces) if job.dataset_size else traces,
+        epochs,
         multiple,
     )
     return GpusResult(table)
@@ -158,14 +145,9 @@ def _growth_notes(one: Trace, batch: int) -> tuple[str, ...]:
     return () if growth is None else (f"at batch {batch}, {growth_text(growth, None)}",)
 
 
-def _notes(
-    one: Trace,
-    job: Job,
-    traces: "SavedTraces | _FromLoops | FromApart | KeptCards",
-    fits: Sequence[CardFit],
-) -> tuple[str, ...]:
-    """What stands behind the table: the notes of one trace, and what a library says of the others' GPUs."""
-    if not job.cudnn or not isinstance(traces, _FromLoops):
+def _notes(one: Trace, job: Job, fits: Sequence[DeviceFit]) -> tuple[str, ...]:
+    """Return the notes of one trace, and what a cuDNN library says of the other GPUs."""
+    if not job.cudnn:
         return one.notes
     from planner.capture import notes_on_cudnn
 
@@ -209,139 +191,3 @@ def _calibrated(budget: Budget, found: Correction | None) -> Budget:
     return make_device_budget(
         budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
     )
-
-
-@dataclass(slots=True)
-class _FromLoops:
-    """The traces that loops of the model say; where there are none, or they proved wrong, each is taken by
-    itself.
-    """
-
-    job: Job
-    factory: Factory | None
-    loops: "Loops"
-    on_progress: OnProgress
-    note: str
-    _slow: dict[Target, TraceSource] = field(default_factory=dict)
-    _quick: dict[int, "Loop"] = field(default_factory=dict)  # by the loop that it is the same as
-    _floors: dict[int, Floor] = field(default_factory=dict)  # of each loop
-
-    def at(self, batch: int, chip: Target) -> Trace:
-        loop = self.loop(chip)
-        if loop is None:
-            return self._slow[chip](batch)
-        quick = self._quick.get(id(loop))
-        if quick is None:
-            quick = self._quick[id(loop)] = loop.unplaced()
-        taken = quick.at(batch, self.loops.equip(chip))
-        return replace(taken, notes=(*taken.notes, self.note))
-
-    def kin(self, batch: int, chip: Target) -> Hashable:
-        loop = self.loop(chip)
-        return None if loop is None else (id(loop), loop.answers(batch, self.loops.equip(chip)))
-
-    def floor(self, chip: Target) -> Floor:
-        loop = self.loop(chip)
-        if loop is None:
-            return _no_floor
-        if id(loop) not in self._floors:
-            self._floors[id(loop)] = least_bytes(loop.own)
-        return self._floors[id(loop)]
-
-    def distrust(self, chip: Target) -> None:
-        """Take every trace for such GPUs by itself from now on."""
-        self._slow[chip] = trace_workload(self.job, None, self.factory, chip, take_alone).open(
-            self.on_progress
-        )
-
-    def loop(self, chip: Target) -> "Loop | None":
-        """The loop that answers for such GPUs."""
-        from planner.capture.symbolic import UnsteadyError
-
-        if chip not in self._slow:
-            try:
-                return self.loops.of(chip)
-            except UnsteadyError:
-                self.distrust(chip)
-        return None
-
-
-def _no_floor(batch: int) -> int:
-    return 0
-
-
-def _open(
-    model: Model | None, options: Options, on_progress: OnProgress
-) -> tuple[Job, "SavedTraces | _FromLoops | FromApart | KeptCards"]:
-    """The job and its traces; imports what they need."""
-    path = options.get("trace")
-    if path is not None:
-        named: Options = {**options, "gpu": load_devices()[0], "no_calibration": True}
-        job = open_request(model, named).job  # refuses what the file says as well
-        return job, open_saved(Path(path)).traces
-    shelves = open_stores(options)
-    job, _, factory = make_job(model, options, shelves)
-    limit_seconds = isolation_limit(options)
-    if limit_seconds is not None:
-        return job, FromApart(job, apart_of(job, factory, limit_seconds))
-    shelves = stores_for(job, factory, shelves)
-    if shelves is not None:
-        return job, KeptCards(job, shelves, starter_of(job, on_progress))
-    on_progress("importing torch and the model's library")
-    from planner.capture.models import construct_model, find_constructor
-    from planner.capture.symbolic import Loops
-
-    constructor = factory or find_constructor(job)
-    loops = Loops(job, lambda job: construct_model(job, constructor), on_progress)
-    note = f"traced with PyTorch {installed_version('torch')}; other versions keep other tensors"
-    return job, _FromLoops(job, factory, loops, on_progress, note)
-
-
-def _fit(
-    job: Job,
-    traces: "SavedTraces | _FromLoops | FromApart | KeptCards",
-    budgets: Sequence[Budget],
-    batch: int | None,
-    multiple_of: int,
-) -> tuple[CardFit, ...]:
-    """The cards. Each loop is held against a run at the largest answer that it gave; where it proves wrong,
-    its cards are asked again.
-    """
-    if isinstance(traces, FromApart):
-        return traces.fit(budgets, batch, multiple_of)
-    played = OverEpoch(job, traces) if job.dataset_size else traces
-    fits = fit_cards(budgets, played, batch, multiple_of=multiple_of)
-    if not isinstance(traces, _FromLoops):
-        return fits
-    doubted = _doubted(traces, fits)
-    for chip in doubted:
-        traces.distrust(chip)
-    again = [budget for budget in budgets if budget.device.target in doubted]
-    kept = [fit for fit in fits if fit.budget.device.target not in doubted]
-    said = {fit.budget.arena: fit.max_batch for fit in fits}  # by the loop, which is not far off
-    return (*kept, *fit_cards(again, played, batch, said, multiple_of))
-
-
-def _doubted(traces: _FromLoops, fits: Sequence[CardFit]) -> set[Target]:
-    """The kinds of GPUs whose loop is not what a run at their largest answer gives.
-
-    Where a loop proves wrong it is for large batches, as beyond 2**31 elements: those that stay below are
-    found by bisection.
-    """
-    users: dict[int, dict[Target, int]] = {}
-    for fit in sorted(fits, key=lambda fit: fit.max_batch):
-        loop = traces.loop(fit.budget.device.target)
-        if loop is not None:
-            largest = users.setdefault(id(loop), {})
-            largest.pop(fit.budget.device.target, None)
-            largest[fit.budget.device.target] = max(1, fit.max_batch)
-
-    def differs(user: tuple[Target, int]) -> bool:
-        return bool(traces.loops.confirm(user[1], user[0]))
-
-    doubted: set[Target] = set()
-    for largest in users.values():
-        rising = list(largest.items())
-        if differs(rising[-1]):
-            doubted |= {chip for chip, _ in rising[bisect_left(rising[:-1], True, key=differs) :]}
-    return doubted

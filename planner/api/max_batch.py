@@ -11,7 +11,7 @@ from planner.api.budget import require_memory_limit
 from planner.api.options import Options
 from planner.api.request import Model, find_multiple, open_request
 from planner.errors import UsageError
-from planner.planning import Plan, plan_max_batch
+from planner.planning import Plan, find_max_batch
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
 from planner.report import Result
 
@@ -107,11 +107,11 @@ def max_batch(
     require_memory_limit(options)
     request = open_request(model, options)
     source = request.source()
-    traces = source.open(request.on_progress)
+    programs = source.open_programs(request.on_progress)
     import_seconds = perf_counter() - request.start
-    plan = plan_max_batch(request.job, request.budget, traces, request.on_progress, multiple)
+    plan = find_max_batch(request.job, request.budget, programs, multiple)
     result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)
-    request.save_trace(result, source, traces, plan.search.largest or 1)
+    request.save_trace(result, plan.search.largest or 1, programs)
     return result
 
 

@@ -12,10 +12,9 @@ from typing import TypedDict, Unpack
 
 from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
 from planner.api.budget import make_budget
-from planner.api.request import ignore_progress
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
-from planner.planning import OnProgress, trace_workload
+from planner.planning import trace_workload
 from planner.planning.process import (
     TRACED_STEPS,
     Account,
@@ -25,7 +24,7 @@ from planner.planning.process import (
     read_process,
     run,
 )
-from planner.program import Trace
+from planner.program import OnProgress, Trace, ignore_progress
 from planner.report import Result, is_endless, short_op
 
 NOTEBOOK, VARIABLE = "notebook", "variable"  # shipped processes, the defaults of the two functions

@@ -29,20 +29,19 @@ from planner.jobs import (
     split_model,
 )
 from planner.planning import (
-    LARGEST_BATCH,
+    CaptureMode,
     Factory,
-    Take,
-    TraceSource,
     Workload,
     check_batch,
     complete_from_library,
+    isolated_workload,
     kept_workload,
     load_workload,
     save_workload,
-    take_trace,
     trace_workload,
 )
-from planner.store import Shelves, ShippedShelf, UserShelf, open_cache
+from planner.program import LARGEST_BATCH, ProgramSet, ignore_progress
+from planner.store import BundledStore, ProgramStore, UserCache, open_cache
 
 Model = str | Job | Factory
 
@@ -63,7 +62,7 @@ class Request:
     options: Options
     chosen_batch: int | None
     factory: Factory | None
-    stores: Shelves | None  # of cached traces; None where none may answer
+    stores: Sequence[ProgramStore]  # of programs that may answer
     saved: Workload | None  # of a trace file, in place of the model
     start: float  # when it was opened: some sources import their library to know the inputs
 
@@ -80,26 +79,26 @@ class Request:
         check_batch(self.job, self.chosen_batch)
         return self.chosen_batch
 
-    def source(self, take: Take = take_trace, job: Job | None = None) -> Workload:
+    def source(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> Workload:
         """Return the source of traces of the job, or of another one of the same model. Raises UsageError."""
         if self.saved is not None:
             return self.saved
         wanted, target = job or self.job, self.budget.device.target
-        if self.stores is not None and job is None and take is take_trace:
+        if self.stores and job is None and mode is CaptureMode.SHARED:
             return kept_workload(wanted, self.chosen_batch, target, self.stores)
         limit_seconds = isolation_limit(self.options)
         if limit_seconds is None:
-            return trace_workload(wanted, self.chosen_batch, self.factory, target, take)
-        from planner.capture.subprocess import isolated_workload
+            return trace_workload(wanted, self.chosen_batch, self.factory, target, mode)
+        return isolated_workload(wanted, self.chosen_batch, self.factory, target, mode, limit_seconds)
 
-        return isolated_workload(wanted, self.chosen_batch, self.factory, target, take, limit_seconds)
-
-    def save_trace(self, result: object, source: Workload, traces: TraceSource, batch: int) -> None:
+    def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
         """Write the trace file of the options, if there is one. Raises UnsavedError."""
         path = self.options.get("save_trace")
         if path is not None:
             with unsaved(result):
-                save_workload(source, traces, batch, Path(path), self.on_progress)
+                source = self.source()
+                programs = programs or source.open_programs(self.on_progress)
+                save_workload(source, programs, batch, Path(path), self.on_progress)
 
 
 def open_request(
@@ -120,11 +119,12 @@ def open_request(
     path = options.get("trace")
     if path is not None:
         saved = _load_trace(model, options, Path(path), budget)
-        job, known, factory, stores = saved.job, saved.batch, None, None
+        job, known, factory = saved.job, saved.batch, None
+        stores: tuple[ProgramStore, ...] = ()
     else:
-        saved, stores = None, open_stores(options)
-        job, known, factory = make_job(model, options, stores)
-        stores = stores_for(job, factory, stores)
+        saved, opened = None, open_stores(options)
+        job, known, factory = make_job(model, options, opened)
+        stores = stores_for(job, factory, opened)
     budget = calibrate_budget(budget, job, options)
     return Request(job, budget, options, batch or known, factory, stores, saved, start)
 
@@ -155,24 +155,26 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
     return float(limit_seconds)
 
 
-def open_stores(options: Options) -> Shelves | None:
-    """Return the stores of cached traces; None without `cache`, for a model in a process of its own, or where
+def open_stores(options: Options) -> tuple[ProgramStore, ...]:
+    """Return the stores of programs; none without `cache`, for a model in a process of its own, or where
     torch is set otherwise than by default.
 
     Raises UsageError.
     """
     folder = options.get("cache")
     if folder is None or options.get("isolate") or _is_torch_changed():
-        return None
+        return ()
     cache = open_cache(Path(folder), options.get("warn") or _warn)
-    return Shelves(UserShelf(cache), ShippedShelf())
+    return UserCache(cache), BundledStore()
 
 
-def stores_for(job: Job, factory: Factory | None, shelves: Shelves | None) -> Shelves | None:
-    """Return the stores that may answer for a job; None for a factory's model, which has no name, and where
+def stores_for(
+    job: Job, factory: Factory | None, stores: tuple[ProgramStore, ...]
+) -> tuple[ProgramStore, ...]:
+    """Return the stores that may answer for a job; none for a factory's model, which has no name, and where
     a cuDNN library is queried.
     """
-    return None if factory is not None or job.cudnn else shelves
+    return () if factory is not None or job.cudnn else stores
 
 
 def _is_torch_changed() -> bool:
@@ -199,7 +201,7 @@ def _load_trace(model: Model | None, options: Options, path: Path, budget: Budge
 
 
 def make_job(
-    model: Model | None, options: Options, shelves: Shelves | None = None
+    model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
     """Return the complete job, the batch size of its origin and the factory, where it has them.
 
@@ -211,11 +213,11 @@ def make_job(
     path = options.get("models")
     catalogue = load_catalogue(None if path is None else Path(path), allowed_sources(options))
     if isinstance(model, str):
-        job = complete_from_library(resolve_job(model, catalogue, **given), shelves)
+        job = complete_from_library(resolve_job(model, catalogue, **given), stores)
         return job, None if split_model(model).source else catalogue[model].batch, None
     reject_instance(model)
     base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
-    job = complete_from_library(complete_job(merge_job(base, given)), shelves)
+    job = complete_from_library(complete_job(merge_job(base, given)), stores)
     return job, None, model if callable(model) else None
 
 
@@ -263,7 +265,3 @@ def _sample(given: Sample) -> TensorSpec:
 def find_multiple(multiple_of: int | None) -> int:
     """Return the number of which an answer has to be a multiple, 1 unless given. Raises UsageError."""
     return 1 if multiple_of is None else check_count("--multiple-of", multiple_of, LARGEST_BATCH)
-
-
-def ignore_progress(line: str) -> None:
-    """Do nothing: the callback of callers that want no progress."""

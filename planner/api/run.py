@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.api.budget import DEFAULT_CONFIDENCE
-from planner.api.request import find_multiple, ignore_progress
+from planner.api.request import find_multiple
 from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
 from planner.errors import UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device
 from planner.jobs import check_count
-from planner.planning import OnProgress, Shown
+from planner.planning import Shown
 from planner.planning.command import CommandPlan, ExplainedRun, explain_run, find_largest_batch
-from planner.program import Outcome
+from planner.program import OnProgress, Outcome, ignore_progress
 from planner.report import Result
 
 MAX_GPUS = 64

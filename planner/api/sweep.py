@@ -19,7 +19,6 @@ from planner.api.gpus import gpus
 from planner.api.options import Options
 from planner.errors import PlannerError, UsageError
 from planner.jobs import CatalogueEntry, resolve_job
-from planner.planning import OnProgress
 from planner.planning.sweep import (
     Cell,
     Failure,
@@ -35,6 +34,7 @@ from planner.planning.sweep import (
     device_digest,
     run_all,
 )
+from planner.program import OnProgress
 from planner.report import Result
 
 # A worker of a Dask cluster may have several threads; captures run one at a time in a process.

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, NamedTuple, TextIO
 
 from planner.errors import UnsavedError
-from planner.planning import OnProgress
+from planner.program import OnProgress
 from planner.report import Result
 
 SILENT_SECONDS = 2  # after which a line of progress counts

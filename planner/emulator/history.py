@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,7 +145,7 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
         if event.action == "a":
             close_row()
             live[event.address] = allocated
-            events.append(Alloc(allocated, event.size_bytes, 0, Category.TEMPORARY, event.site))
+            events.append(Alloc(allocated, event.size_bytes, Category.TEMPORARY, event.site))
             allocated += 1
         elif event.action == "c":
             if event.address not in live:
@@ -155,12 +155,12 @@ def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
     close_row()
     scratch = _scratch(allocated, deaths, scratch_depth)
     named = (
-        replace(event, role=Category.WORKSPACE)
+        msgspec.structs.replace(event, category=Category.WORKSPACE)
         if isinstance(event, Alloc) and event.block in scratch
         else event
         for event in events
     )
-    return Trace(_with_end(tuple(named)), history.sites, (batch,))
+    return Trace(_with_end(tuple(named)), history.sites, batch)
 
 
 def _phase_marks(history: History) -> tuple[PhaseStart, deque[tuple[int, PhaseStart]]]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from planner.hardware.residuals import Published, Residuals, RunKind, Spread, load_residuals, quantile
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
-from planner.program import FROM_CHANCE, Alloc, Category, Trace
+from planner.program import Alloc, Category, Trace
 
 FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces of cuDNN matter little
 LARGE_PARAMETERS = 10**9
@@ -132,9 +132,11 @@ def _is_integer(spec: TensorSpec) -> bool:
 
 
 def _is_large(job: Job, trace: Trace) -> bool:
-    owned = (event for event in trace.events if isinstance(event, Alloc) and event.role is Category.PARAMETER)
+    owned = (
+        event for event in trace.events if isinstance(event, Alloc) and event.category is Category.PARAMETER
+    )
     element = 2 if job.precision in _HALF else 4
-    return sum(event.fixed_bytes for event in owned) >= LARGE_PARAMETERS * element
+    return sum(event.size_bytes for event in owned) >= LARGE_PARAMETERS * element
 
 
 def _attends(sites: Counter[str]) -> bool:
@@ -153,7 +155,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: RunKind) -> Itera
         yield "has both attention and many convolutions in these settings"
     if any(word in op for op in sites for word in _RECURRENT):
         yield "has recurrent layers"
-    if any(word in op for op in sites for word in _DETECTION) or any(FROM_CHANCE in n for n in trace.notes):
+    if any(word in op for op in sites for word in _DETECTION) or trace.has_random_sizes:
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.mode is Mode.GENERATE:
         yield "generates"

@@ -8,7 +8,7 @@ from planner.hardware.budget import Budget, is_fitted, process_overhead
 from planner.hardware.device import ENDLESS_BYTES
 from planner.hardware.likeness import margins_of
 from planner.hardware.residuals import Spread
-from planner.program import Outcome, Trace, least_bytes
+from planner.program import Outcome, Trace, live_bytes_bound
 
 MAX_REPLAYS = 6
 CERTAIN = 0.0005  # a probability this near to 0 or 1 is not refined
@@ -27,7 +27,7 @@ def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float
         return None
     if budget.likeness.unlike and not is_fitted(budget):
         return None
-    low = float(least_bytes(trace.events)(run.batch))
+    low = float(live_bytes_bound(trace.events)(run.batch))
     high = max(low, float(run.peak_reserved_bytes))
     for _ in range(MAX_REPLAYS):
         least, most = oom_probability_at(budget, low), oom_probability_at(budget, high)

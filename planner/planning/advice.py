@@ -13,9 +13,9 @@ from planner.allocator import Arena, replay_trace
 from planner.errors import ModelError, UsageError
 from planner.hardware import Budget
 from planner.planning.changes import Change, Recipe, apply_all, changes_for
-from planner.planning.epoch import over_epoch
-from planner.planning.max_batch import Estimate, OnProgress, TraceSource, estimate
-from planner.program import Outcome, Trace
+from planner.planning.epoch import with_last_batch
+from planner.planning.estimate import Estimate, estimate
+from planner.program import OnProgress, Outcome, Trace, TraceSource
 
 LARGEST_SET = 3
 ENOUGH = 8  # sets that fit, after which no more are looked for
@@ -132,7 +132,7 @@ def _hopeful(
 
 def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_tracer: Open) -> Trial:
     changed = apply_all(recipe, changes)
-    trace = over_epoch(changed.job, changed.batch, open_tracer(changed))
+    trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
     arena = replace(budget.arena, rules=changed.rules)
     found = estimate(changed.job, trace, changed.batch, replace(budget, arena=arena))
     return Trial(changes, changed, found, _needed(trace, changed.batch, arena, found.run.peak_reserved_bytes))

@@ -179,7 +179,7 @@ def _inspect(
         if index == peak:
             blocks = _live_blocks(trace, batch, live)
         if index == reserved_peak:
-            rounding = sum(block.size_bytes - event.bytes_at(batch) for event, _, block in live.values())
+            rounding = sum(block.size_bytes - event.size_bytes for event, _, block in live.values())
             fragmentation = _fragmentation(moment_of(trace, index), allocator, rounding)
 
     replay_trace(trace, batch, arena, inspect)
@@ -190,13 +190,13 @@ def _inspect(
 def _live_blocks(
     trace: Trace, batch: int, live: Mapping[int, tuple[Alloc, PhaseStart, Block]]
 ) -> tuple[LiveBlock, ...]:
-    details = {detail.block: detail for detail in trace.details}
+    details = {detail.block: detail for detail in trace.provenance}
     return tuple(
         LiveBlock(
             event.block,
             block.size_bytes,
-            event.bytes_at(batch),
-            event.role,
+            event.size_bytes,
+            event.category,
             trace.sites[event.site].module,
             trace.sites[event.site].op,
             mark.step,

@@ -10,38 +10,40 @@ batch sizes up to its size: it is known by how many batches before it was born, 
 module, or where its size does not depend on the batch size, by that.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode
-from planner.planning.search import LARGEST_BATCH
 from planner.program import (
+    LARGEST_BATCH,
     Alloc,
     Category,
     ConvWorkspace,
     Event,
     Free,
+    LowerBound,
     Phase,
     PhaseStart,
+    ProgramSet,
     Site,
+    Target,
     TensorProvenance,
     Trace,
+    TraceSource,
 )
-
-Source = Callable[[int], Trace]  # the trace at a batch size
 
 _FIXED = frozenset((Category.GRADIENT, Category.OPTIMIZER, Category.PARAMETER))  # as large for any batch size
 
 _Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether the batch is the smaller one
 
 
-def last_batch(job: Job, batch: int) -> int:
+def last_batch_size(job: Job, batch: int) -> int:
     """Samples in the last batch of an epoch; 0 where all batches are full."""
     return job.dataset_size % batch if 0 < batch <= job.dataset_size else 0
 
 
-def most_batch(job: Job) -> int:
+def max_useful_batch(job: Job) -> int:
     """The largest batch size worth asking for: no batch has more samples than the epoch."""
     return min(LARGEST_BATCH, job.dataset_size or LARGEST_BATCH)
 
@@ -55,13 +57,13 @@ def check_batch(job: Job, batch: int) -> None:
         )
 
 
-def over_epoch(job: Job, batch: int, source: Source) -> Trace:
+def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
     """The trace of the job's loop at this batch size, with the smaller batch where an epoch ends with one.
 
     Its notes tell what was played. A model that cannot run the smaller batch, or that goes through its steps
     in another way there, is told of and played without. Raises the errors of the source at `batch`.
     """
-    full, last = source(batch), last_batch(job, batch)
+    full, last = source(batch), last_batch_size(job, batch)
     if not job.dataset_size:
         return full
     count = f"an epoch of {job.dataset_size:,} samples"
@@ -73,13 +75,40 @@ def over_epoch(job: Job, batch: int, source: Source) -> Trace:
     except ModelError as error:
         return _noted(full, f"{ends}, which is not counted, since the model fails there: {error}")
     for order in _orders(job, job.dataset_size // batch):
-        joined = _Player(full, smaller, batch, last).play(order)
+        joined = _Stitcher(full, smaller, batch, last).play(order)
         if joined is not None:
             before = next(number for number, (_, is_smaller) in enumerate(order) if is_smaller)
             steps = f"{before} step" + "s" * (before > 1)
             what = "its step" if job.accumulate > 1 else "it"
             return _noted(joined, f"{ends}; {what} comes after {steps} of full batches and before one more")
     return _noted(full, f"{ends}, which is not counted, since the model goes another way there")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPrograms:
+    """The traces of a job with the smaller batch that its epochs end with."""
+
+    job: Job
+    programs: ProgramSet
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        """Return the trace as `with_last_batch` stitches it."""
+        return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        """Return the keys of both batch sizes; None where one has none, or the model fails there."""
+        full, last = self.programs.key(batch, target), last_batch_size(self.job, batch)
+        if not last:
+            return full
+        try:
+            smaller = self.programs.key(last, target)
+        except ModelError:
+            return None
+        return None if full is None or smaller is None else (full, smaller)
+
+    def bound(self, target: Target) -> LowerBound | None:
+        """Return that of full batches."""
+        return self.programs.bound(target)
 
 
 def _noted(trace: Trace, note: str) -> Trace:
@@ -103,7 +132,7 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Segment:
     """Events from one batch's copying to the next one's; the first stretch is the set-up."""
 
     step: int
@@ -111,7 +140,7 @@ class _Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _BlockKey:
     """What is told of a block that outlives its stretch, apart from when it was born."""
 
     role: Category
@@ -125,12 +154,12 @@ class _Parted:
 
     trace: Trace
     batch: int
-    stretches: tuple[_Stretch, ...]
-    lasting: dict[int, tuple[int, _Kind]]  # with the index of the stretch that they were born in
+    stretches: tuple[_Segment, ...]
+    live_across: dict[int, tuple[int, _BlockKey]]  # with the index of the stretch that they were born in
 
-    def kinds(self, index: int) -> list[_Kind]:
+    def kinds(self, index: int) -> list[_BlockKey]:
         """What outlives a stretch, by birth."""
-        return [kind for born, kind in self.lasting.values() if born == index]
+        return [kind for born, kind in self.live_across.values() if born == index]
 
     def of_step(self, step: int) -> list[int]:
         """The stretches of a step, by index."""
@@ -138,31 +167,31 @@ class _Parted:
 
 
 def _part(trace: Trace, batch: int) -> _Parted:
-    stretches: list[_Stretch] = []
+    stretches: list[_Segment] = []
     events: list[Event] = []
     step = 0
     for event in trace.events:
         if isinstance(event, PhaseStart) and (event.phase is Phase.INPUTS or event.step > step):
-            stretches.append(_Stretch(step, tuple(events)))
+            stretches.append(_Segment(step, tuple(events)))
             events, step = [], event.step
         if not isinstance(event, PhaseStart) or event.phase is not Phase.END:
             events.append(event)
-    stretches.append(_Stretch(step, tuple(events)))
-    lasting: dict[int, tuple[int, _Kind]] = {}
+    stretches.append(_Segment(step, tuple(events)))
+    live_across: dict[int, tuple[int, _BlockKey]] = {}
     for index, stretch in enumerate(stretches):
         gone = {event.block for event in stretch.events if isinstance(event, Free)}
         counts: dict[tuple[Category, str | int], int] = {}
         for event in stretch.events:
             if isinstance(event, Alloc) and event.block not in gone:
-                is_fixed = event.role in _FIXED
-                of = event.fixed_bytes if is_fixed else trace.sites[event.site].module
-                key = event.role, of
-                lasting[event.block] = index, _Kind(*key, counts.get(key, 0))
+                is_fixed = event.category in _FIXED
+                of = event.size_bytes if is_fixed else trace.sites[event.site].module
+                key = event.category, of
+                live_across[event.block] = index, _BlockKey(*key, counts.get(key, 0))
                 counts[key] = counts.get(key, 0) + 1
-    return _Parted(trace, batch, tuple(stretches), lasting)
+    return _Parted(trace, batch, tuple(stretches), live_across)
 
 
-def _twin(kind: _Kind, ours: list[_Kind], theirs: list[_Kind]) -> _Kind:
+def _match(kind: _BlockKey, ours: list[_BlockKey], theirs: list[_BlockKey]) -> _BlockKey:
     """What stands for a block in another trace, where those of its role that differ are equally many.
 
     The gradient of one sample may be a view of a larger block, where that of several is a sum of its own.
@@ -172,7 +201,7 @@ def _twin(kind: _Kind, ours: list[_Kind], theirs: list[_Kind]) -> _Kind:
     return others[left.index(kind)] if kind in left and len(left) == len(others) else kind
 
 
-class _Player:
+class _Stitcher:
     """Puts stretches of two traces one after another; one player makes one trace."""
 
     def __init__(self, full: Trace, smaller: Trace, batch: int, last: int) -> None:
@@ -181,8 +210,8 @@ class _Player:
         self._details: list[TensorProvenance] = []
         self._asked: list[ConvWorkspace] = []
         self._sites: dict[Site, int] = {}
-        self._alive: dict[tuple[int, _Kind], int] = {}  # by the stretch of the new trace
-        self._played: list[list[_Kind]] = []  # what outlived each stretch
+        self._alive: dict[tuple[int, _BlockKey], int] = {}  # by the stretch of the new trace
+        self._played: list[list[_BlockKey]] = []  # what outlived each stretch
         self._born = 0
 
     def play(self, order: _Order) -> Trace | None:
@@ -213,15 +242,14 @@ class _Player:
             if isinstance(event, Alloc):
                 names[event.block] = number = self._born
                 self._born += 1
-                size_bytes = event.fixed_bytes + event.per_sample_bytes * parted.batch
                 site = sites[event.site]
-                self._events.append(Alloc(number, size_bytes, 0, event.role, site, event.optional))
-                if event.block in parted.lasting:
-                    self._alive[place, parted.lasting[event.block][1]] = number
+                self._events.append(Alloc(number, event.size_bytes, event.category, site, event.may_fail))
+                if event.block in parted.live_across:
+                    self._alive[place, parted.live_across[event.block][1]] = number
             elif isinstance(event, Free):
                 block = names.get(event.block)
                 if block is None:
-                    block = self._lasting(parted, event.block, index, place)
+                    block = self._live_across_key(parted, event.block, index, place)
                 if block is None:
                     return False
                 self._events.append(Free(block))
@@ -229,20 +257,20 @@ class _Player:
                 self._events.append(PhaseStart(step, event.phase))
         self._details += [
             replace(detail, block=names[detail.block])
-            for detail in parted.trace.details
+            for detail in parted.trace.provenance
             if detail.block in names
         ]
         self._asked += [
-            replace(row, block=names[row.block]) for row in parted.trace.asked if row.block in names
+            replace(row, block=names[row.block]) for row in parted.trace.conv_workspaces if row.block in names
         ]
         return True
 
-    def _lasting(self, parted: _Parted, block: int, index: int, place: int) -> int | None:
+    def _live_across_key(self, parted: _Parted, block: int, index: int, place: int) -> int | None:
         """The block that here is what `block` was in its trace."""
-        born, kind = parted.lasting[block]
+        born, kind = parted.live_across[block]
         there = 0 if born == 0 else place - (index - born)
         if (there, kind) not in self._alive and 0 <= there < len(self._played):
-            kind = _twin(kind, parted.kinds(born), self._played[there])
+            kind = _match(kind, parted.kinds(born), self._played[there])
         return self._alive.pop((there, kind), None)
 
     def _trace(self) -> Trace:
@@ -250,7 +278,7 @@ class _Player:
         return Trace(
             tuple(self._events),
             tuple(self._sites),
-            (self._full.batch,),
+            self._full.batch,
             tuple(sorted({*full.unknown_ops, *smaller.unknown_ops})),
             (*full.notes, *(note for note in smaller.notes if note not in full.notes)),
             tuple(self._details),

@@ -1,195 +1,195 @@
-"""One job on many cards: the largest batch size of each, from few traces and as few replays as that takes.
+"""The largest batch size of one job on one or many GPUs, from few traces and as few replays as that takes.
 
-Cards with one kind of GPU share their traces. A replay that fits without releasing cached memory runs
-the same on every card that has its peak, and where tensors alone exceed a card, no replay is needed to know
-that the batch does not fit. Neither changes an answer: each is the one that `plan_max_batch` gives.
+GPUs of one kind share their traces. A replay that fits without releasing cached memory is the same on every
+GPU that has its peak, and where tensors alone exceed a GPU, no replay is needed to know that the batch does
+not fit.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import linear_regression
-from types import MappingProxyType
-from typing import Protocol
 
-from planner.allocator import Arena, Replay, replay_trace, room_bytes
-from planner.hardware import ENDLESS_BYTES, Budget, process_bytes, upper_process_bytes
+from planner.allocator import Arena, replay_trace
+from planner.errors import BatchTooLargeError
+from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.jobs import Job
-from planner.planning.epoch import last_batch, most_batch, over_epoch
-from planner.planning.max_batch import Seconds, without_end
-from planner.planning.search import LARGEST_BATCH, boundary_by_line, boundary_near, climb_islands
-from planner.program import Floor, Outcome, Target, Trace
+from planner.planning.epoch import max_useful_batch
+from planner.planning.estimate import Seconds, unlimited
+from planner.planning.replays import ReplayCache, TargetReplays
+from planner.planning.search import (
+    Search,
+    boundary_from_guess,
+    largest_by_extrapolation,
+    round_down,
+    scan_islands,
+)
+from planner.program import FIT_BATCHES, Outcome, ProgramSet, Target
 
-_REMEMBERED_TRACES = 4  # the cards of one memory ask for the same batch sizes
 USUAL_ERROR = 2  # of a guess, in samples; of large batches, a hundredth
-USUAL_GAP = 10  # below the floor's largest, in samples; of large batches, one part in so many
-SAMPLE = 4  # cards that are looked at for batch sizes that fit above some that do not
-USUAL_SHARE = 0.97  # of what the floor allows, most jobs reach about so much
-
-
-class Traces(Protocol):
-    """Where the traces of a job come from, for a batch size on a GPU of one kind."""
-
-    def at(self, batch: int, chip: Target) -> Trace:
-        """The whole trace."""
-
-    def kin(self, batch: int, chip: Target) -> Hashable:
-        """Equal for kinds of GPUs that run the same events; None where only the traces themselves tell."""
-
-    def floor(self, chip: Target) -> Floor:
-        """A bound from below; a function that gives 0 will do."""
+USUAL_GAP = 10  # below the bound's largest, in samples; of large batches, one part in so many
+SAMPLE = 4  # GPUs that are probed for batch sizes that fit above some that do not
+USUAL_SHARE = 0.97  # of what the bound allows, most jobs reach about so much
 
 
 @dataclass(frozen=True, slots=True)
-class OverEpoch:
-    """Traces of a job with the smaller batch that its epochs end with."""
-
-    job: Job
-    traces: Traces
-
-    def at(self, batch: int, chip: Target) -> Trace:
-        """As `over_epoch` puts it together."""
-        return over_epoch(self.job, batch, lambda size: self.traces.at(size, chip))
-
-    def kin(self, batch: int, chip: Target) -> Hashable:
-        """Both batch sizes decide."""
-        sizes = [size for size in (batch, last_batch(self.job, batch)) if size]
-        known = tuple(self.traces.kin(size, chip) for size in sizes)
-        return None if None in known else known
-
-    def floor(self, chip: Target) -> Floor:
-        """That of full batches; above the epoch there is nothing to find."""
-        floor, most = self.traces.floor(chip), most_batch(self.job)
-        return lambda batch: floor(batch) if batch <= most else ENDLESS_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class CardFit:
-    """What one card can do with the job."""
+class DeviceFit:
+    """What one GPU can do with the job."""
 
     budget: Budget
     max_batch: int  # 0 where not even 1 fits
     batch: int  # that the figures below are of: the one asked for, else the largest, else 1
-    outcome: Outcome  # of that batch on this card
-    process_bytes: int  # what nvidia-smi shows at its peak; on a card without end where it does not fit
+    outcome: Outcome  # of that batch on this GPU
+    process_bytes: int  # what nvidia-smi shows at its peak; on a GPU without limits where it does not fit
     process_upper_bytes: int  # the same at the confidence
     comfortable_batch: int  # the largest without retries; 0 where none runs without
 
     @property
     def headroom_bytes(self) -> int:
-        """What the process leaves of the card's memory; negative where it does not fit."""
+        """Return what the process leaves of the GPU's memory; negative where it does not fit."""
         return self.budget.device.usable.value - self.process_bytes
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether a line through measured runs of this job answers, and not the defaults."""
+        """Return whether a line through measured runs of this job answers, and not the defaults."""
         return self.budget.correction is not None and self.budget.correction.fit is not None
 
 
 @dataclass(frozen=True, slots=True)
-class CardTable:
-    """One job on many cards, and how it was found out."""
+class FleetTable:
+    """One job on many GPUs, and how it was found."""
 
     job: Job
-    batch: int | None  # None where the largest of each card is asked for
+    batch: int | None  # None where the largest of each GPU is asked for
     confidence: float
-    fits: tuple[CardFit, ...]  # in the order asked for
-    left_out: int  # cards that do not run the batch asked for
+    fits: tuple[DeviceFit, ...]  # in the order asked for
+    left_out: int  # GPUs that do not run the batch asked for
     notes: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     import_seconds: float
     seconds: Seconds
-    traces: Traces  # that answered; a picture wants more of them
+    programs: ProgramSet  # that answered; a picture needs more traces
     multiple_of: int = 1  # that the largest batches had to be
 
 
-def curve(table: CardTable, points: int = 40) -> tuple[tuple[int, int], ...]:
-    """Batch sizes up to the largest of any card, and what the process takes on the middle one without end."""
+def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
+    """Return batch sizes up to the largest of any GPU, and what the process takes on the middle one."""
     by_size = sorted((fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.max_batch)
     budget, top = by_size[len(by_size) // 2].budget, by_size[-1].max_batch
     sizes = sorted({max(1, round(top * step / points)) for step in range(points + 1)})
-    plain, arena = replace(budget, correction=None), without_end(budget.arena)
-    found = []
+    plain, arena = replace(budget, correction=None), unlimited(budget.arena)
+    rows = []
     for size in sizes:
-        run = replay_trace(table.traces.at(size, budget.device.target), size, arena)
-        found.append((size, process_bytes(plain, run.peak_reserved_bytes)))
-    return tuple(found)
-
-
-def fit_cards(
-    budgets: Iterable[Budget],
-    traces: Traces,
-    batch: int | None = None,
-    guesses: Mapping[Arena, int] = MappingProxyType({}),
-    multiple_of: int = 1,
-) -> tuple[CardFit, ...]:
-    """The largest batch size of each card, and the figures at `batch` or, by default, at the largest.
-
-    Where the traces know no floor, the search starts from `guesses`. Answers are rounded down to multiples of
-    `multiple_of` that fit.
-
-    Batch sizes that fit above some that do not are a habit of the job, not of the card: a card that stays
-    below the line of the others is searched anew as `largest` does, and where that finds more, so is every
-    card, since with such a job the answer depends on the way of searching. So that smaller ones show as well,
-    some cards are climbed from where they are, and where one rises, so is every card.
-    """
-    cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
-    hints: dict[int, int] = {}
-    shared: dict[tuple[Hashable, int], int] = {}
-    shelves = [
-        _Shelf(_Runs(traces, Target(*kind), traces.floor(Target(*kind)), shared, hints), tuple(group))
-        for kind, group in groupby(cards, key=_kind)
-    ]
-    gaps: list[tuple[int, int]] = []  # the floor's largest batch, and how far below it a card stays
-    suspects = [(shelf, arena) for shelf in shelves for arena in _search(shelf, gaps, guesses)]
-    if any(_searched_alone(shelf, arena) != shelf.largest[arena] for shelf, arena in suspects):
-        for shelf in shelves:
-            for arena in shelf.largest:
-                shelf.largest[arena] = _searched_alone(shelf, arena)
-    elif any(_climbed(shelf, arena) != shelf.largest[arena] for shelf, arena in _some(shelves)):
-        for shelf in shelves:
-            for arena in shelf.largest:
-                shelf.largest[arena] = _climbed(shelf, arena)
-    return tuple(_at(shelf, budget, batch, multiple_of) for shelf in shelves for budget in shelf.cards)
-
-
-def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
-    chip = budget.device.target
-    return chip.capability, chip.sm_count
+        run = replay_trace(table.programs.trace(size, budget.device.target), size, arena)
+        rows.append((size, process_bytes(plain, run.peak_reserved_bytes)))
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shelf:
-    """The cards with one kind of GPU, by rising memory."""
+class DeviceGroup:
+    """The GPUs of one kind, by rising memory, and the largest batch size within each one's memory."""
 
-    runs: "_Runs"
-    cards: tuple[Budget, ...]
+    replays: TargetReplays
+    budgets: tuple[Budget, ...]
     largest: dict[Arena, int] = field(default_factory=dict)
 
+    def search(self, arena: Arena, multiple_of: int) -> Search:
+        """Return what was found for a GPU, rounded down to a multiple."""
+        best, replays = self.largest[arena], self.replays
+        if best < replays.limit:
+            replays.outcome(best + 1, arena)
+        comfortable = replays.largest_without_retries(best, arena)
+        probes = replays.probes[arena]
+        if comfortable:
+            probes[comfortable] = Outcome.FITS
+        failures = [size for size, outcome in probes.items() if outcome is Outcome.DOES_NOT_FIT]
+        found = Search(best, comfortable, min(failures, default=None), tuple(probes.items()))
+        if multiple_of == 1:
+            return found
+        return round_down(found, multiple_of, lambda size: replays.outcome(size, arena))
 
-def _search(shelf: _Shelf, gaps: list[tuple[int, int]], guesses: Mapping[Arena, int]) -> list[Arena]:
-    """Find the boundary of each card from those of the cards before, which `gaps` remembers; gives those that
-    lie lower than could be guessed.
+
+def fit_devices(
+    job: Job, budgets: Iterable[Budget], programs: ProgramSet, batch: int | None = None, multiple_of: int = 1
+) -> tuple[DeviceFit, ...]:
+    """Return the largest batch size of each GPU, and the figures at `batch` or, by default, at the largest.
+
+    Answers are the largest multiples of `multiple_of` that fit.
+    """
+    groups = search_devices(job, budgets, programs)
+    return tuple(_fit(group, budget, batch, multiple_of) for group in groups for budget in group.budgets)
+
+
+def search_devices(job: Job, budgets: Iterable[Budget], programs: ProgramSet) -> list[DeviceGroup]:
+    """Find the largest batch size of each GPU. Raises the errors of a capture.
+
+    Batch sizes that fit above some that do not are a habit of the job, not of the GPU: one that stays below
+    the line of the others is searched anew from batch 1 on, and where that finds more, so is every GPU, since
+    with such a job the answer depends on the way of searching. So that smaller ones show as well, the
+    neighbours above the answers of some GPUs are probed, and where one fits, those of every GPU are.
+    """
+    cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
+    replays, limit = ReplayCache(programs), max_useful_batch(job)
+    groups = [
+        DeviceGroup(TargetReplays(replays, target, programs.bound(target), limit), tuple(group))
+        for target, group in ((Target(*kind), group) for kind, group in groupby(cards, key=_kind))
+    ]
+    gaps: list[tuple[int, int]] = []  # the bound's largest batch, and how far below it a GPU stays
+    low = [(group, arena) for group in groups for arena in _search_group(group, gaps)]
+    if any(_search_alone(group, arena) != group.largest[arena] for group, arena in low):
+        _improve(groups, _search_alone)
+    elif any(_scan(group, arena) != group.largest[arena] for group, arena in _sample(groups)):
+        _improve(groups, _scan)
+    return groups
+
+
+def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
+    target = budget.device.target
+    return target.capability, target.sm_count
+
+
+def _search_group(group: DeviceGroup, gaps: list[tuple[int, int]]) -> list[Arena]:
+    """Find the boundary of each GPU from those of the GPUs before, which `gaps` remembers.
+
+    Returns those that lie lower than could be guessed. Where each probe is a run of the model, lines through
+    what batch sizes need tell where to look, and no GPU can be said to lie low.
     """
     low = []
-    for budget in shelf.cards:
-        arena, top = budget.arena, shelf.runs.top(budget.arena)
-        if arena not in shelf.largest:
-            # Without a floor the guess would be the largest number there is: gallop from the bottom instead.
-            # Each probe is then a run of the model, and no card can be told to lie low.
-            guess = _guess(gaps, top) if top < LARGEST_BATCH else guesses.get(arena, 0)
-            best = shelf.largest[arena] = boundary_near(shelf.runs.teller(arena), guess, top)
-            is_low = best < guess - max(USUAL_ERROR, guess // 100)
-            if top < LARGEST_BATCH and (is_low or top - best > max(USUAL_GAP, top // USUAL_GAP)):
-                low.append(arena)
-            if best and top < LARGEST_BATCH:
-                gaps.append((top, top - best))
+    replays = group.replays
+    for arena in dict.fromkeys(budget.arena for budget in group.budgets):
+        if replays.bound is None:
+            group.largest[arena] = _search_by_line(replays, arena)
+            continue
+        top = replays.top(arena)
+        guess = _guess(gaps, top)
+        best = group.largest[arena] = boundary_from_guess(replays.fits(arena), guess, top)
+        is_low = best < guess - max(USUAL_ERROR, guess // 100)
+        if top < replays.limit and (is_low or top - best > max(USUAL_GAP, top // USUAL_GAP)):
+            low.append(arena)
+        if best and top < replays.limit:
+            gaps.append((top, top - best))
     return low
 
 
+def _search_by_line(replays: TargetReplays, arena: Arena) -> int:
+    room_bytes = arena.share_bytes
+    if room_bytes is None:
+        return boundary_from_guess(replays.fits(arena), replays.limit, replays.limit)
+
+    def need_bytes(batch: int) -> int:
+        return replays.peak_without_limits(batch, arena)
+
+    try:
+        found = largest_by_extrapolation(
+            lambda batch: replays.outcome(batch, arena), need_bytes, room_bytes, FIT_BATCHES, replays.limit
+        )
+    except BatchTooLargeError:  # the line leads beyond what can be captured
+        return boundary_from_guess(replays.fits(arena), 0, replays.limit)
+    return found.largest
+
+
 def _guess(gaps: list[tuple[int, int]], top: int) -> int:
-    """The batch size at which a card stays as far below the floor's largest as the line of the others."""
+    """Return the batch size as far below the bound's largest as the line of the other GPUs."""
     tops = [above for above, _ in gaps]
     if len(set(tops)) < 2:
         return round(USUAL_SHARE * top)
@@ -197,124 +197,52 @@ def _guess(gaps: list[tuple[int, int]], top: int) -> int:
     return max(1, top - round(max(0.0, line.intercept + line.slope * top)))
 
 
-def _searched_alone(shelf: _Shelf, arena: Arena) -> int:
-    """What `largest` finds."""
-    return climb_islands(shelf.runs.teller(arena), 0, LARGEST_BATCH)
+def _improve(groups: Iterable[DeviceGroup], search: Callable[[DeviceGroup, Arena], int]) -> None:
+    for group in groups:
+        for arena in group.largest:
+            group.largest[arena] = search(group, arena)
 
 
-def _climbed(shelf: _Shelf, arena: Arena) -> int:
-    """What fits above the boundary that was found, as far as `largest` would look."""
-    best = shelf.largest[arena]
-    return climb_islands(shelf.runs.teller(arena), best, LARGEST_BATCH) if best else 0
+def _search_alone(group: DeviceGroup, arena: Arena) -> int:
+    """Return what a search from batch 1 on finds. Where two samples fit, one is taken to: no program covers
+    it.
+    """
+    fits = group.replays.fits(arena)
+    return scan_islands(
+        lambda batch: fits(FIT_BATCHES[0] if batch == 1 and fits(FIT_BATCHES[0]) else batch),
+        0,
+        group.replays.limit,
+    )
 
 
-def _some(shelves: Iterable[_Shelf]) -> list[tuple[_Shelf, Arena]]:
-    """Cards evenly from the smallest boundary to the largest; none where each probe is a run of a model."""
-    cards = [(shelf, arena) for shelf in shelves for arena in shelf.largest]
-    cards = [(shelf, arena) for shelf, arena in cards if shelf.runs.top(arena) < LARGEST_BATCH]
+def _scan(group: DeviceGroup, arena: Arena) -> int:
+    """Return what fits above the boundary that was found, as far as a search from batch 1 on would look."""
+    best = group.largest[arena]
+    return scan_islands(group.replays.fits(arena), best, group.replays.limit) if best else 0
+
+
+def _sample(groups: Sequence[DeviceGroup]) -> list[tuple[DeviceGroup, Arena]]:
+    """Return GPUs evenly from the smallest boundary to the largest; none where sizes are random."""
+    cards = [(group, arena) for group in groups for arena in group.largest]
+    cards = [(group, arena) for group, arena in cards if not group.replays.is_random()]
     cards.sort(key=lambda card: card[0].largest[card[1]])
     last = len(cards) - 1
     places = {round(last * step / (SAMPLE - 1)) for step in range(SAMPLE)} if cards else set()
     return [cards[place] for place in sorted(places)]
 
 
-def _at(shelf: _Shelf, budget: Budget, wanted: int | None, multiple_of: int) -> CardFit:
-    largest, runs = shelf.largest[budget.arena], shelf.runs
-    fits = runs.teller(budget.arena)
-    multiples = range(largest - largest % multiple_of, 0, -multiple_of)
-    largest = next((size for size in multiples if fits(size)), 0)
-    batch = wanted or largest or 1
-    outcome = runs.outcome(batch, budget.arena)
-    arena = without_end(budget.arena) if outcome is Outcome.DOES_NOT_FIT else budget.arena
-    peak_bytes = runs.peak_reserved_bytes(batch, arena)
-    process, upper = process_bytes(budget, peak_bytes), upper_process_bytes(budget, peak_bytes)
-    comfortable = runs.comfortable(largest, budget.arena) if largest else 0
-    comfortable -= comfortable % multiple_of
-    return CardFit(budget, largest, batch, outcome, process, upper, comfortable)
-
-
-@dataclass(slots=True)
-class _Runs:
-    """Replays of the cards with one kind of GPU, each made once."""
-
-    traces: Traces
-    chip: Target
-    floor: Floor
-    shared: dict[
-        tuple[Hashable, int], int
-    ]  # the peaks below of all kinds of GPUs, by the kin of their traces
-    hints: dict[int, int]  # peaks of other kinds of GPUs as well, which are much like those here
-    _whole: dict[int, Trace] = field(default_factory=dict)
-    _done: dict[tuple[int, Arena], Replay] = field(default_factory=dict)
-    _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of runs that nothing disturbed
-
-    def top(self, arena: Arena) -> int:
-        """The largest batch size that the floor, which rises with the batch size, does not rule out."""
-        room = room_bytes(arena)
-        if room is None:
-            return LARGEST_BATCH
-        return bisect_right(range(1, LARGEST_BATCH + 1), room, key=self.floor)
-
-    def teller(self, arena: Arena) -> Callable[[int], bool]:
-        """Whether a batch size fits."""
-        return lambda batch: self.outcome(batch, arena) is not Outcome.DOES_NOT_FIT
-
-    def outcome(self, batch: int, arena: Arena) -> Outcome:
-        """What comes of the batch."""
-        room = room_bytes(arena)
-        if room is not None and self.floor(batch) > room:
-            return Outcome.DOES_NOT_FIT
-        if self._ran_undisturbed(batch, arena):
-            return Outcome.FITS
-        return self._replay(batch, arena).outcome
-
-    def peak_reserved_bytes(self, batch: int, arena: Arena) -> int:
-        """Of a batch that fits."""
-        if self._ran_undisturbed(batch, arena):
-            return self._peaks[batch]
-        return self._replay(batch, arena).peak_reserved_bytes
-
-    def comfortable(self, largest: int, arena: Arena) -> int:
-        """The largest batch size up to `largest`, which fits, that runs without retries."""
-        if self.outcome(largest, arena) is Outcome.FITS:
-            return largest
-        room = room_bytes(arena)
-        if not is_plain(arena) or room is None:
-            return boundary_near(lambda batch: self.outcome(batch, arena) is Outcome.FITS, largest, largest)
-        peak = lambda batch: self._undisturbed_peak(batch, arena)  # noqa: E731
-        return boundary_by_line(peak, room, self.hints, largest)
-
-    def _undisturbed_peak(self, batch: int, arena: Arena) -> int:
-        """What is reserved where memory has no end: a batch runs without retries where that is there."""
-        if batch not in self._peaks:
-            kin = self.traces.kin(batch, self.chip)
-            peak_bytes = None if kin is None else self.shared.get((kin, batch))
-            if peak_bytes is None:
-                peak_bytes = self._replay(batch, without_end(arena)).peak_reserved_bytes
-            self._peaks[batch] = self.shared[kin, batch] = peak_bytes
-        self.hints[batch] = self._peaks[batch]
-        return self._peaks[batch]
-
-    def _ran_undisturbed(self, batch: int, arena: Arena) -> bool:
-        """Whether a run was seen that on this card goes the same way from its first event to its last."""
-        room, peak = room_bytes(arena), self._peaks.get(batch)
-        return peak is not None and is_plain(arena) and (room is None or peak <= room)
-
-    def _replay(self, batch: int, arena: Arena) -> Replay:
-        run = self._done.get((batch, arena))
-        if run is None:
-            if batch not in self._whole:
-                if len(self._whole) >= _REMEMBERED_TRACES:
-                    del self._whole[next(iter(self._whole))]
-                self._whole[batch] = self.traces.at(batch, self.chip)
-            run = self._done[batch, arena] = replay_trace(self._whole[batch], batch, arena)
-            if run.outcome is Outcome.FITS and is_plain(arena):
-                self._peaks[batch] = run.peak_reserved_bytes
-        return run
-
-
-def is_plain(arena: Arena) -> bool:
-    """Whether nothing but a refused request lets the allocator act on how much memory there is."""
-    rules = arena.rules
-    fraction = rules.per_process_memory_fraction < 1
-    return not (rules.expandable_segments or rules.garbage_collection_threshold > 0 or fraction)
+def _fit(group: DeviceGroup, budget: Budget, wanted: int | None, multiple_of: int) -> DeviceFit:
+    found, replays = group.search(budget.arena, multiple_of), group.replays
+    batch = wanted or found.largest or 1
+    outcome = replays.outcome(batch, budget.arena)
+    arena = unlimited(budget.arena) if outcome is Outcome.DOES_NOT_FIT else budget.arena
+    peak_bytes = replays.peak_reserved_bytes(batch, arena)
+    return DeviceFit(
+        budget,
+        found.largest,
+        batch,
+        outcome,
+        process_bytes(budget, peak_bytes),
+        upper_process_bytes(budget, peak_bytes),
+        found.comfortable,
+    )

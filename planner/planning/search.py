@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from planner.program import Outcome
+from planner.program import LARGEST_BATCH, Outcome
 
-LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch size
 NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
 NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
 MOST_LINES = 4  # after which the guess is good, or no line will make it so
@@ -54,16 +53,16 @@ def largest(
 
     known = (near.comfortable, near.largest) if near is not None else ()
     start = max((batch for batch in known if batch and fits(batch)), default=0)
-    best = _climb(fits, start, limit)
+    best = scan_islands(fits, start, limit)
     comfortable = max((batch for batch, result in seen.items() if result is Outcome.FITS), default=0)
     if comfortable < best:
         above = min(batch for batch in seen if batch > comfortable)  # probed, so it takes retries or fails
-        comfortable = _climb(fits_at_ease, _bisect(fits_at_ease, comfortable, above), best)
+        comfortable = scan_islands(fits_at_ease, _bisect(fits_at_ease, comfortable, above), best)
     failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
 
 
-def largest_by_line(
+def largest_by_extrapolation(
     outcome: Callable[[int], Outcome],
     need_bytes: Callable[[int], int],
     room_bytes: int,
@@ -97,9 +96,9 @@ def largest_near(
     """
     seen: dict[int, Outcome] = {}
     probe = _asking_once(outcome, seen)
-    comfortable = boundary_near(lambda batch: probe(batch) is Outcome.FITS, guesses[0], limit)
+    comfortable = boundary_from_guess(lambda batch: probe(batch) is Outcome.FITS, guesses[0], limit)
     guess = max(comfortable, guesses[1]) if guesses[1] > guesses[0] else comfortable
-    best = boundary_near(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, guess, limit)
+    best = boundary_from_guess(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, guess, limit)
     failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
     return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
 
@@ -132,7 +131,7 @@ def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) ->
     return probe
 
 
-def boundary_near(fits: Callable[[int], bool], guess: int, limit: int) -> int:
+def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> int:
     """A batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not even 1
     fits. With a good guess that takes two or three probes. `fits` had better remember its answers.
     """
@@ -181,13 +180,8 @@ def _on_line(hints: Mapping[int, int], room_bytes: int) -> int | None:
     return below + (room_bytes - start_bytes) * (above - below) // (hints[above] - start_bytes)
 
 
-def climb_islands(fits: Callable[[int], bool], best: int, limit: int) -> int:
-    """From a batch size that fits on to one with no fitting neighbour above it; from 0, as `largest` does."""
-    return _climb(fits, best, limit)
-
-
-def _climb(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """A boundary above `low`, which is taken to fit, with no fitting neighbour above it."""
+def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
+    """Return a boundary above `low`, which is taken to fit, with no fitting neighbour above it."""
     best = _boundary(fits, low, limit)
     for _ in range(MOST_ISLANDS):
         island = next((batch for batch in _neighbours(best, limit) if fits(batch)), None)

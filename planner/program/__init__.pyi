@@ -1,30 +1,45 @@
-from .affine import align as align, refit as refit, rounded_line as rounded_line
-from .bounds import Floor as Floor, least_bytes as least_bytes
+from .bounds import LowerBound as LowerBound, live_bytes_bound as live_bytes_bound
 from .convolution import (
     ConvWorkspace as ConvWorkspace, Convolution as Convolution, Direction as Direction, Engine as Engine,
     Workspaces as Workspaces,
 )
 from .cublas import parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes
+from .diff import first_divergence as first_divergence
 from .events import (
-    Alloc as Alloc, Category as Category, Event as Event, FROM_CHANCE as FROM_CHANCE, Free as Free,
-    GrowthSource as GrowthSource, Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart,
-    RANDOM_COURSE as RANDOM_COURSE, Site as Site, TensorProvenance as TensorProvenance, Trace as Trace,
-    check as check,
+    Alloc as Alloc, Category as Category, Event as Event, Free as Free, GrowthSource as GrowthSource,
+    Outcome as Outcome, Phase as Phase, PhaseStart as PhaseStart, RANDOM_COURSE_NOTE as RANDOM_COURSE_NOTE,
+    RANDOM_VALUES_NOTE as RANDOM_VALUES_NOTE, Site as Site, TensorProvenance as TensorProvenance,
+    Trace as Trace,
 )
 from .expr import (
-    Answer as Answer, BATCH as BATCH, CONSTANT as CONSTANT, Case as Case, Guard as Guard,
-    MULTIPROCESSORS as MULTIPROCESSORS, Node as Node, work_out as work_out,
+    BATCH as BATCH, CONSTANT as CONSTANT, Guard as Guard, GuardedOps as GuardedOps, Node as Node,
+    OpExpr as OpExpr, SM_COUNT as SM_COUNT, constant_ops as constant_ops, first_matching as first_matching,
+    validate_ops as validate_ops,
+)
+from .fit import (
+    Affine as Affine, NotAffineError as NotAffineError, affine_through as affine_through,
+    fit_events as fit_events, fit_traces as fit_traces, rounded_affine as rounded_affine,
+    tensors_diverge as tensors_diverge,
 )
 from .growth import (
     GrowingSite as GrowingSite, Growth as Growth, find_growth as find_growth,
     growing_blocks as growing_blocks,
 )
+from .kernel import OpKind as OpKind
+from .program import (
+    AffineAlloc as AffineAlloc, KernelCall as KernelCall, KernelWorkspaces as KernelWorkspaces,
+    LARGEST_BATCH as LARGEST_BATCH, Program as Program, ProgramEvent as ProgramEvent, Variants as Variants,
+    constant_program as constant_program, sample_batches as sample_batches,
+    validate_program as validate_program,
+)
+from .source import (
+    FIT_BATCHES as FIT_BATCHES, OnProgress as OnProgress, ProgramBuilder as ProgramBuilder,
+    ProgramSet as ProgramSet, TraceSource as TraceSource, ignore_progress as ignore_progress,
+)
 from .steps import (
-    Action as Action, Ask as Ask, GiveBack as GiveBack, Keep as Keep, Loop as Loop, fold as fold,
+    Action as Action, Ask as Ask, GiveBack as GiveBack, Keep as Keep, Loop as Loop, first_step as first_step,
+    fold as fold,
 )
-from .stored_loop import (
-    Answers as Answers, Capability as Capability, Kernel as Kernel, StoredLoop as StoredLoop,
-    Written as Written, kernel_events as kernel_events, loop_from_json as loop_from_json,
-    loops_to_json as loops_to_json, tried as tried, written as written,
+from .target import (
+    Capability as Capability, SM_LIMITS as SM_LIMITS, Target as Target, threads_per_sm as threads_per_sm,
 )
-from .target import SM_LIMITS as SM_LIMITS, Target as Target, threads_per_sm as threads_per_sm

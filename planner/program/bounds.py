@@ -1,28 +1,29 @@
-"""What the tensors of a trace take at the least, whatever the allocator does: a bound without a replay."""
+"""Lower bounds of the memory that a job's tensors take, whatever the allocator does."""
 
 from collections.abc import Callable, Iterable, Sequence
 
 from planner.program.events import Alloc, Event, Free
+from planner.program.program import AffineAlloc, ProgramEvent
 
-Floor = Callable[[int], int]  # bytes that a batch size takes at the least
+LowerBound = Callable[[int], int]  # bytes that a batch size takes at the least
 
 _Line = tuple[int, int]  # bytes for each sample, and fixed ones
 
 
-def least_bytes(events: Iterable[Event]) -> Floor:
-    """The most that the tensors of an affine trace take at once, without any rounding or gaps, nor
-    blocks that the process can do without.
+def live_bytes_bound(events: Iterable[Event | ProgramEvent]) -> LowerBound:
+    """Return the most that tensors take at once, as a function of the batch size.
 
-    What lives after each birth is a line in the batch size; those that are highest somewhere are kept.
+    Rounding, gaps and blocks without which the process can do are not counted. The live bytes after each
+    allocation are affine in the batch size; those that are highest somewhere are evaluated.
     """
     sizes: dict[int, _Line] = {}
     slope = fixed = 0
     highest: dict[int, int] = {0: 0}
     for event in events:
-        if isinstance(event, Alloc):
-            own = (0, 0) if event.optional else (event.per_sample_bytes, event.fixed_bytes)
-            sizes[event.block] = own
-            slope, fixed = slope + own[0], fixed + own[1]
+        if isinstance(event, Alloc | AffineAlloc):
+            size = (0, 0) if event.may_fail else _line(event)
+            sizes[event.block] = size
+            slope, fixed = slope + size[0], fixed + size[1]
             if slope not in highest or highest[slope] < fixed:
                 highest[slope] = fixed
         elif isinstance(event, Free):
@@ -32,8 +33,14 @@ def least_bytes(events: Iterable[Event]) -> Floor:
     return lambda batch: max(fixed + slope * batch for slope, fixed in lines)
 
 
+def _line(event: Alloc | AffineAlloc) -> _Line:
+    if isinstance(event, Alloc):
+        return 0, event.size_bytes
+    return event.bytes_per_sample, event.fixed_bytes
+
+
 def _envelope(lines: Sequence[_Line]) -> list[_Line]:
-    """Of lines by rising slope, no two alike, those that are highest at some batch size above 0."""
+    """Return those lines, by rising slope and no two alike, that are highest at some batch size above 0."""
     kept: list[_Line] = []
     for line in lines:
         while kept and kept[-1][1] <= line[1]:
@@ -45,5 +52,5 @@ def _envelope(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _is_hidden(low: _Line, middle: _Line, high: _Line) -> bool:
-    """Whether the middle line is nowhere above both others: the outer two meet where it lies below."""
+    """Return whether the middle line is nowhere above both others."""
     return (low[1] - high[1]) * (middle[0] - low[0]) <= (low[1] - middle[1]) * (high[0] - low[0])

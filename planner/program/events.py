@@ -8,10 +8,16 @@ loads them.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from planner.program.convolution import ConvWorkspace
 
-RANDOM_COURSE = "random numbers on the CPU"  # stands in a note of traces in which chance decides conditions
-FROM_CHANCE = "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
+RANDOM_COURSE_NOTE = (
+    "random numbers on the CPU"  # stands in a note of traces in which chance decides conditions
+)
+RANDOM_VALUES_NOTE = (
+    "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
+)
 
 
 class Category(StrEnum):
@@ -45,31 +51,23 @@ class Outcome(StrEnum):
     DOES_NOT_FIT = "no"
 
 
-@dataclass(frozen=True, slots=True)
-class Alloc:
-    """A block is asked for: `fixed_bytes + per_sample_bytes * batch`, before the allocator rounds it."""
+class Alloc(Struct, frozen=True, gc=False):
+    """The allocation of a block; the allocator rounds its size."""
 
     block: int  # names the block for its `Free`; unique in a trace
-    fixed_bytes: int
-    per_sample_bytes: int
-    role: Category
+    size_bytes: int
+    category: Category
     site: int  # index into `Trace.sites`
-    optional: bool = False  # where it is refused, the process goes another way, as if the block had no bytes
-
-    def bytes_at(self, batch: int) -> int:
-        """What is asked for at a batch size; loops that run for each event of many replays write it out."""
-        return self.fixed_bytes + self.per_sample_bytes * batch
+    may_fail: bool = False  # if it fails, the process falls back, as if the block had no bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
-    """The block is given back to the allocator."""
+class Free(Struct, frozen=True, gc=False):
+    """The block is freed."""
 
     block: int
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseStart:
+class PhaseStart(Struct, frozen=True, gc=False):
     """From here on events belong to this phase of this step; steps count from 1, set-up is step 0."""
 
     step: int
@@ -111,73 +109,64 @@ class GrowthSource:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All events of a job's first steps, in order.
-
-    `batches` says for which batch sizes the sizes hold: one number for a trace taken at that batch and
-    valid only there (every `per_sample_bytes` is then 0), two or more for an affine trace, which holds for
-    any batch and was fitted or confirmed at those.
-    """
+    """All events of a job's first steps at one batch size, in order."""
 
     events: tuple[Event, ...]
     sites: tuple[Site, ...]
-    batches: tuple[int, ...]
+    batch: int
     unknown_ops: tuple[
         str, ...
-    ] = ()  # operators with neither a rule nor a declaration that they take no scratch
+    ] = ()  # operators with neither a workspace rule nor a note that they need none
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
-    details: tuple[
-        TensorProvenance, ...
-    ] = ()  # of some blocks, by rising birth; none unless they were asked for
-    asked: tuple[ConvWorkspace, ...] = ()  # the same of scratch memory of convolutions
+    provenance: tuple[TensorProvenance, ...] = ()  # of some blocks, by rising allocation; mostly none
+    conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise, of workspaces of convolutions
     growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
 
     @property
-    def is_affine(self) -> bool:
-        """Whether the trace holds for every batch size."""
-        return len(self.batches) > 1
+    def has_random_sizes(self) -> bool:
+        """Return whether some sizes depend on values that were drawn at random."""
+        return any(RANDOM_VALUES_NOTE in note for note in self.notes)
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether random values decide sizes or the model's course."""
+        return self.has_random_sizes or any(RANDOM_COURSE_NOTE in note for note in self.notes)
 
 
-def check(trace: Trace) -> None:
-    """Raise ValueError with the first flaw that makes a trace meaningless; a trace of the tracer has none.
+def validate(trace: Trace) -> None:
+    """Raise ValueError with the first flaw that makes a trace meaningless; a captured trace has none.
 
-    Blocks are born once, die at most once and after their birth, and have a known site; sizes are positive
-    at the batch sizes that the trace speaks of and negative at none. Steps count up; nothing follows the end.
-    Details are of blocks that are born, one for each, and never of an affine trace, whose shapes differ.
+    Blocks are allocated once, freed at most once and after that, and have a known site; sizes are positive.
+    Steps count up; nothing follows the end. Provenance is of blocks that are allocated, one row for each.
     """
-    if not trace.batches or min(trace.batches) < 1:
-        raise ValueError(f"batch sizes {trace.batches} are no positive numbers")
+    if trace.batch < 1:
+        raise ValueError(f"batch size {trace.batch} is not positive")
     alive: set[int] = set()
-    born: set[int] = set()
+    allocated: set[int] = set()
     step = 0
     ended = False
     for index, event in enumerate(trace.events):
         if ended:
             raise ValueError(f"event {index}: something happens after the end")
         if isinstance(event, Alloc):
-            if event.block in born:
-                raise ValueError(f"event {index}: block {event.block} is born twice")
+            if event.block in allocated:
+                raise ValueError(f"event {index}: block {event.block} is allocated twice")
             if not 0 <= event.site < len(trace.sites):
                 raise ValueError(f"event {index}: there is no site {event.site}")
-            if not trace.is_affine and event.per_sample_bytes:
-                raise ValueError(f"event {index}: sizes per sample in a trace of one batch size")
-            if any(event.fixed_bytes + event.per_sample_bytes * batch <= 0 for batch in trace.batches):
+            if event.size_bytes <= 0:
                 raise ValueError(f"event {index}: block {event.block} has no positive size")
-            if event.per_sample_bytes < 0 or event.fixed_bytes + event.per_sample_bytes < 0:
-                raise ValueError(f"event {index}: the size of block {event.block} is negative at some batch")
             alive.add(event.block)
-            born.add(event.block)
+            allocated.add(event.block)
         elif isinstance(event, Free):
             if event.block not in alive:
-                raise ValueError(f"event {index}: block {event.block} dies without living")
+                raise ValueError(f"event {index}: block {event.block} is freed without being allocated")
             alive.remove(event.block)
         else:
             if event.step < step:
                 raise ValueError(f"event {index}: step {event.step} comes after step {step}")
             step = event.step
             ended = event.phase is Phase.END
-    if trace.is_affine and (trace.details or trace.asked):
-        raise ValueError("details in a trace that holds for every batch size")
-    for rows in (trace.details, trace.asked):
+    for rows in (trace.provenance, trace.conv_workspaces):
         blocks = [row.block for row in rows]
-        if len(set(blocks)) < len(blocks) or not born.issuperset(blocks):
-            raise ValueError("details are of one block each, and of blocks that are born")
+        if len(set(blocks)) < len(blocks) or not allocated.issuperset(blocks):
+            raise ValueError("provenance is of one block each, and of blocks that are allocated")

@@ -1,18 +1,21 @@
-"""Whole numbers as terms in the batch size and the GPU's multiprocessors, worked out without torch.
+"""Integer expressions in the batch size and the number of SMs, with the guards under which they hold.
 
-A rule of `trace/scratch` says how much memory a kernel takes, in Python and from tensors' shapes. Run once
-with numbers that remember what becomes of them (`trace/symbols.py`), it leaves a `Case`: terms for what it
-answered, and every comparison on its way. Where these come out the same for another batch size, the rule
-would go the same way, so the terms give what it would say; no other batch size is answered.
+A workspace rule of `planner.capture.workspaces` computes in Python, from the shapes of tensors, how much
+memory a kernel takes. Run once with symbolic integers (`planner.capture.symbolic.sym_int`), it leaves a
+`GuardedOps`: expressions for its results, and each comparison on its way as a guard. For a batch size at
+which all guards hold, the rule would take the same branches, so the expressions give its results; for any
+other one they give nothing.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-Node = tuple[str, int, int]  # an operation and its operands: places of earlier nodes, or for "c" the number
+from planner.program.kernel import KernelOps, OpKind
 
-BATCH, MULTIPROCESSORS, CONSTANT = "b", "m", "c"
+Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes, or for "c" the number
+
+BATCH, SM_COUNT, CONSTANT = "b", "m", "c"
 _LONGEST_SHIFT = 64
 _MOST_BITS = 128
 
@@ -43,63 +46,77 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A comparison of two terms, and how it came out."""
+    """A comparison of two nodes and its expected result."""
 
     comparison: str
     left: int
     right: int
-    holds: bool
+    expected: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One step of a kernel: a letter of `stored_loop` and the place of its number of bytes or blocks."""
+class OpExpr:
+    """An operation of a kernel, and the node with its number of bytes or blocks."""
 
-    letter: str
-    term: int
+    kind: OpKind
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What a rule answers wherever its comparisons come out alike, for batch sizes from `low` to `high`."""
+class GuardedOps:
+    """The operations of a kernel as expressions, which hold in a range of batch sizes with all guards."""
 
-    low: int
-    high: int
+    min_batch: int
+    max_batch: int
     nodes: tuple[Node, ...]
     guards: tuple[Guard, ...]
-    answers: tuple[Answer, ...]
+    ops: tuple[OpExpr, ...]
 
     @property
-    def asks_multiprocessors(self) -> bool:
-        """Whether it depends on them."""
-        return any(letter == MULTIPROCESSORS for letter, _, _ in self.nodes)
+    def depends_on_sm_count(self) -> bool:
+        """Return whether any expression contains the number of SMs."""
+        return any(operation == SM_COUNT for operation, _, _ in self.nodes)
 
 
-def work_out(case: Case, batch: int, multiprocessors: int) -> list[tuple[str, int]] | None:
-    """The steps with their numbers; None where the rule might go another way."""
-    if not case.low <= batch <= case.high:
+def constant_ops(ops: KernelOps, batch: int, sm_count: int) -> GuardedOps:
+    """Return operations that hold for one batch size and one number of SMs."""
+    nodes: list[Node] = [(SM_COUNT, 0, 0), (CONSTANT, sm_count, 0)]
+    nodes += [(CONSTANT, number, 0) for _, number in ops]
+    exprs = tuple(OpExpr(kind, place) for place, (kind, _) in enumerate(ops, 2))
+    return GuardedOps(batch, batch, tuple(nodes), (Guard("=", 0, 1, True),), exprs)
+
+
+def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> KernelOps | None:
+    """Return the operations with their numbers; None where a guard fails."""
+    if not variant.min_batch <= batch <= variant.max_batch:
         return None
-    if not case.answers and not case.guards:
-        return []
-    values = _values(case.nodes, batch, multiprocessors)
+    if not variant.ops and not variant.guards:
+        return ()
+    values = _values(variant.nodes, batch, sm_count)
     if values is None:
         return None
-    for guard in case.guards:
-        if COMPARISONS[guard.comparison](values[guard.left], values[guard.right]) is not guard.holds:
+    for guard in variant.guards:
+        if COMPARISONS[guard.comparison](values[guard.left], values[guard.right]) is not guard.expected:
             return None
-    return [(answer.letter, values[answer.term]) for answer in case.answers]
+    return tuple((op.kind, values[op.node]) for op in variant.ops)
 
 
-def _values(nodes: Sequence[Node], batch: int, multiprocessors: int) -> list[int] | None:
-    """The value of each node; None for what no rule would compute, as a file could ask for."""
+def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> KernelOps | None:
+    """Return the operations of the first variant whose guards hold; None where there is none."""
+    results = (evaluate(variant, batch, sm_count) for variant in variants)
+    return next((ops for ops in results if ops is not None), None)
+
+
+def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
+    """Return the value of each node; None for what no rule would compute, as a file could contain."""
     values: list[int] = []
     for operation, a, b in nodes:
         if operation == CONSTANT:
             values.append(a)
         elif operation == BATCH:
             values.append(batch)
-        elif operation == MULTIPROCESSORS:
-            values.append(multiprocessors)
+        elif operation == SM_COUNT:
+            values.append(sm_count)
         else:
             if operation in "/%" and not values[b]:
                 return None
@@ -110,17 +127,17 @@ def _values(nodes: Sequence[Node], batch: int, multiprocessors: int) -> list[int
     return values
 
 
-def check_case(case: Case) -> None:
-    """Raise ValueError for a case that cannot be worked out in a few steps and small numbers."""
-    for place, (operation, a, b) in enumerate(case.nodes):
+def validate_ops(variant: GuardedOps) -> None:
+    """Raise ValueError for a variant that cannot be evaluated in a few steps and with small numbers."""
+    for place, (operation, a, b) in enumerate(variant.nodes):
         if operation in OPERATIONS:
             if not (0 <= a < place and 0 <= b < place):
                 raise ValueError(f"node {place} stands before its operands")
-        elif operation not in (BATCH, MULTIPROCESSORS, CONSTANT):
-            raise ValueError(f"node {place} is no operation: {operation!r}")
-    places = range(len(case.nodes))
-    for guard in case.guards:
+        elif operation not in (BATCH, SM_COUNT, CONSTANT):
+            raise ValueError(f"node {place}: unknown operation {operation!r}")
+    places = range(len(variant.nodes))
+    for guard in variant.guards:
         if guard.comparison not in COMPARISONS or guard.left not in places or guard.right not in places:
-            raise ValueError(f"no comparison: {guard}")
-    if any(answer.term not in places for answer in case.answers):
-        raise ValueError("an answer without its term")
+            raise ValueError(f"invalid comparison: {guard}")
+    if any(op.node not in places for op in variant.ops):
+        raise ValueError("an operation without its node")

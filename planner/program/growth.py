@@ -74,7 +74,7 @@ def _held_at_ends(trace: Trace, batch: int) -> list[Counter[int]]:
     step = 0
     for event in trace.events:
         if isinstance(event, Alloc):
-            size_bytes = -(-event.bytes_at(batch) // _ROUND_BYTES) * _ROUND_BYTES
+            size_bytes = -(-event.size_bytes // _ROUND_BYTES) * _ROUND_BYTES
             alive[event.block] = event.site, size_bytes
             held[event.site] += size_bytes
         elif isinstance(event, Free):

@@ -4,7 +4,7 @@ The actions of a step name blocks relative to it ("the third block of the step b
 played any number of times and two steps can be compared.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.program.events import Category, Free, Phase, PhaseStart, Trace
 
@@ -81,11 +81,18 @@ def fold(trace: Trace, batch: int) -> Loop:
             step, number = born[event.block]
             steps[-1].append(GiveBack(now - step, number))
         else:
-            size_bytes = event.bytes_at(batch)
-            if event.role is Category.WORKSPACE and event.block not in freed:
+            size_bytes = event.size_bytes
+            if event.category is Category.WORKSPACE and event.block not in freed:
                 steps[-1].append(Keep(size_bytes))
                 continue
             born[event.block] = (now, asked)
             asked += 1
-            steps[-1].append(Ask(size_bytes, event.role, event.optional))
+            steps[-1].append(Ask(size_bytes, event.category, event.may_fail))
     return Loop(tuple(steps[0]), tuple(map(tuple, steps[1:])))
+
+
+def first_step(trace: Trace) -> Trace:
+    """Return the trace up to the second step, or the end."""
+    starts = ((index, event) for index, event in enumerate(trace.events) if isinstance(event, PhaseStart))
+    ends = (index for index, start in starts if start.step > 1 or start.phase is Phase.END)
+    return replace(trace, events=trace.events[: next(ends, len(trace.events))])

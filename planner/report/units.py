@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.hardware import ENDLESS_BYTES, MIB, SourcedBytes
-from planner.planning import LARGEST_BATCH, Estimate
-from planner.program import Category
+from planner.planning import Estimate
+from planner.program import LARGEST_BATCH, Category
 from planner.report.document import Cell, Column, Table
 
 SCHEMA = 1  # of every JSON object

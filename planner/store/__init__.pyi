@@ -1,9 +1,10 @@
-from .bundled_store import ShippedShelf as ShippedShelf
-from .cache_dir import Usage as Usage, open_cache as open_cache
-from .codec import load_trace as load_trace, save_trace as save_trace
-from .fingerprint import key_of as key_of
-from .kept_cards import KeptCards as KeptCards
-from .kept_tracer import Fresh as Fresh, KeptTracer as KeptTracer, Shelves as Shelves
-from .kept_traces import UserShelf as UserShelf
-from .saved_traces import SavedTraces as SavedTraces, open_saved as open_saved
+from .cache_dir import CacheStats as CacheStats, open_cache as open_cache
+from .codec import load_programs as load_programs, save_programs as save_programs
+from .file_store import open_saved as open_saved
+from .fingerprint import fingerprint as fingerprint
 from .saving import save_job as save_job
+from .source import ProgramSource as ProgramSource, note_on_torch as note_on_torch
+from .store import (
+    BundledStore as BundledStore, ProgramStore as ProgramStore, UserCache as UserCache,
+    complete_job as complete_job,
+)

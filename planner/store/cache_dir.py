@@ -5,17 +5,17 @@ overwrites it. That nothing can be written is told once and is no error: the pla
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from planner._support.atomic_write import PARTIAL
 from planner.errors import DataFileError, UsageError
-from planner.program import Trace
-from planner.store.codec import load_trace, save_trace
-from planner.store.fingerprint import Key, name_of
+from planner.program import Program
+from planner.store.codec import ProgramFile, load_programs, save_programs
+from planner.store.fingerprint import Fingerprint, digest
+from planner.store.layout import About
 
 LIMIT_BYTES = 512 * 2**20
 SUFFIX = ".trace"
@@ -26,7 +26,7 @@ Warn = Callable[[str], None]  # hears one line of something that went wrong and 
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CacheStats:
     """How much a folder keeps."""
 
     entries: int
@@ -34,7 +34,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class TraceCache:
+class CacheDirectory:
     """The traces of a folder."""
 
     folder: Path
@@ -42,58 +42,58 @@ class TraceCache:
     limit_bytes: int = LIMIT_BYTES
     _warned: set[str] = field(default_factory=set)
 
-    def read(self, key: Key) -> tuple[Trace, dict[str, Any]] | None:
-        """What was written under this key, and that it was used now; None where there is nothing."""
+    def get(self, key: Fingerprint) -> ProgramFile | None:
+        """Return what was stored under this key, and note its use; None where there is nothing."""
         path = self._path(key)
         try:
             if not path.exists():
                 return None
-            trace, about = load_trace(path)
+            file = load_programs(path)
         except OSError as error:  # a folder that this user may not enter
-            self._warn_once("read", f"{self.folder}: no kept trace can be read: {error.strerror or error}")
+            self._warn_once("read", f"{self.folder}: no cached trace can be read: {error.strerror or error}")
             return None
         except DataFileError as error:
             if not isinstance(error.__cause__, FileNotFoundError):  # else another process has deleted it
-                self.refuse(key, str(error))
+                self.discard(key, str(error))
             return None
-        if about.get("key") != key:
-            self.refuse(key, f"{path}: holds the trace of another job")
+        if file.about.get("key") != key:
+            self.discard(key, f"{path}: holds the trace of another job")
             return None
         with suppress(OSError):  # a folder that may only be read
             os.utime(path)
-        return trace, about
+        return file
 
-    def write(self, key: Key, trace: Trace, about: dict[str, Any]) -> None:
-        """Keep a trace; where that fails, say so once."""
+    def put(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
+        """Store programs; where that fails, say so once."""
         try:
-            self._save(key, trace, about)
+            self._save(key, programs, about)
             self._trim()
         except OSError as error:
-            self._warn_once("write", f"{self.folder}: no trace can be kept: {error.strerror or error}")
+            self._warn_once("write", f"{self.folder}: no trace can be cached: {error.strerror or error}")
         except DataFileError as error:
-            self._warn_once("write", f"{error}; the plan goes on without keeping it")
+            self._warn_once("write", f"{error}; the plan goes on without caching it")
 
-    def _save(self, key: Key, trace: Trace, about: dict[str, Any]) -> None:
+    def _save(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
         for attempt in range(_ATTEMPTS):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                save_trace(trace, self._path(key), about | {"key": key})
+                save_programs(programs, self._path(key), about | {"key": key})
                 break
             except DataFileError as error:
                 cleared = isinstance(error.__cause__, FileNotFoundError)  # by another process, half-written
                 if not cleared or attempt == _ATTEMPTS - 1:
                     raise
 
-    def refuse(self, key: Key, why: str) -> None:
-        """Say that an entry is of no use; it is traced anew and overwritten."""
-        self._warn_once("read", why if "trace anew" in why else f"{why}; it is traced anew")
+    def discard(self, key: Fingerprint, why: str) -> None:
+        """Say that an entry is broken; it will be captured again and overwritten."""
+        self._warn_once("read", why if "capture it again" in why else f"{why}; capturing it again")
 
-    def usage(self) -> Usage:
+    def stats(self) -> CacheStats:
         """All entries together. Raises DataFileError where the folder cannot be looked at."""
         found = self._entries()
-        return Usage(len(found), sum(size for _, size, _ in found))
+        return CacheStats(len(found), sum(size for _, size, _ in found))
 
-    def clear(self) -> Usage:
+    def clear(self) -> CacheStats:
         """Delete all entries and what interrupted processes left; gives what there was.
 
         Raises DataFileError where one cannot be deleted.
@@ -104,10 +104,10 @@ class TraceCache:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise DataFileError(f"{path}: cannot be deleted: {error.strerror or error}") from error
-        return Usage(len(found), sum(size for _, size, _ in found))
+        return CacheStats(len(found), sum(size for _, size, _ in found))
 
-    def _path(self, key: Key) -> Path:
-        return self.folder / f"{name_of(key)}{SUFFIX}"
+    def _path(self, key: Fingerprint) -> Path:
+        return self.folder / f"{digest(key)}{SUFFIX}"
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of each entry, oldest first."""
@@ -146,7 +146,7 @@ class TraceCache:
             self.warn(line)
 
 
-def open_cache(folder: Path, warn: Warn) -> TraceCache:
+def open_cache(folder: Path, warn: Warn) -> CacheDirectory:
     """The traces of a folder. Raises UsageError for a path that is no folder."""
     try:
         is_file = folder.is_file()
@@ -154,4 +154,4 @@ def open_cache(folder: Path, warn: Warn) -> TraceCache:
         is_file = False
     if is_file:
         raise UsageError(f"{folder}: is a file, not a folder to keep traces in; name another")
-    return TraceCache(folder, warn)
+    return CacheDirectory(folder, warn)

@@ -1,284 +1,298 @@
-"""A trace as a file that one can attach to a bug report: compressed JSON, read strictly, never executed.
+"""Programs and traces as files: compressed JSON, decoded strictly, never executed.
 
-Layout: `kind` is a string with one letter per event (a, f, m: `Alloc`, `Free`, `Mark`); `alloc`,
-`free`, `mark` and `sites` hold one column for each field of their class. Trace and job fit in one file, so
-that it plans by itself. Format 2 has `details` as well, format 3 also says which blocks are `optional`; a
-trace is written in the first that says all of it. Format 4 holds loops (`stored_loop`) in place of a trace:
-in `traces` the own events of each, laid out as in format 3, in `loops` what kernels take beside them. Format
-5 is format 3 with `asked`, the convolutions of workspaces. Format 6 is format 5, and format 7 format 4, with
-`growth_sources` beside each trace.
+`kind` is a string with one letter per event (a, f, m: allocation, free, start of a phase); `alloc`, `free`,
+`mark` and `sites` have one column for each field. Job and trace stand in one file, so that it plans by
+itself. Format 8, which is written, holds programs: the tensor events of each in `traces`, its kernel calls
+and the variants of their workspaces in `loops`. Formats 4 and 7 are earlier forms of it. Formats 1 to 3, 5
+and 6 hold one trace, affine in the batch size or of one batch size alone.
 """
 
-import json
-import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from planner._support.atomic_write import save
 from planner._support.gzip_text import pack, read_packed
 from planner.errors import DataFileError
 from planner.program import (
-    Alloc,
+    LARGEST_BATCH,
+    AffineAlloc,
+    Capability,
     ConvWorkspace,
-    Event,
     Free,
     GrowthSource,
+    Guard,
+    GuardedOps,
+    KernelCall,
+    OpExpr,
+    OpKind,
     PhaseStart,
+    Program,
+    ProgramEvent,
     Site,
     TensorProvenance,
-    Trace,
-    check,
+    Variants,
+    validate_ops,
+    validate_program,
+)
+from planner.store.layout import (
+    About,
+    AllocColumns,
+    AnyDocument,
+    CallColumns,
+    ConvolutionColumns,
+    EventsObject,
+    FreeColumns,
+    GrowthColumns,
+    KernelsObject,
+    PhaseColumns,
+    ProgramDocument,
+    ProvenanceColumns,
+    SiteColumns,
+    TargetObject,
+    TraceDocument,
+    VariantArray,
 )
 
-FORMAT, FORMAT_WITH_DETAILS, FORMAT_WITH_OPTIONAL, FORMAT_OF_LOOPS, FORMAT_WITH_ASKED = 1, 2, 3, 4, 5
-FORMAT_WITH_GROWTH, FORMAT_OF_GROWING_LOOPS = 6, 7
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
-LARGEST_NUMBER = 2**63 - 1  # what torch counts with
-_OF_TRACE = ("batches", "unknown_ops", "notes", "sites", "kind", "alloc", "free", "mark")
-_KEYS = ("format", "about", *_OF_TRACE)
-_OF_WHOLE_TRACE = (*_OF_TRACE, "details")
-
-T = TypeVar("T")
-Said = dict[str, Any]  # JSON
+FORMAT = 8
+TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, FORMAT)
+# Of a program from a file, so that it specializes in seconds: events of its kernels, and nodes to evaluate.
+# BERT's three steps have some 10**4 of the first, and 500 of the second.
+MOST_KERNEL_EVENTS = 2**24
+MOST_NODES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """What a file holds."""
+class EncodedProgram:
+    """A program whose variants are decoded by compute capability, as they are needed."""
 
-    traces: tuple[Trace, ...]  # one; of loops, the own events of each
-    loops: tuple[Said, ...]  # what `stored_loop` says of each beside them; none where the trace is whole
-    about: Said
+    program: Program
+    kernels: KernelsObject | None  # None: the file holds a trace
+    batches: tuple[int, ...]  # for which a trace holds: one, or more for any batch size
+
+    def load_target(self, capability: Capability) -> bool:
+        """Decode the variants for GPUs of a compute capability; false where the file has none.
+
+        A trace holds for any of them. Raises ValueError, LookupError or TypeError for broken variants.
+        """
+        if capability in self.program.targets:
+            return True
+        if self.kernels is None:
+            low, high = (self.batches[0],) * 2 if len(self.batches) == 1 else (1, LARGEST_BATCH)
+            self.program.targets[capability] = Variants(0, low, high, [])
+            return True
+        chip = self.kernels.chips.get(_name(capability))
+        if chip is not None:
+            self.program.targets[capability] = _variants(self.program, self.kernels.pool, chip)
+        return chip is not None
 
 
-def save_trace(trace: Trace, path: Path, about: Said) -> None:
-    """Write a trace and a JSON-able description of its job; whole or not at all, equal traces as equal bytes.
+@dataclass(frozen=True, slots=True)
+class ProgramFile:
+    """The content of a file."""
 
-    Raises DataFileError where the file cannot be written, ValueError for a trace that `check` refuses.
+    programs: tuple[EncodedProgram, ...]
+    about: About
+
+
+def save_programs(programs: Sequence[Program], path: Path, about: About) -> None:
+    """Write programs and a JSON-able description of their job; whole or not at all, equal ones as equal
+    bytes.
+
+    Raises DataFileError where the file cannot be written.
     """
-    document = {
-        "format": FORMAT_WITH_DETAILS if trace.details else FORMAT,
-        "about": about,
-        **_document(trace),
-    }
-    if trace.asked or trace.growth_sources:
-        document |= {"format": FORMAT_WITH_ASKED, "asked": _columns(ConvWorkspace, trace.asked)}
-        if trace.growth_sources:
-            document |= {"format": FORMAT_WITH_GROWTH, **_growth(trace)}
-    elif any(isinstance(event, Alloc) and event.optional for event in trace.events):
-        document["format"] = FORMAT_WITH_OPTIONAL
-    else:
-        del document["alloc"]["optional"]
-        if not trace.details:
-            del document["details"]
-    _write(document, path)
+    save(path, pack(msgspec.json.encode(_document(programs, about)).decode()), "the trace")
 
 
-def save_loops(loops: Sequence[tuple[Trace, Said]], path: Path, about: Said) -> None:
-    """Write loops, each as its own events and what `loops_to_json` says beside them, as `save_trace` does.
-
-    Raises as it does.
-    """
-    document = {
-        "format": FORMAT_OF_LOOPS,
-        "about": about,
-        "traces": [_document(own) for own, _ in loops],
-        "loops": [said for _, said in loops],
-    }
-    if any(own.growth_sources for own, _ in loops):
-        document["format"] = FORMAT_OF_GROWING_LOOPS
-        document["traces"] = [_document(own) | _growth(own) for own, _ in loops]
-    _write(document, path)
-
-
-def _growth(trace: Trace) -> Said:
-    return {"growth_sources": _columns(GrowthSource, trace.growth_sources)}
-
-
-def _document(trace: Trace) -> Said:
-    check(trace)
-    return {
-        "batches": trace.batches,
-        "unknown_ops": trace.unknown_ops,
-        "notes": trace.notes,
-        "sites": _columns(Site, trace.sites),
-        "kind": "".join(map(_letter, trace.events)),
-        "alloc": _columns(Alloc, trace.events),
-        "free": _columns(Free, trace.events),
-        "mark": _columns(PhaseStart, trace.events),
-        "details": _columns(TensorProvenance, trace.details),
-    }
-
-
-def _write(document: Said, path: Path) -> None:
-    save(path, pack(json.dumps(document, separators=(",", ":"), allow_nan=False)), "the trace")
-
-
-def load_trace(path: Path) -> tuple[Trace, Said]:
-    """Read a trace and the description of its job.
-
-    Raises DataFileError for a file that cannot be read, for anything that `save_trace` never wrote, and for
-    loops, which are no trace before one says of which batch size and GPU.
-    """
-    saved = load_saved(path)
-    if saved.loops:
-        raise DataFileError(f"{path}: holds loops in place of one trace; plan from it with --trace")
-    return saved.traces[0], saved.about
-
-
-def load_saved(path: Path) -> Saved:
-    """Read what `save_trace` or `save_loops` wrote; the loops' own events are checked, `loops` is not.
-
-    Raises DataFileError for a file that cannot be read and for anything else.
-    """
+def load_programs(path: Path) -> ProgramFile:
+    """Read what `save_programs` wrote. Raises DataFileError."""
     try:
-        document = _unpack(path)
-        about = document["about"]
-        if not isinstance(about, dict):
-            raise ValueError("about: no mapping")
-        if document["format"] in (FORMAT_OF_LOOPS, FORMAT_OF_GROWING_LOOPS):
-            return _loops(document)
-        return Saved((_trace(document),), (), about)
+        return _decode(read_packed(path, LARGEST_FILE_BYTES))
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the trace: {error.strerror or error}") from error
-    except (ValueError, RecursionError, zlib.error) as error:
-        raise DataFileError(f"{path}: broken trace file: {str(error)[:200]}; trace anew") from error
+    except (ValueError, LookupError, RecursionError, zlib.error) as error:
+        raise DataFileError(f"{path}: broken trace file: {str(error)[:200]}; capture it again") from error
 
 
-def _loops(document: Said) -> Saved:
-    traces, loops = document["traces"], document["loops"]
-    if not isinstance(traces, list) or not isinstance(loops, list) or not len(traces) == len(loops) > 0:
-        raise ValueError("traces and loops are no lists of one length")
-    if not all(isinstance(said, dict) for said in loops):
-        raise ValueError("loops: no mapping")
-    is_growing = document["format"] == FORMAT_OF_GROWING_LOOPS
-    keys = (*_OF_WHOLE_TRACE, "growth_sources") if is_growing else _OF_WHOLE_TRACE
-    own = tuple(_trace(_members("traces", keys, item)) for item in traces)
-    return Saved(own, tuple(loops), document["about"])
+# ---- decoding
 
 
-def _trace(document: Said) -> Trace:
-    trace = Trace(
-        events=tuple(_events(document)),
-        sites=tuple(_rows("sites", Site, document["sites"])),
-        batches=tuple(_list("batches", int, document["batches"])),
-        unknown_ops=tuple(_list("unknown_ops", str, document["unknown_ops"])),
-        notes=tuple(_list("notes", str, document["notes"])),
-        details=tuple(_rows("details", TensorProvenance, document["details"]))
-        if "details" in document
-        else (),
-        asked=tuple(_rows("asked", ConvWorkspace, document["asked"])) if "asked" in document else (),
-        growth_sources=tuple(_rows("growth_sources", GrowthSource, document["growth_sources"]))
-        if "growth_sources" in document
-        else (),
+def _decode(content: bytes) -> ProgramFile:
+    version = msgspec.json.decode(content, type=AnyDocument).format
+    if version in PROGRAM_FORMATS:
+        file = msgspec.json.decode(content, type=ProgramDocument)
+        pairs = zip(file.traces, file.loops, strict=True)
+        return ProgramFile(tuple(_encoded(events, kernels) for events, kernels in pairs), file.about)
+    if version in TRACE_FORMATS:
+        plain = msgspec.json.decode(content, type=TraceDocument)
+        return ProgramFile((_encoded(plain, None),), plain.about)
+    raise ValueError(f"its format is {version}, this version reads 1 to {FORMAT}")
+
+
+def _encoded(events: EventsObject, kernels: KernelsObject | None) -> EncodedProgram:
+    program = Program(
+        tuple(_decode_events(events)),
+        tuple(Site(*row) for row in _rows(events.sites)),
+        () if kernels is None else tuple(_decode_calls(kernels)),
+        unknown_ops=tuple(events.unknown_ops),
+        notes=tuple(events.notes),
+        provenance=tuple(TensorProvenance(*row) for row in _rows(events.details)),
+        conv_workspaces=tuple(ConvWorkspace(*row) for row in _rows(events.asked)),
+        growth_sources=tuple(GrowthSource(*row) for row in _rows(events.growth_sources)),
     )
-    check(trace)
-    return trace
+    validate_program(program, events.batches)
+    return EncodedProgram(program, kernels, tuple(events.batches))
 
 
-def _letter(event: Event) -> str:
-    return "m" if isinstance(event, PhaseStart) else type(event).__name__[0].lower()
+def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of columns, which have to be of one length."""
+    return iter(()) if columns is None else zip(*msgspec.structs.astuple(columns), strict=True)
 
 
-def _columns(kind: type, rows: Iterable[object]) -> dict[str, list[Any]]:
-    mine = [row for row in rows if isinstance(row, kind)]
-    return {field.name: [getattr(row, field.name) for row in mine] for field in fields(kind)}
-
-
-def _unpack(path: Path) -> Said:
-    """The document, with the right keys and the right format."""
-    text = read_packed(path, LARGEST_FILE_BYTES)
-    document = json.loads(text.decode(), parse_constant=_finite, parse_float=_finite)
-    found = document.get("format") if isinstance(document, dict) else None
-    if type(found) is not int:
-        raise ValueError("it names no format")
-    if not FORMAT <= found <= FORMAT_OF_GROWING_LOOPS:
-        raise ValueError(f"its format is {found}, this version reads {FORMAT} to {FORMAT_OF_GROWING_LOOPS}")
-    if found in (FORMAT_OF_LOOPS, FORMAT_OF_GROWING_LOOPS):
-        return _members("the document", ("format", "about", "traces", "loops"), document)
-    keys = (*_KEYS, "details") if found >= FORMAT_WITH_DETAILS else _KEYS
-    if found >= FORMAT_WITH_ASKED:
-        keys = (*keys, "asked")
-    if found == FORMAT_WITH_GROWTH:
-        keys = (*keys, "growth_sources")
-    return _with_optional(_members("the document", keys, document))
-
-
-def _with_optional(document: Said) -> Said:
-    """The document with the column that earlier formats have not got."""
-    blocks = document["alloc"]
-    if document["format"] >= FORMAT_WITH_OPTIONAL or not isinstance(blocks, dict):
-        return document
-    if "optional" in blocks:
-        raise ValueError("alloc: unknown key 'optional'")
-    numbers = blocks.get("block")
-    none = [False] * len(numbers) if isinstance(numbers, list) else []
-    return {**document, "alloc": {**blocks, "optional": none}}
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no finite number")
-    return number
-
-
-def _events(document: Said) -> Iterator[Event]:
-    columns: dict[str, list[Event]] = {
-        "a": _rows("alloc", Alloc, document["alloc"]),
-        "f": _rows("free", Free, document["free"]),
-        "m": _rows("mark", PhaseStart, document["mark"]),
+def _decode_events(document: EventsObject) -> Iterator[ProgramEvent]:
+    allocs = document.alloc
+    if allocs.optional is None:
+        allocs.optional = [False] * len(allocs.block)
+    queues: dict[str, Iterator[ProgramEvent]] = {
+        "a": iter([AffineAlloc(*row) for row in _rows(allocs)]),
+        "f": iter([Free(block) for block in document.free.block]),
+        "m": iter([PhaseStart(*row) for row in _rows(document.mark)]),
     }
-    kind = document["kind"]
-    if not isinstance(kind, str) or not set(kind) <= columns.keys():
-        raise ValueError("kind: no text of the letters a, f and m")
-    for letter, events in columns.items():
-        if kind.count(letter) != len(events):
-            raise ValueError(f"kind: {kind.count(letter)} times {letter}, but {len(events)} of such events")
-    queues = {letter: iter(events) for letter, events in columns.items()}
-    return (next(queues[letter]) for letter in kind)
+    for letter in document.kind:
+        event = next(queues[letter], None)
+        if event is None:
+            raise ValueError(f"kind: {document.kind.count(letter)} times {letter!r}, but fewer such events")
+        yield event
+    if any(next(queue, None) for queue in queues.values()):
+        raise ValueError("kind: fewer letters than events")
 
 
-def _rows(name: str, kind: type[T], value: object) -> list[T]:
-    """Objects of a dataclass from their columns, each column read by the type of its field."""
-    columns = fields(kind)  # type: ignore[arg-type]  # typeshed's type for dataclasses is private
-    members = _members(name, [column.name for column in columns], value)
-    lists = [_list(f"{name}.{column.name}", column.type, members[column.name]) for column in columns]
-    if len({len(items) for items in lists}) > 1:
-        raise ValueError(f"{name}: columns of unequal length")
-    return [kind(*row) for row in zip(*lists, strict=True)]
+def _decode_calls(kernels: KernelsObject) -> Iterator[KernelCall]:
+    outputs = [tuple(bit == "1" for bit in bits) for bits in kernels.outputs]
+    columns = kernels.kernels
+    blas = set(columns.takes_blas)
+    rows = zip(columns.kind, columns.site, accumulate(columns.before), columns.outputs, strict=True)
+    for number, (signature, site, position, shape) in enumerate(rows):
+        yield KernelCall(signature, site, position, _at(outputs, shape), number in blas)
 
 
-def _members(name: str, keys: Iterable[str], value: object) -> dict[str, Any]:
-    """A mapping that has these keys and no others."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{name}: no mapping")
-    for key in keys:
-        if key not in value:
-            raise ValueError(f"{name}: {key} is missing")
-    if unknown := value.keys() - set(keys):
-        raise ValueError(f"{name}: unknown key {min(unknown)!r}")
-    return value
+def _variants(program: Program, pool: Sequence[VariantArray], chip: TargetObject) -> Variants:
+    if chip.blas_bytes < 0 or not 1 <= chip.first <= chip.last:
+        raise ValueError(f"batch sizes {chip.first} to {chip.last}, {chip.blas_bytes} bytes for cuBLAS")
+    known = {number: _decode_ops(_at(pool, number)) for number in {n for ns in chip.cases for n in ns}}
+    by_signature = [[known[number] for number in numbers] for numbers in chip.cases]
+    nodes = sum(len(ops.nodes) + len(ops.guards) + 1 for variants in by_signature for ops in variants)
+    if nodes > MOST_NODES:
+        raise ValueError(f"{nodes} nodes are too many to evaluate")
+    steps = [max((len(ops.ops) for ops in variants), default=0) for variants in by_signature]
+    made = sum(2 * _at(steps, call.signature) + len(call.outputs) + 2 for call in program.calls)
+    if made > MOST_KERNEL_EVENTS:
+        raise ValueError(f"more than {MOST_KERNEL_EVENTS} events of kernels")
+    return Variants(chip.blas_bytes, chip.first, chip.last, by_signature)
 
 
-def _list(name: str, kind: Any, value: object) -> list[Any]:
-    """A list of whole numbers, of truths, of texts, of members of an enumeration of texts, or of tuples of
-    numbers.
-    """
-    if not isinstance(value, list):
-        raise ValueError(f"{name}: no list")
-    if kind == tuple[int, ...]:
-        return [tuple(_list(name, int, item)) for item in value]
-    wanted: type = kind if kind in (int, bool) else str
-    for item in value:
-        if type(item) is not wanted:
-            raise ValueError(f"{name}: {type(item).__name__} found, {wanted.__name__} wanted")
-        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
-            raise ValueError(f"{name}: a number beyond {LARGEST_NUMBER}")
-    try:
-        return [kind(item) for item in value]
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+def _decode_ops(case: VariantArray) -> GuardedOps:
+    low, high, operations, lefts, rights, comparisons, compared, kinds, places = case
+    triples = zip(compared[::3], compared[1::3], compared[2::3], strict=True)
+    guards = tuple(
+        Guard(letter, left, right, expected == 1)
+        for letter, (left, right, expected) in zip(comparisons, triples, strict=True)
+    )
+    ops = tuple(OpExpr(OpKind(letter), place) for letter, place in zip(kinds, places, strict=True))
+    variant = GuardedOps(low, high, tuple(zip(operations, lefts, rights, strict=True)), guards, ops)
+    validate_ops(variant)
+    return variant
+
+
+def _at(values: Sequence[Any], number: int) -> Any:
+    if number < 0:
+        raise IndexError(f"index {number}")
+    return values[number]
+
+
+def _name(capability: Capability) -> str:
+    return ".".join(map(str, capability))
+
+
+# ---- encoding
+
+
+def _document(programs: Sequence[Program], about: About) -> ProgramDocument:
+    events = [_encode_events(program) for program in programs]
+    return ProgramDocument(FORMAT, about, events, [_encode_kernels(program) for program in programs])
+
+
+def _encode_events(program: Program) -> EventsObject:
+    low = min((known.min_batch for known in program.targets.values()), default=1)
+    high = max((known.max_batch for known in program.targets.values()), default=1)
+    allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
+    frees = [event.block for event in program.events if isinstance(event, Free)]
+    marks = [event for event in program.events if isinstance(event, PhaseStart)]
+    return EventsObject(
+        batches=[low] if low == high else [max(low, 2), max(low, 2) + 1],
+        unknown_ops=list(program.unknown_ops),
+        notes=list(program.notes),
+        sites=SiteColumns([site.module for site in program.sites], [site.op for site in program.sites]),
+        kind="".join(_LETTERS[type(event)] for event in program.events),
+        alloc=AllocColumns(*_columns(AffineAlloc, allocs)),
+        free=FreeColumns(frees),
+        mark=PhaseColumns([mark.step for mark in marks], [mark.phase for mark in marks]),
+        details=_table(ProvenanceColumns, TensorProvenance, program.provenance),
+        asked=_table(ConvolutionColumns, ConvWorkspace, program.conv_workspaces),
+        growth_sources=_table(GrowthColumns, GrowthSource, program.growth_sources),
+    )
+
+
+_LETTERS: dict[type, str] = {AffineAlloc: "a", Free: "f", PhaseStart: "m"}
+
+
+def _columns(noun: Any, rows: Sequence[Any]) -> list[list[Any]]:
+    names = noun.__struct_fields__ if issubclass(noun, Struct) else [field.name for field in fields(noun)]
+    return [[getattr(row, name) for row in rows] for name in names]
+
+
+def _table(table: type[Any], noun: type[Any], rows: Sequence[Any]) -> Any:
+    return table(*_columns(noun, rows)) if rows else None
+
+
+def _encode_kernels(program: Program) -> KernelsObject:
+    shapes = sorted({call.outputs for call in program.calls})
+    positions = [call.position for call in program.calls]
+    pool: dict[GuardedOps, int] = {}
+    chips = {
+        _name(capability): TargetObject(
+            known.cublas_bytes,
+            known.min_batch,
+            known.max_batch,
+            [[pool.setdefault(ops, len(pool)) for ops in variants] for variants in known.by_signature],
+        )
+        for capability, known in program.targets.items()
+    }
+    calls = CallColumns(
+        [call.signature for call in program.calls],
+        [call.site for call in program.calls],
+        [position - before for position, before in zip(positions, [0, *positions], strict=False)],
+        [shapes.index(call.outputs) for call in program.calls],
+        [number for number, call in enumerate(program.calls) if call.first_blas_call],
+    )
+    outputs = ["".join("01"[takes] for takes in shape) for shape in shapes]
+    return KernelsObject(outputs, calls, [_encode_ops(ops) for ops in pool], chips)
+
+
+def _encode_ops(variant: GuardedOps) -> VariantArray:
+    nodes, guards = variant.nodes, variant.guards
+    return (
+        *(variant.min_batch, variant.max_batch, "".join(node[0] for node in nodes)),
+        *([node[1] for node in nodes], [node[2] for node in nodes]),
+        "".join(guard.comparison for guard in guards),
+        [number for guard in guards for number in (guard.left, guard.right, int(guard.expected))],
+        "".join(op.kind for op in variant.ops),
+        [op.node for op in variant.ops],
+    )

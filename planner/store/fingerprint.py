@@ -15,7 +15,7 @@ from typing import Any
 from planner._support.versions import installed_version
 from planner.jobs import Job, is_code, job_to_json, reset_options, split_model
 
-Key = dict[str, Any]  # JSON
+Fingerprint = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parents[1]
 # Beside the tracer itself: what takes its traces apart and puts them together.
@@ -30,19 +30,19 @@ LIBRARIES = {
     "file": (),
 }
 # Of the standard library, modules that look at nothing outside the program.
-_PURE = frozenset(
+PURE_MODULES = frozenset(
     ("__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools")
     + ("itertools", "math", "numbers", "operator", "re", "string", "types", "typing", "warnings")
 )
 _INSTALLED = frozenset(("torch", "torchvision", "timm", "transformers", "monai", "einops", "numpy"))
-_OPAQUE = frozenset(
+IMPURE_NAMES = frozenset(
     ("open", "exec", "eval", "compile", "input", "__import__", "globals", "environ", "getenv", "load")
     + ("from_file", "from_pretrained", "hub", "load_state_dict_from_url", "fromfile", "memmap", "loadtxt")
     + ("genfromtxt", "read_text", "read_bytes")
 )
 
 
-def key_of(job: Job) -> Key | None:
+def fingerprint(job: Job) -> Fingerprint | None:
     """The job's key, the batch size and the GPU left out; None where nobody can know it."""
     source, name = split_model(job.source or job.model)
     if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another
@@ -55,37 +55,37 @@ def key_of(job: Job) -> Key | None:
         content = file
     elif source == "hf" and Path(name).is_dir():
         folder = Path(name).resolve()
-        content = _digest(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
+        content = _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
     loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
     if loss is None:
         return None
     return {
-        "job": job_to_json(traced(job)),
+        "job": job_to_json(trace_relevant_fields(job)),
         "content": content,
         "loss": loss,
         "versions": {name: installed_version(name) for name in ("torch", "torchvision", *LIBRARIES[source])},
         "python": list(sys.version_info[:2]),
-        "planner": tracer_digest(),
+        "planner": source_digest(),
     }
 
 
-def traced(job: Job) -> Job:
+def trace_relevant_fields(job: Job) -> Job:
     """As much of the job as a trace depends on."""
     return reset_options(job, where=lambda option: not option.changes_trace)
 
 
-def name_of(key: Key) -> str:
+def digest(key: Fingerprint) -> str:
     """A file name for the key."""
     return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
 
 
-def tracer_digest() -> str:
+def source_digest() -> str:
     """Of the sources of the tracer: a tracer that was changed reads no old traces."""
     rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
-    return _digest((*rooms, *(PACKAGE / name for name in _OWN)))
+    return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
 
-def _digest(paths: Iterable[Path]) -> str:
+def _digest_files(paths: Iterable[Path]) -> str:
     found = sha256()
     for path in paths:
         content = path.read_bytes()
@@ -113,7 +113,7 @@ def file_digest(path: Path) -> str | None:
             return None  # tracing will say what is wrong with it
         found.update(f"{len(content)}\n".encode())
         found.update(content)
-        if any(_is_opaque(node) for node in ast.walk(tree)):
+        if any(_is_impure(node) for node in ast.walk(tree)):
             return None
         for module in sorted(set(_imported(tree))):
             inside = _beside(module, path.resolve().parent)
@@ -122,18 +122,18 @@ def file_digest(path: Path) -> str | None:
             elif module.partition(".")[0] in _INSTALLED:
                 top = module.partition(".")[0]
                 found.update(f"{top} {installed_version(top)}\n".encode())
-            elif module.partition(".")[0] not in _PURE:
+            elif module.partition(".")[0] not in PURE_MODULES:
                 return None
     return found.hexdigest()
 
 
-def _is_opaque(node: ast.AST) -> bool:
+def _is_impure(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
-        return node.id in _OPAQUE
+        return node.id in IMPURE_NAMES
     if isinstance(node, ast.Attribute):
-        return node.attr in _OPAQUE
+        return node.attr in IMPURE_NAMES
     if isinstance(node, ast.ImportFrom):
-        return node.level > 0 or any(alias.name in _OPAQUE for alias in node.names)
+        return node.level > 0 or any(alias.name in IMPURE_NAMES for alias in node.names)
     return False
 
 

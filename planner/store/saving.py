@@ -1,6 +1,8 @@
-"""What `--save-trace` writes: loops that tell any batch size on any GPU; a trace where the job has none."""
+"""Save a job with its programs on all known GPUs, or, where it has none, with traces fitted as well as may
+be.
+"""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -8,102 +10,107 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.hardware import load_devices
 from planner.jobs import Job, job_to_json
-from planner.planning import FIT_BATCHES, TraceSource
-from planner.program import Capability, StoredLoop, Target, Trace, align, loops_to_json, refit
-from planner.store.codec import save_loops, save_trace
-from planner.store.kept_tracer import Fresh
+from planner.program import (
+    FIT_BATCHES,
+    LARGEST_BATCH,
+    NotAffineError,
+    Program,
+    ProgramSet,
+    Target,
+    Trace,
+    Variants,
+    constant_program,
+    fit_traces,
+    tensors_diverge,
+)
+from planner.store.codec import save_programs
+from planner.store.source import ProgramSource
 
-Group = dict[Capability, StoredLoop]  # loops that differ in their cases only
-_UNTAKEN = (PlannerError, ImportError)  # the second where traces were kept and no torch is installed
+_NOT_CAPTURED = (PlannerError, ImportError)  # the second where programs were cached and no torch is installed
 
 
-def save_job(
-    job: Job, batch: int, chip: Target, tracer: TraceSource, keeper: Fresh | None, path: Path
-) -> None:
+def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
     """Write a file that plans by itself, at `batch` unless another is asked for.
 
-    `keeper` takes loops; without one, or where the job has none, the file holds one trace: for all batch
-    sizes where the tracer's lie on lines, else for `batch`. Raises DataFileError, or as the tracer does.
+    A job without a program is saved as one trace, for all batch sizes where tensors are affine, else for
+    `batch`. Raises DataFileError, or the errors of a capture.
     """
-    about = {"job": job_to_json(job), "batch": batch, "capability": chip.capability}
-    groups = [] if keeper is None else take_groups(keeper, chip, batch)
-    if not groups:
-        save_trace(_whole(tracer, batch), path, about)
+    saved: list[Program] = []
+    if isinstance(programs, ProgramSource) and not job.cudnn:  # a library answers only while torch captures
+        saved = group_by_structure(programs_for_all_targets(programs, target, batch))
+        traced = programs.trace(batch, target).notes
+        saved = [replace(one, notes=tuple(dict.fromkeys((*one.notes, *traced)))) for one in saved]
+    if not saved:
+        saved = [_fitted(lambda size: programs.trace(size, target), batch, target)]
+    about = {"job": job_to_json(job), "batch": batch, "capability": target.capability}
+    save_programs(saved, path, about | {"multiprocessors": target.sm_count})
+
+
+def programs_for_all_targets(
+    source: ProgramSource, target: Target, batch: int
+) -> Iterator[tuple[Program, Target]]:
+    """Yield the job's programs on all GPUs that the planner knows, those of this one first.
+
+    Beside each stand runs where it does not answer: one sample, and on this GPU the batch size that was
+    planned with the next one. Nothing where the job has no program on this GPU. Raises the errors of a
+    capture.
+    """
+    program = _covering(source, target)
+    if program is None:
         return
-    known = next(iter(groups[0].values())).own.notes
-    more = tuple(note for note in tracer(batch).notes if note not in known)  # of what traced it
-    loops = []
-    for group in groups:
-        own = next(iter(group.values())).own
-        loops.append((replace(own, notes=(*own.notes, *more)), loops_to_json(group)))
-    save_loops(loops, path, about | {"multiprocessors": chip.sm_count})
-
-
-def _whole(tracer: TraceSource, batch: int) -> Trace:
-    affine = align(*map(tracer, FIT_BATCHES))
-    if isinstance(affine, Trace):
-        affine = refit(affine, tracer(batch))
-    if isinstance(affine, str):
-        return tracer(batch)
-    sizes = " and ".join(map(str, affine.batches))
-    note = f"scratch memory of kernels is as traced at batches {sizes}; at others it may differ"
-    return replace(affine, notes=(*affine.notes, note))
-
-
-# ---- loops
-
-
-def take_groups(keeper: Fresh, chip: Target, batch: int) -> list[Group]:
-    """The job's loops on all GPUs that the planner knows, and its runs where they do not answer: one sample,
-    and the batch size that was planned with the next one. None where the job has no loop on this GPU.
-
-    Those of this GPU come first. Raises the errors of a trace.
-    """
-    loops = _answering(keeper, chip, FIT_BATCHES)
-    if not loops:
-        return []
-    groups: list[Group] = []
-    _place(groups, chip, [*loops, *_runs(keeper, chip, loops, (1, batch, batch + 1))])
-    others = {device.capability for device in load_devices()} - {chip.capability}
+    yield program, target
+    yield from _runs(source, program, target, (1, batch, batch + 1))
+    others = {device.capability for device in load_devices()} - {target.capability}
     for other in map(Target.for_capability, sorted(others)):
-        with suppress(*_UNTAKEN):  # what such a GPU cannot run is not in the file
-            loops = _answering(keeper, other, FIT_BATCHES)
-            if loops:
-                _place(groups, other, [*loops, *_runs(keeper, other, loops, (1,))])
-    return groups
+        with suppress(*_NOT_CAPTURED):  # what such a GPU cannot run is not in the file
+            program = _covering(source, other)
+            if program is not None:
+                yield program, other
+                yield from _runs(source, program, other, (1,))
 
 
-def _answering(keeper: Fresh, chip: Target, batches: Sequence[int]) -> tuple[StoredLoop, ...]:
-    loops = keeper.loops(chip)
-    is_known = all(_answer(loops, chip, batch) for batch in batches)
-    return loops if is_known else ()
-
-
-def _answer(loops: Iterable[StoredLoop], chip: Target, batch: int) -> bool:
-    return any(loop.answers(batch, chip.sm_count) is not None for loop in loops)
+def _covering(source: ProgramSource, target: Target) -> Program | None:
+    program = source.program(target)
+    if program is None or not all(program.covers(batch, target) for batch in FIT_BATCHES):
+        return None
+    source.enumerate_variants(program, target)
+    return program
 
 
 def _runs(
-    keeper: Fresh, chip: Target, loops: Sequence[StoredLoop], batches: Sequence[int]
-) -> Iterator[StoredLoop]:
+    source: ProgramSource, program: Program, target: Target, batches: Iterable[int]
+) -> Iterator[tuple[Program, Target]]:
     for batch in sorted(set(batches)):
-        if not _answer(loops, chip, batch):
-            with suppress(*_UNTAKEN):  # a model may refuse a batch of one sample
-                run = keeper.run(batch, chip)
-                if run.own.is_affine:  # else its kernels are in it, as they are on these multiprocessors only
-                    yield run
+        if not program.covers(batch, target):
+            with suppress(*_NOT_CAPTURED):  # a model may refuse a batch of one sample
+                run = source.run(batch, target)
+                source.enumerate_variants(run, target)
+                yield run, target
 
 
-def _place(groups: list[Group], chip: Target, loops: Iterable[StoredLoop]) -> None:
-    for loop in loops:
-        alike = (group for group in groups if chip.capability not in group and _is_like(group, loop))
-        group = next(alike, None)
-        if group is None:
-            groups.append({chip.capability: loop})
-        else:
-            group[chip.capability] = loop
+def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Program]:
+    """Return programs with the variants for all their GPUs, one for each structure and least batch size."""
+    groups: dict[object, Program] = {}
+    for program, target in programs:
+        known = program.targets[target.capability]
+        key = program.structure, program.sites, program.notes, known.min_batch
+        if key not in groups:
+            groups[key] = replace(program, targets={}, rules=None)
+        groups[key].targets[target.capability] = known
+    return list(groups.values())
 
 
-def _is_like(group: Group, loop: StoredLoop) -> bool:
-    one = next(iter(group.values()))
-    return (one.own, one.kernels, one.first) == (loop.own, loop.kernels, loop.first)
+def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
+    """Return the program that tensors are affine in, its workspaces as at two batch sizes; else one trace."""
+    traced = trace_at(batch)
+    low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
+    try:
+        program = fit_traces(trace_at(low), traced)
+    except NotAffineError:
+        return constant_program(traced, target)
+    if tensors_diverge(program, trace_at(third)):
+        return constant_program(traced, target)
+    sizes = " and ".join(map(str, sorted((low, batch))))
+    note = f"scratch memory of kernels is as traced at batches {sizes}; at others it may differ"
+    targets = {target.capability: Variants(0, 1, LARGEST_BATCH, [])}
+    return replace(program, notes=(*program.notes, note), targets=targets)

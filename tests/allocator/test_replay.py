@@ -8,34 +8,35 @@ from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace
 from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
-from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
+from planner.program.program import AffineAlloc, Program
+from tests.helpers.traces import SITES, UNTIMED, alloc, program_of, programs
 
 # At batch 2: 30 MiB and 12 MiB in segments of their own, 1,024 bytes of a segment of 2 MiB; the last block
 # takes the whole of the 12 MiB, as 1 MiB is too little to be split off.
 STEP: tuple[Event, ...] = (
     PhaseStart(0, Phase.SETUP),
-    Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0),
+    Alloc(0, 30 * MIB, Category.PARAMETER, 0),
     PhaseStart(1, Phase.FORWARD),
-    Alloc(1, 0, 6 * MIB, Category.ACTIVATION, 1),
-    Alloc(2, 1000, 0, Category.WORKSPACE, 2),
+    AffineAlloc(1, 0, 6 * MIB, Category.ACTIVATION, 1),
+    Alloc(2, 1000, Category.WORKSPACE, 2),
     Free(1),
     PhaseStart(1, Phase.BACKWARD),
-    Alloc(3, 11 * MIB, 0, Category.GRADIENT, 0),
+    Alloc(3, 11 * MIB, Category.GRADIENT, 0),
     PhaseStart(1, Phase.END),
 )
-JOB = Trace(STEP, SITES, (2, 3))
+JOB = program_of(STEP)
 
 
 def grow_after_free() -> Trace:
     """20 MiB are freed and stay cached, then 22 MiB are wanted."""
-    return Trace((alloc(0, 20 * MIB), Free(0), alloc(1, 22 * MIB)), SITES, (1,))
+    return Trace((alloc(0, 20 * MIB), Free(0), alloc(1, 22 * MIB)), SITES, 1)
 
 
 @pytest.mark.parametrize("capacity_mib", [None, 44])
 def test_fits(capacity_mib: int | None) -> None:
     """A job that its capacity just holds fits; the peak's event is the first that reaches it."""
     arena = Arena(capacity_mib and capacity_mib * MIB)
-    assert replay_trace(JOB, 2, arena) == Replay(
+    assert replay_trace(JOB.instantiate(2), 2, arena) == Replay(
         batch=2,
         outcome=Outcome.FITS,
         peak_allocated_bytes=42 * MIB + 1024,
@@ -58,7 +59,7 @@ def test_fits(capacity_mib: int | None) -> None:
 )
 def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_event: int) -> None:
     """A failure says which request could not be served, and the figures stand as they were then."""
-    assert replay_trace(JOB, 2, Arena(capacity_mib * MIB)) == Replay(
+    assert replay_trace(JOB.instantiate(2), 2, Arena(capacity_mib * MIB)) == Replay(
         batch=2,
         outcome=Outcome.DOES_NOT_FIT,
         peak_allocated_bytes=peak_mib * MIB,
@@ -97,9 +98,9 @@ def test_fits_with_retries(arena: Arena) -> None:
 )
 def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outcome, peak_mib: int) -> None:
     """Where an optional block is refused the run goes on, as if it had no bytes."""
-    workspace = Alloc(1, 30 * MIB, 0, Category.WORKSPACE, 1, optional=True)
+    workspace = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
-    run = replay_trace(Trace(events, SITES, (1,)), 1, Arena(capacity_mib * MIB))
+    run = replay_trace(Trace(events, SITES, 1), 1, Arena(capacity_mib * MIB))
     assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
 
 
@@ -112,7 +113,7 @@ def test_end_is_not_the_peak() -> None:
         Free(0),
         PhaseStart(1, Phase.END),
     )
-    assert replay_trace(Trace(events, SITES, (8,)), 8) == Replay(
+    assert replay_trace(Trace(events, SITES, 8), 8) == Replay(
         batch=8,
         outcome=Outcome.FITS,
         peak_allocated_bytes=5 * MIB,
@@ -136,7 +137,7 @@ def three_steps() -> Trace:
         *step(3, 14),
         PhaseStart(3, Phase.END),
     )
-    return Trace(events, SITES, (1,))
+    return Trace(events, SITES, 1)
 
 
 def test_peaks_of_steps() -> None:
@@ -167,19 +168,19 @@ def test_a_step_takes_at_least_what_the_one_before_left() -> None:
         Free(1),
         PhaseStart(2, Phase.FORWARD),
     )
-    assert replay_trace(Trace(events, SITES, (1,)), 1).later_steps == Peaks(30 * MIB, 70 * MIB)
+    assert replay_trace(Trace(events, SITES, 1), 1).later_steps == Peaks(30 * MIB, 70 * MIB)
 
 
 def test_empty_trace() -> None:
     """A trace without events takes nothing."""
-    nothing = Trace((), (), (1,))
+    nothing = Trace((), (), 1)
     assert replay_trace(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
     assert replay_with_breakdown(nothing, 1, Arena())[1] == dict.fromkeys(Category, 0)
 
 
 def test_no_samples_no_memory() -> None:
     """A block whose line is at zero for this batch size takes no memory."""
-    trace = Trace((alloc(0, -MIB, MIB), alloc(1, 512), Free(0)), SITES, (2, 3))
+    trace = program_of((alloc(0, -MIB, MIB), alloc(1, 512), Free(0))).instantiate(1)
     peaks = (Peaks(512, 2 * MIB),)
     assert replay_trace(trace, 1) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1, peaks)
 
@@ -196,7 +197,7 @@ def test_no_samples_no_memory() -> None:
 )
 def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: int) -> None:
     """The allocator's options reach it."""
-    trace = Trace((alloc(0, request_mib * MIB),), SITES, (1,))
+    trace = Trace((alloc(0, request_mib * MIB),), SITES, 1)
     run = replay_trace(trace, 1, Arena(rules=parse_alloc_conf(conf)))
     peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
     assert run == Replay(
@@ -219,7 +220,7 @@ def test_fraction_of_the_total() -> None:
 
 def test_another_batch_is_refused() -> None:
     """A trace of one batch size says nothing about another."""
-    trace = Trace((alloc(0, MIB),), SITES, (4,))
+    trace = Trace((alloc(0, MIB),), SITES, 4)
     assert replay_trace(trace, 4).peak_allocated_bytes == MIB
     with pytest.raises(ValueError, match="taken at batch 4 and says nothing about 5"):
         replay_trace(trace, 5)
@@ -238,7 +239,7 @@ def test_another_batch_is_refused() -> None:
 def test_levels(event: int, alive: dict[Category, int]) -> None:
     """The blocks alive after an event count whole, each for its category."""
     recorder = TimelineRecorder()
-    replay_trace(JOB, 2, on_event=recorder)
+    replay_trace(JOB.instantiate(2), 2, on_event=recorder)
     levels = {category: column[event] for category, column in recorder.timeline().by_role.items()}
     assert levels == dict.fromkeys(Category, 0) | alive
 
@@ -250,9 +251,10 @@ confs = st.sampled_from(
 
 
 @UNTIMED
-@given(affine_traces(), st.integers(1, 8), capacities, confs)
-def test_roles_add_up(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
+@given(programs(), st.integers(1, 8), capacities, confs)
+def test_roles_add_up(program: Program, batch: int, capacity: int | None, conf: str) -> None:
     """Categories add up to the allocated peak at the peak, and to what is allocated at the end there."""
+    trace = program.instantiate(batch)
     arena = Arena(capacity, rules=parse_alloc_conf(conf))
     recorder = TimelineRecorder()
     run = replay_trace(trace, batch, arena, recorder)
@@ -265,11 +267,12 @@ def test_roles_add_up(trace: Trace, batch: int, capacity: int | None, conf: str)
 
 
 @UNTIMED
-@given(affine_traces(), st.integers(1, 8), capacities, confs)
-def test_bounds(trace: Trace, batch: int, capacity: int | None, conf: str) -> None:
+@given(programs(), st.integers(1, 8), capacities, confs)
+def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -> None:
     """Allocated is at most reserved, the end at most the peak, reserved at most the capacity, and a failure
     comes with a retry.
     """
+    trace = program.instantiate(batch)
     run = replay_trace(trace, batch, Arena(capacity, rules=parse_alloc_conf(conf)))
     assert run.end_allocated_bytes <= run.peak_allocated_bytes <= run.peak_reserved_bytes
     assert capacity is None or run.peak_reserved_bytes <= capacity
@@ -279,24 +282,16 @@ def test_bounds(trace: Trace, batch: int, capacity: int | None, conf: str) -> No
     assert max(peaks.reserved_bytes for peaks in run.step_peaks) == run.peak_reserved_bytes
 
 
-@UNTIMED
-@given(affine_traces(), st.integers(1, 8))
-def test_an_affine_trace_is_all_its_instances(trace: Trace, batch: int) -> None:
-    """An affine trace replays at a batch size as the trace that was taken there."""
-    assert replay_trace(trace, batch) == replay_trace(taken_at(trace, batch), batch)
-
-
 @settings(UNTIMED, max_examples=200)
-@given(
-    affine_traces(), st.integers(1, 8), capacities, capacities, confs.filter(lambda c: "max_split" not in c)
-)
+@given(programs(), st.integers(1, 8), capacities, capacities, confs.filter(lambda c: "max_split" not in c))
 def test_more_memory_does_no_harm(
-    trace: Trace, batch: int, one: int | None, other: int | None, conf: str
+    program: Program, batch: int, one: int | None, other: int | None, conf: str
 ) -> None:
     """What fits without a retry replays the same with more memory.
 
     Not under max_split_size_mb: there, large cached blocks are released without that being a retry.
     """
+    trace = program.instantiate(batch)
     small, large = sorted((one, other), key=lambda capacity: (capacity is None, capacity or 0))
     rules = parse_alloc_conf(conf)
     run = replay_trace(trace, batch, Arena(small, rules=rules))

@@ -144,12 +144,12 @@ def test_a_term_left_out() -> None:
     sites = (Site("", "aten.sum.dim_IntList"), Site("fc", "aten.mm.default"))
     events = (
         PhaseStart(0, Phase.SETUP),
-        Alloc(0, MIB, 0, Category.PARAMETER, 1),
-        Alloc(1, MIB, 0, Category.WORKSPACE, 0),
+        Alloc(0, MIB, Category.PARAMETER, 1),
+        Alloc(1, MIB, Category.WORKSPACE, 0),
         Free(1),
-        Alloc(2, MIB, 0, Category.WORKSPACE, 1),
+        Alloc(2, MIB, Category.WORKSPACE, 1),
     )
-    trace = Trace(events, sites, (1,))
+    trace = Trace(events, sites, 1)
     assert without(trace, "no_reductions").events == (*events[:2], events[4])
     assert without(trace, "no_cublas").events == events[:4]
     assert without(trace, "no_scratch").events == events[:2]
@@ -160,8 +160,8 @@ def test_needed_memory() -> None:
     """A block that can be released before a larger one is asked for is not needed beside it."""
     from benchmarks.accuracy.ablations import variants, verdicts
 
-    events = (PhaseStart(1, Phase.FORWARD), Alloc(0, 100 * MIB, 0, Category.TEMPORARY, 0), Free(0))
-    trace = Trace((*events, Alloc(1, 200 * MIB, 0, Category.TEMPORARY, 0)), (Site("", "x"),), (1,))
+    events = (PhaseStart(1, Phase.FORWARD), Alloc(0, 100 * MIB, Category.TEMPORARY, 0), Free(0))
+    trace = Trace((*events, Alloc(1, 200 * MIB, Category.TEMPORARY, 0)), (Site("", "x"),), 1)
     found = variants(trace, 1)
     assert found["planner"].reserved_mib == 300
     assert found["planner"].needed_mib(1) == pytest.approx(200, abs=1)

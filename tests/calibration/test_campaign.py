@@ -24,8 +24,8 @@ from planner.hardware.calibration.observation import Observation
 from planner.hardware.device import generic_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.max_batch import TraceSource, estimate
-from planner.program.affine import align
+from planner.planning.max_batch import estimate
+from planner.program import TraceSource
 from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
 from tests.helpers.runs import CARD, JOB, OTHER_JOB, RUN, FakeMeasure
@@ -318,7 +318,7 @@ def line(job: Job, chip: Target, tell: object) -> TraceSource:
             alloc(0, 100 * MIB),
             alloc(1, 10 * MIB * batch),
         )
-        return Trace(events, (Site("", "to"),), (batch,))
+        return Trace(events, (Site("", "to"),), batch)
 
     return trace
 
@@ -369,10 +369,8 @@ def test_calibrating_nothing_is_refused(tmp_path: Path, batches: tuple[int, ...]
 def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
     """Of the job of 100 MiB and 10 MiB a sample under a cap, on a card that shows what it is told to."""
     tracer = line(JOB, (8, 6), None)
-    trace = align(tracer(2), tracer(3))
-    assert isinstance(trace, Trace)
     budget = make_budget(generic_device(12_288), 0.99, AllocatorRules(), cap_mib * MIB)
-    said = estimate(JOB, trace, batch, budget)
+    said = estimate(JOB, tracer(batch), batch, budget)
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, timeout_seconds: float) -> Observation:

@@ -109,7 +109,7 @@ def test_real_tensors_pass_the_marks_of_the_recorded_trace() -> None:
     run_real(job, 4, "cpu", lambda step, phase: marks.append(PhaseStart(step, phase)), lambda _: tiny())
     trace = trace_of(tiny, job, 4, AMPERE)
     assert [event for event in trace.events if isinstance(event, PhaseStart)] == marks
-    born = [event.fixed_bytes for event in trace.events if isinstance(event, Alloc)]
+    born = [event.size_bytes for event in trace.events if isinstance(event, Alloc)]
     placed = [tensor.nbytes for child in tiny() for tensor in child.parameters()]
     copied = [
         tensor.nbytes for tensor in (*host_batch(job, 4)[0], host_batch(job, 4)[2]) if tensor is not None

@@ -12,7 +12,7 @@ from planner.capture.models.registry import build_model, construct_model
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job
-from planner.program.events import Trace, check
+from planner.program.events import Trace, validate
 from tests.helpers.models import AMPERE, born, job_of
 
 TRAIN = {"mode": Mode.TRAIN, "loss": Loss.OUTPUT}
@@ -143,13 +143,13 @@ def test_lazy_modules_are_planned_as_others() -> None:
     """A first batch gives lazy layers their shapes; from then on they are layers like any."""
     job = job_of("3x8x8", **TRAIN, steps=2)
     found = trace_of(Lazy, job)
-    check(found)
+    validate(found)
     assert found.events == trace_of(Eager, job).events
 
 
 def test_lazy_modules_that_read_values_are_planned() -> None:
     """Also where the first batch needs values."""
-    check(trace_of(LazyGuard, job_of("3x8x8", **TRAIN)))
+    validate(trace_of(LazyGuard, job_of("3x8x8", **TRAIN)))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -14,14 +14,15 @@ from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.planning.max_batch import TraceSource
-from planner.planning.source import Workload
+from planner.planning.workload import Workload
+from planner.program import TraceSource
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace
+from planner.program.program import AffineAlloc, Program
 from planner.program.target import Target
-from planner.store.codec import save_trace
 from tests.helpers.calibrations import FIT, JOB, KEY, REFUSAL, calibration, observation
 from tests.helpers.runs import CARD, FakeMeasure
 from tests.helpers.structs import replace
+from tests.helpers.traces import RunTraces, program_of, save_trace
 
 Capture = pytest.CaptureFixture[str]
 TOY = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
@@ -46,22 +47,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMeasure:
     return measure
 
 
-def toy() -> Trace:
+def toy() -> Program:
     """100 MiB and 10 MiB a sample."""
     events = (
         PhaseStart(0, Phase.SETUP),
-        Alloc(0, 100 * MIB, 0, Category.PARAMETER, 0),
+        Alloc(0, 100 * MIB, Category.PARAMETER, 0),
         PhaseStart(1, Phase.FORWARD),
-        Alloc(1, 0, 10 * MIB, Category.ACTIVATION, 0),
+        AffineAlloc(1, 0, 10 * MIB, Category.ACTIVATION, 0),
         PhaseStart(1, Phase.END),
     )
-    return Trace(events, (Site("fc", "to"),), (2, 3))
+    return program_of(events, (Site("fc", "to"),))
 
 
 def tracer(job: Job, capability: tuple[int, int], tell: object) -> TraceSource:
     def trace(batch: int) -> Trace:
-        events = (PhaseStart(1, Phase.FORWARD), Alloc(0, (100 + 10 * batch) * MIB, 0, Category.ACTIVATION, 0))
-        return Trace(events, (Site("", "to"),), (batch,))
+        events = (PhaseStart(1, Phase.FORWARD), Alloc(0, (100 + 10 * batch) * MIB, Category.ACTIVATION, 0))
+        return Trace(events, (Site("", "to"),), batch)
 
     return trace
 
@@ -494,7 +495,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any model's traces follow the formula of the made-up runs."""
 
     def workload(job: Job, batch: int | None, chip: Target, shelves: object) -> Workload:
-        return Workload(job, batch, chip, lambda tell: tracer(job, chip.capability, tell))
+        return Workload(job, batch, chip, lambda tell: RunTraces(tracer(job, chip.capability, tell)))
 
     monkeypatch.setattr("planner.api.request.kept_workload", workload)
 

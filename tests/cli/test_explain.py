@@ -15,9 +15,10 @@ from planner.allocator.history.history import History, HistoryEvent
 from planner.cli import run
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace
-from planner.store.codec import save_trace
-from planner.store.saved_traces import open_saved
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Site
+from planner.program.program import AffineAlloc
+from planner.store.file_store import open_saved
+from tests.helpers.traces import program_of, save_trace
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -224,16 +225,16 @@ def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Captur
 def toy(tmp_path: Path) -> Path:
     """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
     events = (
-        *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Category.PARAMETER, 0)),
+        *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, Category.PARAMETER, 0)),
         *(
             PhaseStart(1, Phase.FORWARD),
-            Alloc(1, 0, 2 * MIB, Category.ACTIVATION, 0),
+            AffineAlloc(1, 0, 2 * MIB, Category.ACTIVATION, 0),
             PhaseStart(1, Phase.END),
         ),
     )
     job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
     about = {"job": job_to_json(job), "batch": 5, "capability": [8, 6]}
-    save_trace(Trace(events, (Site("fc", "to"),), (2, 3)), tmp_path / "toy.trace", about)
+    save_trace(program_of(events, (Site("fc", "to"),)), tmp_path / "toy.trace", about)
     return tmp_path / "toy.trace"
 
 
@@ -261,7 +262,7 @@ def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None
     """`--save-trace` writes what `estimate` writes, for any batch size where there is a loop."""
     code, _, _ = outcome(f"explain {NET} --batch 16 --save-trace x.trace", capsys)
     assert code == 0
-    assert open_saved(folder / "x.trace").traces.is_any_batch
+    assert open_saved(folder / "x.trace").is_any_batch
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from planner.errors import UnsavedError, UsageError
 from planner.jobs import FIELD_OPTIONS, Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
-from planner.store.codec import save_trace
+from planner.program.program import AffineAlloc, Program
 from tests.helpers.structs import replace
+from tests.helpers.traces import program_of, save_trace
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -120,20 +121,22 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def toy_trace(tmp_path: Path) -> Path:
     """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
-    return saved(tmp_path / "toy.trace", Trace(toy_events(2 * MIB), (Site("fc", "to"),), (2, 3)))
+    return saved(tmp_path / "toy.trace", program_of(toy_events(2 * MIB), (Site("fc", "to"),)))
 
 
-def toy_events(per_sample_bytes: int, fixed_bytes: int = 0) -> tuple[Alloc | Free | PhaseStart, ...]:
+def toy_events(
+    per_sample_bytes: int, fixed_bytes: int = 0
+) -> tuple[Alloc | AffineAlloc | Free | PhaseStart, ...]:
     return (
         PhaseStart(0, Phase.SETUP),
-        Alloc(0, 3 * MIB, 0, Category.PARAMETER, 0),
+        Alloc(0, 3 * MIB, Category.PARAMETER, 0),
         PhaseStart(1, Phase.FORWARD),
-        Alloc(1, fixed_bytes, per_sample_bytes, Category.ACTIVATION, 0),
+        AffineAlloc(1, fixed_bytes, per_sample_bytes, Category.ACTIVATION, 0),
         PhaseStart(1, Phase.END),
     )
 
 
-def saved(path: Path, trace: Trace, **about: object) -> Path:
+def saved(path: Path, trace: Trace | Program, **about: object) -> Path:
     job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1)
     save_trace(trace, path, {"job": job_to_json(job), "batch": 5, "capability": [8, 6]} | about)
     return path
@@ -447,7 +450,7 @@ def test_trace_plans_without_torch(toy_trace: Path) -> None:
 
 def test_trace_of_one_batch(capsys: Capture, tmp_path: Path) -> None:
     """A trace that holds for one batch size is refused for others, and for a search."""
-    trace = Trace(toy_events(0, 10 * MIB), (Site("fc", "to"),), (5,))
+    trace = Trace(toy_events(0, 10 * MIB), (Site("fc", "to"),), 5)
     path = saved(tmp_path / "one.trace", trace)
     assert outcome(f"estimate --trace {path}", capsys)[0] == 0
     for command in (f"estimate --trace {path} --batch 2", f"max-batch --trace {path} --gpu-mib 8000"):
@@ -472,7 +475,7 @@ def test_trace_for_other_capability(capsys: Capture, toy_trace: Path) -> None:
     [
         ({"job": {}}, "KeyError: 'model'"),
         ({"job": None}, "TypeError: 'NoneType' object is not subscriptable"),
-        ({"batch": "5"}, "TypeError: batch and capability are whole numbers"),
+        ({"batch": "5"}, "TypeError: batch, capability and multiprocessors are integers"),
         ({"capability": [8]}, "ValueError: not enough values to unpack (expected 2, got 1)"),
     ],
 )
@@ -480,11 +483,11 @@ def test_trace_with_broken_job(
     capsys: Capture, tmp_path: Path, about: dict[str, object], problem: str
 ) -> None:
     """A trace whose job is nonsense is a broken data file."""
-    path = saved(tmp_path / "bad.trace", Trace(toy_events(MIB), (Site("fc", "to"),), (2, 3)), **about)
+    path = saved(tmp_path / "bad.trace", program_of(toy_events(MIB), (Site("fc", "to"),)), **about)
     assert outcome(f"estimate --trace {path}", capsys) == (
         4,
         "",
-        f"planner: {path}: broken job of a trace: {problem}; trace anew\n",
+        f"planner: {path}: broken job of a trace: {problem}; capture it again\n",
     )
 
 

@@ -13,9 +13,9 @@ from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.fit import Fit, fit_runs
-from planner.planning.search import LARGEST_BATCH
-from planner.program.affine import rounded_line
+from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
+from planner.program.fit import Affine, rounded_affine
 from tests.helpers.structs import replace
 
 SITES = (Site("train.py:1", "forward"),)
@@ -124,11 +124,11 @@ def test_a_history_becomes_a_trace() -> None:
     history = History(0, 0, "", 1.0, True, tuple(events), SITES, (StepEnd(2, 1, 1),))
     assert trace_of(history, 7).events == (
         PhaseStart(1, Phase.FORWARD),
-        Alloc(0, 100, 0, Category.TEMPORARY, 0),
-        Alloc(1, 200, 0, Category.WORKSPACE, 0),
+        Alloc(0, 100, Category.TEMPORARY, 0),
+        Alloc(1, 200, Category.WORKSPACE, 0),
         Free(1),
         PhaseStart(2, Phase.FORWARD),
-        Alloc(2, 300, 0, Category.TEMPORARY, 0),
+        Alloc(2, 300, Category.TEMPORARY, 0),
         Free(0),
     )
 
@@ -142,9 +142,7 @@ def test_a_history_that_began_late_is_refused() -> None:
 
 def test_the_line_of_scratch_passes_nearest_to_the_smaller_batch() -> None:
     """A few bytes that come and go keep no library's workspace from growing with the batch."""
-    low, high = (Alloc(0, size, 0, Category.WORKSPACE, 0) for size in (1016, 2000))
-    assert rounded_line(low, high, 10, 20) == Alloc(0, 40, 98, Category.WORKSPACE, 0)
-    assert isinstance(rounded_line(high, low, 10, 20), str)
+    assert rounded_affine(1016, 2000, 10, 20) == Affine(40, 98)
 
 
 @pytest.mark.parametrize("mib", [700, 1500, 4096, 40000])
@@ -195,7 +193,7 @@ def test_fewer_steps_at_a_larger_batch_are_enough() -> None:
     job = HandRuns(lambda batch: training(batch, steps=3 if batch <= 60 else 2), gpu(4096))
     fitted = fit_runs({32: job.unbounded(32), 80: job.unbounded(80)}, 80, job.device)
     assert isinstance(fitted, Fit)
-    marks = [event for event in fitted.ranks[0].trace.events if isinstance(event, PhaseStart)]
+    marks = [event for event in fitted.ranks[0].program.events if isinstance(event, PhaseStart)]
     assert marks[-1] == PhaseStart(2, Phase.FORWARD)
 
 

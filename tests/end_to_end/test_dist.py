@@ -17,8 +17,8 @@ import pytest
 from planner.hardware.calibration.files import TABLES_FOLDER
 from planner.hardware.database import DEVICES_FOLDER
 from planner.planning.process.file import shipped_processes
-from planner.store.bundled_store import INDEX, SHIPPED
-from planner.store.fingerprint import tracer_digest
+from planner.store.fingerprint import source_digest
+from planner.store.store import BUNDLED, INDEX
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("planner", "calibration")
@@ -115,7 +115,7 @@ def test_metadata_names_the_licence(built: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.skipif(
-    json.loads((SHIPPED / INDEX).read_text())["planner"] != tracer_digest(),
+    json.loads((BUNDLED / INDEX).read_text())["planner"] != source_digest(),
     reason="the included traces are out of date, which tests/store/test_bundled_store.py reports",
 )
 def test_an_installed_wheel_answers(installed: Path) -> None:

@@ -15,7 +15,7 @@ from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 
 def end_bytes(trace: Trace, *roles: Category) -> int:
     """What blocks of these roles hold after the last step."""
-    batch = trace.batches[0]
+    batch = trace.batch
     recorder = TimelineRecorder()
     replay_trace(trace, batch, on_event=recorder)
     live = {category: levels[-1] for category, levels in recorder.timeline().by_role.items()}
@@ -62,7 +62,7 @@ def test_peak_allocated_is_the_notebooks_less_what_earlier_models_left(
     """Within 1 % of the measured peak less the parameters and gradients of the models before."""
     earlier = ORDER[: ORDER.index(name)]
     left = sum(end_bytes(notebook[model], Category.PARAMETER, Category.GRADIENT) for model in earlier) / MIB
-    run = replay_trace(notebook[name], notebook[name].batches[0])
+    run = replay_trace(notebook[name], notebook[name].batch)
     assert run.peak_allocated_bytes / MIB == pytest.approx(NOTEBOOK[name] - left, rel=0.01)
 
 
@@ -84,7 +84,7 @@ def test_allocated_after_training_is_the_notebooks(name: str, notebook: dict[str
     """Within 0.3 % of what is printed, with the parameters and gradients of the models before."""
     earlier = ORDER[: ORDER.index(name)]
     left = sum(end_bytes(notebook[model], Category.PARAMETER, Category.GRADIENT) for model in earlier)
-    run = replay_trace(notebook[name], notebook[name].batches[0])
+    run = replay_trace(notebook[name], notebook[name].batch)
     assert (left + run.end_allocated_bytes) / MIB == pytest.approx(AFTER_TRAINING[name], rel=0.003)
 
 

@@ -7,25 +7,23 @@ from pathlib import Path
 import pytest
 
 from planner.allocator.config import MIB
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
-from planner.store.codec import save_trace
-from tests.helpers.traces import SITES
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart
+from planner.program.program import AffineAlloc
+from tests.helpers.traces import program_of, save_trace
 
 ROOT = Path(__file__).parents[2]
-TRACE = Trace(
-    events=(
+TRACE = program_of(
+    (
         PhaseStart(0, Phase.SETUP),
-        Alloc(0, 97 * MIB, 0, Category.PARAMETER, 0),
+        Alloc(0, 97 * MIB, Category.PARAMETER, 0),
         PhaseStart(1, Phase.FORWARD),
-        Alloc(1, 0, 602_112, Category.INPUT, 0),
-        Alloc(2, 100, 51_380_224, Category.ACTIVATION, 1),
+        AffineAlloc(1, 0, 602_112, Category.INPUT, 0),
+        AffineAlloc(2, 100, 51_380_224, Category.ACTIVATION, 1),
         PhaseStart(1, Phase.BACKWARD),
-        Alloc(3, 97 * MIB, 0, Category.GRADIENT, 2),
+        Alloc(3, 97 * MIB, Category.GRADIENT, 2),
         Free(2),
         PhaseStart(1, Phase.END),
     ),
-    sites=SITES,
-    batches=(2, 3, 64),
     unknown_ops=("aten.mystery",),
     notes=("made up",),
 )
@@ -36,16 +34,18 @@ from planner.allocator.config import parse_alloc_conf
 from planner.hardware.budget import make_budget
 from planner.hardware.device import generic_device
 from planner.jobs import Job
-from planner.planning.max_batch import Seconds, estimate
+from planner.planning.estimate import Seconds, estimate
 from planner.allocator.replay import replay_trace
 from planner.planning.search import largest
-from planner.store.codec import load_trace
+from planner.store.codec import load_programs
 
-trace, about = load_trace(Path(path))
+file = load_programs(Path(path))
+program, about = file.programs[0].program, file.about
 budget = make_budget(generic_device(8000), 0.99, parse_alloc_conf("roundup_power2_divisions:8"))
-found = largest(lambda batch: replay_trace(trace, batch, budget.arena).outcome)
+found = largest(lambda batch: replay_trace(program.instantiate(batch), batch, budget.arena).outcome)
 job = Job(about["model"])
-estimates = [estimate(job, trace, batch, budget) for batch in (found.largest, found.first_failure)]
+batches = (found.largest, found.first_failure)
+estimates = [estimate(job, program.instantiate(batch), batch, budget) for batch in batches]
 print(about, found, *(replace(each, seconds=Seconds(0, 0)) for each in estimates), sep="\\n")
 """
 BARE = """

@@ -15,10 +15,12 @@ from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit
 from planner.hardware.device import Device, FigureKind, SourcedBytes
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.max_batch import FIT_BATCHES, estimate, plan_max_batch
-from planner.program.affine import align
+from planner.planning.max_batch import estimate, find_max_batch
+from planner.program import FIT_BATCHES
 from planner.program.events import Outcome, Trace
+from planner.program.fit import fit_traces
 from tests.helpers.structs import replace
+from tests.helpers.traces import RunTraces
 
 pytestmark = pytest.mark.gpu
 BATCHES = (16, 32, 64, 128)
@@ -96,13 +98,13 @@ def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() ->
     """`verify` at the planned largest batch of a 4 GiB cap lives; 1.05 times that dies."""
     budget = make_budget(this_card(), 0.99, AllocatorRules(), 4096 * MIB)
     capability = budget.device.capability
-    plan = plan_max_batch(RESNET50, budget, lambda batch: record(RESNET50, batch, capability))
+    plan = find_max_batch(RESNET50, budget, RunTraces(lambda batch: record(RESNET50, batch, capability)))
     assert plan.at_max is not None
     held = verify(RESNET50, plan.search.largest, plan.at_max)
     assert held.ran and held.agrees
     assert abs(held.errors["allocated"]) < 0.05
     beyond = -(-plan.search.largest * 105 // 100)
-    whole = align(*(record(RESNET50, batch, capability) for batch in FIT_BATCHES))
+    whole = fit_traces(*(record(RESNET50, batch, capability) for batch in FIT_BATCHES))
     assert isinstance(whole, Trace)
     said = estimate(RESNET50, whole, beyond, budget)
     assert said.outcome is Outcome.DOES_NOT_FIT

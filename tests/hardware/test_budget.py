@@ -232,13 +232,13 @@ def blocks(size_mib: int) -> Trace:
     events = (
         PhaseStart(0, Phase.SETUP),
         PhaseStart(1, Phase.FORWARD),
-        Alloc(0, size, 0, Category.TEMPORARY, 0),
+        Alloc(0, size, Category.TEMPORARY, 0),
         Free(0),
-        Alloc(1, 2 * size, 0, Category.TEMPORARY, 0),
+        Alloc(1, 2 * size, Category.TEMPORARY, 0),
         Free(1),
         PhaseStart(1, Phase.END),
     )
-    return Trace(events, (Site("", "aten.add.Tensor"),), (1,))
+    return Trace(events, (Site("", "aten.add.Tensor"),), 1)
 
 
 def test_nothing_bounds_a_card_without_end() -> None:
@@ -260,14 +260,14 @@ def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: f
 
 def test_what_a_kernel_can_do_without_is_not_needed() -> None:
     """Of 9,600 MiB: tensors of 5,000 are safe though a kernel would like 6,000 more beside them."""
-    workspace = Alloc(1, 6_000 * MIB, 0, Category.WORKSPACE, 0, optional=True)
+    workspace = Alloc(1, 6_000 * MIB, Category.WORKSPACE, 0, may_fail=True)
     events = (
         PhaseStart(1, Phase.FORWARD),
-        Alloc(0, 5_000 * MIB, 0, Category.TEMPORARY, 0),
+        Alloc(0, 5_000 * MIB, Category.TEMPORARY, 0),
         workspace,
         Free(1),
     )
-    trace = Trace((*events, PhaseStart(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), (1,))
+    trace = Trace((*events, PhaseStart(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), 1)
     run = replay_trace(trace, 1)
     assert run.peak_allocated_bytes == 11_000 * MIB
     chance = estimate_oom_probability(make_budget(card(), 0.99, RULES), trace, run)

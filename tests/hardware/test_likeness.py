@@ -13,7 +13,7 @@ from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.program.events import Trace
-from planner.store.fingerprint import key_of
+from planner.store.fingerprint import fingerprint
 from tests.helpers.structs import replace
 
 AMPERE, HOPPER = (8, 6), (9, 0)
@@ -90,7 +90,7 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
     found = plan_live_model(LiveLoop(Classifier(), sample, step, {}), {"gpu": "RTX 3060"})
     assert found.plan.budget.likeness == Likeness(RunKind.CONVOLUTIONS)
     maps = Job("m", inputs=(IMAGE, TensorSpec((16, 16), "int64")))
-    assert lengths_of(maps, Trace((), (), (1,))) == (Lengths.FIXED, "")
+    assert lengths_of(maps, Trace((), (), 1)) == (Lengths.FIXED, "")
 
 
 def test_tokens_are_texts_of_varying_lengths() -> None:
@@ -102,7 +102,7 @@ def test_tokens_are_texts_of_varying_lengths() -> None:
     audio = Job("m", inputs=(TensorSpec((16_000,)), TensorSpec((100,), "int64", "attention_mask")))
     nested = Job("m", inputs=(TensorSpec((100,), "int64", "batch.input_ids"),))
     for job in (audio, nested):
-        assert lengths_of(job, Trace((), (), (1,)))[0] is Lengths.VARYING
+        assert lengths_of(job, Trace((), (), 1))[0] is Lengths.VARYING
 
 
 def test_padded_audio_is_as_the_user_says() -> None:
@@ -116,7 +116,7 @@ def test_lengths_change_margins_and_no_trace() -> None:
     """Jobs that differ in their lengths alone share kept traces, and survive their JSON."""
     job = Job("torchvision:resnet18", inputs=(IMAGE,), target=LABEL)
     varying = replace(job, lengths=Lengths.VARYING)
-    assert key_of(job) == key_of(varying)
+    assert fingerprint(job) == fingerprint(varying)
     assert job_from_json(json.loads(json.dumps(job_to_json(varying)))) == varying
     assert (
         job_from_json({name: value for name, value in job_to_json(job).items() if name != "lengths"}) == job
@@ -184,7 +184,7 @@ def test_kinds_of_convolutions(
     from planner.program.events import Site
 
     sites = tuple(Site(f"layer{number}", "aten.convolution.default") for number in range(5))
-    trace = Trace((), sites, (1,))
+    trace = Trace((), sites, 1)
     job = replace(Job("m", inputs=(IMAGE,)), **changes)  # type: ignore[arg-type]
     assert kind_of(job, trace) is kind
     assert likeness_of(job, trace, AMPERE).departures == departures

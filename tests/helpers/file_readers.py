@@ -21,34 +21,31 @@ from planner.hardware.database import DEVICES_FOLDER, load_devices
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
 from planner.planning.process.file import SHIPPED_FOLDER, read_process
-from planner.planning.source import load_workload
 from planner.planning.sweep.grid import load_grid
 from planner.planning.sweep.results import ResultStore
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
-from planner.program.expr import Answer, Case, Guard
-from planner.program.stored_loop import Kernel, StoredLoop, loops_to_json
+from planner.planning.workload import load_workload
+from planner.program.events import Category, Free, Phase, PhaseStart, Site
+from planner.program.expr import Guard, GuardedOps, OpExpr
+from planner.program.kernel import OpKind
+from planner.program.program import AffineAlloc, KernelCall, Program, Variants
 from planner.program.target import Target
-from planner.store.cache_dir import TraceCache
-from planner.store.codec import load_trace, save_loops, save_trace
-from planner.store.saved_traces import open_saved
+from planner.store.cache_dir import CacheDirectory
+from planner.store.codec import save_programs
+from planner.store.file_store import open_saved
 from tests.calibration.test_records import HISTORY as RECORDED, LIMITS, MACHINE, PEAKS, record
 from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
+from tests.helpers.traces import load_trace, program_of, save_trace
 
 CATALOGUE = load_catalogue()
-TRACE = Trace(
-    (
-        *(
-            PhaseStart(0, Phase.SETUP),
-            Alloc(0, 37632, 0, Category.PARAMETER, 0),
-            PhaseStart(1, Phase.FORWARD),
-        ),
-        *(Alloc(7, -64, 802816, Category.ACTIVATION, 1), Free(7), PhaseStart(1, Phase.END)),
-    ),
-    (Site("", "to"), Site("conv1", "aten.convolution.default")),
-    (2, 3, 128),
+EVENTS = (
+    *(PhaseStart(0, Phase.SETUP), AffineAlloc(0, 37632, 0, Category.PARAMETER, 0)),
+    PhaseStart(1, Phase.FORWARD),
+    *(AffineAlloc(7, -64, 802816, Category.ACTIVATION, 1), Free(7), PhaseStart(1, Phase.END)),
 )
+SITES = (Site("", "to"), Site("conv1", "aten.convolution.default"))
+TRACE = program_of(EVENTS, SITES).instantiate(3)
 HISTORY = History(
     "NVIDIA GeForce RTX 3060",
     "2.13.0",
@@ -109,11 +106,10 @@ TASK = Task("m", "r", RUN.job, (load_devices()[0],), {})
 FIGURES = GpuFigures("x", 1.5, 3, None, 2, 1, True, "none", 2)
 _RESULT = TaskResult({device_digest(TASK.devices[0]): FIGURES}, ("a note",), ("op",))
 _KEY = {"job": "a"}
-_CASES = (
-    Case(2, 100, (("m", 0, 0), ("c", 512, 0), ("*", 0, 1)), (Guard("<", 0, 2, True),), (Answer("h", 2),)),
-)
-LOOP = StoredLoop(TRACE, (Kernel(0, 1, 3, (True,), True),), (_CASES,), 8192, 2, 100)
-_SAID = loops_to_json({(8, 6): LOOP})
+_NODES = (("m", 0, 0), ("c", 512, 0), ("*", 0, 1))
+_VARIANT = GuardedOps(2, 100, _NODES, (Guard("<", 0, 2, True),), (OpExpr(OpKind.HOLD, 2),))
+_CALL = KernelCall(0, 1, 3, (True,), True)
+PROGRAM = Program(EVENTS, SITES, (_CALL,), {(8, 6): Variants(8192, 2, 100, [[_VARIANT]])})
 _ABOUT = {"job": job_to_json(RUN.job), "batch": 2, "capability": [8, 6], "key": _KEY}
 _ABOUT_LOOPS = _ABOUT | {"multiprocessors": 84}
 
@@ -155,15 +151,15 @@ READERS: dict[str, Reader] = {
         gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
         pack=_gzip,
     ),
-    "saved loops": Reader(
-        lambda path: open_saved(path).traces.at(7, Target((8, 6), 84)),
-        gzip.decompress(_written(lambda path: save_loops([(LOOP.own, _SAID)], path, _ABOUT_LOOPS))),
+    "saved program": Reader(
+        lambda path: open_saved(path).trace(7, Target((8, 6), 84)),
+        gzip.decompress(_written(lambda path: save_programs([PROGRAM], path, _ABOUT_LOOPS))),
         pack=_gzip,
     ),
-    "kept trace": Reader(
-        lambda path: TraceCache(path.parent, _told).read(_KEY),
+    "cached trace": Reader(
+        lambda path: CacheDirectory(path.parent, _told).get(_KEY),
         gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
-        TraceCache(Path(), _told)._path(_KEY).name,
+        CacheDirectory(Path(), _told)._path(_KEY).name,
         _gzip,
     ),
     "observation": Reader(load_observation, _written(lambda path: save_observation(RUN, path)), "file.json"),

@@ -45,7 +45,7 @@ def trace_catalogue(name: str, batch: int | None = None) -> Trace:
 
 def born(trace: Trace, op: str = "") -> list[int]:
     """Sizes in bytes of the blocks that operators with `op` in their name asked for, in order."""
-    return [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and op in trace.sites[e.site].op]
+    return [e.size_bytes for e in trace.events if isinstance(e, Alloc) and op in trace.sites[e.site].op]
 
 
 def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
@@ -62,7 +62,7 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
         elif isinstance(event, Free):
             allocator.free(blocks.pop(event.block))
         else:
-            block = allocator.malloc(event.fixed_bytes)
+            block = allocator.malloc(event.size_bytes)
             assert block is not None
             blocks[event.block] = block
             if now is phase:
@@ -78,10 +78,10 @@ def story_of_tensors(trace: Trace) -> list[str]:
         if isinstance(event, PhaseStart):
             lines.append(f"{event.phase} {event.step}")
         elif isinstance(event, Free):
-            if born[event.block].role is not Category.WORKSPACE:
-                lines.append(f"-{born[event.block].fixed_bytes}")
+            if born[event.block].category is not Category.WORKSPACE:
+                lines.append(f"-{born[event.block].size_bytes}")
         else:
             born[event.block] = event
-            if event.role is not Category.WORKSPACE:
-                lines.append(f"+{event.fixed_bytes} {event.role}")
+            if event.category is not Category.WORKSPACE:
+                lines.append(f"+{event.size_bytes} {event.category}")
     return lines

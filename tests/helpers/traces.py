@@ -1,32 +1,107 @@
-"""Traces without a tracer: a few nouns to write them down, and random ones for property tests."""
+"""Traces and programs without a capture: nouns to write them down, and random ones for property tests."""
+
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, settings, strategies as st
 
 from planner.allocator.config import MIB
+from planner.program.bounds import LowerBound, live_bytes_bound
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
-from tests.helpers.structs import replace
+from planner.program.program import (
+    LARGEST_BATCH,
+    AffineAlloc,
+    Program,
+    ProgramEvent,
+    Variants,
+    constant_program,
+)
+from planner.program.target import Target
+from planner.store.codec import load_programs, save_programs
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # for slow machines
 
 SITES = (Site("", "to"), Site("features.0", "aten.convolution"), Site("classifier", "aten.addmm"))
+GA102 = Target((8, 6), 84)
 
 
 def alloc(
-    block: int, fixed_bytes: int, per_sample_bytes: int = 0, role: Category = Category.TEMPORARY
-) -> Alloc:
-    """A block at the first site."""
-    return Alloc(block, fixed_bytes, per_sample_bytes, role, 0)
+    block: int, fixed_bytes: int, per_sample_bytes: int = 0, category: Category = Category.TEMPORARY
+) -> Any:
+    """Return an allocation at the first site."""
+    if per_sample_bytes:
+        return AffineAlloc(block, fixed_bytes, per_sample_bytes, category, 0)
+    return Alloc(block, fixed_bytes, category, 0)
 
 
-def taken_at(affine: Trace, batch: int) -> Trace:
-    """What the tracer sees at one batch size of a job whose sizes are straight lines."""
-    events = tuple(
-        replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
+def program_of(
+    events: Iterable[Event | ProgramEvent],
+    sites: tuple[Site, ...] = SITES,
+    unknown_ops: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Program:
+    """Return a program without kernel calls that holds for every batch size."""
+    affine = (
+        AffineAlloc(event.block, event.size_bytes, 0, event.category, event.site, event.may_fail)
         if isinstance(event, Alloc)
         else event
-        for event in affine.events
+        for event in events
     )
-    return Trace(events, affine.sites, (batch,), affine.unknown_ops, affine.notes)
+    targets = {GA102.capability: Variants(0, 1, LARGEST_BATCH, [])}
+    return Program(tuple(affine), sites, targets=targets, unknown_ops=unknown_ops, notes=notes)
+
+
+class OneProgram:
+    """One program for every GPU; counts its traces."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.asked = program, 0
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        self.asked += 1
+        return self.program.instantiate(batch)
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        return "all the same"
+
+    def bound(self, target: Target) -> LowerBound | None:
+        return live_bytes_bound(self.program.events)
+
+
+class RunTraces:
+    """Traces each of which is a run, once for each batch size."""
+
+    def __init__(self, run: Callable[[int], Trace]) -> None:
+        self.run, self.taken = run, dict[int, Trace]()
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        if batch not in self.taken:
+            self.taken[batch] = self.run(batch)
+        return self.taken[batch]
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        return None
+
+    def bound(self, target: Target) -> LowerBound | None:
+        return None
+
+
+def save_trace(saved: Trace | Program, path: Path, about: dict[str, Any]) -> None:
+    """Save a trace or a program for GPUs of compute capability 8.6."""
+    program = constant_program(saved, GA102) if isinstance(saved, Trace) else saved
+    save_programs([program], path, about)
+
+
+def load_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
+    """Load the trace of a file that holds one for one batch size."""
+    file = load_programs(path)
+    (encoded,) = file.programs
+    assert encoded.load_target(GA102.capability)
+    batch = encoded.program.targets[GA102.capability].min_batch
+    trace = encoded.program.specialize(batch, GA102)
+    assert trace is not None
+    return trace, file.about
 
 
 _sizes = st.one_of(
@@ -39,29 +114,30 @@ _texts = st.lists(st.text(max_size=12), max_size=2).map(tuple)
 
 
 @st.composite
-def affine_traces(draw: st.DrawFn, most_events: int = 30) -> Trace:
-    """Any valid trace that holds for every batch size, fitted at 2 and 3."""
+def programs(draw: st.DrawFn, most_events: int = 30) -> Program:
+    """Any valid program without kernel calls."""
     sites = tuple(draw(st.lists(st.builds(Site, st.text(max_size=8), st.text(max_size=8)), min_size=1)))
-    events: list[Event] = []
+    events: list[ProgramEvent] = []
     alive: list[int] = []
     step = 0
     for number in range(draw(st.integers(0, most_events))):
         turn = draw(st.integers(0, 9))
         if turn == 0:
             step += draw(st.integers(0, 1))
-            events.append(PhaseStart(step, draw(st.sampled_from([p for p in Phase if p is not Phase.END]))))
+            phase = draw(st.sampled_from([p for p in Phase if p is not Phase.END]))
+            events.append(PhaseStart(step, phase))
         elif turn < 4 and alive:
             events.append(Free(alive.pop(draw(st.integers(0, len(alive) - 1)))))
         else:
             slope = draw(st.one_of(st.just(0), _sizes))
             at_one = draw(_sizes) if slope == 0 else draw(st.one_of(st.just(0), st.just(slope), _sizes))
-            role, site = draw(st.sampled_from(Category)), draw(st.integers(0, len(sites) - 1))
-            optional = draw(st.integers(0, 9)) == 9
-            events.append(Alloc(number, at_one - slope, slope, role, site, optional))
+            category, site = draw(st.sampled_from(Category)), draw(st.integers(0, len(sites) - 1))
+            may_fail = draw(st.integers(0, 9)) == 9
+            events.append(AffineAlloc(number, at_one - slope, slope, category, site, may_fail))
             alive.append(number)
-    return Trace(tuple(events), sites, (2, 3), draw(_texts), draw(_texts))
+    return program_of(events, sites, draw(_texts), draw(_texts))
 
 
 def traces() -> st.SearchStrategy[Trace]:
-    """Any valid trace: for every batch size, or taken at a single one."""
-    return st.one_of(affine_traces(), st.builds(taken_at, affine_traces(), st.integers(2, 64)))
+    """Any valid trace, taken at a single batch size."""
+    return st.builds(lambda program, batch: program.instantiate(batch), programs(), st.integers(2, 64))

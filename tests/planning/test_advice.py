@@ -43,13 +43,13 @@ def needs(recipe: Recipe) -> int:
 def toy(recipe: Recipe) -> Iterator[Event]:
     """One block of what the toy needs."""
     yield PhaseStart(1, Phase.FORWARD)
-    yield Alloc(0, needs(recipe) * MIB, 0, Category.ACTIVATION, 0)
+    yield Alloc(0, needs(recipe) * MIB, Category.ACTIVATION, 0)
     yield PhaseStart(1, Phase.END)
 
 
 def tracer_of(recipe: Recipe) -> Open:
     """A tracer, as `advise` opens one."""
-    return lambda batch: Trace(tuple(toy(replace(recipe, batch=batch))), (Site("", "relu"),), (batch,))  # type: ignore[return-value]
+    return lambda batch: Trace(tuple(toy(replace(recipe, batch=batch))), (Site("", "relu"),), batch)  # type: ignore[return-value]
 
 
 def advised(capacity_mib: int) -> Advice:

@@ -35,28 +35,28 @@ SITES = (
 )
 # Weights of 30 MiB, an input of 4 MiB, 24 and 12 MiB of activations, 30 MiB of gradients.
 EVENTS = (
-    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 3)),
-    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 4 * MIB, 0, Category.INPUT, 0)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, Category.PARAMETER, 3)),
+    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 4 * MIB, Category.INPUT, 0)),
     *(
         PhaseStart(1, Phase.FORWARD),
-        Alloc(2, 24 * MIB - 100, 0, Category.ACTIVATION, 1),
-        Alloc(3, 12 * MIB, 0, Category.ACTIVATION, 2),
+        Alloc(2, 24 * MIB - 100, Category.ACTIVATION, 1),
+        Alloc(3, 12 * MIB, Category.ACTIVATION, 2),
     ),
-    *(PhaseStart(1, Phase.BACKWARD), Alloc(4, 30 * MIB, 0, Category.GRADIENT, 3), Free(3), Free(2)),
+    *(PhaseStart(1, Phase.BACKWARD), Alloc(4, 30 * MIB, Category.GRADIENT, 3), Free(3), Free(2)),
     *(
         PhaseStart(2, Phase.INPUTS),
         Free(1),
-        Alloc(5, 4 * MIB, 0, Category.INPUT, 0),
+        Alloc(5, 4 * MIB, Category.INPUT, 0),
         PhaseStart(2, Phase.END),
     ),
 )
 LITERAL = Trace(
-    EVENTS, SITES, (8,), details=(TensorProvenance(2, (8, 3, 512, 512), "float32", "net.py:7", "x = f(x)"),)
+    EVENTS, SITES, 8, provenance=(TensorProvenance(2, (8, 3, 512, 512), "float32", "net.py:7", "x = f(x)"),)
 )
 
 
 def explained(trace: Trace = LITERAL, arena: Arena = UNLIMITED) -> Explanation:
-    return explain(trace, trace.batches[0] if not trace.is_affine else 4, arena)
+    return explain(trace, trace.batch, arena)
 
 
 def timeline_of(trace: Trace, batch: int, arena: Arena) -> Timeline:
@@ -77,7 +77,7 @@ def test_the_peak_of_a_literal_trace() -> None:
         Category.ACTIVATION: 36 * MIB,
         Category.GRADIENT: 30 * MIB,
     }
-    step, activation, detail = Phase.FORWARD, Category.ACTIVATION, LITERAL.details[0]
+    step, activation, detail = Phase.FORWARD, Category.ACTIVATION, LITERAL.provenance[0]
     conv, relu = "aten.convolution.default", "aten.relu.default"
     assert found.blocks == (
         LiveBlock(0, 30 * MIB, 30 * MIB, Category.PARAMETER, "head", "to", 0, Phase.SETUP, None),
@@ -109,17 +109,17 @@ def test_gaps_of_a_literal_trace() -> None:
     events = (
         *(
             PhaseStart(0, Phase.SETUP),
-            Alloc(0, 2 * MIB, 0, Category.PARAMETER, 3),
-            Alloc(1, 5 * MIB, 0, Category.INPUT, 0),
+            Alloc(0, 2 * MIB, Category.PARAMETER, 3),
+            Alloc(1, 5 * MIB, Category.INPUT, 0),
         ),
-        *(Alloc(2, 14 * MIB, 0, Category.INPUT, 0), Free(2), Free(0)),
+        *(Alloc(2, 14 * MIB, Category.INPUT, 0), Free(2), Free(0)),
         *(
             PhaseStart(1, Phase.FORWARD),
-            Alloc(3, 40 * MIB - 24, 0, Category.ACTIVATION, 1),
+            Alloc(3, 40 * MIB - 24, Category.ACTIVATION, 1),
             PhaseStart(1, Phase.END),
         ),
     )
-    found = explained(Trace(events, SITES, (8,))).fragmentation
+    found = explained(Trace(events, SITES, 8)).fragmentation
     assert found == Fragmentation(
         Moment(7, 1, Phase.FORWARD, "body.0.conv", "aten.convolution.default"),
         reserved_bytes=74 * MIB,
@@ -150,7 +150,7 @@ def test_levels_of_a_literal_trace() -> None:
 
 def test_evaluation_is_replayed_beside() -> None:
     """A second trace is replayed in the same arena."""
-    other = Trace((PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Category.PARAMETER, 3)), SITES, (8,))
+    other = Trace((PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, Category.PARAMETER, 3)), SITES, 8)
     assert explained().evaluation is None
     assert explain(LITERAL, 8, UNLIMITED, other).evaluation == replay_trace(other, 8)
 
@@ -183,7 +183,7 @@ _arenas = st.one_of(
 @given(traces(), _arenas, st.integers(0, 4))
 def test_all_sums_are_those_of_the_replay(trace: Trace, arena: Arena, depth: int) -> None:
     """Categories, modules, blocks, timeline, steps and gaps equal the replay's figures to the byte."""
-    batch = 4 if trace.is_affine else trace.batches[0]
+    batch = trace.batch
     run = replay_trace(trace, batch, arena)
     assume(timeline_of(trace, batch, arena).allocated_bytes)
     found = explain(trace, batch, arena)
@@ -212,7 +212,7 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, arena: Arena, depth: int
 def test_steps_are_those_of_the_replay(trace: Trace) -> None:
     """The highest levels of the steps equal those that the replay tells, whose first has the set-up in it."""
     assume(trace.events)
-    found = explain(trace, 4 if trace.is_affine else trace.batches[0], UNLIMITED)
+    found = explain(trace, trace.batch, UNLIMITED)
     first = max((step.allocated_bytes for step in found.steps if step.step <= 1), default=0)
     assert first == found.run.first_step.allocated_bytes
     later = [step for step in found.steps if step.step > 1]

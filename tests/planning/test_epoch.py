@@ -17,9 +17,19 @@ from planner.errors import UsageError
 from planner.hardware.calibration.lookup import is_same_job
 from planner.hardware.database import find_device
 from planner.jobs import ClipGradients, Job, Mode, Optimizer, Precision, ZeroGrad
-from planner.planning.epoch import last_batch, over_epoch
-from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site, Trace, check
-from planner.store.fingerprint import key_of
+from planner.planning.epoch import last_batch_size, with_last_batch
+from planner.program.events import (
+    Alloc,
+    Category,
+    Free,
+    Outcome,
+    Phase,
+    PhaseStart,
+    Site,
+    Trace,
+    validate,
+)
+from planner.store.fingerprint import fingerprint
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.structs import replace
 
@@ -53,12 +63,12 @@ def traces(job: Job, build: Callable[[], nn.Module] = Net) -> Callable[[int], Tr
 def really_run(job: Job, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> Trace:
     """The trace of a loop whose batches have these sizes, one after another."""
     coming = iter(sizes)
-    usual = planner.capture.session._batches
+    usual = planner.capture.session.batch_loader
 
     def batches(model: nn.Module, job: Job, batch: int) -> Callable[[], object]:
         return lambda: usual(model, job, next(coming))()
 
-    monkeypatch.setattr(planner.capture.session, "_batches", batches)
+    monkeypatch.setattr(planner.capture.session, "batch_loader", batches)
     found = trace_of(Net, job, BATCH)
     assert next(coming, None) is None
     return found
@@ -71,7 +81,7 @@ def story(trace: Trace) -> list[object]:
     for event in trace.events:
         if isinstance(event, Alloc):
             numbers[event.block] = len(numbers)
-            told.append((event.fixed_bytes, event.role, trace.sites[event.site], event.optional))
+            told.append((event.size_bytes, event.category, trace.sites[event.site], event.may_fail))
         elif isinstance(event, Free):
             told.append(numbers[event.block])
         else:
@@ -107,16 +117,16 @@ def test_an_epoch_is_put_together_as_it_would_run(
     """Event by event what a run with such batches records: full steps, the smaller one, a full one."""
     job = training(**fields)
     whole = replace(job, dataset_size=samples)
-    found = over_epoch(whole, BATCH, traces(whole))
-    check(found)
+    found = with_last_batch(whole, BATCH, traces(whole))
+    validate(found)
     assert story(found) == story(really_run(replace(job, steps=len(sizes)), sizes, monkeypatch))
-    assert found.batches == (BATCH,)
+    assert found.batch == BATCH
 
 
 def test_the_smaller_batch_is_the_last_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gradients of several batches are added up."""
     job = training(accumulate=2)
-    found = over_epoch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    found = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 32, 32, 32, 32, 9, 32, 32]
     assert story(found) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
 
@@ -127,7 +137,7 @@ def test_the_evaluation_comes_after_the_smaller_batch(
 ) -> None:
     """As between epochs; its batches have their own size."""
     job = training(evaluate=True, eval_batch=eval_batch)
-    found = over_epoch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    found = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 9, *[eval_batch or 32] * 2, 32]
     assert story(found) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
 
@@ -137,7 +147,7 @@ def test_notes_tell_what_was_played() -> None:
     tracer = traces(training())
 
     def told(samples: int) -> str:
-        return over_epoch(training(dataset_size=samples), BATCH, tracer).notes[-1]
+        return with_last_batch(training(dataset_size=samples), BATCH, tracer).notes[-1]
 
     assert told(1033) == (
         "an epoch of 1,033 samples ends with a batch of 9; it comes after 3 steps of full batches and before "
@@ -148,7 +158,7 @@ def test_notes_tell_what_was_played() -> None:
         "one more"
     )
     assert told(1024) == "an epoch of 1,024 samples has full batches alone"
-    assert over_epoch(training(), BATCH, tracer) == tracer(BATCH)
+    assert with_last_batch(training(), BATCH, tracer) == tracer(BATCH)
 
 
 class Token(nn.Module):
@@ -168,11 +178,11 @@ def test_a_single_sample_may_make_another_gradient() -> None:
     job = job_of("7x16", mode=Mode.TRAIN, steps=3, dataset_size=65)
     full, alone = (trace_of(Token, job, batch) for batch in (64, 1))
     sizes = [
-        sorted(e.fixed_bytes for e in one.events if isinstance(e, Alloc) and e.role is Category.GRADIENT)
+        sorted(e.size_bytes for e in one.events if isinstance(e, Alloc) and e.category is Category.GRADIENT)
         for one in (full, alone)
     ]
     assert sizes[0] != sizes[1] and len(sizes[0]) == len(sizes[1])
-    found = over_epoch(job, 64, lambda batch: full if batch == 64 else alone)
+    found = with_last_batch(job, 64, lambda batch: full if batch == 64 else alone)
     assert found.notes[-1].endswith("it comes after 1 step of full batches and before one more")
     assert replay_trace(found, 64).end_allocated_bytes == replay_trace(full, 64).end_allocated_bytes
 
@@ -196,7 +206,7 @@ class Fussy(nn.Module):
 def test_a_last_batch_that_fails_is_told_of() -> None:
     """The rest of the epoch is planned without it."""
     job = job_of("16", mode=Mode.TRAIN, steps=3, dataset_size=65)
-    found = over_epoch(job, 64, traces(job, Fussy))
+    found = with_last_batch(job, 64, traces(job, Fussy))
     assert found.events == traces(job, Fussy)(64).events
     assert found.notes[-1].startswith(
         "an epoch of 65 samples ends with a batch of 1, which is not counted, since the model fails there: "
@@ -212,31 +222,37 @@ def test_a_batch_above_the_epoch_is_refused() -> None:
     for command in (advise, compare):
         with pytest.raises(UsageError, match="^--batch 64 and --dataset-size 63: "):
             command(Net, 64, input="3x16x16", loss="sum", dataset_size=63, gpu="L4")
-    assert (last_batch(training(dataset_size=64), 64), last_batch(training(dataset_size=63), 64)) == (0, 0)
+    assert (
+        last_batch_size(training(dataset_size=64), 64),
+        last_batch_size(training(dataset_size=63), 64),
+    ) == (0, 0)
 
 
 # ---- plans
 
 
-def by_hand() -> Trace:
+def by_hand(batch: int) -> Trace:
     """Three steps: one block of 8 MiB a sample for each step's length, one of 1 MiB that goes in the next."""
     events: list[Alloc | Free | PhaseStart] = [
         PhaseStart(0, Phase.SETUP),
-        Alloc(0, MIB, 0, Category.PARAMETER, 0),
+        Alloc(0, MIB, Category.PARAMETER, 0),
     ]
     for step in (1, 2, 3):
         work, held = 10 * step, 10 * step + 1
-        events += [PhaseStart(step, Phase.INPUTS), Alloc(work, 0, 8 * MIB, Category.TEMPORARY, 0)]
-        events.append(Alloc(held, 0, MIB, Category.TEMPORARY, 0))
+        events += [PhaseStart(step, Phase.INPUTS), Alloc(work, 8 * MIB * batch, Category.TEMPORARY, 0)]
+        events.append(Alloc(held, MIB * batch, Category.TEMPORARY, 0))
         events += [Free(held - 10)] if step > 1 else []
         events.append(Free(work))
-    return Trace((*events, PhaseStart(3, Phase.END)), (Site("", "op"),), (2, 3))
+    return Trace((*events, PhaseStart(3, Phase.END)), (Site("", "op"),), batch)
 
 
 def test_a_smaller_batch_lifts_the_reserved_peak() -> None:
     """Five samples leave a block within the segment that six need whole, so these ask for another."""
     job = training(dataset_size=6 * 10 + 5)
-    plain, epoch = replay_trace(by_hand(), 6), replay_trace(over_epoch(job, 6, lambda batch: by_hand()), 6)
+    plain, epoch = (
+        replay_trace(by_hand(6), 6),
+        replay_trace(with_last_batch(job, 6, by_hand), 6),
+    )
     assert plain.peak_allocated_bytes == epoch.peak_allocated_bytes == 61 * MIB
     assert (plain.peak_reserved_bytes, epoch.peak_reserved_bytes) == (70 * MIB, 118 * MIB)
     assert [peaks.reserved_bytes // MIB for peaks in epoch.step_peaks] == [70, 70, 70, 70, 118]
@@ -338,7 +354,7 @@ def test_explained_epochs_have_their_details(net: str) -> None:
 def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
     """One kept trace serves all epochs, and one calibration."""
     one, other = (training(model="torchvision:resnet18", dataset_size=size) for size in (0, 1000))
-    assert key_of(one) == key_of(other)
+    assert fingerprint(one) == fingerprint(other)
     assert is_same_job(one, other)
 
 

@@ -20,15 +20,16 @@ from planner.hardware.budget import Budget, make_budget
 from planner.hardware.database import find_device, load_devices
 from planner.hardware.device import MIB, Device, FigureKind, ProductInfo, ProductLine, SourcedBytes
 from planner.jobs import Job
-from planner.planning.fleet import CardFit, CardTable, fit_cards
+from planner.planning.fleet import DeviceFit, FleetTable, fit_devices
 from planner.planning.max_batch import Seconds
-from planner.planning.search import boundary_near, largest
-from planner.program.bounds import least_bytes
+from planner.planning.search import boundary_from_guess, largest
+from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Category, Outcome, Trace
+from planner.program.program import AffineAlloc, Program
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
-from tests.helpers.traces import SITES, UNTIMED, affine_traces
+from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gpus"
 SEVEN = tuple(find_device(name) for name in ("p40", "v100-16", "t4", "a100-80", "4090", "h100", "5090"))
@@ -87,21 +88,7 @@ def test_a_model_that_changes_with_the_batch() -> None:
     assert min(alone.values()) > 3
 
 
-class FromTrace:
-    """One affine trace for every GPU."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace, self.asked = trace, 0
-
-    def at(self, batch: int, chip: Target) -> Trace:
-        self.asked += 1
-        return self.trace
-
-    def kin(self, batch: int, chip: Target) -> object:
-        return "all the same"
-
-    def floor(self, chip: Target) -> object:
-        return least_bytes(self.trace.events)
+JOB_WITHOUT_EPOCHS = Job("made up")
 
 
 def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
@@ -113,15 +100,15 @@ def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
 
 
 @UNTIMED
-@given(affine_traces(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
-def test_any_trace_on_any_cards(trace: Trace, rooms: list[int]) -> None:
+@given(programs(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
+def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
     """What is found fits, its successor does not; and it is what `largest` finds where islands are absent."""
     budgets = [budget_with(room) for room in rooms]
-    for fit in fit_cards(budgets, FromTrace(trace)):  # type: ignore[arg-type]
+    for fit in fit_devices(JOB_WITHOUT_EPOCHS, budgets, OneProgram(program)):  # type: ignore[arg-type]
         arena = fit.budget.arena
 
         def outcome(batch: int, arena=arena) -> Outcome:  # type: ignore[no-untyped-def]
-            return replay_trace(trace, batch, arena).outcome
+            return replay_trace(program.instantiate(batch), batch, arena).outcome
 
         if fit.max_batch:
             assert outcome(fit.max_batch) is not Outcome.DOES_NOT_FIT
@@ -134,30 +121,32 @@ def test_any_trace_on_any_cards(trace: Trace, rooms: list[int]) -> None:
             assert fit.max_batch >= alone or alone > 400
 
 
-class Bumpy(FromTrace):
+class Bumpy(OneProgram):
     """A block of 2 MiB for each sample, and one of 999 MiB beside it at batches 101 and 102."""
 
     def __init__(self) -> None:
-        super().__init__(Trace((Alloc(0, 0, 2 * MIB, Category.ACTIVATION, 0),), SITES, (2, 3)))
+        super().__init__(program_of((AffineAlloc(0, 0, 2 * MIB, Category.ACTIVATION, 0),)))
 
-    def at(self, batch: int, chip: Target) -> Trace:
-        more = (Alloc(1, 999 * MIB, 0, Category.WORKSPACE, 0),) if batch in (101, 102) else ()
-        return replace(self.trace, events=(*self.trace.events, *more))
+    def trace(self, batch: int, target: Target) -> Trace:
+        more = (Alloc(1, 999 * MIB, Category.WORKSPACE, 0),) if batch in (101, 102) else ()
+        plain = self.program.instantiate(batch)
+        return replace(plain, events=(*plain.events, *more))
 
 
 @pytest.mark.parametrize("room_mib", range(190, 330))
 def test_what_fits_close_above_is_found(room_mib: int) -> None:
     """Above a batch that does not fit the next ones are looked at, as `largest` does."""
     budget = budget_with(room_mib)
-    (fit,) = fit_cards([budget], Bumpy())  # type: ignore[arg-type]
+    (fit,) = fit_devices(JOB_WITHOUT_EPOCHS, [budget], Bumpy())  # type: ignore[arg-type]
     most = (room_bytes(budget.arena) or 0) // (2 * MIB)  # type: ignore[attr-defined]
     assert fit.max_batch == (100 if most in (101, 102) else most)
 
 
-@given(affine_traces(), st.integers(1, 200))
-def test_the_floor_is_one(trace: Trace, batch: int) -> None:
-    """No replay takes less than the floor says."""
-    assert least_bytes(trace.events)(batch) <= replay_trace(trace, batch).peak_allocated_bytes
+@given(programs(), st.integers(1, 200))
+def test_the_bound_is_one(program: Program, batch: int) -> None:
+    """No replay takes less than the bound."""
+    trace = program.instantiate(batch)
+    assert live_bytes_bound(program.events)(batch) <= replay_trace(trace, batch).peak_allocated_bytes
 
 
 @given(st.integers(0, 300), st.integers(0, 400), st.integers(0, 300))
@@ -171,7 +160,7 @@ def test_a_boundary_from_any_guess(boundary: int, guess: int, more: int) -> None
         probed.add(batch)
         return batch <= boundary
 
-    assert boundary_near(fits, guess, limit) == boundary
+    assert boundary_from_guess(fits, guess, limit) == boundary
     if abs(guess - boundary) <= 1:
         assert len(probed) <= 3
 
@@ -182,14 +171,14 @@ def test_probes_are_few() -> None:
 
     events = (
         PhaseStart(0, Phase.SETUP),
-        Alloc(0, 300 * MIB, 0, Category.PARAMETER, 0),
+        Alloc(0, 300 * MIB, Category.PARAMETER, 0),
         PhaseStart(1, Phase.FORWARD),
-        Alloc(1, 0, 3 * MIB + 12345, Category.ACTIVATION, 0),
+        AffineAlloc(1, 0, 3 * MIB + 12345, Category.ACTIVATION, 0),
         PhaseStart(1, Phase.END),
     )
-    traces = FromTrace(Trace(events, (Site("", "to"),), (2, 3)))
+    traces = OneProgram(program_of(events, (Site("", "to"),)))
     rooms = [*range(4000, 24000, 1000), *[24000] * 10]
-    fits = fit_cards([budget_with(room) for room in rooms], traces)  # type: ignore[arg-type]
+    fits = fit_devices(JOB_WITHOUT_EPOCHS, [budget_with(room) for room in rooms], traces)  # type: ignore[arg-type]
     assert len(fits) == len(rooms)
     assert traces.asked <= 3 * len(set(rooms))
 
@@ -270,10 +259,9 @@ def made_up() -> GpusResult:
             ProductInfo(ProductLine.DATACENTER, instances=("AWS x1", "GCP y")),
         ),
     )
-    events = taken()
-    fits = fit_cards([with_margin(one) for one in cards], FromTrace(events))  # type: ignore[arg-type]
-    job = Job("made-up", source="zoo:Identity")
-    table = CardTable(
+    events, job = taken(), Job("made-up", source="zoo:Identity")
+    fits = fit_devices(job, [with_margin(one) for one in cards], OneProgram(events))  # type: ignore[arg-type]
+    table = FleetTable(
         job=job,
         batch=None,
         confidence=0.99,
@@ -283,7 +271,7 @@ def made_up() -> GpusResult:
         unknown_ops=("aten.made_up",),
         import_seconds=1.0,
         seconds=Seconds(trace=0.5, replay=0.25),
-        traces=FromTrace(events),  # type: ignore[arg-type]
+        programs=OneProgram(events),  # type: ignore[arg-type]
     )
     return GpusResult(table)
 
@@ -294,19 +282,18 @@ def with_margin(card: Device) -> Budget:
     return replace(make_budget(card, 0.99, AllocatorRules()), arena=arena)
 
 
-def taken() -> Trace:
+def taken() -> Program:
     from planner.program.events import Alloc, Category, Phase, PhaseStart, Site
 
-    return Trace(
+    return program_of(
         (
             PhaseStart(0, Phase.SETUP),
-            Alloc(0, 600 * MIB, 0, Category.PARAMETER, 0),
+            Alloc(0, 600 * MIB, Category.PARAMETER, 0),
             PhaseStart(1, Phase.FORWARD),
-            Alloc(1, 0, 50 * MIB, Category.ACTIVATION, 0),
+            AffineAlloc(1, 0, 50 * MIB, Category.ACTIVATION, 0),
             PhaseStart(1, Phase.END),
         ),
         (Site("", "to"),),
-        (2, 3),
     )
 
 
@@ -346,7 +333,7 @@ def test_the_table_fits_a_terminal() -> None:
     """No line is wider than 100 columns, on the whole database."""
     found = made_up()
     cards = [replace(found.fits[0].budget, device=device) for device in load_devices()]
-    wide = GpusResult(replace(found.table, fits=fit_cards(cards, found.table.traces)))
+    wide = GpusResult(replace(found.table, fits=fit_devices(found.table.job, cards, found.table.programs)))
     assert max(map(len, str(wide).splitlines())) <= 100
 
 
@@ -436,7 +423,7 @@ def test_a_picture_names_cards_that_people_know() -> None:
     from planner.report.plots.gpus import named_cards
 
     fits = [
-        CardFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1, 1)
+        DeviceFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1, 1)
         for card in load_devices()
     ]
     named = [fit.budget.device for fit in named_cards(fits)]

@@ -13,9 +13,10 @@ import planner
 from planner.jobs import ClipGradients, Mode, Optimizer, ZeroGrad
 from planner.program.events import GrowthSource
 from planner.program.growth import find_growth
-from planner.store.bundled_store import INDEX, SHIPPED
-from planner.store.codec import load_trace, save_trace
+from planner.store.codec import load_programs
+from planner.store.store import BUNDLED, INDEX
 from tests.helpers.models import job_of, trace_of
+from tests.helpers.traces import load_trace, save_trace
 
 FILE = Path(__file__).name
 
@@ -130,15 +131,15 @@ def test_two_steps_tell_nothing() -> None:
     assert growth_of(with_hook, steps=2) is None
 
 
-SHIPPED_FILES = sorted({name for files in json.loads((SHIPPED / INDEX).read_text())["traces"].values()
+BUNDLED_FILES = sorted({name for files in json.loads((BUNDLED / INDEX).read_text())["traces"].values()
                         for names in files.values() for name in names})  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHIPPED_FILES)
+@pytest.mark.parametrize("name", BUNDLED_FILES)
 def test_no_job_of_the_catalogue_grows(name: str) -> None:
     """The loops of models.yaml hold as much after their third step as after their second."""
-    own, _ = load_trace(SHIPPED / name)
-    assert find_growth(own, 4) is None
+    for encoded in load_programs(BUNDLED / name).programs:
+        assert find_growth(encoded.program.instantiate(4), 4) is None
 
 
 @pytest.mark.parametrize(

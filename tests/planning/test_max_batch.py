@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -12,11 +13,12 @@ from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
-from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
-from planner.planning.search import LARGEST_BATCH
+from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, find_max_batch
+from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
+from planner.program.fit import fit_traces
 from tests.helpers.structs import replace
-from tests.helpers.traces import SITES, UNTIMED
+from tests.helpers.traces import SITES, UNTIMED, OneProgram, RunTraces
 
 JOB = Job("made up")
 Size = Callable[[int], int]  # bytes at a batch size
@@ -31,26 +33,26 @@ def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorRules 
 
 def steps_of(activation: Size, parameter_bytes: int, batch: int) -> Trace:
     """Two training steps of a layer: parameter, input, activation and workspace, gradient."""
-    events: list[Event] = [PhaseStart(0, Phase.SETUP), Alloc(0, parameter_bytes, 0, Category.PARAMETER, 0)]
+    events: list[Event] = [PhaseStart(0, Phase.SETUP), Alloc(0, parameter_bytes, Category.PARAMETER, 0)]
     for step in (1, 2):
         x, y, scratch, grad = range(10 * step, 10 * step + 4)
         events += [
             PhaseStart(step, Phase.FORWARD),
-            Alloc(x, 602_112 * batch, 0, Category.INPUT, 0),
-            Alloc(y, activation(batch), 0, Category.ACTIVATION, 1),
-            Alloc(scratch, 8_519_680, 0, Category.WORKSPACE, 1),
+            Alloc(x, 602_112 * batch, Category.INPUT, 0),
+            Alloc(y, activation(batch), Category.ACTIVATION, 1),
+            Alloc(scratch, 8_519_680, Category.WORKSPACE, 1),
             Free(scratch),
             PhaseStart(step, Phase.BACKWARD),
-            Alloc(grad, parameter_bytes, 0, Category.GRADIENT, 1),
+            Alloc(grad, parameter_bytes, Category.GRADIENT, 1),
             Free(y),
             Free(x),
             PhaseStart(step, Phase.OPTIMIZER),
             Free(grad),
         ]
-    return Trace((*events, PhaseStart(2, Phase.END)), SITES, (batch,), ("aten.mystery",), ("made up",))
+    return Trace((*events, PhaseStart(2, Phase.END)), SITES, batch, ("aten.mystery",), ("made up",))
 
 
-class TraceSource:
+class Steps:
     """The traces of a job, and for which batch sizes they were asked."""
 
     def __init__(self, activation: Size, parameter_bytes: int = 30 * MIB) -> None:
@@ -111,9 +113,9 @@ def test_largest_by_brute_force(
     slope: int, parameter_bytes: int, capacity_mib: int, confidence: float
 ) -> None:
     """The plan's batch size fits by its own trace, and no other in reach above it does."""
-    tracer = TraceSource(lambda batch: slope * batch, parameter_bytes)
+    tracer = Steps(lambda batch: slope * batch, parameter_bytes)
     budget = budget_of(capacity_mib, confidence)
-    plan = plan_max_batch(JOB, budget, tracer)
+    plan = find_max_batch(JOB, budget, RunTraces(tracer))
     answer = plan.search.largest
     shown = plan.at_max or plan.first_failure
     assert shown is not None
@@ -124,14 +126,13 @@ def test_largest_by_brute_force(
     assert_identities(plan.first_failure)
 
 
-def test_affine_job() -> None:
-    """A job of straight lines is traced at 2, 3 and the answer, whose estimates then hold for all batches."""
-    tracer, told = TraceSource(linear), list[str]()
-    plan = plan_max_batch(JOB, budget_of(300), tracer, told.append)
+def test_a_job_with_a_program() -> None:
+    """A job that fits to a program is planned from it, and its estimates are those of its traces."""
+    tracer = Steps(linear)
+    program = fit_traces(tracer.at(2), tracer.at(3))
+    plan = find_max_batch(JOB, budget_of(300), OneProgram(program))
     assert plan.search.largest == tracer.largest(Arena(300 * MIB), 100) == 42  # 30 + 26 + 214 + 30 MiB
     assert plan.search.first_failure == 43
-    assert tracer.asked == [2, 3, 42]
-    assert told == ["tracing batch 2", "tracing batch 3", "tracing batch 42"]
     assert plan.at_max is not None and plan.first_failure is not None
     assert plan.at_max.notes == plan.first_failure.notes == ("made up",)
     assert plan.at_max.unknown_ops == ("aten.mystery",)
@@ -145,8 +146,8 @@ def with_workspaces(size: Size, batch: int) -> Trace:
     taken = steps_of(linear, 30 * MIB, batch)
 
     def resized(event: Event) -> Event:
-        if isinstance(event, Alloc) and event.role is Category.WORKSPACE:
-            return replace(event, fixed_bytes=size(batch))
+        if isinstance(event, Alloc) and event.category is Category.WORKSPACE:
+            return msgspec.structs.replace(event, size_bytes=size(batch))
         return event
 
     return replace(taken, events=tuple(map(resized, taken.events)))
@@ -162,7 +163,7 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
         return (1 + batch * 2_654_435_761 % 97) * MIB
 
     tracer = partial(with_workspaces, jumping)
-    plan = plan_max_batch(JOB, budget_of(capacity_mib), tracer)
+    plan = find_max_batch(JOB, budget_of(capacity_mib), RunTraces(tracer))
     assert plan.at_max is not None and plan.first_failure is not None
     for told, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
         assert batch is not None
@@ -173,44 +174,29 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "reason"),
+    "activation",
     [
-        (parabola, "takes {} bytes at batch {}, not {} as the line through batches 2 and 3 says"),
-        (
-            lambda batch: 100_000 * batch * batch,
-            "takes 400000 bytes at batch 2 and 900000 at batch 3: no line that holds for every batch",
-        ),
-        (
-            lambda batch: 30_000_000 - 1_000_000 * min(batch, 20) + 900_000 * batch,
-            "takes 29800000 bytes at batch 2 and 29700000 at batch 3: no line that holds for every batch",
-        ),
+        parabola,
+        lambda batch: 100_000 * batch * batch,
+        lambda batch: 30_000_000 - 1_000_000 * min(batch, 20) + 900_000 * batch,
     ],
     ids=["confirmation", "negative line", "falling line"],
 )
-def test_job_that_is_no_line(activation: Size, reason: str) -> None:
-    """Where sizes are no straight lines, every probe is traced by itself, once, and the notes say why."""
-    tracer = TraceSource(activation)
-    plan = plan_max_batch(JOB, budget_of(300), tracer)
+def test_job_that_is_no_line(activation: Size) -> None:
+    """Where sizes are no straight lines, every probe is a run of its own, once."""
+    tracer = Steps(activation)
+    plan = find_max_batch(JOB, budget_of(300), RunTraces(tracer))
     answer = plan.search.largest
     assert answer == tracer.largest(Arena(300 * MIB), 3 * answer)
     assert {batch for batch, _ in plan.search.probes} <= set(tracer.asked)
     assert len(tracer.asked) == len(set(tracer.asked))
     assert plan.at_max is not None and plan.first_failure is not None
-    if activation is parabola:
-        at = tracer.asked[2]  # where the line of the first two traces had its answer
-        line = 1_500_000 * at - 600_000
-        reason = reason.format(parabola(at), at, line)
-    note = (
-        "sizes are no straight line in the batch size, so each probe was traced by itself: "
-        f"event 4: block 11 (aten.convolution in features.0) {reason}"
-    )
-    assert plan.at_max.notes == plan.first_failure.notes == ("made up", note)
     assert plan.at_max.run == replay_trace(tracer.at(answer), answer, Arena(300 * MIB))
     assert_identities(plan.at_max)
     assert_identities(plan.first_failure)
 
 
-class OtherAtOne(TraceSource):
+class OtherAtOne(Steps):
     """A job that takes another block at batch 1 than at all others, after its parameter."""
 
     def __init__(self, activation: Size, at_one_bytes: int, else_bytes: int) -> None:
@@ -222,7 +208,7 @@ class OtherAtOne(TraceSource):
         kind, size = (
             (Category.TEMPORARY, self.at_one_bytes) if batch == 1 else (Category.WORKSPACE, self.else_bytes)
         )
-        return replace(whole, events=(*whole.events[:2], Alloc(99, size, 0, kind, 1), *whole.events[2:]))
+        return replace(whole, events=(*whole.events[:2], Alloc(99, size, kind, 1), *whole.events[2:]))
 
 
 @pytest.mark.parametrize(
@@ -237,19 +223,13 @@ def test_other_events_at_batch_one(
     alike = OtherAtOne(tracer.activation, else_mib * MIB, else_mib * MIB)
     arena = Arena(capacity_mib * MIB)
     assert (alike.largest(arena, 20), tracer.largest(arena, 20)) == (by_the_line, answer)
-    plan = plan_max_batch(JOB, budget_of(capacity_mib), tracer)
+    plan = find_max_batch(JOB, budget_of(capacity_mib), RunTraces(tracer))
     assert (plan.search.largest, plan.search.first_failure) == (answer, answer + 1)
-    assert plan.first_failure is not None
-    assert plan.first_failure.notes[-1] == (
-        "sizes are no straight line in the batch size, so each probe was traced by itself: event 2 is "
-        "aten.convolution in features.0 taking block 99 for workspaces at batches 2 and 3 and "
-        "aten.convolution in features.0 taking block 99 for temporaries at batch 1"
-    )
 
 
 def test_nothing_fits() -> None:
     """Where not even batch 1 fits, there is no largest batch, and the failure of 1 is told."""
-    plan = plan_max_batch(JOB, budget_of(29), TraceSource(linear))
+    plan = find_max_batch(JOB, budget_of(29), RunTraces(Steps(linear)))
     assert (plan.search.largest, plan.search.comfortable, plan.search.first_failure) == (0, 0, 1)
     assert plan.at_max is None
     failed = plan.first_failure and plan.first_failure.failed
@@ -268,18 +248,18 @@ def test_nothing_fits() -> None:
 
 def test_everything_fits() -> None:
     """On a card without end nothing fails, and the largest batch size asked for is the answer."""
-    tracer = TraceSource(linear)
+    tracer = Steps(linear)
     budget = make_budget(unlimited_device(), 0.99, AllocatorRules())
-    plan = plan_max_batch(JOB, budget, tracer)
+    plan = find_max_batch(JOB, budget, RunTraces(tracer))
     assert (plan.search.largest, plan.search.first_failure) == (LARGEST_BATCH, None)
     assert plan.first_failure is None
     assert plan.at_max is not None and plan.at_max.outcome is Outcome.FITS
-    assert tracer.asked == [2, 3, LARGEST_BATCH]
+    assert tracer.asked == [2, LARGEST_BATCH]
 
 
 def test_same_plan_twice() -> None:
     """Planning has no memory: the same job on the same card gives the same plan, times aside."""
-    one, other = (plan_max_batch(JOB, budget_of(300, 0.9), TraceSource(linear)) for _ in range(2))
+    one, other = (find_max_batch(JOB, budget_of(300, 0.9), RunTraces(Steps(linear))) for _ in range(2))
     assert without_times(one) == without_times(other)
 
 
@@ -287,13 +267,13 @@ def test_estimate_by_hand() -> None:
     """An estimate's roles at the peak, whole blocks, and its process as one takes them from the trace."""
     trace = Trace(
         (
-            Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0),
-            Alloc(1, 0, 6 * MIB, Category.ACTIVATION, 1),
+            Alloc(0, 30 * MIB, Category.PARAMETER, 0),
+            Alloc(1, 12 * MIB, Category.ACTIVATION, 1),
             Free(1),
-            Alloc(2, 11 * MIB, 0, Category.GRADIENT, 0),
+            Alloc(2, 11 * MIB, Category.GRADIENT, 0),
         ),
         SITES,
-        (2, 3),
+        2,
     )
     budget = budget_of(42)
     result = estimate(JOB, trace, 2, budget, trace_seconds=1.5)
@@ -317,7 +297,7 @@ def test_estimate_by_hand() -> None:
 def test_estimate_of_a_failure() -> None:
     """A batch that does not fit is estimated on a card without end, next to its failure on this one."""
     budget = budget_of(100)
-    trace = TraceSource(linear).at(40)
+    trace = Steps(linear).at(40)
     result = estimate(JOB, trace, 40, budget)
     assert result.outcome is Outcome.DOES_NOT_FIT
     assert result.failed == replay_trace(trace, 40, Arena(100 * MIB))
@@ -328,9 +308,9 @@ def test_estimate_of_a_failure() -> None:
 def test_estimate_with_retries() -> None:
     """A batch that fits with retries is estimated as it runs on this card."""
     trace = Trace(
-        (Alloc(0, 20 * MIB, 0, Category.INPUT, 0), Free(0), Alloc(1, 22 * MIB, 0, Category.INPUT, 0)),
+        (Alloc(0, 20 * MIB, Category.INPUT, 0), Free(0), Alloc(1, 22 * MIB, Category.INPUT, 0)),
         SITES,
-        (1,),
+        1,
     )
     result = estimate(JOB, trace, 1, budget_of(30))
     assert result.outcome is Outcome.FITS_WITH_RETRIES
@@ -340,7 +320,7 @@ def test_estimate_with_retries() -> None:
 
 def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
     """Where a batch fails for a fraction of the rules, its peaks are those of a card without any bound."""
-    trace = Trace((Alloc(0, 0, 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, (2, 3))
+    trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     rules = AllocatorRules(per_process_memory_fraction=0.1)
     found = estimate(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
     assert found.outcome is Outcome.DOES_NOT_FIT

@@ -22,17 +22,17 @@ RESNET = ["max-batch", "--model", "torchvision:resnet18", "--gpu", "L4"]
 # Two steps, in each of which a block is larger than what the one before it has left.
 GROWING = Trace(
     (
-        *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0)),
-        *(PhaseStart(1, Phase.FORWARD), Alloc(1, 40 * MIB, 0, Category.TEMPORARY, 0), Free(1)),
-        *(Alloc(2, 50 * MIB, 0, Category.TEMPORARY, 0), Free(2)),
+        *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, Category.PARAMETER, 0)),
+        *(PhaseStart(1, Phase.FORWARD), Alloc(1, 40 * MIB, Category.TEMPORARY, 0), Free(1)),
+        *(Alloc(2, 50 * MIB, Category.TEMPORARY, 0), Free(2)),
         *(
             PhaseStart(2, Phase.FORWARD),
-            Alloc(3, 55 * MIB, 0, Category.TEMPORARY, 0),
+            Alloc(3, 55 * MIB, Category.TEMPORARY, 0),
             PhaseStart(2, Phase.END),
         ),
     ),
     (Site("", "to"),),
-    (1,),
+    1,
 )
 
 

@@ -6,7 +6,8 @@ from math import log2
 import pytest
 from hypothesis import example, given, strategies as st
 
-from planner.planning.search import LARGEST_BATCH, MOST_ISLANDS, NEIGHBOURS, Search, largest, largest_by_line
+from planner.planning.search import MOST_ISLANDS, NEIGHBOURS, Search, largest, largest_by_extrapolation
+from planner.program import LARGEST_BATCH
 from planner.program.events import Outcome
 from tests.helpers.traces import UNTIMED
 
@@ -189,7 +190,7 @@ def test_a_line_leads_to_the_boundary(
     def outcome(batch: int) -> Outcome:
         return Outcome.FITS if need_bytes(batch) <= room else Outcome.DOES_NOT_FIT
 
-    search = largest_by_line(outcome, need_bytes, room, (2, 3))
+    search = largest_by_extrapolation(outcome, need_bytes, room, (2, 3))
     assert found(search) == answer
     if probes is not None:
         assert [batch for batch, _ in search.probes] == probes
@@ -199,7 +200,7 @@ def test_a_line_leads_to_the_boundary(
 def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[int]) -> None:
     """Whatever the sizes say, the answer is right where outcomes only worsen with the batch size."""
     comfortable = min(fits, comfortable)
-    search = largest_by_line(
+    search = largest_by_extrapolation(
         boundaries(fits, comfortable), lambda batch: 10 * batch + noise[batch % 64], 300, (2, 3)
     )
     assert found(search) == (fits, comfortable, fits + 1)

@@ -11,7 +11,7 @@ from planner.jobs import Mode
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.program.cublas import parse_workspace_config, workspace_bytes
 from planner.program.events import Alloc, Category, Free, Trace
-from planner.store.fingerprint import key_of
+from planner.store.fingerprint import fingerprint
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 
 KIB = 1024
@@ -75,9 +75,9 @@ def kept(trace: Trace) -> list[int]:
     """Workspaces that never die."""
     dead = {event.block for event in trace.events if isinstance(event, Free)}
     return [
-        event.fixed_bytes
+        event.size_bytes
         for event in trace.events
-        if isinstance(event, Alloc) and event.role is Category.WORKSPACE and event.block not in dead
+        if isinstance(event, Alloc) and event.category is Category.WORKSPACE and event.block not in dead
     ]
 
 
@@ -95,7 +95,7 @@ def test_no_workspace_is_no_block() -> None:
         for text in (":0:0", "")
     )
     sizes = [
-        [event.fixed_bytes for event in one.events if isinstance(event, Alloc)] for one in (without, usual)
+        [event.size_bytes for event in one.events if isinstance(event, Alloc)] for one in (without, usual)
     ]
     assert kept(without) == []
     assert sizes[0] == [size for size in sizes[1] if size != 8_320 * KIB]
@@ -153,6 +153,6 @@ def test_the_text_goes_into_the_job_its_key_and_back() -> None:
     assert job_from_json(said) == job
     older = {name: value for name, value in said.items() if name != "cublas_workspace_config"}
     assert job_from_json(older).cublas_workspace_config == ""
-    assert key_of(job) != key_of(job_from_json(older))
+    assert fingerprint(job) != fingerprint(job_from_json(older))
     with pytest.raises(UsageError, match="cannot read 'x'"):
         job_from_json(said | {"cublas_workspace_config": "x"})

@@ -1,14 +1,15 @@
-"""What makes a trace trustworthy: every flaw that `check` refuses, in traces of a few events."""
+"""What makes a trace trustworthy: every flaw that `validate` refuses, in traces of a few events."""
 
 import pytest
 from hypothesis import given
 
-from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace, check
-from tests.helpers.traces import SITES, UNTIMED, affine_traces, alloc, taken_at
+from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace, validate
+from planner.program.program import AffineAlloc, Program, validate_program
+from tests.helpers.traces import SITES, UNTIMED, alloc, program_of, programs
 
 WHOLE: tuple[Event, ...] = (
     PhaseStart(0, Phase.SETUP),
-    alloc(0, 512, role=Category.PARAMETER),
+    alloc(0, 512, category=Category.PARAMETER),
     PhaseStart(1, Phase.FORWARD),
     alloc(1, 1024),
     Free(1),
@@ -17,48 +18,28 @@ WHOLE: tuple[Event, ...] = (
 
 
 @pytest.mark.parametrize(
-    ("events", "batches", "flaw"),
+    ("events", "batch", "flaw"),
     [
-        ((alloc(0, 512), Free(0), alloc(0, 512)), (4,), "event 2: block 0 is born twice"),
-        ((alloc(0, 512), alloc(1, 512), alloc(1, 512)), (4,), "event 2: block 1 is born twice"),
-        ((alloc(0, 512), Free(1), Free(0)), (4,), "event 1: block 1 dies without living"),
-        ((Free(0), alloc(0, 512), alloc(1, 512)), (4,), "event 0: block 0 dies without living"),
-        ((alloc(0, 512), Free(0), Free(0)), (4,), "event 2: block 0 dies without living"),
-        ((alloc(0, 512), alloc(1, 0), Free(0)), (4,), "event 1: block 1 has no positive size"),
-        ((alloc(0, 512), alloc(1, -512), Free(0)), (4,), "event 1: block 1 has no positive size"),
-        (
-            (alloc(0, -20, 20), alloc(1, -60, 30), Free(0)),
-            (2, 3),
-            "event 1: block 1 has no positive size",
-        ),
-        (
-            (alloc(0, -20, 20), alloc(1, -40, 30), Free(0)),
-            (2, 3),
-            "event 1: the size of block 1 is negative at some batch",
-        ),
-        (
-            (alloc(0, 90), alloc(1, 90, -20), Free(0)),
-            (2, 3),
-            "event 1: the size of block 1 is negative at some batch",
-        ),
+        ((alloc(0, 512), Free(0), alloc(0, 512)), 4, "event 2: block 0 is allocated twice"),
+        ((alloc(0, 512), alloc(1, 512), alloc(1, 512)), 4, "event 2: block 1 is allocated twice"),
+        ((alloc(0, 512), Free(1), Free(0)), 4, "event 1: block 1 is freed without being allocated"),
+        ((Free(0), alloc(0, 512), alloc(1, 512)), 4, "event 0: block 0 is freed without being allocated"),
+        ((alloc(0, 512), Free(0), Free(0)), 4, "event 2: block 0 is freed without being allocated"),
+        ((alloc(0, 512), alloc(1, 0), Free(0)), 4, "event 1: block 1 has no positive size"),
+        ((alloc(0, 512), alloc(1, -512), Free(0)), 4, "event 1: block 1 has no positive size"),
         (
             (alloc(0, 512), PhaseStart(1, Phase.END), Free(0)),
-            (4,),
+            4,
             "event 2: something happens after the end",
         ),
         (
-            (alloc(0, 512), alloc(1, 512, 4), Free(0)),
-            (4,),
-            "event 1: sizes per sample in a trace of one batch size",
-        ),
-        (
-            (alloc(0, 512), Alloc(1, 512, 0, Category.INPUT, 3), Free(0)),
-            (4,),
+            (alloc(0, 512), Alloc(1, 512, Category.INPUT, 3), Free(0)),
+            4,
             "event 1: there is no site 3",
         ),
         (
-            (alloc(0, 512), Alloc(1, 512, 0, Category.INPUT, -1), Free(0)),
-            (4,),
+            (alloc(0, 512), Alloc(1, 512, Category.INPUT, -1), Free(0)),
+            4,
             "event 1: there is no site -1",
         ),
         (
@@ -68,40 +49,49 @@ WHOLE: tuple[Event, ...] = (
                 PhaseStart(2, Phase.INPUTS),
                 PhaseStart(1, Phase.FORWARD),
             ),
-            (4,),
+            4,
             "event 3: step 1 comes after step 2",
         ),
-        ((PhaseStart(-1, Phase.SETUP), alloc(0, 512), Free(0)), (4,), "event 0: step -1 comes after step 0"),
-        (WHOLE, (), "batch sizes () are no positive numbers"),
-        (WHOLE, (0,), "batch sizes (0,) are no positive numbers"),
-        (WHOLE, (2, -3), "batch sizes (2, -3) are no positive numbers"),
+        ((PhaseStart(-1, Phase.SETUP), alloc(0, 512), Free(0)), 4, "event 0: step -1 comes after step 0"),
+        (WHOLE, 0, "batch size 0 is not positive"),
     ],
 )
-def test_flaws(events: tuple[Event, ...], batches: tuple[int, ...], flaw: str) -> None:
+def test_flaws(events: tuple[Event, ...], batch: int, flaw: str) -> None:
     """A flawed trace is refused with the first event that is wrong and what is wrong with it."""
     with pytest.raises(ValueError) as caught:
-        check(Trace(events, SITES, batches))
+        validate(Trace(events, SITES, batch))
     assert str(caught.value) == flaw
 
 
-@pytest.mark.parametrize("batches", [(4,), (2, 3), (2, 3, 128)])
-def test_whole_trace(batches: tuple[int, ...]) -> None:
+def test_whole_trace() -> None:
     """A trace without a flaw passes; phases and steps may repeat, and blocks may outlive the trace."""
-    check(Trace(WHOLE, SITES, batches))
+    validate(Trace(WHOLE, SITES, 4))
 
 
-def test_affine_by_number_of_batches() -> None:
-    """A trace of one batch size holds there only, one of several holds everywhere."""
-    assert [Trace(WHOLE, SITES, batches).is_affine for batches in ((4,), (2, 3), (2, 3, 9))] == [
-        False,
-        True,
-        True,
-    ]
+@pytest.mark.parametrize(
+    ("events", "flaw"),
+    [
+        (
+            (alloc(0, -20, 20), alloc(1, -60, 30), Free(0)),
+            "the size of block 1 is negative at some batch size",
+        ),
+        (
+            (alloc(0, 90), AffineAlloc(1, 90, -20, Category.INPUT, 0)),
+            "the size of block 1 is negative at some batch size",
+        ),
+        ((alloc(0, 90), alloc(1, -60, 60)), "not positive, or a block without bytes"),
+        ((alloc(0, 90), alloc(0, 60)), "event 1: block 0 is allocated twice"),
+    ],
+)
+def test_flaws_of_programs(events: tuple[Event, ...], flaw: str) -> None:
+    """A program whose tensor events make no trace at some batch size is refused."""
+    with pytest.raises(ValueError, match=flaw):
+        validate_program(program_of(events), (1, 2))
 
 
 @UNTIMED
-@given(affine_traces())
-def test_random_traces_are_whole(trace: Trace) -> None:
-    """The random traces of the other tests have no flaw, as affine ones and at a batch size."""
-    check(trace)
-    check(taken_at(trace, 7))
+@given(programs())
+def test_random_traces_are_whole(program: Program) -> None:
+    """The random programs of the other tests have no flaw, nor do their traces."""
+    validate_program(program, (2, 3))
+    validate(program.instantiate(7))

@@ -12,28 +12,28 @@ from tests.helpers.traces import SITES, alloc
 
 SETUP: tuple[Event, ...] = (
     PhaseStart(0, Phase.SETUP),
-    Alloc(0, 30, 0, Category.PARAMETER, 0),
+    Alloc(0, 30, Category.PARAMETER, 0),
     PhaseStart(1, Phase.INPUTS),
-    Alloc(1, 0, 6, Category.INPUT, 0),
+    Alloc(1, 12, Category.INPUT, 0),
     PhaseStart(1, Phase.FORWARD),
-    Alloc(2, 7, 0, Category.WORKSPACE, 0),  # given back
+    Alloc(2, 7, Category.WORKSPACE, 0),  # given back
     Free(2),
-    Alloc(3, 8, 0, Category.WORKSPACE, 0),  # not given back
-    Alloc(4, 1, 1, Category.TEMPORARY, 0),
+    Alloc(3, 8, Category.WORKSPACE, 0),  # not given back
+    Alloc(4, 3, Category.TEMPORARY, 0),
 )
 STEP_2: tuple[Event, ...] = (
     PhaseStart(2, Phase.INPUTS),
     Free(1),
-    Alloc(5, 0, 6, Category.INPUT, 0),
+    Alloc(5, 12, Category.INPUT, 0),
     PhaseStart(2, Phase.FORWARD),
-    Alloc(6, 1, 1, Category.TEMPORARY, 0),
+    Alloc(6, 3, Category.TEMPORARY, 0),
     Free(4),
 )
 
 
 def test_fold() -> None:
     """Sizes are those of the batch, blocks named by the age of their step; kept workspaces stand apart."""
-    trace = Trace((*SETUP, *STEP_2, PhaseStart(2, Phase.END)), SITES, (2, 3))
+    trace = Trace((*SETUP, *STEP_2, PhaseStart(2, Phase.END)), SITES, 2)
     assert fold(trace, 2) == Loop(
         setup=(Phase.SETUP, Ask(30, Category.PARAMETER)),
         steps=(
@@ -82,7 +82,7 @@ def test_an_unsettled_loop_has_no_further_steps(loop: Loop) -> None:
 
 def test_a_trace_of_no_steps_is_its_setup() -> None:
     """A trace without steps folds into a loop without any."""
-    assert fold(Trace((alloc(0, 5), Free(0)), SITES, (1,)), 1) == Loop(
+    assert fold(Trace((alloc(0, 5), Free(0)), SITES, 1), 1) == Loop(
         (Ask(5, Category.TEMPORARY), GiveBack(0, 0)), ()
     )
 

@@ -21,9 +21,9 @@ from planner.hardware.device import generic_device, unlimited_device
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
 from planner.planning.attribution import Shown, explain
-from planner.planning.batch_curve import BatchCurve, CurvePoint, Grid, curve_sizes, take_curve
-from planner.planning.max_batch import estimate, without_end
-from planner.program.bounds import Floor, least_bytes
+from planner.planning.batch_curve import BatchCurve, CurvePoint, SampleDensity, curve_sizes, take_curve
+from planner.planning.estimate import unlimited
+from planner.planning.max_batch import estimate
 from planner.program.events import (
     Alloc,
     Category,
@@ -35,48 +35,31 @@ from planner.program.events import (
     TensorProvenance,
     Trace,
 )
-from planner.program.target import Target
+from planner.program.program import AffineAlloc, Program
 from planner.report.commands.explain.summary import summary_of
 from planner.report.page.page import page_data, page_html
-from planner.store.codec import save_trace
-from tests.helpers.traces import UNTIMED, affine_traces, traces
+from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs, save_trace, traces
 
 NOBODY = make_budget(unlimited_device(), 0.99, AllocatorRules())
 SITES = (Site("", "aten.empty"), Site("body.0.conv", "aten.convolution.default"), Site("head", "to"))
 # Weights of 300 MiB, an input of 4 MiB a sample, 40 MiB of activations a sample, gradients of 300 MiB.
 EVENTS = (
-    *(PhaseStart(0, Phase.SETUP), Alloc(0, 300 * MIB, 0, Category.PARAMETER, 2)),
-    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 0, 4 * MIB, Category.INPUT, 0)),
-    *(PhaseStart(1, Phase.FORWARD), Alloc(2, 0, 24 * MIB, Category.ACTIVATION, 1)),
-    *(Alloc(3, 0, 16 * MIB, Category.ACTIVATION, 2), Alloc(4, 5 * MIB, 0, Category.WORKSPACE, 1), Free(4)),
-    *(PhaseStart(1, Phase.BACKWARD), Alloc(5, 300 * MIB, 0, Category.GRADIENT, 2), Free(3), Free(2)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 300 * MIB, Category.PARAMETER, 2)),
+    *(PhaseStart(1, Phase.INPUTS), AffineAlloc(1, 0, 4 * MIB, Category.INPUT, 0)),
+    *(PhaseStart(1, Phase.FORWARD), AffineAlloc(2, 0, 24 * MIB, Category.ACTIVATION, 1)),
+    *(AffineAlloc(3, 0, 16 * MIB, Category.ACTIVATION, 2), Alloc(4, 5 * MIB, Category.WORKSPACE, 1), Free(4)),
+    *(PhaseStart(1, Phase.BACKWARD), Alloc(5, 300 * MIB, Category.GRADIENT, 2), Free(3), Free(2)),
     *(
         PhaseStart(2, Phase.INPUTS),
         Free(1),
-        Alloc(6, 0, 4 * MIB, Category.INPUT, 0),
+        AffineAlloc(6, 0, 4 * MIB, Category.INPUT, 0),
         PhaseStart(2, Phase.END),
     ),
 )
-TOY = Trace(EVENTS, SITES, (2, 3))
+TOY = program_of(EVENTS, SITES)
 JOB = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=2)
 
 Capture = pytest.CaptureFixture[str]
-
-
-class _Same:
-    """One trace for all GPUs."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def at(self, batch: int, chip: Target) -> Trace:
-        return self._trace
-
-    def kin(self, batch: int, chip: Target) -> object:
-        return "all the same"
-
-    def floor(self, chip: Target) -> Floor:
-        return least_bytes(self._trace.events)
 
 
 class _Scripts(HTMLParser):
@@ -116,7 +99,7 @@ def in_bytes(levels: list[float]) -> list[int]:
 
 def test_sizes_of_a_curve() -> None:
     """Even near the top, powers of two below; the largest batch and the one asked for are there."""
-    coarse = Grid(per_doubling=4, doublings=2)
+    coarse = SampleDensity(per_doubling=4, doublings=2)
     assert curve_sizes(274, 50, coarse) == [
         *(1, 2, 4, 8, 16, 32, 50, 64, 96, 112, 128, 160, 192, 224, 256, 274, 320, 384),
     ]
@@ -129,14 +112,14 @@ def test_sizes_of_a_curve() -> None:
 def test_a_point_of_a_literal_trace() -> None:
     """On a card of 2,000 MiB batch 8 takes 600 MiB and 44 a sample; batch 64 does not fit."""
     card = make_budget(generic_device(2000), 0.5, AllocatorRules())
-    curve = take_curve([(card, 20)], _Same(TOY), 64)
+    curve = take_curve([(card, 20)], OneProgram(TOY), 64)
     points = {point.batch: point for point in curve.cards[0].points}
     context = card.device.context.value
     assert points[8] == CurvePoint(
         8, Outcome.FITS, 952 * MIB, 972 * MIB, 972 * MIB + context, points[8].process_upper_bytes
     )
     assert points[64].outcome is Outcome.DOES_NOT_FIT
-    assert points[64].peak_reserved_bytes == replay_trace(TOY, 64).peak_reserved_bytes
+    assert points[64].peak_reserved_bytes == replay_trace(TOY.instantiate(64), 64).peak_reserved_bytes
 
 
 _budgets = st.builds(
@@ -148,16 +131,18 @@ _budgets = st.builds(
 
 
 @settings(UNTIMED, max_examples=40)
-@given(affine_traces(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
-def test_each_point_is_the_estimate(trace: Trace, budgets: list[Any], most: int, batch: int) -> None:
+@given(programs(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
+def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: int, batch: int) -> None:
     """Whatever the job, cards and rules: a point says what an estimate of that batch on that card says."""
-    judged = [judge_budget(one, JOB, trace) for one in (*budgets, NOBODY)]
-    curve = take_curve([*((one, most) for one in judged[:-1]), (judged[-1], None)], _Same(trace), batch + 1)
+    judged = [judge_budget(one, JOB, program.instantiate(2)) for one in (*budgets, NOBODY)]
+    curve = take_curve(
+        [*((one, most) for one in judged[:-1]), (judged[-1], None)], OneProgram(program), batch + 1
+    )
     for card in curve.cards:
         assert [point.batch for point in card.points] == sorted({point.batch for point in card.points})
         assert batch + 1 in {point.batch for point in card.points}
         for point in card.points:
-            found = estimate(JOB, trace, point.batch, card.budget)
+            found = estimate(JOB, program.instantiate(point.batch), point.batch, card.budget)
             assert point == CurvePoint(
                 found.run.batch,
                 found.outcome,
@@ -170,10 +155,10 @@ def test_each_point_is_the_estimate(trace: Trace, budgets: list[Any], most: int,
 
 def test_pages_may_pass_the_cap() -> None:
     """Where segments expand, 20 MiB and a byte fit under a cap of 23 MiB: the pages of 20 MiB pass it."""
-    events = (Alloc(0, 20 * MIB + 1, 0, Category.ACTIVATION, 0), PhaseStart(1, Phase.FORWARD))
-    trace = Trace(events, (Site("", "aten.empty"),), (2, 3))
+    events = (Alloc(0, 20 * MIB + 1, Category.ACTIVATION, 0), PhaseStart(1, Phase.FORWARD))
+    program = program_of(events, (Site("", "aten.empty"),))
     card = make_budget(generic_device(1100), 0.9, AllocatorRules(expandable_segments=True), 23 * MIB)
-    curve = take_curve([(card, 1)], _Same(trace), 1)
+    curve = take_curve([(card, 1)], OneProgram(program), 1)
     assert curve.cards[0].points[0].outcome is Outcome.FITS
     assert curve.cards[0].points[0].peak_reserved_bytes == 40 * MIB
 
@@ -201,7 +186,7 @@ def test_the_card_asked_for_is_chosen(tmp_path: Path) -> None:
 def test_a_trace_of_one_batch_has_no_curve(tmp_path: Path) -> None:
     """What was traced at one batch size says nothing of others; the page comes without them."""
     path = tmp_path / "one.trace"
-    save_trace(Trace(EVENTS[:2], SITES, (8,)), path, about(8))
+    save_trace(Trace(EVENTS[:2], SITES, 8), path, about(8))
     assert batch_curve(None, 8, trace=path) is None
 
 
@@ -209,8 +194,12 @@ def test_a_trace_of_one_batch_has_no_curve(tmp_path: Path) -> None:
 
 
 def page_of(
-    trace: Trace = TOY, batch: int = 8, arena: Arena = UNLIMITED, curve: BatchCurve | None = None
+    trace: Trace | None = None,
+    batch: int = 8,
+    arena: Arena = UNLIMITED,
+    curve: BatchCurve | None = None,
 ) -> str:
+    trace = trace or TOY.instantiate(batch)
     found = explain(trace, batch, arena)
     summary = summary_of(estimate(JOB, trace, batch, NOBODY), found)
     return page_html(summary, found, trace, Shown(), curve)
@@ -222,9 +211,9 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     """Maxima and sums of the embedded figures equal the peaks of the replay to the byte."""
     assume(trace.events)
     assume(all(site.module == "" or all(site.module.split(".")) for site in trace.sites))  # as torch has it
-    batch = 4 if trace.is_affine else trace.batches[0]
+    batch = trace.batch
     run = replay_trace(trace, batch)
-    found = explain(trace, batch, without_end(NOBODY.arena))
+    found = explain(trace, batch, unlimited(NOBODY.arena))
     summary = summary_of(estimate(JOB, trace, batch, NOBODY), found)
     data = json.loads(json.dumps(page_data(summary, found, trace, None), allow_nan=False))
     lines = {one["name"]: one for one in data["figures"]["timeline"]["data"]}
@@ -252,7 +241,7 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
 def test_the_curve_in_the_page_is_the_curve() -> None:
     """Every column of every card stands in the data in whole bytes."""
     cards = [make_budget(card, 0.99, AllocatorRules()) for card in load_devices()[:2]]
-    curve = take_curve([(card, 20) for card in cards], _Same(TOY), 8, chosen=1)
+    curve = take_curve([(card, 20) for card in cards], OneProgram(TOY), 8, chosen=1)
     data = embedded(page_of(curve=curve))
     assert data["curve"]["chosen"] == 1
     for said, card in zip(data["curve"]["cards"], curve.cards, strict=True):
@@ -268,7 +257,7 @@ def test_names_cannot_leave_their_place() -> None:
     """A module, operator or line of code may hold any text; the page shows it and does not run it."""
     evil = "</script><script>alert(1)</script><b>"
     details = (TensorProvenance(2, (8, 3), "float32", f"{evil}.py:7", f"x = {evil}"),)
-    trace = Trace(EVENTS, (SITES[0], Site(evil, evil), SITES[2]), (2, 3), details=details)
+    trace = Trace(EVENTS, (SITES[0], Site(evil, evil), SITES[2]), (2, 3), provenance=details)
     page = page_of(trace)
     assert evil not in page
     assert page.count("alert(1)") == page.count("&lt;script&gt;alert(1)") + page.count(

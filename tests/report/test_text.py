@@ -27,14 +27,16 @@ from planner.jobs import (
     ZeroGrad,
 )
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, plan_max_batch
+from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, find_max_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from planner.program.program import AffineAlloc
 from planner.report.assumptions import assumptions
 from planner.report.commands.estimate import estimate_document, estimate_to_json
 from planner.report.commands.max_batch import plan_document, plan_to_json
 from planner.report.plain import WIDTH, render_plain
 from planner.report.units import mib_parts
 from tests.helpers.structs import replace
+from tests.helpers.traces import OneProgram, program_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDEN_NAMES = sorted(path.stem for name in ("estimate", "max_batch") for path in (GOLDEN / name).iterdir())
@@ -62,31 +64,31 @@ CONTEXT = SourcedBytes(300 * MIB, "one measurement", 20 * MIB, FigureKind.MEASUR
 # activations of 7 MiB a sample, gradients, and the optimizer's state after the first step.
 SITES = (Site("fc", "to"), Site("", "aten.empty.memory_format"), Site("fc", "aten.addmm.default"))
 EVENTS = (
-    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0)),
-    *(PhaseStart(1, Phase.INPUTS), Alloc(1, 0, MIB, Category.INPUT, 1)),
-    *(PhaseStart(1, Phase.FORWARD), Alloc(2, 8 * MIB, 0, Category.WORKSPACE, 2)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, Category.PARAMETER, 0)),
+    *(PhaseStart(1, Phase.INPUTS), AffineAlloc(1, 0, MIB, Category.INPUT, 1)),
+    *(PhaseStart(1, Phase.FORWARD), Alloc(2, 8 * MIB, Category.WORKSPACE, 2)),
     *(
-        Alloc(3, 0, 5 * MIB, Category.TEMPORARY, 2),
-        Alloc(10, 0, 5 * MIB, Category.TEMPORARY, 2),
+        AffineAlloc(3, 0, 5 * MIB, Category.TEMPORARY, 2),
+        AffineAlloc(10, 0, 5 * MIB, Category.TEMPORARY, 2),
         Free(3),
         Free(10),
     ),
-    Alloc(4, 0, 7 * MIB, Category.ACTIVATION, 2),
-    *(PhaseStart(1, Phase.BACKWARD), Alloc(5, 30 * MIB, 0, Category.GRADIENT, 2), Free(4)),
-    *(PhaseStart(1, Phase.OPTIMIZER), Alloc(6, 60 * MIB, 0, Category.OPTIMIZER, 1), Free(1)),
-    *(PhaseStart(2, Phase.INPUTS), Alloc(7, 0, MIB, Category.INPUT, 1)),
-    *(PhaseStart(2, Phase.FORWARD), Alloc(8, 0, 5 * MIB, Category.TEMPORARY, 2), Free(8)),
-    *(Alloc(9, 0, 7 * MIB, Category.ACTIVATION, 2), PhaseStart(2, Phase.BACKWARD), Free(9)),
+    AffineAlloc(4, 0, 7 * MIB, Category.ACTIVATION, 2),
+    *(PhaseStart(1, Phase.BACKWARD), Alloc(5, 30 * MIB, Category.GRADIENT, 2), Free(4)),
+    *(PhaseStart(1, Phase.OPTIMIZER), Alloc(6, 60 * MIB, Category.OPTIMIZER, 1), Free(1)),
+    *(PhaseStart(2, Phase.INPUTS), AffineAlloc(7, 0, MIB, Category.INPUT, 1)),
+    *(PhaseStart(2, Phase.FORWARD), AffineAlloc(8, 0, 5 * MIB, Category.TEMPORARY, 2), Free(8)),
+    *(AffineAlloc(9, 0, 7 * MIB, Category.ACTIVATION, 2), PhaseStart(2, Phase.BACKWARD), Free(9)),
     *(PhaseStart(2, Phase.OPTIMIZER), PhaseStart(2, Phase.END)),
 )
 # A step whose second block is larger than the first, which the allocator has kept: below 120 MiB even one
 # sample takes a retry.
 GROWING = (
-    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0), PhaseStart(1, Phase.FORWARD)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, Category.PARAMETER, 0), PhaseStart(1, Phase.FORWARD)),
     *(
-        Alloc(1, 40 * MIB, MIB, Category.TEMPORARY, 2),
+        AffineAlloc(1, 40 * MIB, MIB, Category.TEMPORARY, 2),
         Free(1),
-        Alloc(2, 50 * MIB, MIB, Category.ACTIVATION, 2),
+        AffineAlloc(2, 50 * MIB, MIB, Category.ACTIVATION, 2),
     ),
     PhaseStart(1, Phase.END),
 )
@@ -94,15 +96,9 @@ UNKNOWN_OPS = ("aten.convolution.default", "aten.sum.dim_IntList")
 NOTES = ("traced with PyTorch 9.9",)
 
 
-def traced(batch: int, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Trace:
+def traced(batch: int, events: tuple[Alloc | AffineAlloc | Free | PhaseStart, ...] = EVENTS) -> Trace:
     """The trace as if taken at this batch size."""
-    at_batch = (
-        replace(event, fixed_bytes=event.fixed_bytes + event.per_sample_bytes * batch, per_sample_bytes=0)
-        if isinstance(event, Alloc)
-        else event
-        for event in events
-    )
-    return Trace(tuple(at_batch), SITES, (batch,), UNKNOWN_OPS, NOTES)
+    return program_of(events, SITES, UNKNOWN_OPS, NOTES).instantiate(batch)
 
 
 def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
@@ -118,7 +114,7 @@ def estimated(batch: int, card: Budget, job: Job = JOB) -> Estimate:
 
 def planned(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Plan:
     """A plan, as repeatable."""
-    plan = plan_max_batch(JOB, card, lambda batch: traced(batch, events))
+    plan = find_max_batch(JOB, card, OneProgram(program_of(events, SITES, UNKNOWN_OPS, NOTES)))
     return replace(
         plan,
         at_max=plan.at_max and pinned(plan.at_max),
@@ -155,8 +151,8 @@ def reports() -> dict[str, str]:
     """Every kind of report."""
     cap = replace(budget(None, unlimited()), cap_bytes=400 * MIB, arena=Arena(limit_bytes=390 * MIB))
     both = replace(budget(450), cap_bytes=400 * MIB, arena=Arena(450 * MIB, 390 * MIB))
-    constant = tuple(event for event in EVENTS if not (isinstance(event, Alloc) and event.per_sample_bytes))
-    dead = {event.block for event in EVENTS if isinstance(event, Alloc) and event.per_sample_bytes}
+    constant = tuple(event for event in EVENTS if not isinstance(event, AffineAlloc))
+    dead = {event.block for event in EVENTS if isinstance(event, AffineAlloc)}
     constant = tuple(event for event in constant if not (isinstance(event, Free) and event.block in dead))
     return {
         "max_batch": render_plain(plan_document(planned(budget(450)), 1.5)),
@@ -351,7 +347,7 @@ def test_rounded_parts_add_up(sizes: list[int], digits: int) -> None:
 def test_breakdown_of_json_adds_up(batch: int, fixed_bytes: int, context_bytes: int) -> None:
     """The breakdown in the JSON adds up to `process_mib`, whatever the sizes."""
     card = budget(None, replace(unlimited(), context=replace(CONTEXT, value=context_bytes)))
-    events = (PhaseStart(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, 0, Category.PARAMETER, 0), *EVENTS[2:])
+    events = (PhaseStart(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, Category.PARAMETER, 0), *EVENTS[2:])
     said = estimate_to_json(estimate(JOB, traced(batch, events), batch, card), 1.5)
     parts = [Decimal(str(part)) for part in said["breakdown_mib"].values()]
     assert sum(parts) == Decimal(str(said["process_mib"]))

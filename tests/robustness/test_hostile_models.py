@@ -34,12 +34,13 @@ from planner.jobs import Job, parse_tensor_spec
 from planner.planning.sweep.results import ResultStore
 from planner.planning.sweep.task import Task, TaskResult
 from planner.program.events import Phase, PhaseStart, Site, Trace
-from planner.store.cache_dir import TraceCache
-from planner.store.codec import load_trace, save_trace
+from planner.program.program import constant_program
+from planner.store.cache_dir import CacheDirectory
 from tests.helpers.file_readers import FIGURES
 from tests.helpers.runs import RUN
 from tests.helpers.structs import replace
-from tests.store.test_codec import ABOUT, TRACE
+from tests.helpers.traces import GA102, load_trace, save_trace
+from tests.store.test_codec import ABOUT, PROGRAM
 
 AMPERE = (8, 6)
 
@@ -237,7 +238,7 @@ def test_a_file_may_set_what_its_models_count_on(tmp_path: Path) -> None:
     constructor = find_constructor(job)
     assert torch.get_default_dtype() is torch.float32
     taken = record(job, 2, AMPERE, lambda job: construct_model(job, constructor))
-    sizes = [event.fixed_bytes for event in taken.events if hasattr(event, "fixed_bytes")]
+    sizes = [event.size_bytes for event in taken.events if hasattr(event, "size_bytes")]
     assert sizes[0] == 8 * 1024 * 1024
     assert torch.get_default_dtype() is torch.float32
 
@@ -459,7 +460,9 @@ def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> N
     key, points = key_of(RUN), [Point(RUN, 1000)]
     task = Task("m", "r", RUN.job, (), {})
     writers: dict[str, Callable[[Path, int], object]] = {
-        "trace": lambda folder, n: save_trace(TRACE, folder / "t.trace", {**ABOUT, "n": n, "pad": _noise()}),
+        "trace": lambda folder, n: save_trace(
+            PROGRAM, folder / "t.trace", {**ABOUT, "n": n, "pad": _noise()}
+        ),
         "observation": lambda folder, n: save_observation(
             replace(RUN, about=_noise() * n), folder / "observation.json"
         ),
@@ -515,14 +518,14 @@ ORIGINS = Origins("measured", "a", "torch 2.13")
 
 def _write_all(folder: Path, numbers: range, tell: int) -> None:
     """Write each number into a calibration, a trace, a cache and a folder of results; then tell it."""
-    small = Trace((PhaseStart(0, Phase.SETUP),), (Site("", "to"),), (2,))
+    small = Trace((PhaseStart(0, Phase.SETUP),), (Site("", "to"),), 2)
     store, task = ResultStore(folder / "sweep", "", print), Task("m", "r", RUN.job, (), {})
-    cache = TraceCache(folder / "cache", print)
+    cache = CacheDirectory(folder / "cache", print)
     for number in numbers:
         measured = replace(RUN, batch=number)
         add_points(folder, key_of(measured), [Point(measured, 10**9 + number)], ORIGINS, _no_fit)
         save_trace(small, folder / "t.trace", {"number": number})
-        cache.write({"number": number % 3}, small, {})
+        cache.put({"number": number % 3}, [constant_program(small, GA102)], {})
         store.keep(task, TaskResult({str(number): FIGURES}))
         os.write(tell, f"{number}\n".encode())
 
@@ -585,9 +588,9 @@ def _kept(folder: Path) -> tuple[set[int], int]:
     except PlannerError:
         broken += 1
     warned: list[str] = []
-    cache = TraceCache(folder / "cache", warned.append)
+    cache = CacheDirectory(folder / "cache", warned.append)
     for number in range(3):
-        cache.read({"number": number})
+        cache.get({"number": number})
     broken += len(warned)
     for path in (folder / "sweep").glob("*.json"):
         try:

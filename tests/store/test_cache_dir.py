@@ -18,8 +18,10 @@ from planner.cli import run
 from planner.hardware.database import find_device
 from planner.jobs import Job
 from planner.program.events import Alloc, Category, Site, Trace
-from planner.store.cache_dir import TraceCache, open_cache
-from planner.store.fingerprint import file_digest, key_of, name_of
+from planner.program.program import constant_program
+from planner.store.cache_dir import CacheDirectory, open_cache
+from planner.store.fingerprint import digest, file_digest, fingerprint
+from tests.helpers.traces import GA102
 
 MODEL = """
 import torch
@@ -179,15 +181,18 @@ def test_settings_of_torch_that_no_key_holds(tmp_path: Path) -> None:
 def test_keys_tell_jobs_apart(model: Path) -> None:
     """Each field of a job, the file and the modules beside it make another key; the same again the same."""
     job = Job("model.py:Net")
-    key = key_of(job)
+    key = fingerprint(job)
     assert key is not None
-    assert key_of(Job("model.py:Net")) == key
-    others = [key_of(Job("model.py:Net", steps=2)), key_of(Job("model.py:Net", model_args=(("width", 64),)))]
+    assert fingerprint(Job("model.py:Net")) == key
+    others = [
+        fingerprint(Job("model.py:Net", steps=2)),
+        fingerprint(Job("model.py:Net", model_args=(("width", 64),))),
+    ]
     (model.parent / "parts.py").write_text(PARTS + "\n")
-    others.append(key_of(job))
+    others.append(fingerprint(job))
     model.write_text(MODEL + "\n")
-    others.append(key_of(job))
-    names = {name_of(other) for other in (key, *others) if other is not None}
+    others.append(fingerprint(job))
+    names = {digest(other) for other in (key, *others) if other is not None}
     assert len(names) == 5
 
 
@@ -249,7 +254,7 @@ def test_broken_entries_are_rebuilt(model: Path, spoil: Callable[[Path], None]) 
     assert cards_answer(folder, lines.append) == good
     assert len(lines) == 1
     assert "broken trace file" in lines[0]
-    assert lines[0].endswith("trace anew")
+    assert lines[0].endswith("capture it again")
     assert cards_answer(folder, lines.append) == good
     assert len(lines) == 1
 
@@ -274,7 +279,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(model: Path, monkeypatch: p
     good = cards_answer(model.parent / "cache", lines.append)
     blocked = model / "below a file"
     assert cards_answer(blocked, lines.append) == good
-    assert [line.startswith(f"{blocked}: no trace can be kept") for line in lines] == [True]
+    assert [line.startswith(f"{blocked}: no trace can be cached") for line in lines] == [True]
 
     def full(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -287,21 +292,21 @@ def test_a_folder_that_cannot_be_written_is_no_error(model: Path, monkeypatch: p
 
 
 def one_trace(number: int) -> Trace:
-    births = tuple(Alloc(block, 512 + number, 0, Category.PARAMETER, 0) for block in range(200))
-    return Trace(births, (Site("", "op"),), (1,))
+    births = tuple(Alloc(block, 512 + number, Category.PARAMETER, 0) for block in range(200))
+    return Trace(births, (Site("", "op"),), 1)
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     """Within the limit all stay; beyond it the one that nobody asked for longest goes."""
-    cache = TraceCache(tmp_path, pytest.fail)
+    cache = CacheDirectory(tmp_path, pytest.fail)
     for number in range(3):
-        cache.write({"number": number}, one_trace(number), {})
-        os.utime(tmp_path / f"{name_of({'number': number})}.trace", (number, number))
-    size_bytes = cache.usage().size_bytes
-    assert cache.read({"number": 0}) is not None  # used now
-    smaller = TraceCache(tmp_path, pytest.fail, limit_bytes=size_bytes)
-    smaller.write({"number": 3}, one_trace(3), {})
-    assert [smaller.read({"number": number}) is not None for number in range(4)] == [True, False, True, True]
+        cache.put({"number": number}, [constant_program(one_trace(number), GA102)], {})
+        os.utime(tmp_path / f"{digest({'number': number})}.trace", (number, number))
+    size_bytes = cache.stats().size_bytes
+    assert cache.get({"number": 0}) is not None  # used now
+    smaller = CacheDirectory(tmp_path, pytest.fail, limit_bytes=size_bytes)
+    smaller.put({"number": 3}, [constant_program(one_trace(3), GA102)], {})
+    assert [smaller.get({"number": number}) is not None for number in range(4)] == [True, False, True, True]
 
 
 def test_clearing(
@@ -329,18 +334,20 @@ def test_clearing(
 CROWD = """
 import random, sys
 from pathlib import Path
-from planner.store.cache_dir import TraceCache
+from planner.store.cache_dir import CacheDirectory
+from planner.program.program import constant_program
+from tests.helpers.traces import GA102
 from tests.store.test_cache_dir import one_trace
 seed, folder, limit = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 lines = []
-cache, dice, found = TraceCache(folder, lines.append, limit), random.Random(seed), 0
+cache, dice, found = CacheDirectory(folder, lines.append, limit), random.Random(seed), 0
 for _ in range(60):
     number = dice.randrange(12)
     if dice.random() < 0.5:
-        cache.write({"number": number}, one_trace(number), {})
+        cache.put({"number": number}, [constant_program(one_trace(number), GA102)], {})
     else:
-        known = cache.read({"number": number})
-        assert known is None or known[0] == one_trace(number)
+        known = cache.get({"number": number})
+        assert known is None or known.programs[0].program.sites == one_trace(number).sites
         found += known is not None
     if dice.random() < 0.02:
         cache.clear()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -17,11 +17,13 @@ from planner.errors import DataFileError, ModelError, UsageError
 from planner.hardware.database import find_device
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.planning.source import Workload, save_workload
+from planner.planning.workload import Workload, save_workload
+from planner.program import ignore_progress
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
-from planner.store.codec import load_saved, load_trace
-from planner.store.saved_traces import open_saved
+from planner.store.codec import load_programs
+from planner.store.file_store import open_saved
+from tests.helpers.traces import RunTraces, load_trace
 
 ROOT = Path(__file__).parents[2]
 MOBILENET = "torchvision:mobilenet_v2"
@@ -153,38 +155,36 @@ def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
     """
     above, below = tmp_path / "above", tmp_path / "below"
     estimate(Forking, 60, **FLAT, save_trace=above)
-    assert load_trace(above)[0].batches == (60,)
+    assert load_trace(above)[0].batch == 60
     direct = estimate(Forking, 20, **FLAT, save_trace=below).estimate
     again = estimate(None, 20, trace=below).estimate
-    note = "scratch memory of kernels is as traced at batches 2 and 3 and 20; at others it may differ"
+    note = "scratch memory of kernels is as traced at batches 2 and 20; at others it may differ"
     assert (again.run.peak_reserved_bytes, again.notes) == (
         direct.run.peak_reserved_bytes,
         (*direct.notes, note),
     )
-    with pytest.raises(UsageError, match="holds for batch 60 only; trace batch 2 anew"):
+    with pytest.raises(UsageError, match="holds for batch 60 only; capture batch 2 again"):
         max_batch(gpu_mib=500, trace=above)
 
 
 def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
-    """A job whose workspaces come from a library is saved as lines with the scratch memory of three batch
-    sizes, and says so; nothing takes its loops.
+    """A job whose workspaces come from a library is saved as lines with the scratch memory of two batch
+    sizes, and says so; nothing builds its programs.
     """
     job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
 
     def traced(batch: int) -> Trace:
         events = (
             PhaseStart(1, Phase.FORWARD),
-            Alloc(0, 512 * batch, 0, Category.ACTIVATION, 0),
+            Alloc(0, 512 * batch, Category.ACTIVATION, 0),
             PhaseStart(1, Phase.END),
         )
-        return Trace(events, (Site("fc", "mm"),), (batch,))
+        return Trace(events, (Site("fc", "mm"),), batch)
 
-    def refuse(tell: object) -> NoReturn:
-        raise AssertionError("loops were taken")
-
-    workload = Workload(job, 5, Target((8, 6), 28), lambda tell: traced, refuse)
-    save_workload(workload, traced, 5, tmp_path / "x.trace", lambda line: None)
-    note = "scratch memory of kernels is as traced at batches 2 and 3 and 5; at others it may differ"
+    workload = Workload(job, 5, Target((8, 6), 28), lambda tell: RunTraces(traced))
+    programs = workload.open_programs(ignore_progress)
+    save_workload(workload, programs, 5, tmp_path / "x.trace", ignore_progress)
+    note = "scratch memory of kernels is as traced at batches 2 and 5; at others it may differ"
     assert scratch(tmp_path / "x.trace", 7, Target((8, 6), 28)) == ([7 * 512], (note,))
 
 
@@ -254,8 +254,8 @@ def written(folder: Path, document: object) -> Path:
 
 
 def scratch(path: Path, batch: int, chip: Target) -> tuple[list[int], tuple[str, ...]]:
-    trace = open_saved(path).traces.at(batch, chip)
-    taken = [event.fixed_bytes for event in trace.events if isinstance(event, Alloc)]
+    trace = open_saved(path).trace(batch, chip)
+    taken = [event.size_bytes for event in trace.events if isinstance(event, Alloc)]
     return taken, trace.notes
 
 
@@ -263,7 +263,7 @@ def test_older_files_plan_as_before(tmp_path: Path) -> None:
     """A file of format 1 is a line for all batch sizes, on every GPU, with a note on other ones."""
     path = written(tmp_path, {"format": 1, "about": ABOUT} | OWN)
     saved = open_saved(path)
-    assert (saved.batch, saved.capability, saved.traces.is_any_batch) == (5, (8, 6), True)
+    assert (saved.batch, saved.target.capability, saved.is_any_batch) == (5, (8, 6), True)
     assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168], ())
     note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
     assert scratch(path, 1, Target((9, 0), 132)) == ([4096, 1024], (note,))
@@ -273,7 +273,7 @@ def test_older_files_plan_as_before(tmp_path: Path) -> None:
     }
     path = written(tmp_path, {"format": 1, "about": ABOUT} | single)
     assert scratch(path, 5, Target((8, 6), 28)) == ([1, 2], ())
-    with pytest.raises(UsageError, match="this trace holds for batch 5 only; trace batch 6 anew"):
+    with pytest.raises(UsageError, match="this trace holds for batch 5 only; capture batch 6 again"):
         scratch(path, 6, Target((8, 6), 28))
 
 
@@ -283,19 +283,19 @@ def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
     assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168, 28 * 512], ())
     assert scratch(path, 7, Target((8, 6), 40)) == ([4096, 7168, 40 * 512], ())
     assert scratch(path, 8, Target((8, 6), 40)) == ([4096, 8192, 8 * 2048], ())
-    trace = open_saved(path).traces.at(7, Target((8, 6), 28))
+    trace = open_saved(path).trace(7, Target((8, 6), 28))
     assert trace == Trace(
         (
             *(
                 PhaseStart(0, Phase.SETUP),
-                Alloc(0, 4096, 0, Category.PARAMETER, 0),
+                Alloc(0, 4096, Category.PARAMETER, 0),
                 PhaseStart(1, Phase.FORWARD),
             ),
-            *(Alloc(1, 7168, 0, Category.ACTIVATION, 0), Alloc(3, 14336, 0, Category.WORKSPACE, 0), Free(3)),
+            *(Alloc(1, 7168, Category.ACTIVATION, 0), Alloc(3, 14336, Category.WORKSPACE, 0), Free(3)),
             PhaseStart(1, Phase.END),
         ),
         (Site("fc", "mm"),),
-        (7,),
+        7,
     )
 
 
@@ -314,7 +314,7 @@ def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
         [4096, 204800, 81 * 2048],
         (
             said.format(200, 40) + at.format(81, 40),
-            "the file's loop was held against runs up to batch 100 only",
+            "the file's program was validated against runs up to batch 100 only",
         ),
     )
     note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
@@ -327,40 +327,76 @@ def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
         (
             "about.multiprocessors",
             "28",
-            "broken job of a trace: TypeError: multiprocessors are a whole number",
+            "broken job of a trace: TypeError: batch, capability and multiprocessors are integers",
         ),
-        ("about.capability", [9, 0], "broken loops of a trace: none is of the GPU that was planned for"),
-        ("loops.0", {}, "broken loops of a trace: KeyError: 'chips'"),
-        ("loops.0.chips.8~6.first", 0, "broken loops of a trace: ValueError: batch sizes from 0 to 100"),
-        ("loops.0.chips.8~6.last", 1, "broken loops of a trace: ValueError: batch sizes from 2 to 1"),
+        ("about.capability", [9, 0], "broken programs of a trace: none is of the GPU that was planned for"),
+        ("loops.0", {}, "broken trace file: Object missing required field `outputs` - at `$.loops[0]`"),
+        (
+            "loops.0.chips.8~6.first",
+            0,
+            "broken programs of a trace: ValueError: batch sizes 0 to 100, 0 bytes for cuBLAS",
+        ),
+        (
+            "loops.0.chips.8~6.last",
+            1,
+            "broken programs of a trace: ValueError: batch sizes 2 to 1, 0 bytes for cuBLAS",
+        ),
         (
             "loops.0.chips.8~6.blas_bytes",
             -1,
-            "broken loops of a trace: ValueError: batch sizes from 2 to 100, -1",
+            "broken programs of a trace: ValueError: batch sizes 2 to 100, -1 bytes for cuBLAS",
         ),
-        ("loops.0.chips.8~6.cases", [[7]], "broken loops of a trace: IndexError: list index out of range"),
-        ("loops.0.chips.8~6.cases", [[-1]], "broken loops of a trace: IndexError: place -1"),
-        ("loops.0.chips.8~6.cases", [], "broken loops of a trace: ValueError: a kernel of no kind"),
-        ("loops.0.chips.8~6.more", 1, "broken loops of a trace: ValueError: no mapping of blas_bytes"),
-        ("loops.0.kernels.before", [9], "broken loops of a trace: ValueError: kernels out of order"),
-        ("loops.0.kernels.before", [2], "broken loops of a trace: ValueError: a kernel's output is no block"),
-        ("loops.0.kernels.outputs", [-1], "broken loops of a trace: IndexError: place -1"),
-        ("loops.0.kernels.kind", [0.0], "broken loops of a trace: TypeError: whole numbers are wanted"),
-        ("loops.0.outputs", ["x"], "broken loops of a trace: ValueError: outputs are written with 0 and 1"),
+        ("loops.0.chips.8~6.cases", [[7]], "broken programs of a trace: IndexError: list index out of range"),
+        ("loops.0.chips.8~6.cases", [[-1]], "broken programs of a trace: IndexError: index -1"),
+        ("loops.0.chips.8~6.cases", [], "broken programs of a trace: IndexError: list index out of range"),
+        (
+            "loops.0.chips.8~6.more",
+            1,
+            "broken trace file: Object contains unknown field `more` - at `$.loops[0].chips[...]`",
+        ),
+        ("loops.0.kernels.before", [9], "broken trace file: kernel calls out of order"),
+        ("loops.0.kernels.before", [2], "broken trace file: the output of a kernel call is no allocation"),
+        ("loops.0.kernels.outputs", [-1], "broken trace file: index -1"),
+        (
+            "loops.0.kernels.kind",
+            [0.0],
+            "broken trace file: Expected `int`, got `float` - at `$.loops[0].kernels.kind[0]`",
+        ),
+        (
+            "loops.0.outputs",
+            ["x"],
+            "broken trace file: Expected `str` matching regex '^[01]*$' - at `$.loops[0].o",
+        ),
         (
             "loops.0.outputs",
             ["0" * 2**24 + "1"],
-            "broken loops of a trace: ValueError: more than 16777216 events",
+            "broken programs of a trace: ValueError: more than 16777216 events of kernels",
         ),
-        ("loops.0.pool.0.5", "<<", "broken loops of a trace: ValueError: zip() argument 2 is shorter"),
-        ("loops.0.pool.0.6", [2, 4], "broken loops of a trace: ValueError: zip() argument 3 is shorter"),
-        ("loops.0.pool.0.7", "x", "broken loops of a trace: ValueError: a kernel does what no kernel does"),
-        ("loops.0.pool.0.7", ["pt"], "broken loops of a trace: TypeError: operations, comparisons and steps"),
-        ("loops.0.chips.8~6.cases", [[0] * 2**18], "broken loops of a trace: ValueError: 1835008 terms"),
+        (
+            "loops.0.pool.0.5",
+            "<<",
+            "broken programs of a trace: ValueError: zip() argument 2 is shorter than argument 1",
+        ),
+        (
+            "loops.0.pool.0.6",
+            [2, 4],
+            "broken programs of a trace: ValueError: zip() argument 3 is shorter than arguments 1-2",
+        ),
+        ("loops.0.pool.0.7", "x", "broken programs of a trace: ValueError: 'x' is not a valid OpKind"),
+        (
+            "loops.0.pool.0.7",
+            ["pt"],
+            "broken trace file: Expected `str`, got `array` - at `$.loops[0].pool[0][7]`",
+        ),
+        (
+            "loops.0.chips.8~6.cases",
+            [[0] * 2**18],
+            "broken programs of a trace: ValueError: 1835008 nodes are too many to evaluate",
+        ),
         (
             "loops.0.pool.0.3",
             [0, 2**62, 0, 0, 8],
-            "broken loops of a trace: a kernel takes more than any GPU",
+            "broken programs of a trace: a workspace exceeds 2**63 bytes",
         ),
     ],
 )
@@ -374,7 +410,7 @@ def test_broken_loops_are_refused(tmp_path: Path, place: str, value: object, fla
     inner[last] = value
     path = written(tmp_path, document)
     with pytest.raises(DataFileError) as caught:
-        open_saved(path).traces.at(7, Target((8, 6), 28))
+        open_saved(path).trace(7, Target((8, 6), 28))
     assert str(caught.value).startswith(f"{path}: {flaw}")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -384,5 +420,6 @@ def test_a_file_of_loops_is_small(tmp_path: Path) -> None:
     path = tmp_path / "x.trace"
     estimate(Encoder, 8, gpu="RTX 3060", **WORDS, save_trace=path)
     assert path.stat().st_size < 2**15
-    saved = load_saved(path)
-    assert {name for said in saved.loops for name in said["chips"]} >= {"6.0", "7.5", "8.6", "9.0", "12.0"}
+    programs = load_programs(path).programs
+    for capability in ((6, 0), (7, 5), (8, 6), (9, 0), (12, 0)):
+        assert any(encoded.load_target(capability) for encoded in programs)

@@ -81,7 +81,7 @@ def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Bir
         if isinstance(event, PhaseStart):
             mark = event
         elif isinstance(event, Alloc):
-            size = event.bytes_at(batch)
+            size = event.size_bytes
             site = trace.sites[event.site]
             found.append(
                 Birth(
@@ -92,7 +92,7 @@ def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Bir
                     mark.phase,
                     site.module,
                     site.op,
-                    event.role,
+                    event.category,
                 )
             )
     return found

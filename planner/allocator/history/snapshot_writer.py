@@ -61,15 +61,17 @@ class _SnapshotRecorder:
         if isinstance(event, PhaseStart):
             self._frames.mark = event
         elif isinstance(event, Alloc):
-            size = event.bytes_at(self._batch)
+            size = event.size_bytes
             stack = self._frames.of(event)
             self.entries += _segment_entries(self.changes, stack, len(self.entries))
             self.changes.clear()
             if block is None or not block.size_bytes:  # without a workspace the process goes on
                 self.entries.append(_oom(size, self._arena, allocator, stack, len(self.entries)))
                 return
-            self.live[event.block] = _Live(block.address, size, event.role, stack)
-            self.entries.append(_entry("alloc", block.address, size, stack, event.role, len(self.entries)))
+            self.live[event.block] = _Live(block.address, size, event.category, stack)
+            self.entries.append(
+                _entry("alloc", block.address, size, stack, event.category, len(self.entries))
+            )
         elif event.block in self.live:
             dead = self.live.pop(event.block)
             for action in ("free_requested", "free_completed"):
@@ -97,7 +99,7 @@ class _FrameMaker:
     def __init__(self, trace: Trace) -> None:
         self.mark = PhaseStart(0, Phase.SETUP)
         self._trace = trace
-        self._details = {detail.block: detail for detail in trace.details}
+        self._details = {detail.block: detail for detail in trace.provenance}
         self._made: dict[tuple[int, str, str, PhaseStart], Frames] = {}
 
     def of(self, event: Alloc) -> Frames:

@@ -98,5 +98,5 @@ class AllocationLog:
 
 def _event(record: Block | int | PhaseStart) -> Event:
     if isinstance(record, Block):
-        return Alloc(record.number, record.size_bytes, 0, record.role, record.site, record.optional)
+        return Alloc(record.number, record.size_bytes, record.role, record.site, record.optional)
     return Free(record) if isinstance(record, int) else record

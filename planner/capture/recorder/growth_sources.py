@@ -18,7 +18,7 @@ def growth_sources(trace: Trace, batch: int, recorder: Recorder) -> tuple[Growth
     before = recorder.living_blocks()
     gc.collect()
     after = recorder.living_blocks()
-    lines = {detail.block: detail for detail in trace.details if detail.source}
+    lines = {detail.block: detail for detail in trace.provenance if detail.source}
     sources = []
     for site, blocks in growing_blocks(trace, growth).items():
         line = next((lines[block] for block in reversed(blocks) if block in lines), None)

@@ -18,7 +18,7 @@ from planner.capture.recorder.allocation_log import AllocationLog, Block, Storag
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
 from planner.capture.recorder.provenance import ProvenanceCollector
-from planner.capture.symbolic.kernel_calls import Calls, freeze
+from planner.capture.symbolic.kernel_calls import KernelCallLog, to_meta
 from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.nn.convolution import CUDNN_OPS
 from planner.capture.workspaces.ops import (
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model: nn.Module,
         target: Target,
         provenance: ProvenanceCollector | None = None,
-        calls: Calls | None = None,
+        calls: KernelCallLog | None = None,
         run: Run | None = None,
         cublas_config: str = "",
     ) -> None:
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         provenance = () if collector is None else collector.provenance_of(blocks)
         conv_workspaces = () if collector is None else collector.conv_workspaces_of(blocks)
         unknown = tuple(sorted(self.unknown_ops))
-        return Trace(events, self._log.sites(), (batch,), unknown, notes, provenance, conv_workspaces)
+        return Trace(events, self._log.sites(), batch, unknown, notes, provenance, conv_workspaces)
 
     # ---- called by torch
 
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Make each autotuning allocation a plain attempt in the first call of a signature; drop it later."""
         if not any(isinstance(one, AutotuneAlloc) for one in ops):
             return ops
-        signature = repr((op.name, freeze(args)))
+        signature = repr((op.name, to_meta(args)))
         if signature in self._autotuned:
             return tuple(one for one in ops if not isinstance(one, AutotuneAlloc))
         self._autotuned.add(signature)

@@ -1,87 +1,69 @@
-"""Traces of a model that runs in a process of its own, so that nothing it does reaches this one.
+"""Capture of a model in a process of its own, so that nothing it does reaches this one.
 
-The child (`isolate_child`) gets the job as JSON on its standard input and leaves each trace as a file, which
-is read as strictly as any other: no object crosses the line, and no pickle. What the model prints goes to
+The child (`worker`) gets the job as JSON on its standard input and leaves programs as files, which are
+read as strictly as any other: no object crosses the line, and no pickle. What the model prints goes to
 standard error. A model that ends its process, or takes longer than the limit, is an error like any other.
 """
 
 import sys
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from planner._support.worker import Worker, WorkerError
 from planner.errors import BatchTooLargeError, DataFileError, ModelError, PlannerError, UsageError
 from planner.jobs import Job, job_to_json
-from planner.planning import (
-    Factory,
-    OnProgress,
-    Take,
-    TraceSource,
-    Workload,
-    take_detailed_trace,
-)
-from planner.program import Target, Trace
-from planner.store import load_trace
+from planner.program import FIT_BATCHES, Program, Target
+from planner.store import load_programs
 
 _KINDS: dict[str, type[PlannerError]] = {
     kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
 }
 
 
-def isolated_workload(
-    job: Job, batch: int | None, factory: Factory | None, target: Target, take: Take, limit_seconds: float
-) -> Workload:
-    """Return the source of traces that a process of its own takes, each within `limit_seconds`.
+class TracerProcess:
+    """A job in a process of its own, from its first trace until nobody can ask it any more.
 
-    Raises UsageError for a model that is an object of this process.
+    It builds the programs of the job: see `planner.program.ProgramBuilder`.
     """
-    kind = "details" if take is take_detailed_trace else "plain"
 
-    def start(on_progress: OnProgress) -> TraceSource:
-        on_progress("starting a process for the model")
-        apart = apart_of(job, factory, limit_seconds, kind)
-        return cache(lambda size: apart.trace(size, target))
-
-    return Workload(job, batch, target, start)
-
-
-def apart_of(job: Job, factory: Factory | None, limit_seconds: float, kind: str = "plain") -> "Apart":
-    """The job's own process. Raises UsageError for a model that is an object of this one."""
-    if factory is not None:
-        raise UsageError("--isolate: another process cannot see this object; name it as FILE.py:NAME")
-    return Apart(job, limit_seconds, kind)
-
-
-class Apart:
-    """A job in a process of its own, from its first trace until nobody can ask it any more."""
-
-    def __init__(self, job: Job, limit_seconds: float, kind: str = "plain") -> None:
+    def __init__(self, job: Job, limit_seconds: float, *, provenance: bool = False) -> None:
         self._model, self._limit_seconds = job.model, limit_seconds
         self._folder = TemporaryDirectory(prefix="planner-")
         # -P: a folder of the user's that is called like this package must not be run in its place.
         self._worker = Worker([sys.executable, "-P", "-m", "planner.capture.subprocess.worker"])
-        self._job = {"job": job_to_json(job), "kind": kind, "limit_seconds": limit_seconds}
+        self._run_kind = "provenance" if provenance else "run"
+        self._job = {"job": job_to_json(job), "limit_seconds": limit_seconds}
 
-    def trace(self, batch: int, chip: Target) -> Trace:
-        """The trace of a batch size. Raises what the child raised, ModelError where it gave no answer."""
+    def programs(self, target: Target) -> tuple[Program, ...]:
+        """Return the job's program for such GPUs and what belongs beside it; none where no program fits."""
+        return () if self._run_kind == "provenance" else self._request("programs", FIT_BATCHES[0], target)
+
+    def run(self, batch: int, target: Target) -> Program:
+        """Return the program of one run. Raises what the child raised, ModelError where it gave no answer."""
+        return self._request(self._run_kind, batch, target)[0]
+
+    def enumerate_variants(self, program: Program, target: Target) -> None:
+        """Do nothing: the child has enumerated them."""
+
+    def _request(self, kind: str, batch: int, target: Target) -> tuple[Program, ...]:
         path = Path(self._folder.name) / f"{batch}.trace"
-        asked = {"batch": batch, "capability": chip.capability, "multiprocessors": chip.sm_count}
+        gpu = {"capability": target.capability, "multiprocessors": target.sm_count}
+        message = {**self._job, **gpu, "kind": kind, "batch": batch, "path": str(path)}
         try:
-            answer = self._worker.request({**self._job, **asked, "path": str(path)}, self._limit_seconds)
+            answer = self._worker.request(message, self._limit_seconds)
         except WorkerError as error:
             raise ModelError(f"{self._model}: no trace of batch {batch}{self._cause(error)}") from None
         except BaseException:
             self._worker.close()
             raise
         if "error" in answer:
-            kind = _KINDS.get(str(answer["error"]), ModelError)
-            raise kind(str(answer.get("message"))[:1000])
+            error_type = _KINDS.get(str(answer["error"]), ModelError)
+            raise error_type(str(answer.get("message"))[:1000])
         if not path.is_file():  # a pipe would never end
             raise ModelError(f"{self._model}: its process left no trace of batch {batch}")
-        trace, _ = load_trace(path)
+        file = load_programs(path)
         path.unlink()
-        return trace
+        return tuple(one.program for one in file.programs if one.load_target(target.capability))
 
     def _cause(self, error: WorkerError) -> str:
         if error.returncode is None:

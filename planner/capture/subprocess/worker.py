@@ -1,4 +1,4 @@
-"""The process in which `--isolate` runs a model: requests in as lines of JSON, traces out as files.
+"""The process in which `--isolate` runs a model: requests in as lines of JSON, programs out as files.
 
 A message has `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; its answer
 is {} once the file is there, or `error` and `message`. The lines are those of `planner._support.worker`.
@@ -7,17 +7,20 @@ is {} once the file is there, or `error` and `message`. The lines are those of `
 import faulthandler
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planner.capture.recorder import ProvenanceCollector
+from planner.capture.session import record
+from planner.capture.symbolic import ProgramBuilder, open_builder
 from planner.errors import PlannerError
 from planner.jobs import job_from_json
-from planner.planning import TraceSource, take_detailed_trace, take_trace, trace_workload
-from planner.program import Target
-from planner.store import save_trace
+from planner.program import OnProgress, Program, Target, constant_program
+from planner.store import save_programs
 
 _GRACE_SECONDS = 5  # the parent stops this process first, if it is still there
-_TAKES = {"plain": take_trace, "details": take_detailed_trace}
 
 
 def main() -> None:
@@ -28,25 +31,31 @@ def main() -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    tracers: dict[Target, TraceSource] = {}
-    for line in requests:
-        request = json.loads(line)
-        answer = _capture(request["message"], tracers)
-        answers.write(json.dumps({"number": request["number"], "answer": answer}).encode() + b"\n")
+    builders: list[ProgramBuilder] = []  # of the one job, once it is known
+
+    def send(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line).encode() + b"\n")
         answers.flush()
 
+    for line in requests:
+        request = json.loads(line)
+        number, message = request["number"], request["message"]
 
-def _capture(message: dict[str, Any], tracers: dict[Target, TraceSource]) -> dict[str, str]:
-    """Capture a trace into the file that the message names, and return the answer."""
+        def begin_run(_: str, number: int = number, seconds: float = message["limit_seconds"]) -> None:
+            # Where the parent was killed, nobody else stops a model that hangs.
+            faulthandler.dump_traceback_later(seconds + _GRACE_SECONDS, exit=True)
+            send({"number": number, "alive": True})
+
+        send({"number": number, "answer": _answer(message, builders, begin_run)})
+
+
+def _answer(message: dict[str, Any], builders: list[ProgramBuilder], begin_run: OnProgress) -> dict[str, str]:
+    """Capture programs into the file that the message names, and return the answer."""
     major, minor = message["capability"]
     target = Target((major, minor), message["multiprocessors"])
     try:
-        # Where the parent was killed, nobody else stops a model that hangs.
-        faulthandler.dump_traceback_later(message["limit_seconds"] + _GRACE_SECONDS, exit=True)
-        if target not in tracers:
-            job, take = job_from_json(message["job"]), _TAKES[message["kind"]]
-            tracers[target] = trace_workload(job, None, None, target, take).open(lambda line: None)
-        save_trace(tracers[target](message["batch"]), Path(message["path"]), {})
+        begin_run("")
+        save_programs(_capture(message, target, builders, begin_run), Path(message["path"]), {})
     except PlannerError as error:
         return {"error": type(error).__name__, "message": str(error)}
     except BaseException as error:  # the model's own, or one that it caused
@@ -55,6 +64,24 @@ def _capture(message: dict[str, Any], tracers: dict[Target, TraceSource]) -> dic
     finally:
         faulthandler.cancel_dump_traceback_later()
     return {}
+
+
+def _capture(
+    message: dict[str, Any], target: Target, builders: list[ProgramBuilder], begin_run: OnProgress
+) -> Sequence[Program]:
+    job, batch = job_from_json(message["job"]), message["batch"]
+    if message["kind"] == "provenance":
+        provenance, sm_count = ProvenanceCollector(), target.sm_count
+        trace = record(job, batch, target.capability, provenance=provenance, sm_count=sm_count)
+        return [constant_program(trace, target)]
+    if not builders:
+        builders.append(open_builder(job, begin_run))
+    (builder,) = builders
+    programs = builder.programs(target) if message["kind"] == "programs" else [builder.run(batch, target)]
+    for program in programs:
+        builder.enumerate_variants(program, target)
+    known = target.capability
+    return [replace(program, targets={known: program.targets[known]}) for program in programs]
 
 
 if __name__ == "__main__":

@@ -1,102 +1,198 @@
-"""Traces of one job for any batch size and any GPU, from as few runs of its model as that takes.
+"""Programs of one job for any GPU, from as few runs of its model as that takes.
 
-Two runs make a loop (`recast`), which holds for every GPU on which the model takes the same path. Which those
-are shows in what the run asks of the compute capability (`watched`); where the answers differ, one more run
-tells whether the path does.
+Two runs are fitted to a program, which a third one validates. It holds for every GPU on which the model takes
+the same code path. A run records the comparisons with its compute capability as guards; where those do not
+hold for another capability, one more run tells whether the path is the same.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 
 from torch import nn
 
-from planner.capture.cudnn_target import equip
+from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
-from planner.capture.symbolic.capability_guards import Watched
-from planner.capture.symbolic.fit_lines import find_loop
-from planner.capture.symbolic.kernel_calls import Calls, Run, UnsteadyError
-from planner.capture.symbolic.recast import Loop, differs, opening_end
+from planner.capture.symbolic.capability_guards import GuardedCapability
+from planner.capture.symbolic.fit_program import fit_program
+from planner.capture.symbolic.kernel_calls import KernelCallLog, RecordedRun
+from planner.capture.symbolic.rules import SignatureRules
+from planner.capture.symbolic.validate import find_valid_range, needs_batch_one
 from planner.jobs import Job, Mode
-from planner.program import Target, Trace
-
-RUN_BATCHES = (2, 3)  # at batch 1 broadcasting takes shortcuts, so it is no end of a straight line
-OnProgress = Callable[[str], None]
+from planner.program import (
+    FIT_BATCHES,
+    NotAffineError,
+    OnProgress,
+    Program,
+    Target,
+    constant_ops,
+    constant_program,
+    first_divergence,
+    first_step,
+)
 
 
 @dataclass(slots=True)
-class Loops:
-    """The loops of a job; more are found as more kinds of GPUs are asked for."""
+class _Path:
+    """The program that GPUs run for which the guards hold."""
+
+    guards: GuardedCapability
+    program: Program | None  # None: `reason` says why there is none
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class ProgramBuilder:
+    """Captures the programs of a job; see `planner.program.ProgramBuilder`."""
 
     job: Job
     build: Callable[[Job], nn.Module]
-    tell: OnProgress
+    on_progress: OnProgress
     runs: int = 0  # of the model so far
-    seconds: float = 0.0  # that they took
-    _found: list[tuple[Watched, Loop]] = field(default_factory=list)
+    _paths: list[_Path] = field(default_factory=list)
+    _max_batches: dict[int, int] = field(default_factory=dict)  # validated, by program; 0: it is wrong
+    _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
-    def of(self, chip: Target) -> Loop:
-        """The loop that such a GPU runs. Raises UnsteadyError where no two runs make one."""
-        for watched, loop in self._found:
-            if watched.agrees(chip.capability):
-                return loop
-        low, high = RUN_BATCHES
-        watched = Watched(chip.capability)
-        known = self._known(chip, watched)
+    def programs(self, target: Target) -> tuple[Program, ...]:
+        """Return the program for such GPUs, and a large job's run at batch 1, since small GPUs need it.
+
+        None where two runs do not fit to a program, or a third one contradicts it. Raises the errors of a
+        capture.
+        """
+        program = self._path(target).program
+        if program is None:
+            return ()
+        if id(program) not in self._max_batches:
+            valid = find_valid_range(program, lambda batch: self._divergence(program, batch, target))
+            self._max_batches[id(program)] = valid
+        max_batch = self._max_batches[id(program)]
+        if not max_batch:
+            return ()
+        _with_target(program, target, FIT_BATCHES[0], max_batch)
+        return (program, self.run(1, target)) if needs_batch_one(program) else (program,)
+
+    def run(self, batch: int, target: Target) -> Program:
+        """Return the program of one run, which holds for its batch size. Raises the errors of a capture.
+
+        One run serves all GPUs for which its guards hold, if its kernels can be told from the rest.
+        """
+        for guards, program in self._runs.get(batch, []):
+            if program.rules is not None and guards.guards_hold(target.capability):
+                return _with_target(program, target, batch, batch)
+        guards = GuardedCapability(target.capability)
+        return self._keep_run(self._run(self.job, batch, target, guards), guards, target)
+
+    def enumerate_variants(self, program: Program, target: Target) -> None:
+        """Evaluate the workspace rules at sample batch sizes and numbers of SMs."""
+        if isinstance(program.rules, SignatureRules):
+            program.rules.enumerate(program.targets[target.capability], target)
+
+    def _keep_run(self, run: RecordedRun, guards: GuardedCapability, target: Target) -> Program:
+        program = _single_run(run, self.job, target)
+        reasons = [path.reason for path in self._paths if path.guards.guards_hold(target.capability)]
+        if any(reasons):
+            why = "sizes are no straight line in the batch size, so each probe was traced by itself"
+            program.notes = (*program.notes, f"{why}: {reasons[0]}")
+        self._runs.setdefault(run.trace.batch, []).append((guards, program))
+        return program
+
+    # ---- programs for more than one batch size
+
+    def _path(self, target: Target) -> _Path:
+        known = next((path for path in self._paths if path.guards.guards_hold(target.capability)), None)
         if known is None:
-            first = self._run(self.job, low, chip, watched)
-            second = self._run(self.job, high, chip, watched)
-            known = find_loop(first, second, self.job.cublas_workspace_config)
-        self._found.append((watched, known))
+            known = self._fitted_path(target)
+            self._paths.append(known)
         return known
 
-    def _known(self, chip: Target, watched: Watched) -> Loop | None:
-        """A loop that was found for others and that this GPU runs too. Where steps are alike, one tells."""
-        loops = list({id(loop): loop for _, loop in self._found}.values())
-        if not loops:
+    def _fitted_path(self, target: Target) -> _Path:
+        """Return the path of a GPU for which no known guards hold."""
+        guards = GuardedCapability(target.capability)
+        program = self._same_program(target, guards)
+        if program is not None:
+            return _Path(guards, program)
+        first, second = (self._run(self.job, batch, target, guards) for batch in FIT_BATCHES)
+        try:
+            program = fit_program(first, second, self.job)
+        except NotAffineError as error:
+            path = _Path(guards, None, str(error))
+            self._paths.append(path)  # which the notes of both runs cite
+            for run in (first, second):
+                self._keep_run(run, guards, target)
+            self._paths.pop()
+            return path
+        return _Path(guards, program)
+
+    def _same_program(self, target: Target, guards: GuardedCapability) -> Program | None:
+        """Return the program of other GPUs that this one runs too. Where steps are alike, one tells."""
+        programs = list({id(path.program): path.program for path in self._paths if path.program}.values())
+        if not programs:
             return None
-        batch, chip = RUN_BATCHES[0], self.equip(chip)
-        if self.job.mode is not Mode.TRAIN or self.job.evaluate:
-            whole = self._run(self.job, batch, chip, watched).trace
-            return next((loop for loop in loops if not differs(loop.at(batch, chip), whole)), None)
-        once = self._run(replace(self.job, steps=1), batch, chip, watched).trace
-        step = replace(once, events=once.events[: opening_end(once.events)])
-        return next((loop for loop in loops if not differs(loop.opening_at(batch, chip), step)), None)
+        batch, is_whole = FIT_BATCHES[0], self.job.mode is not Mode.TRAIN or self.job.evaluate
+        run = self._run(self.job if is_whole else replace(self.job, steps=1), batch, target, guards).trace
+        expected = run if is_whole else first_step(run)
+        for program in programs:
+            other = _with_target(program, target, batch, batch).specialize(batch, target)
+            assert other is not None
+            if not first_divergence(other if is_whole else first_step(other), expected):
+                return program
+            del program.targets[target.capability]
+        return None
 
-    def at(self, batch: int, chip: Target) -> Trace:
-        """The trace of a batch size on such a GPU. Raises UnsteadyError."""
-        return self.of(chip).at(batch, self.equip(chip))
+    def _divergence(self, program: Program, batch: int, target: Target) -> str:
+        """Return where a run differs from its program; "" where it does not."""
+        run = self._run(self.job, batch, target, GuardedCapability(target.capability))
+        expected = _with_target(program, target, FIT_BATCHES[0], batch).specialize(batch, target)
+        return "no variant" if expected is None else first_divergence(expected, run.trace)
 
-    def equip(self, chip: Target) -> Target:
-        """The chip as the job's rules see it. Raises UsageError."""
-        return equip(chip, self.job)
-
-    def confirm(self, batch: int, chip: Target) -> str:
-        """Where a run differs from what its loop says; "" where it does not."""
-        run = self.run(batch, chip)
-        return differs(self.at(batch, chip), run.trace)
-
-    def run(self, batch: int, chip: Target, watched: Watched | None = None) -> Run:
-        """One run of the job. `watched`, the chip's capability, remembers what the run asks of it."""
-        return self._run(self.job, batch, chip, Watched(chip.capability) if watched is None else watched)
-
-    def _run(self, job: Job, batch: int, chip: Target, watched: Watched) -> Run:
-        major, minor = chip.capability
-        self.tell(f"tracing batch {batch} for compute capability {major}.{minor}")
-        start = perf_counter()
-        calls = Calls()
-        taken = record(
+    def _run(self, job: Job, batch: int, target: Target, guards: GuardedCapability) -> RecordedRun:
+        major, minor = target.capability
+        self.on_progress(f"tracing batch {batch} for compute capability {major}.{minor}")
+        calls = KernelCallLog()
+        recorded = record(
             job,
             batch,
-            chip.capability,
+            target.capability,
             self.build,
             calls=calls,
-            path_of=watched,
-            sm_count=chip.sm_count,
+            path_of=guards,
+            sm_count=target.sm_count,
         )
         self.runs += 1
-        self.seconds += perf_counter() - start
-        return Run(taken, tuple(calls.found))
+        return RecordedRun(recorded, tuple(calls.calls))
 
 
-__all__ = ["Loops", "UnsteadyError"]
+def _with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
+    """Add GPUs of a compute capability to a program, or change the batch sizes for which it holds there."""
+    known = program.targets.get(target.capability)
+    if known is None:
+        rules = program.rules
+        assert isinstance(rules, SignatureRules)
+        known = program.targets[target.capability] = rules.variants(target, min_batch, max_batch)
+    known.min_batch, known.max_batch = min_batch, max_batch
+    return program
+
+
+def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
+    batch = run.trace.batch
+    with suppress(NotAffineError):
+        again = replace(run, trace=replace(run.trace, batch=batch + 1))
+        program = _with_target(fit_program(run, again, job), target, batch, batch)
+        specialized = program.specialize(batch, target)
+        if specialized is not None and not first_divergence(specialized, run.trace):
+            return program
+    # Its kernels cannot be told from the rest, so it holds for this number of SMs only.
+    program = constant_program(run.trace, target)
+    program.targets[target.capability].by_signature.append([constant_ops((), batch, target.sm_count)])
+    return program
+
+
+def open_builder(
+    job: Job, on_progress: OnProgress, constructor: Callable[..., object] | None = None
+) -> ProgramBuilder:
+    """Return the builder of a job, or of the model that `constructor` makes for it.
+
+    Imports the library of the job's model. Raises UsageError or ModelError.
+    """
+    construct = constructor or find_constructor(job)
+    return ProgramBuilder(job, lambda job: construct_model(job, construct), on_progress)

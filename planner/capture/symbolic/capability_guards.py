@@ -1,25 +1,25 @@
-"""A compute capability that remembers what was asked of it: another one of which all answers are the same
-leads a run down the same path.
+"""A compute capability that records every comparison made with it as a guard. Another capability for which
+all guards hold takes the same code path.
 """
 
 from typing import Any
 
 Capability = tuple[int, int]
-Question = tuple[str, Any]  # a comparison and its operand, or "item" and an index
+Comparison = tuple[str, Any]  # a comparison and its operand, or "item" and an index
 
 
-class Watched(tuple[int, int]):
-    """Equal to the capability that it is made from; `asked` fills while it is used."""
+class GuardedCapability(tuple[int, int]):
+    """Equal to the capability that it is made from; `guards` fills while it is used."""
 
-    asked: dict[Question, Any]
+    guards: dict[Comparison, Any]
 
-    def __new__(cls, capability: Capability) -> "Watched":
+    def __new__(cls, capability: Capability) -> "GuardedCapability":
         self = super().__new__(cls, capability)
-        self.asked = {}
+        self.guards = {}
         return self
 
-    def _note(self, question: str, operand: Any, answer: Any) -> Any:
-        self.asked[question, operand] = answer
+    def _note(self, comparison: str, operand: Any, answer: Any) -> Any:
+        self.guards[comparison, operand] = answer
         return answer
 
     def __eq__(self, other: object) -> bool:
@@ -41,21 +41,21 @@ class Watched(tuple[int, int]):
         return bool(self._note("__ge__", other, tuple.__ge__(self, other)))
 
     def __hash__(self) -> int:
-        """Asking a table is asking for the whole value."""
+        """Return the hash; a hash lookup depends on the exact value."""
         return int(self._note("__hash__", None, tuple.__hash__(self)))
 
     def __getitem__(self, index: Any) -> Any:
         return self._note("__getitem__", index, tuple.__getitem__(self, index))
 
     def __iter__(self) -> Any:
-        """Neither is taking it apart."""
+        """Iterate; unpacking depends on the exact value as well."""
         self._note("__hash__", None, tuple.__hash__(self))
         return tuple.__iter__(self)
 
-    def agrees(self, other: Capability) -> bool:
-        """Whether `other` answers all that was asked as this one did."""
-        for (question, operand), answer in self.asked.items():
-            arguments = () if question == "__hash__" else (operand,)
-            if getattr(tuple, question)(other, *arguments) != answer:
+    def guards_hold(self, other: Capability) -> bool:
+        """Return whether all comparisons come out the same for another capability."""
+        for (comparison, operand), answer in self.guards.items():
+            arguments = () if comparison == "__hash__" else (operand,)
+            if getattr(tuple, comparison)(other, *arguments) != answer:
                 return False
         return True

@@ -1,8 +1,8 @@
-"""Numbers that remember what a rule does with them, so that it need not be asked again.
+"""Symbolic integers: run a workspace rule once and record its result as an expression, with its guards.
 
-A `Number` has a value, which decides every comparison, and a term in the batch size and the multiprocessors.
-What cannot be followed (a conversion to a plain number, a square root, a hash) pins the number to its value:
-the case then holds only where the term has this value.
+A `SymInt` has a value, which decides every comparison, and an expression in the batch size and the SM count.
+What cannot be followed (a conversion to a plain number, a square root, a hash) specializes the integer
+to its value: the variant then holds only where the expression has this value.
 """
 
 import operator
@@ -16,43 +16,43 @@ ENDLESS = 2**62
 
 
 @dataclass(slots=True)
-class Record:
-    """What one call of a rule has done so far."""
+class ShapeEnv:
+    """The nodes and guards that one call of a rule has recorded so far."""
 
     batch: int  # that the numbers have their values for
-    low: int = 1
-    high: int = ENDLESS
+    min_batch: int = 1
+    max_batch: int = ENDLESS
     nodes: list[Node] = field(default_factory=list)
     guards: dict[Guard, None] = field(default_factory=dict)
     _places: dict[Node, int] = field(default_factory=dict)
 
     def place(self, node: Node) -> int:
-        """Where the node stands, which is written down once."""
+        """Return the index of a node, which is recorded once."""
         if node not in self._places:
             self._places[node] = len(self.nodes)
             self.nodes.append(node)
         return self._places[node]
 
 
-class Number:
+class SymInt:
     """A whole number; `line` is (fixed, slope) where it is a straight line in the batch size."""
 
-    __slots__ = ("_place", "line", "record", "value")
+    __slots__ = ("_place", "line", "env", "value")
 
-    def __init__(self, record: Record, value: int, line: tuple[int, int] | None, place: int = -1) -> None:
-        self.record, self.value, self.line, self._place = record, value, line, place
+    def __init__(self, env: ShapeEnv, value: int, line: tuple[int, int] | None, place: int = -1) -> None:
+        self.env, self.value, self.line, self._place = env, value, line, place
 
     def place(self) -> int:
         """Its node; lines are written down when they are needed."""
         if self._place < 0:
             assert self.line is not None
             fixed, slope = self.line
-            node = self.record.place((CONSTANT, fixed, 0))
+            node = self.env.place((CONSTANT, fixed, 0))
             if slope:
-                times = self.record.place((BATCH, 0, 0))
+                times = self.env.place((BATCH, 0, 0))
                 if slope != 1:
-                    times = self.record.place(("*", self.record.place((CONSTANT, slope, 0)), times))
-                node = times if fixed == 0 else self.record.place(("+", node, times))
+                    times = self.env.place(("*", self.env.place((CONSTANT, slope, 0)), times))
+                node = times if fixed == 0 else self.env.place(("+", node, times))
             self._place = node
         return self._place
 
@@ -60,14 +60,14 @@ class Number:
 
     def _made(self, letter: str, left: Any, right: Any, value: int, line: tuple[int, int] | None) -> Any:
         if line is not None:
-            return Number(self.record, value, line) if line[1] else value
-        a, b = (as_number(self.record, side).place() for side in (left, right))
-        return Number(self.record, value, None, self.record.place((letter, a, b)))
+            return SymInt(self.env, value, line) if line[1] else value
+        a, b = (as_sym_int(self.env, side).place() for side in (left, right))
+        return SymInt(self.env, value, None, self.env.place((letter, a, b)))
 
     def _with(self, letter: str, other: Any, left: Any, right: Any) -> Any:
-        if not isinstance(other, int | Number):
+        if not isinstance(other, int | SymInt):
             return NotImplemented
-        a, b = as_number(self.record, left), as_number(self.record, right)
+        a, b = as_sym_int(self.env, left), as_sym_int(self.env, right)
         value = _ARITHMETIC[letter](a.value, b.value)
         return self._made(letter, a, b, value, _line(letter, a.line, b.line))
 
@@ -117,15 +117,15 @@ class Number:
     # ---- comparisons
 
     def _compared(self, comparison: str, left: Any, right: Any) -> bool:
-        if not isinstance(left, int | Number) or not isinstance(right, int | Number):
-            return False  # with None or a text: never equal, and never asked anything else
-        a, b = as_number(self.record, left), as_number(self.record, right)
+        if not isinstance(left, int | SymInt) or not isinstance(right, int | SymInt):
+            return False  # with None or a string: never equal, and never compared otherwise
+        a, b = as_sym_int(self.env, left), as_sym_int(self.env, right)
         holds = _COMPARED[comparison](a.value, b.value)
         difference = _line("-", a.line, b.line)
         if difference is None:
-            self.record.guards[Guard(comparison, a.place(), b.place(), holds)] = None
+            self.env.guards[Guard(comparison, a.place(), b.place(), holds)] = None
         else:
-            _narrow(self.record, comparison, difference, holds)
+            _refine_range(self.env, comparison, difference, holds)
         return holds
 
     def __lt__(self, other: Any) -> bool:
@@ -151,31 +151,31 @@ class Number:
 
     # ---- what cannot be followed
 
-    def pinned(self) -> int:
+    def specialize_to_hint(self) -> int:
         """The value, which the term has to have from now on."""
         self._compared("=", self, self.value)
         return self.value
 
     def __hash__(self) -> int:
-        return hash(self.pinned())
+        return hash(self.specialize_to_hint())
 
     def __int__(self) -> int:
-        return self.pinned()
+        return self.specialize_to_hint()
 
     def __index__(self) -> int:
-        return self.pinned()
+        return self.specialize_to_hint()
 
     def __float__(self) -> float:
-        return float(self.pinned())
+        return float(self.specialize_to_hint())
 
     def __pow__(self, other: Any) -> Any:
-        return self.pinned() ** other
+        return self.specialize_to_hint() ** other
 
     def __truediv__(self, other: Any) -> float:
-        return self.pinned() / float(other)
+        return self.specialize_to_hint() / float(other)
 
     def __rtruediv__(self, other: Any) -> float:
-        return float(other) / self.pinned()
+        return float(other) / self.specialize_to_hint()
 
 
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
@@ -185,9 +185,9 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 _COMPARED: dict[str, Callable[[int, int], bool]] = {"<": operator.lt, "L": operator.le, "=": operator.eq}
 
 
-def as_number(record: Record, value: Any) -> Number:
+def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
     """The number itself, or a plain one as a line without slope."""
-    return value if isinstance(value, Number) else Number(record, int(value), (int(value), 0))
+    return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -208,7 +208,7 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
     return None
 
 
-def _narrow(record: Record, comparison: str, difference: tuple[int, int], holds: bool) -> None:
+def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], holds: bool) -> None:
     """Keep the batch sizes for which `fixed + slope * batch` compares with 0 as it did here."""
     fixed, slope = difference
     if slope == 0:
@@ -216,17 +216,17 @@ def _narrow(record: Record, comparison: str, difference: tuple[int, int], holds:
     if comparison == "=":
         root, rest = divmod(-fixed, slope)
         if holds:
-            record.low = record.high = root
-        elif rest == 0 and root > record.batch:
-            record.high = min(record.high, root - 1)
+            env.min_batch = env.max_batch = root
+        elif rest == 0 and root > env.batch:
+            env.max_batch = min(env.max_batch, root - 1)
         elif rest == 0:
-            record.low = max(record.low, root + 1)
+            env.min_batch = max(env.min_batch, root + 1)
         return
     if not holds:  # not d < 0 is -d <= 0; not d <= 0 is -d < 0
         fixed, slope, comparison = -fixed, -slope, "L" if comparison == "<" else "<"
     if comparison == "<":
         fixed += 1  # of whole numbers
     if slope > 0:
-        record.high = min(record.high, -fixed // slope)
+        env.max_batch = min(env.max_batch, -fixed // slope)
     else:
-        record.low = max(record.low, -(-fixed // -slope))
+        env.min_batch = max(env.min_batch, -(-fixed // -slope))

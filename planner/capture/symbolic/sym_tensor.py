@@ -1,4 +1,4 @@
-"""Tensors whose sizes remember what a rule does with them, and the asking of a rule with such."""
+"""Tensors with symbolic sizes, and the tracing of a workspace rule with them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.symbolic.sym_int import Number, Record, as_number
+from planner.capture.symbolic.sym_int import ShapeEnv, SymInt, as_sym_int
 from planner.capture.workspaces.ops import Op, Rule, letter_of
-from planner.program import BATCH, CONSTANT, MULTIPROCESSORS, Answer, Case, Target
+from planner.program import BATCH, CONSTANT, SM_COUNT, GuardedOps, OpExpr, OpKind, Target
 
 
-class UnknownToSketchesError(Exception):
-    """A rule asks a sketch for something that sketches do not know."""
+class UnsupportedSymTensorOpError(Exception):
+    """A rule uses an operation that symbolic tensors do not support."""
 
 
-class Sizes(tuple[Any, ...]):
+class SymSize(tuple[Any, ...]):
     """As much of torch.Size as rules use."""
 
     def numel(self) -> Any:
@@ -26,17 +26,17 @@ class Sizes(tuple[Any, ...]):
 
     def __getitem__(self, index: Any) -> Any:
         found = tuple.__getitem__(self, index)
-        return Sizes(found) if isinstance(index, slice) else found
+        return SymSize(found) if isinstance(index, slice) else found
 
 
-class Sketch:
+class SymTensor:
     """As much of a tensor on meta as rules look at; its sizes may be Numbers."""
 
     is_meta = True
     __class__ = Tensor  # type: ignore[assignment]  # rules tell tensors from None by it
 
     def __init__(self, sizes: Iterable[Any], strides: Iterable[Any], dtype: torch.dtype) -> None:
-        self.shape, self._strides, self.dtype = Sizes(sizes), tuple(strides), dtype
+        self.shape, self._strides, self.dtype = SymSize(sizes), tuple(strides), dtype
 
     def stride(self, dim: int | None = None) -> Any:
         """All strides, or that of one dimension."""
@@ -75,61 +75,59 @@ class Sketch:
                 expected = expected * size
         return True
 
-    def transpose(self, a: int, b: int) -> "Sketch":
+    def transpose(self, a: int, b: int) -> "SymTensor":
         """The same memory with two dimensions exchanged."""
         order = list(range(self.dim()))
         order[a], order[b] = order[b], order[a]
-        return Sketch([self.shape[d] for d in order], [self._strides[d] for d in order], self.dtype)
+        return SymTensor([self.shape[d] for d in order], [self._strides[d] for d in order], self.dtype)
 
-    def t(self) -> "Sketch":
+    def t(self) -> "SymTensor":
         """The transpose of a matrix."""
         return self.transpose(0, 1)
 
-    def reshape(self, *sizes: int) -> "Sketch":
-        """All in a row, which is all that rules ask for."""
+    def reshape(self, *sizes: int) -> "SymTensor":
+        """All in a row, which is all that rules trace_rule for."""
         if sizes != (-1,):
-            raise UnknownToSketchesError(f"reshape{sizes}")
-        return Sketch([self.numel()], [1], self.dtype)
+            raise UnsupportedSymTensorOpError(f"reshape{sizes}")
+        return SymTensor([self.numel()], [1], self.dtype)
 
     def __getattr__(self, name: str) -> Any:
         """Called for what is not above."""
-        raise UnknownToSketchesError(name)
+        raise UnsupportedSymTensorOpError(name)
 
 
-def ask(rule: Rule, args: Any, out: Any, chip: Target, record: Record) -> Case:
-    """What the rule answers to arguments with Numbers of this record in them.
+def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -> GuardedOps:
+    """Return the operations of a rule for arguments with symbolic integers of this environment.
 
-    Raises UnknownToSketchesError: only a run can tell.
+    Raises UnsupportedSymTensorOpError where symbolic integers cannot follow the rule.
     """
-    processors = Number(record, chip.sm_count, None, record.place((MULTIPROCESSORS, 0, 0)))
-    steps = rule(args, out, Target(chip.capability, processors))  # type: ignore[arg-type]
-    answers = tuple(_answer(record, step) for step in steps)
-    return _pruned(Case(record.low, record.high, tuple(record.nodes), tuple(record.guards), answers))
+    sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
+    steps = rule(args, out, Target(target.capability, sm_count))  # type: ignore[arg-type]
+    ops = tuple(_op_expr(env, step) for step in steps)
+    return _pruned(GuardedOps(env.min_batch, env.max_batch, tuple(env.nodes), tuple(env.guards), ops))
 
 
-def _answer(record: Record, step: Op) -> Answer:
-    letter, size = letter_of(step)
-    if letter == "s":
-        raise UnknownToSketchesError("a search, which only the first call makes")
-    return Answer(letter, as_number(record, size).place())
+def _op_expr(env: ShapeEnv, op: Op) -> OpExpr:
+    kind, size = letter_of(op)
+    return OpExpr(OpKind(kind), as_sym_int(env, size).place())
 
 
-def _pruned(case: Case) -> Case:
-    """Without the nodes that neither comparisons nor answers need."""
-    wanted = {place for guard in case.guards for place in (guard.left, guard.right)}
-    wanted |= {answer.term for answer in case.answers}
-    for place in range(len(case.nodes) - 1, -1, -1):
-        letter, a, b = case.nodes[place]
-        if place in wanted and letter not in (BATCH, CONSTANT, MULTIPROCESSORS):
-            wanted |= {a, b}
-    places = {old: new for new, old in enumerate(sorted(wanted))}
-    leaves = (BATCH, CONSTANT, MULTIPROCESSORS)
+def _pruned(variant: GuardedOps) -> GuardedOps:
+    """Return the variant without the nodes that neither guards nor operations need."""
+    needed = {place for guard in variant.guards for place in (guard.left, guard.right)}
+    needed |= {op.node for op in variant.ops}
+    for place in range(len(variant.nodes) - 1, -1, -1):
+        operation, a, b = variant.nodes[place]
+        if place in needed and operation not in (BATCH, CONSTANT, SM_COUNT):
+            needed |= {a, b}
+    places = {old: new for new, old in enumerate(sorted(needed))}
+    leaves = (BATCH, CONSTANT, SM_COUNT)
     nodes = tuple(
-        (letter, a, b) if letter in leaves else (letter, places[a], places[b])
-        for letter, a, b in (case.nodes[old] for old in sorted(wanted))
+        (operation, a, b) if operation in leaves else (operation, places[a], places[b])
+        for operation, a, b in (variant.nodes[old] for old in sorted(needed))
     )
     guards = tuple(
-        replace(guard, left=places[guard.left], right=places[guard.right]) for guard in case.guards
+        replace(guard, left=places[guard.left], right=places[guard.right]) for guard in variant.guards
     )
-    answers = tuple(Answer(answer.letter, places[answer.term]) for answer in case.answers)
-    return replace(case, nodes=nodes, guards=guards, answers=answers)
+    ops = tuple(OpExpr(op.kind, places[op.node]) for op in variant.ops)
+    return replace(variant, nodes=nodes, guards=guards, ops=ops)

@@ -39,7 +39,7 @@ from planner.capture.values.reads import (
     scaled_result,
 )
 from planner.errors import ModelError
-from planner.program import FROM_CHANCE, RANDOM_COURSE, Phase
+from planner.program import RANDOM_COURSE_NOTE, RANDOM_VALUES_NOTE, Phase
 
 aten = torch.ops.aten
 
@@ -61,11 +61,11 @@ class DataDependentError(ModelError):
         """Return notes on the values that a second capture had at this place."""
         if values.has_random_shapes:
             how = (
-                f"shapes that depend on them come from {FROM_CHANCE} on the CPU, not from data and trained "
-                "weights"
+                f"shapes that depend on them come from {RANDOM_VALUES_NOTE} on the CPU, not from data and "
+                "trained weights"
             )
         elif values.has_random_reads:
-            how = f"conditions on them are decided by {RANDOM_COURSE}, not by data and trained weights"
+            how = f"conditions on them are decided by {RANDOM_COURSE_NOTE}, not by data and trained weights"
         else:
             how = "they were computed on the CPU"
         return (*values.notes(), f"{self.place}, which reads values: {how}")

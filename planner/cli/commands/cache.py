@@ -11,7 +11,7 @@ from planner.cli.output import Output, emit, warn
 from planner.cli.paths import cache_folder
 from planner.errors import UsageError
 from planner.report import Result
-from planner.store import Usage, open_cache
+from planner.store import CacheStats, open_cache
 
 CLEAR = "clear"
 
@@ -21,7 +21,7 @@ class CacheResult(Result):
     """The traces in a folder, or those that were deleted."""
 
     folder: Path
-    usage: Usage
+    usage: CacheStats
     limit_bytes: int
     is_cleared: bool
 
@@ -38,6 +38,6 @@ def cache_command(
     if folder is None:
         raise UsageError("no home folder is known to cache traces in: set XDG_CACHE_HOME")
     cache = open_cache(folder, warn)
-    usage = cache.clear() if action else cache.usage()
+    usage = cache.clear() if action else cache.stats()
     emit(CacheResult(folder, usage, cache.limit_bytes, bool(action)), output)
     return 0

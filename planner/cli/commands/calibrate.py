@@ -13,7 +13,7 @@ from planner.cli.paths import folder_to_write
 from planner.errors import ModelError, UsageError
 from planner.hardware.calibration import Fit
 from planner.jobs import allowed_sources, check_count
-from planner.planning import LARGEST_BATCH, OnProgress
+from planner.program import LARGEST_BATCH, OnProgress
 from planner.report import Campaign, Result
 
 if TYPE_CHECKING:

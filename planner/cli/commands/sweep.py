@@ -19,7 +19,7 @@ from planner.cli.options import (
 from planner.cli.output import Output, emit, progress
 from planner.errors import UsageError
 from planner.jobs import check_count, shown
-from planner.planning import OnProgress
+from planner.program import OnProgress
 
 if TYPE_CHECKING:
     from planner.api.sweep import SweepResult

@@ -8,7 +8,8 @@ from typer import Option
 from planner.cli.options import CALIBRATIONS, DEVICE, JOB, with_options
 from planner.cli.output import Output, emit, progress
 from planner.hardware import check_detected, detected_device
-from planner.planning import Estimate, OnProgress
+from planner.planning import Estimate
+from planner.program import OnProgress
 from planner.report import Result
 
 if TYPE_CHECKING:

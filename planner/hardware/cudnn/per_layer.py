@@ -27,12 +27,12 @@ def layer_workspaces(trace: Trace, batch: int) -> tuple[LayerWorkspace, ...]:
 
 
 def _rows(trace: Trace, batch: int) -> Iterator[LayerWorkspace]:
-    asked = {row.block: row for row in trace.asked}
+    asked = {row.block: row for row in trace.conv_workspaces}
     for event in trace.events:
         row = asked.get(event.block) if isinstance(event, Alloc) else None
         if row is None or not isinstance(event, Alloc):
             continue
-        size_bytes = event.bytes_at(batch)
+        size_bytes = event.size_bytes
         engine = None if row.engine < 0 else row.engine
         module = trace.sites[event.site].module
         yield LayerWorkspace(

@@ -3,7 +3,9 @@
 import linecache
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from planner.emulator import Course, CourseMark, History, HistoryEvent, Holder, trace_of
 from planner.program import Alloc, Category, Event, Phase, Site, TensorProvenance, Trace
@@ -31,13 +33,13 @@ def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
     for event in plain.events:
         if isinstance(event, Alloc):
             block = blocks[event.block]
-            role = Category.WORKSPACE if block.is_kept(kept_bytes) else block.role or event.role
+            role = Category.WORKSPACE if block.is_kept(kept_bytes) else block.role or event.category
             site = Site(block.module, block.op)
-            event = replace(event, role=role, site=sites.setdefault(site, len(sites)))
+            event = msgspec.structs.replace(event, category=role, site=sites.setdefault(site, len(sites)))
             if block.line:
                 details.append(TensorProvenance(event.block, (), "", block.line, _code(block.line)))
         events.append(event)
-    return Trace(tuple(events), tuple(sites), (batch,), details=tuple(details))
+    return Trace(tuple(events), tuple(sites), batch, provenance=tuple(details))
 
 
 def _code(source: str) -> str:

@@ -8,14 +8,13 @@ from planner.emulator import EmulatedRun
 from planner.hardware import Device
 from planner.planning.command.fit import Fit, fit_runs, kept_and_peak
 from planner.planning.search import (
-    LARGEST_BATCH,
     Search,
-    boundary_near,
+    boundary_from_guess,
     largest,
-    largest_by_line,
+    largest_by_extrapolation,
     largest_near,
 )
-from planner.program import Outcome
+from planner.program import LARGEST_BATCH, Outcome
 
 _FIRST_BATCH = 32  # whose history tells where to look
 _NEAR = 0.95  # of the batch size that one history suggests: near the answer, and likely to fit
@@ -108,7 +107,7 @@ class BatchFinder:
             return self._has_steps(count * self.unit)
 
         units = batch // self.unit
-        batch = boundary_near(has_steps, units // 2, units - 1) * self.unit
+        batch = boundary_from_guess(has_steps, units // 2, units - 1) * self.unit
         self.most = batch
         self.notes.append(
             f"from batch {batch + self.unit} on the command takes no optimizer step, as where its data set "
@@ -213,7 +212,7 @@ class BatchFinder:
         def fits(units: int) -> bool:
             return self.runs.outcome(units * self.unit) is not Outcome.DOES_NOT_FIT
 
-        best = boundary_near(fits, near.largest // self.unit, self.most // self.unit) * self.unit
+        best = boundary_from_guess(fits, near.largest // self.unit, self.most // self.unit) * self.unit
         probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
         return Search(best, near.comfortable, best + self.unit, tuple(sorted(probes.items())))
 
@@ -232,4 +231,6 @@ class BatchFinder:
 
         low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
         ends, limit = (low, max(high, low + 1)), self.most // self.unit
-        return self._in_samples(largest_by_line(outcome, need_bytes, self._room_bytes(), ends, limit))
+        return self._in_samples(
+            largest_by_extrapolation(outcome, need_bytes, self._room_bytes(), ends, limit)
+        )

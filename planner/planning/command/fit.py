@@ -8,7 +8,18 @@ from planner.allocator import AllocatorRules, Arena, parse_alloc_conf, replay_tr
 from planner.emulator import EmulatedRun, History, trace_of
 from planner.errors import UsageError
 from planner.hardware import ENDLESS_BYTES, Device
-from planner.program import Alloc, Event, Outcome, Phase, PhaseStart, Trace, align, rounded_line
+from planner.program import (
+    AffineAlloc,
+    Event,
+    NotAffineError,
+    Outcome,
+    Phase,
+    PhaseStart,
+    Program,
+    Trace,
+    fit_traces,
+    rounded_affine,
+)
 
 _SCRATCH_DEPTHS = range(4)
 _WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
@@ -18,7 +29,7 @@ _WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
 class RankTrace:
     """The trace of one process on one GPU, and what it may take there."""
 
-    trace: Trace
+    program: Program  # without kernel calls
     arena: Arena
 
 
@@ -27,22 +38,20 @@ class Fit:
     """The traces of all ranks of a command."""
 
     ranks: tuple[RankTrace, ...]
+    batches: tuple[int, int]  # whose histories were fitted
 
     def outcome(self, batch: int) -> Outcome:
         """Return whether all ranks fit at this batch size."""
-        found = {replay_trace(rank.trace, batch, rank.arena).outcome for rank in self.ranks}
+        found = {
+            replay_trace(rank.program.instantiate(batch), batch, rank.arena).outcome for rank in self.ranks
+        }
         return next(one for one in _WORST if one in found)
-
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """Return the batch sizes whose histories were aligned."""
-        return self.ranks[0].trace.batches
 
     @property
     def depends_on_batch(self) -> bool:
         """Return whether any block of any rank grows with the batch size."""
-        events = (event for rank in self.ranks for event in rank.trace.events)
-        return any(isinstance(event, Alloc) and event.per_sample_bytes for event in events)
+        events = (event for rank in self.ranks for event in rank.program.events)
+        return any(isinstance(event, AffineAlloc) and event.bytes_per_sample for event in events)
 
 
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
@@ -77,11 +86,12 @@ def _fit_pair(
             second = _until(trace_of(other, high, scratch_depth), steps)
         except (ValueError, UsageError) as error:
             return str(error)
-        aligned = align(first, second, scratch_line=rounded_line)
-        if isinstance(aligned, str):
-            return aligned
-        ranks.append(RankTrace(aligned, arena))
-    return Fit(tuple(ranks))
+        try:
+            program = fit_traces(first, second, workspace_fit=rounded_affine)
+        except NotAffineError as error:
+            return str(error)
+        ranks.append(RankTrace(program, arena))
+    return Fit(tuple(ranks), (low, high))
 
 
 def _key(history: History) -> tuple[int, int]:
@@ -102,7 +112,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
     end = next(
         (i for i, event in enumerate(events) if event == PhaseStart(steps + 1, Phase.FORWARD)), len(events)
     )
-    return Trace(tuple(events[:end]), trace.sites, trace.batches)
+    return Trace(tuple(events[:end]), trace.sites, trace.batch)
 
 
 def arena_of(history: History, run: EmulatedRun, device: Device) -> Arena:

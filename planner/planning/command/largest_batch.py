@@ -14,8 +14,8 @@ from planner.errors import UsageError
 from planner.hardware import MIB
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns, OnProgress
-from planner.planning.search import LARGEST_BATCH, Search
-from planner.program import Outcome
+from planner.planning.search import Search
+from planner.program import LARGEST_BATCH, Outcome
 
 STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state
 

@@ -7,10 +7,10 @@ from planner.allocator import TimelineRecorder, replay_trace
 from planner.hardware import Budget
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
+from planner.planning.estimate import Estimate
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Archive, Figure, Kind, Source
 from planner.planning.estimators.static_estimate import StaticEstimate
-from planner.planning.max_batch import Estimate
 from planner.program import Category, Outcome, Trace
 
 ALLOCATED, RESERVED, PROCESS = "allocated", "reserved", "process"

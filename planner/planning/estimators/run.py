@@ -16,8 +16,8 @@ from planner.planning.estimators.static_estimate import (
     peer_estimate,
     recipe_of,
 )
-from planner.planning.max_batch import OnProgress
-from planner.planning.source import Factory
+from planner.planning.workload import Factory
+from planner.program import OnProgress
 
 Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta
 PEERS = tuple(method for method in Method if method is not Method.TRACE)

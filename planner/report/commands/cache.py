@@ -5,10 +5,10 @@ from typing import Any
 
 from planner.report.document import Document, Paragraph
 from planner.report.units import SCHEMA
-from planner.store import Usage
+from planner.store import CacheStats
 
 
-def cache_document(folder: Path, usage: Usage, limit_bytes: int, is_cleared: bool) -> Document:
+def cache_document(folder: Path, usage: CacheStats, limit_bytes: int, is_cleared: bool) -> Document:
     """Return what a folder holds, or held until now."""
     entries, limit_mib = usage.entries, limit_bytes / 2**20
     size_kib = -(-usage.size_bytes // 2**10)
@@ -19,7 +19,7 @@ def cache_document(folder: Path, usage: Usage, limit_bytes: int, is_cleared: boo
     )
 
 
-def cache_to_json(folder: Path, usage: Usage, limit_bytes: int, is_cleared: bool) -> dict[str, Any]:
+def cache_to_json(folder: Path, usage: CacheStats, limit_bytes: int, is_cleared: bool) -> dict[str, Any]:
     """Return the JSON object of `planner cache`."""
     return {
         "schema": SCHEMA,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from planner.jobs import job_to_json
-from planner.planning import CardFit, CardTable
+from planner.planning import DeviceFit, FleetTable
 from planner.program import Outcome
 from planner.report.commands.estimate import STYLES, plan_seconds_to_json, plan_timing
 from planner.report.describe import job_entry, short_op
@@ -29,7 +29,7 @@ _BAR_COLOURS = {
 _NO_FIT = "-"
 
 
-def gpus_document(table: CardTable) -> Document:
+def gpus_document(table: FleetTable) -> Document:
     """Return the report of `planner gpus`."""
     style = STYLES[Outcome.FITS if any(fit.max_batch for fit in table.fits) else Outcome.DOES_NOT_FIT]
     closing: list[Block] = [Paragraph(text) for text in _legend(table)] if table.fits else []
@@ -41,7 +41,7 @@ def gpus_document(table: CardTable) -> Document:
     )
 
 
-def _answer(table: CardTable) -> Entry:
+def _answer(table: FleetTable) -> Entry:
     """Return how many GPUs run the job."""
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
@@ -51,7 +51,7 @@ def _answer(table: CardTable) -> Entry:
     return Entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
 
 
-def _rows(table: CardTable) -> tuple[tuple[Cell | str, ...], ...]:
+def _rows(table: FleetTable) -> tuple[tuple[Cell | str, ...], ...]:
     """Return the figures of each GPU; bars show the largest batches beside each other, or how much of each
     GPU a given batch takes.
     """
@@ -59,7 +59,7 @@ def _rows(table: CardTable) -> tuple[tuple[Cell | str, ...], ...]:
     return tuple(_row(table, fit, most) for fit in table.fits)
 
 
-def _row(table: CardTable, fit: CardFit, most: int) -> tuple[Cell | str, ...]:
+def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
@@ -76,7 +76,7 @@ def _row(table: CardTable, fit: CardFit, most: int) -> tuple[Cell | str, ...]:
     )
 
 
-def _outcome(fit: CardFit, table: CardTable) -> Outcome:
+def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
     """Return the outcome of the batch that the row leads with: the largest at full speed, or --batch."""
     if not fit.max_batch:
         return Outcome.DOES_NOT_FIT
@@ -84,7 +84,7 @@ def _outcome(fit: CardFit, table: CardTable) -> Outcome:
     return Outcome.FITS if leads else fit.outcome
 
 
-def _sure(fit: CardFit) -> str:
+def _sure(fit: DeviceFit) -> str:
     """Return one word for the calibration, and a mark where the GPU's memory is not published."""
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
@@ -97,7 +97,7 @@ def _sure(fit: CardFit) -> str:
     return f"{word}{'' if fit.budget.device.usable.kind.value in ('published', 'measured') else '*'}"
 
 
-def _legend(table: CardTable) -> list[str]:
+def _legend(table: FleetTable) -> list[str]:
     """Return what the columns mean, as far as they are used."""
     batches = "batch: the largest that runs without retries"
     if any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
@@ -123,7 +123,7 @@ def _legend(table: CardTable) -> list[str]:
     return [batches, columns, "; ".join(text for word, text in meanings.items() if word in words)]
 
 
-def _assumed(table: CardTable) -> tuple[str, ...]:
+def _assumed(table: FleetTable) -> tuple[str, ...]:
     """Return what the table takes for granted."""
     if not table.unknown_ops:
         return tuple(table.notes)
@@ -134,7 +134,7 @@ def _assumed(table: CardTable) -> tuple[str, ...]:
 # ---- JSON and CSV
 
 
-def gpus_to_json(table: CardTable) -> dict[str, Any]:
+def gpus_to_json(table: FleetTable) -> dict[str, Any]:
     """Return the JSON object of `planner gpus`; MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
@@ -151,7 +151,7 @@ def gpus_to_json(table: CardTable) -> dict[str, Any]:
     }
 
 
-def gpus_to_csv(table: CardTable) -> str:
+def gpus_to_csv(table: FleetTable) -> str:
     """Return a line of names, then one for each GPU; instances are separated by semicolons."""
     known = ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
     rows = [_row_to_json(fit) for fit in table.fits]
@@ -161,7 +161,7 @@ def gpus_to_csv(table: CardTable) -> str:
     return csv_text(list(rows[0]) if rows else known, rows).removesuffix("\n")
 
 
-def _source(fit: CardFit) -> str:
+def _source(fit: DeviceFit) -> str:
     """Return what stands behind the figures: a calibration and how near it is, or the published residuals."""
     correction = fit.budget.correction
     if correction is None:
@@ -173,7 +173,7 @@ def _source(fit: CardFit) -> str:
     return f"{correction.level}: {correction.about}"
 
 
-def _row_to_json(fit: CardFit) -> dict[str, Any]:
+def _row_to_json(fit: DeviceFit) -> dict[str, Any]:
     device, fits = fit.budget.device, bool(fit.max_batch)
     correction = fit.budget.correction
     about = device.about

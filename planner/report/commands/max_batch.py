@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from planner.planning import LARGEST_BATCH, Estimate, Plan
+from planner.planning import Estimate, Plan
 from planner.planning.estimators import Method
+from planner.program import LARGEST_BATCH
 from planner.report.budget import budget_table, job_to_report
 from planner.report.commands.estimate import (
     STYLES,

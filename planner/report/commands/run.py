@@ -6,9 +6,9 @@ from pathlib import PurePath
 from typing import Any
 
 from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks
-from planner.planning import LARGEST_BATCH, Shown
+from planner.planning import Shown
 from planner.planning.command import CommandPlan, ExplainedRun
-from planner.program import Outcome
+from planner.program import LARGEST_BATCH, Outcome
 from planner.report.commands.estimate import STYLES
 from planner.report.commands.explain.levels import peak_text
 from planner.report.commands.explain.report import breakdown_sections, breakdown_to_json

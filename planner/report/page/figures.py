@@ -96,7 +96,7 @@ def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> st
     site = trace.sites[made.site]
     where = f" in {site.module}" if site.module else ""
     freed = "free of " if isinstance(event, Free) else ""
-    return escape_hover(f"{freed}{made.role} of {short_op(site.op)}{where}")
+    return escape_hover(f"{freed}{made.category} of {short_op(site.op)}{where}")
 
 
 def escape_hover(text: str) -> str:

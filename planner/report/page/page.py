@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from planner._support.atomic_write import save
 from planner.allocator import room_bytes
 from planner.hardware import process_bytes
-from planner.planning import BatchCurve, CardCurve, Explanation, LiveBlock, Shown
+from planner.planning import BatchCurve, DeviceCurve, Explanation, LiveBlock, Shown
 from planner.program import Outcome, Trace
 from planner.report.commands.estimate import parts_table
 from planner.report.commands.explain.levels import fragmentation_table, levels_table
@@ -168,7 +168,7 @@ def page_data(
     }
 
 
-def _card(card: CardCurve) -> dict[str, Any]:
+def _card(card: DeviceCurve) -> dict[str, Any]:
     """Return one GPU and its points, column by column; levels in bytes, null where there is no end."""
     budget, points = card.budget, card.points
     room = room_bytes(budget.arena)
@@ -187,7 +187,7 @@ def _card(card: CardCurve) -> dict[str, Any]:
     }
 
 
-def _about(card: CardCurve) -> str:
+def _about(card: DeviceCurve) -> str:
     """Return the GPU and how sure its figures are, in one sentence."""
     budget, device = card.budget, card.budget.device
     if is_endless(device.usable):

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from planner.errors import UsageError
 from planner.hardware import ProductLine
-from planner.planning import CardFit, CardTable, curve
+from planner.planning import DeviceFit, FleetTable, curve
 from planner.program import Outcome
 from planner.report.describe import describe_loop
 from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
@@ -30,7 +30,7 @@ _LEADER = {
 _LABEL_SHARE = 0.048  # of the height of the axes that one label takes
 
 
-def draw_gpus(table: CardTable, path: Path) -> None:
+def draw_gpus(table: FleetTable, path: Path) -> None:
     """Draw the curve of the job and the GPUs that it crosses.
 
     Of many cards, those are named that lie furthest apart. Raises UsageError where no card runs the job,
@@ -46,7 +46,7 @@ def draw_gpus(table: CardTable, path: Path) -> None:
     save_picture(axes, path)
 
 
-def draw_on(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
+def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
     """Draw the curve of the job and these cards."""
     _curve(axes, table)
     _cards(axes, cards)
@@ -57,7 +57,7 @@ def draw_on(axes: Axes, table: CardTable, cards: list[CardFit]) -> None:
     _legend(axes)
 
 
-def named_cards(cards: list[CardFit]) -> list[CardFit]:
+def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
     """Return of many GPUs those that most people know, whole ones rather than slices, as far apart in
     memory as names need to be read; the smallest and the largest with them.
     """
@@ -67,18 +67,18 @@ def named_cards(cards: list[CardFit]) -> list[CardFit]:
     apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines by a little
     ends = [min(whole, key=lambda fit: (_memory(fit), _renown(fit)))]
     ends.append(min(whole, key=lambda fit: (-_memory(fit), _renown(fit))))
-    named: list[CardFit] = []
+    named: list[DeviceFit] = []
     for fit in [*ends, *sorted(whole, key=_renown)]:
         if all(abs(_memory(fit) - _memory(other)) >= apart for other in named):
             named.append(fit)
     return sorted(named, key=_memory)
 
 
-def _memory(fit: CardFit) -> int:
+def _memory(fit: DeviceFit) -> int:
     return fit.budget.device.usable.value
 
 
-def _renown(fit: CardFit) -> tuple[int, int, int, str]:
+def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
     """Return an order in which GPUs that many have come first: consumers' before datacenters', newer
     before older, faster first.
     """
@@ -91,18 +91,18 @@ def _renown(fit: CardFit) -> tuple[int, int, int, str]:
     return order.index(about.line), -(10 * major + minor), -speed, device.name
 
 
-def _is_slice(fit: CardFit) -> bool:
+def _is_slice(fit: DeviceFit) -> bool:
     about = fit.budget.device.about
     return about is not None and about.line is ProductLine.SLICE
 
 
-def _curve(axes: Axes, table: CardTable) -> None:
+def _curve(axes: Axes, table: FleetTable) -> None:
     points = curve(table)
     batches, levels = [batch for batch, _ in points], [size / GIB for _, size in points]
     axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
 
 
-def _cards(axes: Axes, cards: list[CardFit]) -> None:
+def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
     """Draw a line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [fit.budget.device.usable.value / GIB for fit in cards]
@@ -119,7 +119,7 @@ def _cards(axes: Axes, cards: list[CardFit]) -> None:
         axes.text(_NUMBERS_END + 0.015, label, name, transform=beside, color=TEXT, **font)
 
 
-def _dot(fit: CardFit) -> dict[str, Any]:
+def _dot(fit: DeviceFit) -> dict[str, Any]:
     """Return how what a batch takes on a GPU is drawn, and what the legend says of it."""
     plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
     if fit.outcome is Outcome.FITS_WITH_RETRIES:

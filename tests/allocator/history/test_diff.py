@@ -32,11 +32,12 @@ from planner.allocator.replay import UNLIMITED
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, complete_job, parse_tensor_spec
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from planner.program.program import Program
 from planner.report.commands.explain.diff import difference_sections, group_extras
 from planner.report.document import Document
 from planner.report.plain import render_plain
 from tests.helpers.structs import replace
-from tests.helpers.traces import UNTIMED, affine_traces
+from tests.helpers.traces import UNTIMED, programs
 
 RULES = AllocatorRules()
 
@@ -77,7 +78,7 @@ def blocks_of(trace: Trace, batch: int) -> list[tuple[int, int | None]]:
     for event in trace.events:
         if isinstance(event, Alloc):
             place[event.block] = len(births)
-            births.append((event.fixed_bytes + event.per_sample_bytes * batch, None))
+            births.append((event.size_bytes, None))
         elif isinstance(event, Free):
             index = place[event.block]
             births[index] = births[index][0], len(births)
@@ -125,9 +126,10 @@ def changed(recording: Recording, dropped: set[int], added: dict[int, int]) -> R
 
 
 @UNTIMED
-@given(affine_traces(), st.booleans())
-def test_a_recording_of_the_trace_itself_has_no_difference(trace: Trace, marked: bool) -> None:
+@given(programs(), st.booleans())
+def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
     """What the GPU did as traced is found the same, block by block, with marks and without."""
+    trace = program.instantiate(4)
     recording = recorded(trace, 4, None if marked else ())
     found = compare_with_recording(trace, 4, recording)
     assert found.is_empty
@@ -136,13 +138,14 @@ def test_a_recording_of_the_trace_itself_has_no_difference(trace: Trace, marked:
 
 
 @UNTIMED
-@given(affine_traces(), st.data(), st.booleans())
+@given(programs(), st.data(), st.booleans())
 def test_random_insertions_and_deletions_are_recovered(
-    trace: Trace, data: st.DataObject, marked: bool
+    program: Program, data: st.DataObject, marked: bool
 ) -> None:
     """Blocks of sizes that the trace does not have are found where they were put, each with its size; of
     those taken away exactly the sizes are missed.
     """
+    trace = program.instantiate(4)
     recording = recorded(trace, 4, None if marked else ())
     count = len(recording.blocks)
     indices = st.integers(0, max(count - 1, 0))
@@ -166,21 +169,21 @@ def test_random_insertions_and_deletions_are_recovered(
 CONV, NORM, COPY = "aten.convolution.default", "aten.native_batch_norm.default", "aten.copy"
 SITES = (Site("", COPY), Site("a.conv", CONV), Site("a.norm", NORM))
 EVENTS = (
-    *(PhaseStart(1, Phase.INPUTS), Alloc(0, 3 * MIB, 0, Category.INPUT, 0)),
+    *(PhaseStart(1, Phase.INPUTS), Alloc(0, 3 * MIB, Category.INPUT, 0)),
     *(
         PhaseStart(1, Phase.FORWARD),
-        Alloc(1, 8 * MIB, 0, Category.ACTIVATION, 1),
-        Alloc(2, 8 * MIB, 0, Category.TEMPORARY, 2),
+        Alloc(1, 8 * MIB, Category.ACTIVATION, 1),
+        Alloc(2, 8 * MIB, Category.TEMPORARY, 2),
     ),
     *(
-        Alloc(3, 1024, 0, Category.WORKSPACE, 2),
+        Alloc(3, 1024, Category.WORKSPACE, 2),
         Free(3),
         Free(2),
-        Alloc(4, 5 * MIB, 0, Category.ACTIVATION, 1),
+        Alloc(4, 5 * MIB, Category.ACTIVATION, 1),
     ),
     PhaseStart(1, Phase.END),
 )
-LITERAL = Trace(EVENTS, SITES, (8,))
+LITERAL = Trace(EVENTS, SITES, 8)
 MARKS = (RecordedMark(0, 1, Phase.INPUTS), RecordedMark(1, 1, Phase.FORWARD))
 
 

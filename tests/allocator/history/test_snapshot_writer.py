@@ -27,21 +27,21 @@ JS_OPCODES = {
 }
 SITES = (Site("a.conv", "aten.convolution.default"), Site("", "aten.empty"))
 EVENTS = (
-    *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, 0, Category.PARAMETER, 0)),
+    *(PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, Category.PARAMETER, 0)),
     *(
         PhaseStart(1, Phase.FORWARD),
-        Alloc(1, 700, 0, Category.INPUT, 1),
+        Alloc(1, 700, Category.INPUT, 1),
         Free(1),
-        Alloc(2, 30 * MIB, 0, Category.ACTIVATION, 0),
+        Alloc(2, 30 * MIB, Category.ACTIVATION, 0),
     ),
     PhaseStart(1, Phase.END),
 )
 DETAILS = (TensorProvenance(2, (8, 3), "float32", "net/model.py:7", "x = self.conv(x)"),)
-LITERAL = Trace(EVENTS, SITES, (8,), details=DETAILS)
+LITERAL = Trace(EVENTS, SITES, 8, provenance=DETAILS)
 
 
 def batch_of(trace: Trace) -> int:
-    return 4 if trace.is_affine else trace.batches[0]
+    return trace.batch
 
 
 def told(text: str, name: str) -> str:

@@ -461,5 +461,5 @@ def test_a_module_on_its_own_device_is_planned_on_the_gpu() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it logs to no trainer
             taken = record(live_job("live", live), 4, (8, 6), lambda _, live=live: live.build())
-        assert [e.fixed_bytes for e in taken.events if isinstance(e, Alloc)].count(16 * 2**20) == 3
+        assert [e.size_bytes for e in taken.events if isinstance(e, Alloc)].count(16 * 2**20) == 3
         assert module.device.type == "cpu"

@@ -160,7 +160,7 @@ class Attention(nn.Module):
 def taken(trace: Trace, name: str) -> list[Row]:
     """What operators with this name asked for, in order: the direction, the role, bytes."""
     return [
-        ("backward" if "backward" in trace.sites[e.site].op else "forward", e.role, e.fixed_bytes)
+        ("backward" if "backward" in trace.sites[e.site].op else "forward", e.category, e.size_bytes)
         for e in trace.events
         if isinstance(e, Alloc) and name in trace.sites[e.site].op
     ]
@@ -327,7 +327,7 @@ def test_math_computes_halves_in_floats() -> None:
     """
     trace = trace_of(lambda: Attention(BF16), job_of("4x6x8:bfloat16", mode=Mode.INFER), 2, TURING)
     births = [e for e in trace.events if isinstance(e, Alloc)]
-    rows = [(operator(trace, e), e.fixed_bytes) for e in births]
+    rows = [(operator(trace, e), e.size_bytes) for e in births]
     first = [name for name, _ in rows].index("_to_copy")
     heads, scores = 2 * 4 * 6 * 8, 2 * 4 * 6 * 6
     assert rows[first:-1] == [
@@ -358,8 +358,8 @@ class _SelfAttention(nn.Module):
 def forward_of(trace: Trace) -> list[tuple[str, int]]:
     """Operators and bytes of a forward pass, without parameters, inputs and workspaces."""
     left_out = (Category.PARAMETER, Category.INPUT, Category.WORKSPACE)
-    events = [e for e in trace.events if isinstance(e, Alloc) and e.role not in left_out]
-    return [(operator(trace, e), e.fixed_bytes) for e in events]
+    events = [e for e in trace.events if isinstance(e, Alloc) and e.category not in left_out]
+    return [(operator(trace, e), e.size_bytes) for e in events]
 
 
 ROW = 2 * 10 * 4  # bytes of one column of 2 x 10 rows

@@ -276,7 +276,7 @@ def copies(trace: Trace, size: int) -> list[tuple[Phase, Phase | None]]:
             phase = event.phase
         elif isinstance(event, Free):
             deaths[event.block] = phase
-        elif event.fixed_bytes == size and "_to_copy" in trace.sites[event.site].op:
+        elif event.size_bytes == size and "_to_copy" in trace.sites[event.site].op:
             births[event.block] = phase
     return [(born, deaths.get(block)) for block, born in births.items()]
 
@@ -297,8 +297,8 @@ def test_casts_that_nobody_else_holds_end_with_the_region() -> None:
     job = job_of("10", mode=Mode.INFER, steps=2, precision=Precision.AMP_BF16)
     trace = trace_of(Twice, job, 3)
     assert copies(trace, 200) == [(Phase.FORWARD, Phase.FORWARD)] * 2
-    cast = [e.block for e in trace.events if isinstance(e, Alloc) and e.fixed_bytes == 200]
-    products = [e.block for e in trace.events if isinstance(e, Alloc) and e.fixed_bytes == 3 * 10 * 2]
+    cast = [e.block for e in trace.events if isinstance(e, Alloc) and e.size_bytes == 200]
+    products = [e.block for e in trace.events if isinstance(e, Alloc) and e.size_bytes == 3 * 10 * 2]
     order = [e.block for e in trace.events if isinstance(e, Free)]
     assert order.index(cast[0]) > order.index(products[1])  # the first product goes before the cast
 
@@ -408,9 +408,9 @@ def test_layer_norm_between_layers() -> None:
     trace = trace_of(build, job_of("6", mode=Mode.INFER, precision=Precision.AMP_FP16), 16)
     sites = trace.sites
     forward = [
-        (sites[e.site].op.removeprefix("aten.").removesuffix(".default"), e.fixed_bytes)
+        (sites[e.site].op.removeprefix("aten.").removesuffix(".default"), e.size_bytes)
         for e in trace.events
-        if isinstance(e, Alloc) and sites[e.site].op.startswith("aten") and e.role != "workspaces"
+        if isinstance(e, Alloc) and sites[e.site].op.startswith("aten") and e.category != "workspaces"
     ]
     assert forward == [
         ("empty.memory_format", 16 * 6 * 4),
@@ -450,9 +450,11 @@ def test_recurrent_layers_run_in_float16(precision: Precision) -> None:
     made = [
         e for e in trace.events if isinstance(e, Alloc) and trace.sites[e.site].op.startswith("aten.zeros")
     ]
-    assert [e.fixed_bytes for e in made if e.fixed_bytes == 2 * flat] == [2 * flat]
+    assert [e.size_bytes for e in made if e.size_bytes == 2 * flat] == [2 * flat]
     assert made[-1].block in {e.block for e in trace.events if isinstance(e, Free)}
-    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT]
+    gradients = [
+        e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.GRADIENT
+    ]
     assert sorted(gradients) == [96, 96, 480, 576]
     assert born(trace, "_cudnn_rnn.default").count(3 * 7 * 6 * 2) == 1  # the output
 

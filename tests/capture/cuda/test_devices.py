@@ -10,7 +10,7 @@ import planner
 from planner.capture.session import record
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job
-from planner.program.events import Alloc, Category, Trace, check
+from planner.program.events import Alloc, Category, Trace, validate
 from tests.helpers.models import AMPERE, born
 
 WIDE = 1024 * 1024 * 4  # bytes of the tensor that most of the models below make
@@ -66,7 +66,7 @@ def trace_file(folder: Path, body: str, capability: tuple[int, int] = AMPERE) ->
 def test_tensors_on_the_gpu_take_memory_there(tmp_path: Path, made: str) -> None:
     """Whichever way a forward pass asks for it, a tensor on the GPU is born once."""
     found = trace_file(tmp_path, f"def more(self, x):\n    return {made}")
-    check(found)
+    validate(found)
     assert born(found).count(WIDE) == 1
 
 
@@ -94,7 +94,7 @@ def more(self, x):
     return self.wide * x.mean()
 """
     found = trace_file(tmp_path, body)
-    kept = [e.fixed_bytes for e in found.events if isinstance(e, Alloc) and e.role is Category.PARAMETER]
+    kept = [e.size_bytes for e in found.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
     assert kept.count(WIDE) == 1
 
 
@@ -135,7 +135,7 @@ def more(self, x):
         x.record_stream(side)
         return x
 """
-    check(trace_file(tmp_path, body))
+    validate(trace_file(tmp_path, body))
 
 
 @pytest.mark.parametrize(
@@ -246,4 +246,4 @@ def test_libraries_see_one_and_the_same_gpu() -> None:
     pytest.importorskip("transformers")
     sizes = ("num_hidden_layers", 1), ("hidden_size", 64), ("intermediate_size", 64), ("vocab_size", 99)
     job = resolve_job("hf:MixtralForCausalLM", {}, model_args=sizes, inputs=[parse_tensor_spec("16:int64")])
-    check(record(job, 2, AMPERE))
+    validate(record(job, 2, AMPERE))

@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from planner.capture.workspaces.nn.rnn import MODES, reserve_bytes, weight_elements, workspace_bytes
 from planner.jobs import Mode, Precision
-from planner.program.events import Alloc, Free, Trace, check
+from planner.program.events import Alloc, Free, Trace, validate
 from tests.capture.recorder.test_recorder import story
 from tests.helpers.models import AMPERE, born, job_of, trace_of
 
@@ -18,7 +18,7 @@ CUDNN_BACKWARD = "aten._cudnn_rnn_backward.default"
 def of_operator(trace: Trace, op: str) -> list[str]:
     """`+bytes` and `-bytes` of the blocks that this operator asked for, while it runs and after."""
     sizes = {
-        e.block: e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and trace.sites[e.site].op == op
+        e.block: e.size_bytes for e in trace.events if isinstance(e, Alloc) and trace.sites[e.site].op == op
     }
     lines = []
     for event in trace.events:
@@ -184,7 +184,7 @@ def test_packed_sequences_count_their_steps() -> None:
     trace = trace_of(Packed, job_of("4x3", mode=Mode.TRAIN), 3)
     assert born(trace, CUDNN)[0] == 7 * 5 * 4
     assert born(trace, CUDNN)[-1] == reserve_bytes(3, 7, 5, 0, 1, 1, 4)
-    check(trace)
+    validate(trace)
 
 
 def test_dropout_between_layers_makes_a_state_that_stays() -> None:
@@ -194,7 +194,7 @@ def test_dropout_between_layers_makes_a_state_that_stays() -> None:
     )
     for mode, states in ((Mode.TRAIN, 1), (Mode.INFER, 0)):
         trace = trace_of(model, job_of("7x3", mode=mode, steps=2), 2)
-        large = [e.block for e in trace.events if isinstance(e, Alloc) and e.fixed_bytes > 2**20]
+        large = [e.block for e in trace.events if isinstance(e, Alloc) and e.size_bytes > 2**20]
         freed = {e.block for e in trace.events if isinstance(e, Free)}
         assert len(large) == states and not freed.intersection(large)
 
@@ -202,7 +202,7 @@ def test_dropout_between_layers_makes_a_state_that_stays() -> None:
 def test_gradients_are_views_of_one_buffer() -> None:
     """All gradients of a layer share a storage, as its weights do; nothing is copied to accumulate them."""
     trace = trace_of(lambda: Last(nn.LSTM(3, 5, 2)), job_of("7x3", mode=Mode.TRAIN, steps=2), 4)
-    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role == "gradients"]
+    gradients = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category == "gradients"]
     assert gradients == [4 * weight_elements(MODES["LSTM"], 3, 5, 0, 2, False)] * 2
 
 
@@ -213,5 +213,5 @@ def test_autocast_casts_the_weights_into_a_new_buffer() -> None:
     weights = weight_elements(MODES["GRU"], 4, 8, 0, 1, False)
     assert born(trace, CUDNN)[0] == 4 * 7 * 8 * 2
     assert 2 * weights in born(trace, "aten.zeros.default")
-    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role == "gradients"]
+    gradients = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category == "gradients"]
     assert sum(gradients) == 4 * weights

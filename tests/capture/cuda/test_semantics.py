@@ -58,10 +58,10 @@ def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int
     for mode, count in ((Mode.TRAIN, 2), (Mode.INFER, 1)):
         trace = trace_of(layer, job_of("4", mode=mode, steps=3), 2, capability)
         deaths = {event.block for event in trace.events if isinstance(event, Free)}
-        taken = [e for e in trace.events if isinstance(e, Alloc) and e.role is Category.WORKSPACE]
-        assert [e.fixed_bytes for e in taken if e.block not in deaths] == [workspace] * count
+        taken = [e for e in trace.events if isinstance(e, Alloc) and e.category is Category.WORKSPACE]
+        assert [e.size_bytes for e in taken if e.block not in deaths] == [workspace] * count
     assert Category.WORKSPACE not in {
-        e.role for e in trace_of(lambda: Apply(torch.relu), job_of("4"), 2).events if isinstance(e, Alloc)
+        e.category for e in trace_of(lambda: Apply(torch.relu), job_of("4"), 2).events if isinstance(e, Alloc)
     }
 
 

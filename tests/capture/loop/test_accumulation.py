@@ -36,7 +36,7 @@ def events_by_micro_batch(one: Trace) -> list[list[tuple[object, ...]]]:
                 found.append([])
                 start = number
         elif found and isinstance(event, Alloc):
-            found[-1].append((event.fixed_bytes, one.sites[event.site]))
+            found[-1].append((event.size_bytes, one.sites[event.site]))
         elif found and isinstance(event, Free):
             found[-1].append((births[event.block] - start,))
     return found

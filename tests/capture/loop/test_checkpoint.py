@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from planner.capture.loop.checkpoint import checkpointed_blocks, find_blocks
 from planner.errors import ModelError
 from planner.jobs import Checkpoint, Job, Mode, Precision
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, check
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 
 
@@ -43,7 +43,7 @@ def phase_of(trace: Trace, phase: str) -> list[str]:
 def test_only_the_inputs_of_blocks_wait_for_the_backward_pass() -> None:
     """Two blocks at batch 16: 640 bytes pass from block to block, 2560 inside are gone or made again."""
     trace = trace_of(two_blocks, job(), 16)
-    check(trace)
+    validate(trace)
     assert trace.notes == ("activations are checkpointed block by block: 2 Block",)
     inside = ["+2560 temporaries", "+2560 temporaries", "-2560", "+640 activations", "-2560"]
     assert phase_of(trace, "forward 1") == [*inside, *inside, "+192 activations", "+4 activations"]
@@ -83,7 +83,9 @@ def test_blocks_of_the_backward_pass_know_their_module_after_a_run_that_stopped_
         if isinstance(event, PhaseStart):
             phase = f"{event.phase} {event.step}"
         elif (
-            isinstance(event, Alloc) and event.role is not Category.WORKSPACE and phase.startswith(("b", "i"))
+            isinstance(event, Alloc)
+            and event.category is not Category.WORKSPACE
+            and phase.startswith(("b", "i"))
         ):
             site = trace.sites[event.site]
             asked.append(f"{phase}: {site.module} {site.op.split('.')[1]}")
@@ -117,7 +119,7 @@ def made_in_backward(trace: Trace, op: str) -> list[int]:
         if isinstance(event, PhaseStart):
             phase = event.phase
         elif isinstance(event, Alloc) and phase is Phase.BACKWARD and trace.sites[event.site].op == op:
-            sizes.append(event.fixed_bytes)
+            sizes.append(event.size_bytes)
     return sizes
 
 
@@ -144,15 +146,15 @@ class Own(nn.Module):
 def test_models_that_checkpoint_themselves_are_traced_with_either_kind(use_reentrant: bool) -> None:
     """When the backward pass starts, the block's input and output, the loss and the batch are alive."""
     trace = trace_of(lambda: Own(use_reentrant), job(checkpoint=Checkpoint.NONE), 16)
-    check(trace)
+    validate(trace)
     alive: dict[int, int] = {}
     for event in trace.events:
         if isinstance(event, PhaseStart) and event.phase is Phase.BACKWARD:
             break
         if isinstance(event, Free):
             alive.pop(event.block, None)
-        elif isinstance(event, Alloc) and event.role is Category.ACTIVATION:
-            alive[event.block] = event.fixed_bytes
+        elif isinstance(event, Alloc) and event.category is Category.ACTIVATION:
+            alive[event.block] = event.size_bytes
     assert list(alive.values()) == [640, 640, 4]
     assert made_in_backward(trace, "aten.tanh.default") == [2560]
     # dropout runs again in both: its mask is needed

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.loop.ddp import assign_buckets, data_parallel
 from planner.jobs import Job, Mode, ZeroGrad, merge_job
-from planner.program.events import Alloc, Category, check
+from planner.program.events import Alloc, Category, validate
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 
 
@@ -129,7 +129,7 @@ def linear() -> nn.Module:
 def test_without_views_gradients_are_there_twice() -> None:
     """The trace of two steps of one layer: the bucket lives on beside the gradient."""
     trace = trace_of(linear, job(), 2)
-    check(trace)
+    validate(trace)
     assert story_of_tensors(trace) == [
         "setup 0",
         "+140 parameters",  # one tensor is broadcast as it is
@@ -196,9 +196,9 @@ def test_frozen_parameters_have_no_place_in_buckets() -> None:
         "+48 gradients",
     ]
     sizes = [
-        event.fixed_bytes
+        event.size_bytes
         for event in trace.events
-        if isinstance(event, Alloc) and event.role is Category.GRADIENT
+        if isinstance(event, Alloc) and event.category is Category.GRADIENT
     ]
     assert sizes == [48, 48, 48, 48]
 

@@ -15,7 +15,7 @@ from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.errors import ModelError
 from planner.jobs import Job, Mode
-from planner.program.events import Alloc, Category, Free, PhaseStart, Trace, check
+from planner.program.events import Alloc, Category, Free, PhaseStart, Trace, validate
 from tests.helpers.models import job_of, trace_of
 
 prepare_torchvision()
@@ -130,7 +130,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_cache_grows_by_one_token_at_a_time(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty tokens need keys of the prompt and nineteen, whether the model runs for each or not."""
     trace = trace_of(llama, job(20), BATCH)
-    check(trace)
+    validate(trace)
     assert lengths == list(range(PROMPT, PROMPT + 20))
     assert trace.notes == (
         "of the tokens between the first 4 and the last 4, only the growth of the key-value cache is traced",
@@ -162,10 +162,10 @@ def largest_cache_bytes(trace: Trace) -> int:
     for event in trace.events:
         if isinstance(event, Free):
             alive.pop(event.block, None)
-        if not isinstance(event, Alloc) or event.fixed_bytes <= 2 * PROMPT * ONE_TOKEN:
+        if not isinstance(event, Alloc) or event.size_bytes <= 2 * PROMPT * ONE_TOKEN:
             continue
         if "cat" in trace.sites[event.site].op:
-            alive[event.block] = event.fixed_bytes
+            alive[event.block] = event.size_bytes
         most = max(most, sum(alive.values()))
     assert not alive  # the cache goes with the call
     return most
@@ -181,9 +181,9 @@ def test_what_is_left_at_the_end_is_the_model_and_the_text() -> None:
     trace = trace_of(llama, job(9, steps=2), BATCH)
     freed = {e.block for e in trace.events if not isinstance(e, Alloc | PhaseStart)}
     left = [e for e in trace.events if isinstance(e, Alloc) and e.block not in freed]
-    kept = [e.fixed_bytes for e in left if e.role not in (Category.PARAMETER, Category.WORKSPACE)]
+    kept = [e.size_bytes for e in left if e.category not in (Category.PARAMETER, Category.WORKSPACE)]
     assert kept == [BATCH * PROMPT * 8, BATCH * (PROMPT + 9) * 8]
-    assert {e.role for e in trace.events if isinstance(e, Alloc)} == {
+    assert {e.category for e in trace.events if isinstance(e, Alloc)} == {
         *(Category.PARAMETER, Category.INPUT, Category.TEMPORARY, Category.WORKSPACE)
     }
 

@@ -42,7 +42,7 @@ def story(trace: Trace, phase: Phase, step: int) -> str:
         if isinstance(event, PhaseStart):
             now = (event.phase, event.step) == (phase, step)
         elif isinstance(event, Alloc):
-            size = sizes[event.block] = NAMES.get(event.fixed_bytes, str(event.fixed_bytes))
+            size = sizes[event.block] = NAMES.get(event.size_bytes, str(event.size_bytes))
             op = trace.sites[event.site].op.removeprefix("aten.").partition(".")[0]
             told += [f"+{op}:{size}"] * now
         elif now:
@@ -311,7 +311,7 @@ def adapted(**fields: object) -> Trace:
 
 def sizes(trace: Trace, role: Category) -> list[int]:
     return sorted(
-        event.fixed_bytes for event in trace.events if isinstance(event, Alloc) and event.role is role
+        event.size_bytes for event in trace.events if isinstance(event, Alloc) and event.category is role
     )
 
 

@@ -196,11 +196,11 @@ def outside_of_modules(taken: Trace, phase: Phase, step: int) -> list[tuple[str,
     for event in taken.events:
         if isinstance(event, PhaseStart):
             now = (event.step, event.phase)
-        elif isinstance(event, Alloc) and now == (step, phase) and event.role is not Category.WORKSPACE:
+        elif isinstance(event, Alloc) and now == (step, phase) and event.category is not Category.WORKSPACE:
             site = taken.sites[event.site]
             if site.module == "":
                 name = site.op.removeprefix("aten.").removesuffix(".default")
-                found.append((name, event.fixed_bytes))
+                found.append((name, event.size_bytes))
     return found
 
 
@@ -257,9 +257,9 @@ def test_what_autograd_keeps(precision: Precision, memory_format: MemoryFormat) 
     job = job_of("3x8x8", mode=Mode.TRAIN, precision=precision, memory_format=memory_format)
     taken = trace_of(build, job, 10)
     kept = [
-        (taken.sites[e.site].module, taken.sites[e.site].op.split(".")[1], e.fixed_bytes)
+        (taken.sites[e.site].module, taken.sites[e.site].op.split(".")[1], e.size_bytes)
         for e in taken.events
-        if isinstance(e, Alloc) and e.role is Category.ACTIVATION
+        if isinstance(e, Alloc) and e.category is Category.ACTIVATION
     ]
     mixed = precision in (Precision.AMP_FP16, Precision.AMP_BF16)
     size = 4 if precision is Precision.FP32 else 2
@@ -280,7 +280,7 @@ def test_pure_half_precision_feeds_its_loss() -> None:
         "10", mode=Mode.TRAIN, target=parse_tensor_spec("7"), loss=Loss.MSE, precision=Precision.BF16
     )
     taken = trace_of(lambda: nn.Linear(10, 7), job, 3)
-    sizes = [e.fixed_bytes for e in taken.events if isinstance(e, Alloc) and e.role is Category.INPUT]
+    sizes = [e.size_bytes for e in taken.events if isinstance(e, Alloc) and e.category is Category.INPUT]
     assert sizes == [3 * 10 * 2, 3 * 7 * 2]
 
 

@@ -103,7 +103,7 @@ def held(trace: Trace, until: Callable[[Event], bool] = lambda event: False) -> 
             del alive[event.block]
     sizes: Counter[Category] = Counter()
     for block in alive.values():
-        sizes[block.role] += block.fixed_bytes
+        sizes[block.category] += block.size_bytes
     return sizes
 
 
@@ -118,7 +118,7 @@ def peak(trace: Trace, step: int | None = None) -> int:
         elif isinstance(event, Free):
             now -= alive.pop(event.block)
         else:
-            alive[event.block] = 0 if event.role is Category.WORKSPACE else event.fixed_bytes
+            alive[event.block] = 0 if event.category is Category.WORKSPACE else event.size_bytes
             now += alive[event.block]
             most = max(most, now) if counts else most
     return most
@@ -268,7 +268,7 @@ def test_gradients_go_where_they_are_told(model: type[nn.Module]) -> None:
 def test_inference_holds_the_weights_alone(model: type[nn.Module]) -> None:
     """Neither gradients nor state nor activations, and less than in training at its highest."""
     infer = taken(model, mode=Mode.INFER)
-    roles = {event.role for event in infer.events if isinstance(event, Alloc)}
+    roles = {event.category for event in infer.events if isinstance(event, Alloc)}
     assert roles <= {Category.PARAMETER, Category.INPUT, Category.TEMPORARY, Category.WORKSPACE}
     assert peak(infer) < peak(taken(model))
 

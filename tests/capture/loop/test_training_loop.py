@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.loop.training_loop import run_loop
 from planner.jobs import ClipGradients, Job, Mode, ZeroGrad
-from planner.program.events import Alloc, Category, Phase, PhaseStart, check
+from planner.program.events import Alloc, Category, Phase, PhaseStart, validate
 from planner.report.assumptions import run_assumptions
 from tests.calibration.test_probe import heard_on_cpu, heard_on_meta, training
 from tests.helpers.models import job_of, story_of_tensors, trace_of
@@ -29,7 +29,7 @@ def job(**fields: object) -> Job:
 def test_gradients_of_micro_batches_are_added_up() -> None:
     """The first micro-batch makes the gradient, the second makes one that is added and goes."""
     trace = trace_of(linear, job(accumulate=2), 2)
-    check(trace)
+    validate(trace)
     assert story_of_tensors(trace) == [
         "setup 0",
         "+140 parameters",
@@ -72,14 +72,16 @@ def test_gradients_of_micro_batches_are_added_up() -> None:
 def test_gradients_are_let_go_of_once_in_a_step(when: ZeroGrad) -> None:
     """Wherever `zero_grad` stands, two steps of three micro-batches make two gradients that stay."""
     trace = trace_of(linear, job(accumulate=3, steps=2, zero_grad=when), 2)
-    gradients = [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT]
+    gradients = [
+        e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.GRADIENT
+    ]
     assert gradients == [140, 140]
 
 
 def test_an_average_is_made_before_the_first_step_and_kept() -> None:
     """A copy of parameters and buffers, which counts as state of the optimizer."""
     trace = trace_of(lambda: nn.BatchNorm1d(5), job(ema=True, steps=2), 2)
-    check(trace)
+    validate(trace)
     lines = story_of_tensors(trace)
     assert lines[: lines.index("inputs 1")] == [
         "setup 0",
@@ -94,7 +96,7 @@ def test_an_average_is_made_before_the_first_step_and_kept() -> None:
 def test_evaluation_runs_before_the_last_step_beside_the_names_of_the_one_before() -> None:
     """Two batches without gradients; the training's batch, output and loss stay, later the evaluation's."""
     trace = trace_of(lambda: nn.Sequential(linear(), nn.Sigmoid()), job(evaluate=True, steps=2), 2)
-    check(trace)
+    validate(trace)
     lines = story_of_tensors(trace)
     second = lines.index("inputs 2")
     assert lines[second:] == [

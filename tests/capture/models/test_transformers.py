@@ -14,9 +14,9 @@ from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, parse_model_arg, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.source import complete_from_library
-from planner.program.affine import align
+from planner.planning.workload import complete_from_library
 from planner.program.events import Alloc, Trace
+from planner.program.fit import fit_traces
 
 AMPERE = (8, 6)
 TINY_BERT = (
@@ -56,7 +56,7 @@ def births(taken: Trace) -> Iterator[tuple[str, int]]:
     """Operator and size of each block."""
     for event in taken.events:
         if isinstance(event, Alloc):
-            yield taken.sites[event.site].op, event.fixed_bytes
+            yield taken.sites[event.site].op, event.size_bytes
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_full_causal_batch_runs_the_flash_kernel() -> None:
 def test_models_of_each_kind_are_planned_for_any_batch(name: str, args: tuple[str, ...], mode: str) -> None:
     """Text, vision and sound models trace, and two batch sizes give one line for all."""
     job = hf_job(name, *args, mode=mode)
-    assert isinstance(align(record(job, 2, AMPERE), record(job, 3, AMPERE)), Trace)
+    assert fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE)).events
 
 
 def test_model_that_reads_its_input_says_where() -> None:

@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from planner.capture.recorder.provenance import ProvenanceCollector, short_path
 from planner.capture.session import record
 from planner.jobs import Job, Mode
-from planner.program.affine import align
-from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, check
-from planner.store.codec import load_trace, save_trace
+from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, validate
+from planner.program.fit import fit_traces
 from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.helpers.structs import replace
+from tests.helpers.traces import load_trace, save_trace
 
 
 class Net(nn.Module):
@@ -56,7 +56,7 @@ def detailed(build: Callable[[], nn.Module], job: Job, batch: int) -> Trace:
 
 def lines_of(trace: Trace, phase: Phase, op: str) -> list[tuple[tuple[int, ...], str]]:
     """Shape and source line of the blocks of operators with `op` in their name in a phase."""
-    details = {detail.block: detail for detail in trace.details}
+    details = {detail.block: detail for detail in trace.provenance}
     found = []
     now = Phase.SETUP
     for event in trace.events:
@@ -77,9 +77,9 @@ def test_a_forward_pass_knows_its_lines() -> None:
     assert lines_of(taken, Phase.FORWARD, "exp") == [((3, 8), "active = hidden.exp()")]
     results = [line for line in lines_of(taken, Phase.FORWARD, "addmm") if line[0]]
     assert results == [((3, 8), "hidden = self.first(x)"), ((3, 2), "return self.second(active)")]
-    (exp,) = [detail for detail in taken.details if detail.code == "active = hidden.exp()" and detail.shape][
-        :1
-    ]
+    (exp,) = [
+        detail for detail in taken.provenance if detail.code == "active = hidden.exp()" and detail.shape
+    ][:1]
     number = 1 + Path(__file__).read_text(encoding="utf-8").splitlines().index(
         "        active = hidden.exp()"
     )
@@ -108,11 +108,11 @@ def test_a_checkpoint_runs_its_own_lines_again() -> None:
 def test_what_no_tensor_holds_has_a_line_and_no_dtype() -> None:
     """cuBLAS's workspace is told with the line of the first product."""
     taken = detailed(Net, JOB, 3)
-    details = {detail.block: detail for detail in taken.details}
+    details = {detail.block: detail for detail in taken.provenance}
     held = [
         details[event.block]
         for event in taken.events
-        if isinstance(event, Alloc) and event.role == "workspaces"
+        if isinstance(event, Alloc) and event.category == "workspaces"
     ]
     assert [(detail.shape, detail.dtype, detail.code) for detail in held][0] == (
         (),
@@ -131,19 +131,17 @@ def test_the_loop_itself_has_no_line() -> None:
 def test_details_change_nothing_else() -> None:
     """With and without details the events and sites are the same, and plans get none."""
     plain, taken = trace_of(Net, JOB, 3), detailed(Net, JOB, 3)
-    assert plain.details == ()
-    assert replace(taken, details=()) == plain
+    assert plain.provenance == ()
+    assert replace(taken, provenance=()) == plain
 
 
-def test_an_affine_trace_has_no_details() -> None:
-    """Aligning drops them, as shapes hold for one batch size."""
-    affine = align(detailed(Net, JOB, 2), detailed(Net, JOB, 3))
-    assert isinstance(affine, Trace)
-    assert affine.details == ()
+def test_a_program_has_no_details() -> None:
+    """A fit drops them, as shapes hold for one batch size."""
+    assert fit_traces(detailed(Net, JOB, 2), detailed(Net, JOB, 3)).provenance == ()
 
 
 def test_details_survive_a_file(tmp_path: Path) -> None:
-    """A trace with details is read back whole; one without is written in the format of old."""
+    """A trace with details is read back whole, and so is one without."""
     path = tmp_path / "x.trace"
     for kept in (detailed(Net, JOB, 3), trace_of(Net, JOB, 3)):
         save_trace(kept, path, {})
@@ -151,21 +149,17 @@ def test_details_survive_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batches", "details", "said"),
-    [
-        ((2, 3), [0], "details in a trace that holds for every batch size"),
-        ((2,), [1], "details are of one block each, and of blocks that are born"),
-        ((2,), [0, 0], "details are of one block each, and of blocks that are born"),
-    ],
+    "details",
+    [[1], [0, 0]],
 )
-def test_check_refuses_details_of_nothing(batches: tuple[int, ...], details: list[int], said: str) -> None:
-    """ProvenanceCollector of an affine trace, of no block, or twice of one are flaws."""
+def test_validate_refuses_provenance_of_nothing(details: list[int]) -> None:
+    """Provenance of no block, or twice of one, is a flaw."""
     plain = trace_of(Net, JOB, 2)
     born = [event.block for event in plain.events if isinstance(event, Alloc)]
     blocks = [born[0] if number == 0 else max(born) + 1 for number in details]
     found = tuple(TensorProvenance(block, (1,), "float32", "", "") for block in blocks)
-    with pytest.raises(ValueError, match=said):
-        check(replace(plain, batches=batches, details=found))
+    with pytest.raises(ValueError, match="provenance is of one block each, and of blocks that are allocated"):
+        validate(replace(plain, provenance=found))
 
 
 def test_a_path_is_told_as_python_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

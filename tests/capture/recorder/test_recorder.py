@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError
 from planner.jobs import Mode, Optimizer, OptimizerImpl, ZeroGrad
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, check
+from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace, validate
 from tests.helpers.models import born, job_of, trace_of
 
 
@@ -34,8 +34,8 @@ def story(trace: Trace) -> list[str]:
         elif isinstance(event, Free):
             lines.append(f"-{sizes[event.block]}")
         else:
-            sizes[event.block] = event.fixed_bytes
-            lines.append(f"+{event.fixed_bytes} {event.role}")
+            sizes[event.block] = event.size_bytes
+            lines.append(f"+{event.size_bytes} {event.category}")
     return lines
 
 
@@ -159,7 +159,7 @@ def test_gradients_of_two_branches_share_one_block() -> None:
     # gradients of tanh and sigmoid; no block for their sum; then the weight's product, before its sum over
     # rows
     assert [line for line in backward if line.startswith("+112")] == ["+112 temporaries"] * 3
-    check(trace)
+    validate(trace)
 
 
 def test_roles_are_told_by_what_becomes_of_a_block() -> None:
@@ -172,7 +172,7 @@ def test_roles_are_told_by_what_becomes_of_a_block() -> None:
     by_role: dict[Category, list[int]] = {}
     for event in trace.events:
         if isinstance(event, Alloc):
-            by_role.setdefault(event.role, []).append(event.fixed_bytes)
+            by_role.setdefault(event.category, []).append(event.size_bytes)
     assert by_role[Category.PARAMETER] == [24, 24, 24, 24, 8]  # weight, bias, running statistics, count
     assert by_role[Category.INPUT] == [192, 192]
     assert by_role[Category.GRADIENT] == [24, 24] * 2
@@ -213,7 +213,7 @@ def test_adam_takes_temporaries_as_its_implementation_does(impl: OptimizerImpl) 
 def test_gradients_are_freed_where_zero_grad_stands(position: ZeroGrad, freed_in: str) -> None:
     """The first phase in which the weight's gradient of the first step dies."""
     trace = trace_of(lambda: nn.Linear(11, 13), job_of("11", mode=Mode.TRAIN, steps=2, zero_grad=position), 2)
-    gradients = [e.block for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT]
+    gradients = [e.block for e in trace.events if isinstance(e, Alloc) and e.category is Category.GRADIENT]
     phase = ""
     for event in trace.events:
         if isinstance(event, PhaseStart):
@@ -228,9 +228,9 @@ def test_kept_gradients_are_added_to_in_place() -> None:
     """With set_to_none=False the gradients of the first step serve for ever; later ones are added and die."""
     job = job_of("11", mode=Mode.TRAIN, steps=3, keep_grads=True)
     trace = trace_of(lambda: nn.Linear(11, 13, bias=False), job, 2)
-    assert [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.GRADIENT] == [
-        572
-    ]
+    assert [
+        e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.GRADIENT
+    ] == [572]
 
 
 def test_blocks_know_their_module_in_forward_and_backward() -> None:
@@ -266,9 +266,9 @@ def test_shared_parameters_are_one_block() -> None:
             return torch.tanh(self.two(self.one(x)))
 
     trace = trace_of(Tied, job_of("4"), 1)
-    assert [e.fixed_bytes for e in trace.events if isinstance(e, Alloc) and e.role is Category.PARAMETER] == [
-        64
-    ]
+    assert [
+        e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER
+    ] == [64]
 
 
 def test_a_value_that_is_read_names_operator_module_and_line() -> None:

@@ -6,14 +6,18 @@ import pytest
 from torch import Tensor, nn
 
 from planner.capture.session import record
-from planner.capture.symbolic.foretold import Foretold
-from planner.capture.symbolic.recast import differs
+from planner.capture.symbolic.builder import ProgramBuilder
+from planner.capture.symbolic.validate import find_valid_range
 from planner.errors import ModelError
 from planner.jobs import Checkpoint, Job, Precision
-from planner.program.events import Trace, check
+from planner.program import ignore_progress
+from planner.program.diff import first_divergence
+from planner.program.events import Trace, validate
 from planner.program.target import Target
+from planner.store.source import ProgramSource
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
+from tests.helpers.traces import alloc, program_of
 from tests.program.test_specialize import Attending, on_meta, training
 
 CHIP = Target.for_capability(AMPERE)
@@ -60,44 +64,48 @@ def run_at(batch: int, job: Job, build: Callable[[], nn.Module]) -> Trace:
 
 @pytest.mark.parametrize("build", [Attending, Blocks])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16])
-def test_what_is_told_is_what_a_run_records(build: Callable[[], nn.Module], precision: Precision) -> None:
-    """Event by event, for any batch size, after three runs; batch 1, which is on no line, is a fourth."""
+def test_a_program_is_what_a_run_records(build: Callable[[], nn.Module], precision: Precision) -> None:
+    """Event by event, for any batch size, after three runs; batch 1, which no program covers, is a fourth."""
     job = replace(training(), precision=precision)
     if build is Blocks:
         job = replace(job, checkpoint=Checkpoint.BLOCKS)
     counted = Counted(build)
-    told = Foretold(job, CHIP, counted)
+    source = ProgramSource(job, (), lambda: ProgramBuilder(job, counted, ignore_progress))
     for batch in (2, 3, 333, 334, 5, 17, 64):
-        found = told(batch)
-        check(found)
-        assert differs(found, run_at(batch, job, build)) == ""
-        assert found.notes == run_at(batch, job, build).notes
+        found = source.trace(batch, CHIP)
+        validate(found)
+        assert first_divergence(found, run_at(batch, job, build)) == ""
+        assert found.notes[:-1] == run_at(batch, job, build).notes
     assert counted.calls == 3
-    assert differs(told(1), run_at(1, job, build)) == ""
+    assert first_divergence(source.trace(1, CHIP), run_at(1, job, build)) == ""
     assert counted.calls == 4
 
 
 def test_one_batch_size_is_one_run() -> None:
-    """Whoever asks for no other need not wait for a loop."""
+    """Whoever needs no other one does not wait for a program."""
     counted = Counted(Attending)
-    Foretold(training(), CHIP, counted)(64)
+    builder = ProgramBuilder(training(), counted, ignore_progress)
+    ProgramSource(training(), (), lambda: builder).trace(64, CHIP)
     assert counted.calls == 1
 
 
-@pytest.mark.parametrize("asked", [45, 60])
-def test_a_model_that_takes_another_path_is_run(asked: int) -> None:
-    """Below the fork as well, where the run that has to bear the loop out lies above it."""
+def test_a_model_that_takes_another_path_is_run() -> None:
+    """A program that no run at a large batch bears out is used for no batch size."""
     job = replace(training(), inputs=(replace(training().inputs[0], shape=(64,)),))
-    told = Foretold(job, CHIP, on_meta(Forking))
-    for batch in (2, 3, asked, asked + 10):
-        assert differs(told(batch), run_at(batch, job, Forking)) == ""
-
-
-def test_a_third_run_that_fails_is_no_answer() -> None:
-    """A batch that runs is answered although the one above it, which nobody asked for, does not run."""
-    job = replace(training(), inputs=(replace(training().inputs[0], shape=(64,)),))
-    told = Foretold(job, CHIP, on_meta(Forking))
-    for batch in (2, 3, 88):
-        assert differs(told(batch), run_at(batch, job, Forking)) == ""
+    source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Forking), ignore_progress))
+    assert source.bound(CHIP) is None
+    for batch in (2, 3, 45, 60, 88):
+        assert first_divergence(source.trace(batch, CHIP), run_at(batch, job, Forking)) == ""
     with pytest.raises(ModelError, match="too many"):
-        told(91)
+        source.trace(91, CHIP)
+
+
+def test_the_end_of_the_valid_range_is_bisected() -> None:
+    """Where a large batch diverges and a smaller one agrees, the end lies within 1/32 of the truth."""
+    program = program_of([alloc(0, 0, 2**20)])
+
+    def divergence(batch: int) -> str:
+        return "event 0" if batch > 20_000 else ""
+
+    assert 20_000 * 31 / 32 <= find_valid_range(program, divergence) <= 20_000
+    assert find_valid_range(program, lambda batch: "event 0") == 0

@@ -17,8 +17,8 @@ from planner.capture.values import interpreter, lazy_values, nms as suppression
 from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError, ModelError
 from planner.jobs import Job, Loss, Mode, resolve_job
-from planner.program.affine import align, refit
-from planner.program.events import Trace, check
+from planner.program.events import Trace, validate
+from planner.program.fit import NotAffineError, fit_traces, tensors_diverge
 from tests.helpers.models import AMPERE, born, job_of
 from tests.helpers.structs import replace
 
@@ -124,7 +124,7 @@ def test_chance_is_the_same_in_every_trace() -> None:
     """Two traces of a mixture of experts are one and the same, and every row goes to one expert."""
     job = job_of("8", mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=2)
     one, two = (trace_of(Mixture, job, 64) for _ in range(2))
-    check(one)
+    validate(one)
     assert one == two
     routed, *rows = [size for size in born(one, "addmm") if size <= 64 * 16 * 4][:3]  # else a workspace
     assert (routed, sum(rows)) == (64 * 2 * 4, 64 * 16 * 4)
@@ -222,10 +222,8 @@ def test_what_decides_no_shape_changes_no_answer(read: Callable[[Tensor], object
     """
     job = job_of("1x256x256", mode=Mode.TRAIN, loss=Loss.OUTPUT)
     low, high, large = (trace_of(lambda: Reads(read), job, batch) for batch in (2, 3, 128))
-    check(large)
-    whole = align(low, high)
-    assert isinstance(whole, Trace)
-    assert isinstance(refit(whole, large), Trace)
+    validate(large)
+    assert not tensors_diverge(fit_traces(low, high), large)
     assert large.notes[-1].endswith("decided by random numbers on the CPU, not by data and trained weights")
     assert large.notes[0] == "values of large tensors are taken as at batch 4, counts in proportion"
 
@@ -317,10 +315,11 @@ def test_detector_is_traced(mode: Mode) -> None:
     """A detector of torchvision is traced with lists of images; a second image needs more than the first."""
     job = resolve_job("torchvision:detection.fasterrcnn_mobilenet_v3_large_320_fpn", {}, mode=mode.value)
     one, two = (record(replace(job, steps=1), batch, AMPERE) for batch in (1, 2))
-    check(two)
+    validate(two)
     assert one.notes[-1].endswith(DRAWN)
     assert sum(born(two)) > sum(born(one))
-    assert isinstance(align(one, two), str)
+    with pytest.raises(NotAffineError):
+        fit_traces(one, two)
     images = [size for size in born(two, "empty.memory_format") if size == 3 * 480 * 640 * 4]
     assert len(images) == 2
 

@@ -98,9 +98,9 @@ def test_nothing_of_a_detector_is_unknown_but_convolutions() -> None:
     assert [op for op in taken.unknown_ops if "convolution" not in op] == []
     sites = taken.sites
     of_nms = [
-        event.fixed_bytes
+        event.size_bytes
         for event in taken.events
-        if isinstance(event, Alloc) and event.role is Category.WORKSPACE and "nms" in sites[event.site].op
+        if isinstance(event, Alloc) and event.category is Category.WORKSPACE and "nms" in sites[event.site].op
     ]
     assert max(of_nms) > 100_000
     assert coverage_of(torch.ops.torchvision.nms.default) is Coverage.RULE

@@ -12,7 +12,7 @@ from planner.capture.workspaces.registry import RULES, Coverage, coverage_of
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.jobs import Mode
-from planner.program.events import check
+from planner.program.events import validate
 from planner.program.target import Target
 from tests.capture.recorder.test_recorder import Apply, story
 from tests.helpers.models import AMPERE, HOPPER, born, job_of, trace_of
@@ -76,7 +76,7 @@ def test_a_rule_orders_outputs_and_scratch(
     func = aten.max_pool2d_with_indices.default
     monkeypatch.setitem(RULES, func, lambda args, out, capability: written)  # type: ignore[arg-type]
     trace = trace_of(Pool, job_of("1x2x2", mode=Mode.INFER), 1)
-    check(trace)
+    validate(trace)
     lines = [line.split()[0] for line in story(trace)]
     start = lines.index("forward") + 1
     assert " ".join(lines[start : lines.index("end")]) == told

@@ -2,7 +2,7 @@
 `--cudnn FOLDER`, or one that a package brings.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +14,7 @@ import planner
 import planner._support.worker
 import planner.hardware.cudnn.client
 from planner.capture.session import record
-from planner.capture.symbolic.builder import Loops
-from planner.capture.symbolic.foretold import Foretold
-from planner.capture.symbolic.recast import differs
+from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.workspaces.ops import Op, Output, TryAlloc
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
@@ -24,10 +22,12 @@ from planner.errors import UsageError
 from planner.hardware.cudnn.client import Cudnn, open_cudnn
 from planner.hardware.database import find_device
 from planner.jobs import Job, Mode, Optimizer
+from planner.program import ignore_progress
 from planner.program.convolution import Convolution, Direction, Workspaces
+from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Trace
 from planner.program.target import Target
-from planner.store.fingerprint import key_of
+from planner.store.fingerprint import fingerprint
 from tests.helpers.models import AMPERE, job_of
 from tests.helpers.structs import replace
 
@@ -209,30 +209,23 @@ def training(*, benchmark: bool) -> Job:
 
 def workspaces_of(taken: Trace) -> list[int]:
     """In samples of the input, 4 x 16 x 16 numbers; what other kernels take is smaller than one."""
-    (batch,) = taken.batches
+    batch = taken.batch
     births = [event for event in taken.events if isinstance(event, Alloc)]
     taken_bytes = [
-        event.fixed_bytes for event in births if event.role is Category.WORKSPACE and event.optional
+        event.size_bytes for event in births if event.category is Category.WORKSPACE and event.may_fail
     ]
     return [size // (4 * 4 * 16 * 16 * batch) for size in taken_bytes]
 
 
-@pytest.mark.parametrize("told_of", [Foretold, Loops])
 @pytest.mark.parametrize("benchmark", [False, True])
-def test_loops_tell_what_runs_record(told: Told, benchmark: bool, told_of: Callable[..., object]) -> None:
+def test_programs_are_what_runs_record(told: Told, benchmark: bool) -> None:
     """At any batch size, searches included."""
     job, chip = training(benchmark=benchmark), Target.for_capability(AMPERE)
-    if told_of is Foretold:
-        at = Foretold(job, chip, on_meta)
-        for batch in (2, 3, 50):
-            at(batch)
-        found = [at(batch) for batch in (7, 50)]
-    else:
-        loops = Loops(job, on_meta, lambda line: None)
-        found = [loops.at(batch, chip) for batch in (7, 50)]
+    (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(chip)
+    found = [program.specialize(batch, chip) for batch in (7, 50)]
     for one, batch in zip(found, (7, 50), strict=True):
         run = record(job, batch, AMPERE, on_meta, sm_count=chip.sm_count)
-        assert differs(one, run) == ""
+        assert one is not None and first_divergence(one, run) == ""
         assert run.unknown_ops == ()
         assert any("cuDNN 9.99.0" in note for note in run.notes)
 
@@ -251,8 +244,8 @@ def test_engines_are_timed_once_for_each_shape(told: Told) -> None:
 def test_a_job_that_asks_a_library_is_not_kept() -> None:
     """Nobody could know when the library is another one."""
     job = Job("torchvision:alexnet", cudnn="installed")
-    assert key_of(job) is None
-    assert key_of(replace(job, cudnn="")) is not None
+    assert fingerprint(job) is None
+    assert fingerprint(replace(job, cudnn="")) is not None
 
 
 def test_a_plan_holds_the_workspaces_and_says_so(told: Told) -> None:

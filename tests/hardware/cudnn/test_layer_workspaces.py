@@ -13,20 +13,19 @@ import planner.hardware.cudnn.client
 from planner.api.explain import ExplainResult
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
-from planner.capture.subprocess.client import isolated_workload
 from planner.hardware.cudnn.per_layer import LayerWorkspace, layer_workspaces
 from planner.hardware.cudnn.workspace_breakdown import Part, Term
 from planner.jobs import Job, Loss, TensorSpec
-from planner.planning.epoch import over_epoch
-from planner.planning.source import take_detailed_trace
-from planner.program.affine import align
+from planner.planning.epoch import with_last_batch
+from planner.planning.workload import CaptureMode, isolated_workload
 from planner.program.convolution import Convolution, ConvWorkspace, Direction, Engine, Workspaces
-from planner.program.events import Trace, check
+from planner.program.events import Trace, validate
+from planner.program.fit import fit_traces
 from planner.program.target import Target
 from planner.report.commands.explain.workspaces import parts_text, workspace_text
-from planner.store.codec import load_trace, save_trace
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
+from tests.helpers.traces import load_trace, save_trace
 
 MIB = 2**20
 SURE_OF_LIBRARY = (
@@ -136,10 +135,8 @@ def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
 
 def test_plain_traces_have_none(library: Copying) -> None:
     """Only details ask for what a workspace is; an affine trace has lost them."""
-    assert record(JOB, 8, AMPERE, on_meta).asked == ()
-    affine = align(detailed(batch=2), detailed(batch=3))
-    assert isinstance(affine, Trace)
-    assert affine.asked == ()
+    assert record(JOB, 8, AMPERE, on_meta).conv_workspaces == ()
+    assert fit_traces(detailed(batch=2), detailed(batch=3)).conv_workspaces == ()
 
 
 def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
@@ -147,8 +144,8 @@ def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
     job = replace(JOB, dataset_size=11, steps=3)
     full = {one.size_bytes for one in layer_workspaces(detailed(job, 8), 8)}
     smaller = {one.size_bytes for one in layer_workspaces(detailed(job, 3), 3)}
-    both = over_epoch(job, 8, lambda batch: detailed(job, batch))
-    check(both)
+    both = with_last_batch(job, 8, lambda batch: detailed(job, batch))
+    validate(both)
     assert {one.size_bytes for one in layer_workspaces(both, 8)} == full | smaller
 
 
@@ -157,10 +154,10 @@ def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:
     kept, path = detailed(), tmp_path / "x.trace"
     save_trace(kept, path, {})
     assert load_trace(path) == (kept, {})
-    with pytest.raises(ValueError, match="blocks that are born"):
-        check(replace(kept, asked=(replace(kept.asked[0], block=10**6),)))
-    save_trace(replace(kept, asked=()), path, {})
-    assert load_trace(path)[0].asked == ()
+    with pytest.raises(ValueError, match="blocks that are allocated"):
+        validate(replace(kept, conv_workspaces=(replace(kept.conv_workspaces[0], block=10**6),)))
+    save_trace(replace(kept, conv_workspaces=()), path, {})
+    assert load_trace(path)[0].conv_workspaces == ()
 
 
 def test_a_row_gives_back_its_convolution() -> None:
@@ -282,8 +279,8 @@ def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
     job = Job(f"{file}:Net", inputs=(TensorSpec((640, 2, 2)),), loss=Loss.MSE, steps=1)
     job = replace(job, target=TensorSpec((1280, 2, 2)))
     target = Target.for_capability((8, 6))
-    workload = isolated_workload(job, None, None, target, take_detailed_trace, 600)
-    (row,) = workload.open(lambda line: None)(4).asked
+    workload = isolated_workload(job, None, None, target, CaptureMode.WITH_PROVENANCE, 600)
+    (row,) = workload.open(lambda line: None)(4).conv_workspaces
     assert (row.engine, row.direction, row.x, row.w) == (
         -1,
         Direction.WEIGHT,

@@ -14,7 +14,9 @@ from tests.helpers.structs import replace
 
 def roles(one: History, kept_bytes: int = KEPT) -> list[Category]:
     """Return the roles of all blocks by birth."""
-    return [event.role for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)]
+    return [
+        event.category for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)
+    ]
 
 
 def test_categories() -> None:
@@ -36,7 +38,7 @@ def test_modules_and_operators() -> None:
         Site("", "linear"),
         Site("a", "autograd"),
     ]
-    assert [detail.source for detail in trace.details[:2]] == ["train.py:9", "train.py:7"]
+    assert [detail.source for detail in trace.provenance[:2]] == ["train.py:9", "train.py:7"]
 
 
 def test_phases() -> None:

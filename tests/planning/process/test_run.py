@@ -53,22 +53,22 @@ WORKSPACES = 10 + 18  # cuBLAS's of the two threads
 def events_of_training(steps: int, zero_grad: ZeroGrad, growth: int = 0) -> Iterator[Event]:
     """Set-up and steps; block 10 * step + k is the k-th of a step. With `growth`, outputs grow each step."""
     yield PhaseStart(0, Phase.SETUP)
-    yield Alloc(0, WEIGHT * MIB, 0, Category.PARAMETER, 0)
+    yield Alloc(0, WEIGHT * MIB, Category.PARAMETER, 0)
     for step in range(1, steps + 1):
         here, before = 10 * step, 10 * (step - 1)
         yield PhaseStart(step, Phase.INPUTS)
         yield from [Free(before + 1)] if step > 1 else []
-        yield Alloc(here + 1, INPUT * MIB, 0, Category.INPUT, 0)
+        yield Alloc(here + 1, INPUT * MIB, Category.INPUT, 0)
         yield PhaseStart(step, Phase.FORWARD)
         yield from [Free(before + 4)] if step > 1 and zero_grad is ZeroGrad.BEFORE_FORWARD else []
-        yield Alloc(here + 2, HIDDEN * MIB, 0, Category.ACTIVATION, 0)
-        yield from [Alloc(5, 10 * MIB, 0, Category.WORKSPACE, 0)] if step == 1 else []
-        yield Alloc(here + 3, (OUTPUT + growth * step) * MIB, 0, Category.ACTIVATION, 0)
+        yield Alloc(here + 2, HIDDEN * MIB, Category.ACTIVATION, 0)
+        yield from [Alloc(5, 10 * MIB, Category.WORKSPACE, 0)] if step == 1 else []
+        yield Alloc(here + 3, (OUTPUT + growth * step) * MIB, Category.ACTIVATION, 0)
         yield from [Free(before + 3)] if step > 1 else []
         yield PhaseStart(step, Phase.BACKWARD)
         yield from [Free(before + 4)] if step > 1 and zero_grad is ZeroGrad.BEFORE_BACKWARD else []
-        yield from [Alloc(6, 18 * MIB, 0, Category.WORKSPACE, 0)] if step == 1 else []
-        yield Alloc(here + 4, WEIGHT * MIB, 0, Category.GRADIENT, 0)
+        yield from [Alloc(6, 18 * MIB, Category.WORKSPACE, 0)] if step == 1 else []
+        yield Alloc(here + 4, WEIGHT * MIB, Category.GRADIENT, 0)
         yield Free(here + 2)
         yield PhaseStart(step, Phase.OPTIMIZER)
         yield from [Free(here + 4)] if zero_grad is ZeroGrad.AFTER_STEP else []
@@ -77,14 +77,14 @@ def events_of_training(steps: int, zero_grad: ZeroGrad, growth: int = 0) -> Iter
 
 INFERENCE = (
     PhaseStart(0, Phase.SETUP),
-    Alloc(0, WEIGHT * MIB, 0, Category.PARAMETER, 0),
+    Alloc(0, WEIGHT * MIB, Category.PARAMETER, 0),
     PhaseStart(1, Phase.INPUTS),
-    Alloc(1, INPUT * MIB, 0, Category.INPUT, 0),
+    Alloc(1, INPUT * MIB, Category.INPUT, 0),
     PhaseStart(1, Phase.FORWARD),
-    Alloc(2, HIDDEN * MIB, 0, Category.TEMPORARY, 0),
-    Alloc(5, 10 * MIB, 0, Category.WORKSPACE, 0),
+    Alloc(2, HIDDEN * MIB, Category.TEMPORARY, 0),
+    Alloc(5, 10 * MIB, Category.WORKSPACE, 0),
     Free(2),
-    Alloc(3, OUTPUT * MIB, 0, Category.TEMPORARY, 0),
+    Alloc(3, OUTPUT * MIB, Category.TEMPORARY, 0),
     PhaseStart(1, Phase.END),
 )
 
@@ -94,12 +94,12 @@ def tracer(job: Job, batch: int) -> Trace:
     assert batch == BATCH
     infers = job.mode is Mode.INFER
     events = INFERENCE if infers else tuple(events_of_training(job.steps, job.zero_grad))
-    return Trace(tuple(events), SITES, (batch,))
+    return Trace(tuple(events), SITES, batch)
 
 
 def growing(job: Job, batch: int) -> Trace:
     """A loop that never settles."""
-    return Trace(tuple(events_of_training(job.steps, job.zero_grad, growth=2)), SITES, (batch,))
+    return Trace(tuple(events_of_training(job.steps, job.zero_grad, growth=2)), SITES, batch)
 
 
 def mib_after(*steps: Step) -> tuple[float, ...]:
@@ -307,15 +307,15 @@ def test_a_replaced_buffer_comes_back() -> None:
 
     def replacing(job: Job, batch: int) -> Trace:
         events = (
-            *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, 0, Category.PARAMETER, 0)),
+            *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, Category.PARAMETER, 0)),
             *(
-                Alloc(1, 10 * MIB, 0, Category.PARAMETER, 0),
+                Alloc(1, 10 * MIB, Category.PARAMETER, 0),
                 PhaseStart(1, Phase.INPUTS),
                 PhaseStart(1, Phase.FORWARD),
             ),
-            *(Alloc(2, 10 * MIB, 0, Category.TEMPORARY, 0), Free(1), PhaseStart(1, Phase.END)),
+            *(Alloc(2, 10 * MIB, Category.TEMPORARY, 0), Free(1), PhaseStart(1, Phase.END)),
         )
-        return Trace(events, SITES, (batch,))
+        return Trace(events, SITES, batch)
 
     def allocated(*steps: Step) -> int:
         return run((*steps, Print("")), replacing).readings[-1].allocated_bytes // MIB
@@ -329,8 +329,8 @@ def test_optimizer_state_of_the_setup_dies_with_the_loop() -> None:
 
     def adagrad(job: Job, batch: int) -> Trace:
         setup, parameter, *steps = events_of_training(job.steps, job.zero_grad)
-        state = Alloc(1, 30 * MIB, 0, Category.OPTIMIZER, 0)
-        return Trace((setup, parameter, state, *steps), SITES, (batch,))
+        state = Alloc(1, 30 * MIB, Category.OPTIMIZER, 0)
+        return Trace((setup, parameter, state, *steps), SITES, batch)
 
     def allocated(*steps: Step) -> int:
         return run((*steps, Print("")), adagrad).readings[-1].allocated_bytes // MIB

@@ -1,0 +1,97 @@
+"""Evaluation of workspace rules for the signatures of a program."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from planner.capture.cudnn_target import equip
+from planner.capture.symbolic.kernel_calls import KernelSignature, TensorMeta, from_meta
+from planner.capture.symbolic.sym_int import ShapeEnv, SymInt
+from planner.capture.symbolic.sym_tensor import SymTensor, UnsupportedSymTensorOpError, trace_rule
+from planner.capture.workspaces.ops import letter_of
+from planner.capture.workspaces.registry import rule_of
+from planner.jobs import Job
+from planner.program import (
+    LARGEST_BATCH,
+    Affine,
+    GuardedOps,
+    OpKind,
+    Target,
+    Variants,
+    constant_ops,
+    first_matching,
+    sample_batches,
+    workspace_bytes,
+)
+
+MOST_VARIANTS = 128  # of one signature; with more of them, batch sizes in between are captured
+# Of GPUs from the smallest to the largest, about; one in between mostly takes the same branches.
+SM_COUNTS = (14, 20, 24, 28, 34, 40, 46, 58, 68, 72, 80, 84, 108, 128, 132, 142, 148, 170, 188)
+_ALWAYS = GuardedOps(1, LARGEST_BATCH, (), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureRules:
+    """The rules of a program's signatures; see `planner.program.WorkspaceRules`."""
+
+    job: Job
+    signatures: tuple[KernelSignature, ...]
+
+    def variants(self, target: Target, min_batch: int, max_batch: int) -> Variants:
+        """Return a program's workspaces on GPUs of a compute capability, before any variant is known."""
+        cublas_bytes = workspace_bytes(target.capability, self.job.cublas_workspace_config)
+        return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
+
+    def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
+        """Return a variant for a batch size: for others too where symbolic integers follow the rule."""
+        if not self.job.cudnn:  # a library answers for concrete shapes alone
+            try:
+                return self._trace(signature, batch, target)
+            except UnsupportedSymTensorOpError:
+                pass
+        func, args, out = self.signatures[signature]
+        rule = rule_of(func)
+        if rule is None:
+            return _ALWAYS
+        ops = rule(from_meta(args, batch), from_meta(out, batch), equip(target, self.job))
+        concrete = tuple((OpKind(kind), int(size)) for kind, size in map(letter_of, ops))
+        return constant_ops(concrete, batch, target.sm_count)
+
+    def enumerate(self, known: Variants, target: Target) -> None:
+        """Add the variants of sample batch sizes and numbers of SMs.
+
+        A rule that symbolic integers cannot follow gets none, so that the program covers no batch size by it.
+        """
+        for signature, variants in enumerate(known.by_signature):
+            try:
+                for batch in sample_batches(known.min_batch, known.max_batch):
+                    self._add(signature, variants, batch, target)
+            except UnsupportedSymTensorOpError:
+                continue
+
+    def _add(self, signature: int, variants: list[GuardedOps], batch: int, target: Target) -> None:
+        for sm_count in (target.sm_count, *SM_COUNTS):
+            if len(variants) >= MOST_VARIANTS:
+                return
+            if sm_count != target.sm_count and not any(ops.depends_on_sm_count for ops in variants):
+                return
+            if first_matching(reversed(variants), batch, sm_count) is None:
+                variants.append(self._trace(signature, batch, Target(target.capability, sm_count)))
+
+    def _trace(self, signature: int, batch: int, target: Target) -> GuardedOps:
+        func, args, out = self.signatures[signature]
+        rule = rule_of(func)
+        if rule is None:
+            return _ALWAYS
+        env = ShapeEnv(batch)
+        return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), target, env)
+
+
+def _symbolic(value: Any, env: ShapeEnv) -> Any:
+    """Return arguments with symbolic integers in place of affine ones."""
+    if isinstance(value, Affine):
+        return SymInt(env, value.fixed + value.slope * env.batch, (value.fixed, value.slope))
+    if isinstance(value, TensorMeta):
+        return SymTensor(_symbolic(value.sizes, env), _symbolic(value.strides, env), value.dtype)
+    if isinstance(value, tuple):
+        return tuple(_symbolic(item, env) for item in value)
+    return value

@@ -1,0 +1,87 @@
+"""The memory of one batch size on one GPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from planner.allocator import UNLIMITED, Arena, Replay, replay_with_breakdown
+from planner.hardware import (
+    Budget,
+    estimate_oom_probability,
+    judge_budget,
+    process_bytes,
+    upper_process_bytes,
+)
+from planner.jobs import Job
+from planner.planning.growth_limit import StepLimit, find_step_limit
+from planner.planning.retry_cost import RetryCost, count_retries
+from planner.program import Category, Growth, Outcome, Trace, find_growth
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Where the time went."""
+
+    trace: float
+    replay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of one batch size on one card."""
+
+    job: Job
+    budget: Budget
+    outcome: Outcome
+    run: Replay  # under the budget where the batch fits; of a card without end where it does not
+    failed: Replay | None  # the failing run under the budget where the batch does not fit
+    at_peak: Mapping[Category, int]  # bytes by role at the allocated peak; they add up to it
+    process_bytes: int  # context and reserved peak, calibrated where that is known: what nvidia-smi shows
+    process_upper_bytes: int  # the same at the confidence
+    unknown_ops: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: Seconds
+    p_out_of_memory: float | None = None  # by the residuals of published runs; None where nothing bounds it
+    growth: Growth | None = None  # what each step leaves behind
+    step_limit: StepLimit | None = None  # the steps that fit in spite of it; None where memory has no end
+    retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
+
+
+def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
+    """Replay one batch size of a trace under the budget and say where the memory goes."""
+    start = perf_counter()
+    budget = judge_budget(budget, job, trace)
+    run, at_peak = replay_with_breakdown(trace, batch, budget.arena)
+    failed = None
+    if run.outcome is Outcome.DOES_NOT_FIT:
+        failed = run
+        run, at_peak = replay_with_breakdown(trace, batch, unlimited(budget.arena))
+    chance = estimate_oom_probability(budget, trace, run)
+    growth = find_growth(trace, batch)
+    limit = None
+    if growth is not None and failed is None:
+        limit = find_step_limit(trace, batch, budget.arena, growth, run.peak_reserved_bytes)
+    retries = run.outcome is Outcome.FITS_WITH_RETRIES and failed is None
+    costs = count_retries(trace, batch, budget.arena) if retries else ()
+    return Estimate(
+        job,
+        budget,
+        Outcome.DOES_NOT_FIT if failed else run.outcome,
+        run,
+        failed,
+        at_peak,
+        process_bytes(budget, run.peak_reserved_bytes),
+        upper_process_bytes(budget, run.peak_reserved_bytes),
+        trace.unknown_ops,
+        trace.notes,
+        Seconds(trace_seconds, perf_counter() - start),
+        chance,
+        growth,
+        limit,
+        costs,
+    )
+
+
+def unlimited(arena: Arena) -> Arena:
+    """An arena with the same rules and memory that never runs out."""
+    return replace(UNLIMITED, rules=replace(arena.rules, per_process_memory_fraction=1.0))

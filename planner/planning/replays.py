@@ -1,0 +1,176 @@
+"""Replays of one job on GPUs of one kind, each made once."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from planner.allocator import Arena, Replay, replay_trace, room_bytes
+from planner.errors import BatchTooLargeError
+from planner.planning.estimate import unlimited
+from planner.planning.search import boundary_by_line, boundary_from_guess
+from planner.program import FIT_BATCHES, LowerBound, Outcome, ProgramSet, Target, Trace
+
+_REMEMBERED_TRACES = 4  # GPUs with the same memory need the same batch sizes
+
+
+@dataclass(slots=True)
+class ReplayCache:
+    """Replays of one job on GPUs of all kinds; those that run the same events share them."""
+
+    programs: ProgramSet
+    hints: dict[int, int] = field(default_factory=dict)  # peaks without limits by batch size, on any GPU
+    _peaks: dict[int, int] = field(
+        default_factory=dict
+    )  # reserved, of runs that no limit disturbed, by trace
+    _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # of traces, equal for equal ones
+    _distinct: dict[Hashable, int] = field(default_factory=dict)
+    _traces: dict[int, Trace] = field(default_factory=dict)
+    _runs: dict[tuple[int, Arena], Replay] = field(default_factory=dict)
+
+    def run(self, batch: int, target: Target, arena: Arena) -> Replay:
+        """Return the replay of a batch size. Raises the errors of a capture."""
+        number = self._number(batch, target)
+        run = self._runs.get((number, arena))
+        if run is None:
+            if number not in self._traces:
+                if len(self._traces) >= _REMEMBERED_TRACES:
+                    del self._traces[next(iter(self._traces))]
+                self._traces[number] = self.programs.trace(batch, target)
+            run = self._runs[number, arena] = replay_trace(self._traces[number], batch, arena)
+            if run.outcome is Outcome.FITS and is_limit_independent(arena):
+                self._peaks[number] = run.peak_reserved_bytes
+        return run
+
+    def peak_without_limits(self, batch: int, target: Target, arena: Arena) -> int:
+        """Return the reserved peak without limits: a batch fits without retries where so much is there."""
+        number = self._number(batch, target)
+        if number not in self._peaks:
+            self._peaks[number] = self.run(batch, target, unlimited(arena)).peak_reserved_bytes
+        self.hints[batch] = self._peaks[number]
+        return self._peaks[number]
+
+    def undisturbed_peak(self, batch: int, target: Target, arena: Arena) -> int | None:
+        """Return the peak of a known run that goes the same way under these limits; None: there is none."""
+        if not is_limit_independent(arena):
+            return None
+        room, peak = room_bytes(arena), self._peaks.get(self._number(batch, target))
+        return None if peak is None or (room is not None and peak > room) else peak
+
+    def _number(self, batch: int, target: Target) -> int:
+        number = self._numbers.get((batch, target))
+        if number is None:
+            key = self.programs.key(batch, target)
+            distinct = (batch, target if key is None else key)
+            number = self._numbers[batch, target] = self._distinct.setdefault(distinct, len(self._distinct))
+        return number
+
+
+@dataclass(slots=True)
+class TimedPrograms:
+    """Programs that count the seconds which their traces take."""
+
+    programs: ProgramSet
+    seconds: float = 0.0
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        """Return the trace at a batch size."""
+        with self._timing():
+            return self.programs.trace(batch, target)
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        """Return what tells the traces of one batch size apart."""
+        with self._timing():
+            return self.programs.key(batch, target)
+
+    def bound(self, target: Target) -> LowerBound | None:
+        """Return a lower bound of what tensors take."""
+        with self._timing():
+            return self.programs.bound(target)
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += perf_counter() - start
+
+
+@dataclass(slots=True)
+class TargetReplays:
+    """Replays on GPUs of one kind."""
+
+    replays: ReplayCache
+    target: Target
+    bound: LowerBound | None  # None: each trace is a run of the model
+    limit: int  # the largest batch size worth a probe
+    too_large: dict[int, str] = field(default_factory=dict)  # batch sizes that cannot be captured, and why
+    probes: dict[Arena, dict[int, Outcome]] = field(default_factory=dict)
+
+    def top(self, arena: Arena) -> int:
+        """Return the largest batch size that the bound, which rises with it, does not rule out."""
+        room = room_bytes(arena)
+        if room is None or self.bound is None:
+            return self.limit
+        return bisect_right(range(1, self.limit + 1), room, key=self.bound)
+
+    def fits(self, arena: Arena) -> Callable[[int], bool]:
+        """Return the function that says whether a batch size fits."""
+        return lambda batch: self.outcome(batch, arena) is not Outcome.DOES_NOT_FIT
+
+    def outcome(self, batch: int, arena: Arena) -> Outcome:
+        """Return whether a batch size fits; one that cannot be captured does not."""
+        probes = self.probes.setdefault(arena, {})
+        if batch not in probes:
+            try:
+                probes[batch] = self._outcome(batch, arena)
+            except BatchTooLargeError as error:
+                self.too_large[batch] = str(error)
+                probes[batch] = Outcome.DOES_NOT_FIT
+        return probes[batch]
+
+    def _outcome(self, batch: int, arena: Arena) -> Outcome:
+        room = room_bytes(arena)
+        if room is not None and self.bound is not None and self.bound(batch) > room:
+            return Outcome.DOES_NOT_FIT
+        if self.replays.undisturbed_peak(batch, self.target, arena) is not None:
+            return Outcome.FITS
+        return self.run(batch, arena).outcome
+
+    def peak_reserved_bytes(self, batch: int, arena: Arena) -> int:
+        """Return the reserved peak of a batch that fits."""
+        peak_bytes = self.replays.undisturbed_peak(batch, self.target, arena)
+        return self.run(batch, arena).peak_reserved_bytes if peak_bytes is None else peak_bytes
+
+    def peak_without_limits(self, batch: int, arena: Arena) -> int:
+        """Return the reserved peak without limits."""
+        return self.replays.peak_without_limits(batch, self.target, arena)
+
+    def largest_without_retries(self, largest: int, arena: Arena) -> int:
+        """Return the largest batch size that runs without retries up to `largest`, which fits."""
+        if not largest or self.outcome(largest, arena) is Outcome.FITS:
+            return largest
+        room = room_bytes(arena)
+        if not is_limit_independent(arena) or room is None:
+            return boundary_from_guess(
+                lambda batch: self.outcome(batch, arena) is Outcome.FITS, largest, largest
+            )
+        peak = lambda batch: self.peak_without_limits(batch, arena)  # noqa: E731
+        return boundary_by_line(peak, room, self.replays.hints, largest)
+
+    def is_random(self) -> bool:
+        """Return whether each trace is a run of the model with random values in it."""
+        return self.bound is None and self.replays.programs.trace(FIT_BATCHES[0], self.target).is_random
+
+    def run(self, batch: int, arena: Arena) -> Replay:
+        """Return the replay of a batch size. Raises the errors of a capture."""
+        return self.replays.run(batch, self.target, arena)
+
+
+def is_limit_independent(arena: Arena) -> bool:
+    """Return whether nothing but a refused request lets the allocator act on how much memory there is."""
+    rules = arena.rules
+    fraction = rules.per_process_memory_fraction < 1
+    return not (rules.expandable_segments or rules.garbage_collection_threshold > 0 or fraction)

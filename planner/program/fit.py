@@ -1,0 +1,207 @@
+"""Fit affine events to two traces of one job at different batch sizes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.program.diff import first_divergence
+from planner.program.events import Alloc, Category, Event, Free, PhaseStart, Trace
+from planner.program.program import AffineAlloc, Program, ProgramEvent
+
+
+class NotAffineError(Exception):
+    """Two traces do not fit to one program; the message says where they diverge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """An integer of the form `fixed + slope * batch`."""
+
+    fixed: int
+    slope: int
+
+
+def affine_through(a: int, b: int, low: int, high: int) -> Affine:
+    """Return the affine integer that is `a` at batch `low` and `b` at batch `high`. Raises NotAffineError."""
+    slope, rest = divmod(b - a, high - low)
+    if rest:
+        raise NotAffineError(f"{a} at batch {low} and {b} at batch {high}: no whole number per sample")
+    return Affine(a - slope * low, slope)
+
+
+def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
+    """Return the affine integer that is `b` at batch `high` and as near as may be to `a` at batch `low`.
+
+    Workspaces of libraries may have a part that changes by a few bytes with the batch size.
+    """
+    slope = round((b - a) / (high - low))
+    return Affine(b - slope * high, slope)
+
+
+Fit = Callable[[int, int, int, int], Affine]
+
+
+def fit_events(
+    first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event]
+) -> list[ProgramEvent]:
+    """Fit events of two traces, which may be all or some of theirs. Raises NotAffineError."""
+    twins: dict[int, int] = {}
+    events: list[ProgramEvent] = []
+    for index, (a, b) in enumerate(zip(ones, others, strict=False)):
+        if isinstance(a, Alloc) and isinstance(b, Alloc):
+            same = a.category == b.category and first.sites[a.site] == second.sites[b.site]
+            twins[a.block] = b.block
+        elif isinstance(a, Free) and isinstance(b, Free):
+            same = twins.get(a.block) == b.block
+        else:
+            same = a == b and isinstance(a, PhaseStart)
+        if not same:
+            at_first = f"{_describe(first, a)} at batch {first.batch}"
+            raise NotAffineError(
+                f"event {index} is {at_first} and {_describe(second, b)} at batch {second.batch}"
+            )
+        if isinstance(a, Alloc) and isinstance(b, Alloc):
+            events.append(_fit_alloc(a, b, first, second))
+        elif not isinstance(a, Alloc):
+            events.append(a)
+    if len(ones) != len(others):
+        _raise_longer(first, ones, second, others)
+    return events
+
+
+def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: Fit = affine_through) -> AffineAlloc:
+    try:
+        size = fit(a.size_bytes, b.size_bytes, first.batch, second.batch)
+        if size.slope < 0 or size.fixed + size.slope < 0:
+            raise NotAffineError(
+                f"{a.size_bytes} bytes at batch {first.batch} and {b.size_bytes} at batch {second.batch}: "
+                "no affine size for every batch"
+            )
+    except NotAffineError as error:
+        raise NotAffineError(f"block {a.block} ({_where(first, a)}): {error}") from error
+    return AffineAlloc(a.block, size.fixed, size.slope, a.category, a.site, a.may_fail)
+
+
+def _raise_longer(first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event]) -> None:
+    (short, _), (long, events) = sorted(((first, ones), (second, others)), key=lambda pair: len(pair[1]))
+    index = min(len(ones), len(others))
+    raise NotAffineError(
+        f"event {index} at batch {long.batch} is {_describe(long, events[index])}; "
+        f"the trace at batch {short.batch} has ended before it"
+    )
+
+
+def _describe(trace: Trace, event: Event) -> str:
+    if isinstance(event, Alloc):
+        return f"{_where(trace, event)} allocating block {event.block} for {event.category}"
+    if isinstance(event, Free):
+        allocs = (one for one in trace.events if isinstance(one, Alloc) and one.block == event.block)
+        return f"block {event.block} of {_where(trace, next(allocs))} freed"
+    return f"the start of step {event.step}, {event.phase}"
+
+
+def _where(trace: Trace, event: Alloc) -> str:
+    site = trace.sites[event.site]
+    return f"{site.op} in {site.module or 'the loop'}"
+
+
+# ---- two whole traces, whose kernels are not known
+
+Slot = Sequence[Alloc | Free]  # workspaces that are allocated or freed between two other events
+
+
+def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through) -> Program:
+    """Fit two traces to a program without kernel calls, its workspaces as affine as may be.
+
+    Workspaces that are not alike in both, or that `workspace_fit` does not fit, are those of the second
+    trace. Raises NotAffineError, and ValueError for traces of one batch size.
+    """
+    if first.batch == second.batch:
+        raise ValueError(f"both traces are of batch {first.batch}")
+    ones, our_slots = _without_workspaces(first)
+    others, their_slots = _without_workspaces(second)
+    events = fit_events(first, ones, second, others)
+    known = set(first.sites)
+    sites = (*first.sites, *(site for site in second.sites if site not in known))
+    places = {site: index for index, site in enumerate(sites)}
+    free = 1 + max((event.block for event in first.events if isinstance(event, Alloc)), default=-1)
+    names: dict[int, int] = {}
+
+    def constant(event: Alloc | Free) -> ProgramEvent:
+        name = names.setdefault(event.block, free + len(names))
+        if isinstance(event, Free):
+            return Free(name)
+        site = places[second.sites[event.site]]
+        return AffineAlloc(name, event.size_bytes, 0, event.category, site, event.may_fail)
+
+    slots: list[list[ProgramEvent]] = []
+    for start, end in _groups(our_slots, their_slots):
+        theirs = their_slots[start:end]
+        fitted = _fit_slots(our_slots[start:end], theirs, first, second, workspace_fit)
+        slots += fitted or [[constant(event) for event in slot] for slot in theirs]
+    merged = [*slots[0]]
+    for event, slot in zip(events, slots[1:], strict=True):
+        merged += [event, *slot]
+    notes, unknown_ops, growth = first.notes, first.unknown_ops, first.growth_sources
+    return Program(tuple(merged), sites, unknown_ops=unknown_ops, notes=notes, growth_sources=growth)
+
+
+def tensors_diverge(program: Program, trace: Trace) -> bool:
+    """Return whether a program without kernel calls and a trace diverge in anything but workspaces."""
+    fitted = program.instantiate(trace.batch)
+    ours, theirs = (replace(one, events=tuple(_without_workspaces(one)[0])) for one in (fitted, trace))
+    return bool(first_divergence(ours, theirs))
+
+
+def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Free]]]:
+    """Return the events without workspaces that are freed, and the slots between them."""
+    freed = {event.block for event in trace.events if isinstance(event, Free)}
+    workspaces: set[int] = set()
+    events: list[Event] = []
+    slots: list[list[Alloc | Free]] = [[]]
+    for event in trace.events:
+        if isinstance(event, Alloc) and event.category is Category.WORKSPACE and event.block in freed:
+            workspaces.add(event.block)
+            slots[-1].append(event)
+        elif isinstance(event, Free) and event.block in workspaces:
+            slots[-1].append(event)
+        else:
+            events.append(event)
+            slots.append([])
+    return events, slots
+
+
+def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of slots at whose ends all workspaces of both traces are freed."""
+    start = held = 0
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
+        held += sum(1 if isinstance(event, Alloc) else -1 for event in (*a, *b))
+        if held == 0:
+            yield start, index
+            start = index
+
+
+def _fit_slots(
+    ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
+) -> list[list[ProgramEvent]] | None:
+    """Return the slots with affine workspaces; None where traces differ or they are not affine."""
+    if any(len(a) != len(b) for a, b in zip(ours, theirs, strict=True)):
+        return None
+    twins: dict[int, int] = {}
+    slots: list[list[ProgramEvent]] = []
+    for a, b in zip(ours, theirs, strict=True):
+        slots.append([])
+        for event, twin in zip(a, b, strict=True):
+            if isinstance(event, Alloc) and isinstance(twin, Alloc):
+                same = first.sites[event.site] == second.sites[twin.site] and event.may_fail == twin.may_fail
+                if not same:
+                    return None
+                twins[event.block] = twin.block
+                try:
+                    slots[-1].append(_fit_alloc(event, twin, first, second, fit))
+                except NotAffineError:
+                    return None
+            elif isinstance(event, Free) and isinstance(twin, Free) and twins[event.block] == twin.block:
+                slots[-1].append(event)
+            else:
+                return None
+    return slots

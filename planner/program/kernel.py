@@ -1,0 +1,61 @@
+"""Operations of a kernel on the allocator, and their expansion into events."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from planner.program.events import Alloc, Category, Event, Free
+
+
+class OpKind(StrEnum):
+    """An operation of a kernel on the allocator; the letters stand in trace files."""
+
+    TRANSIENT = "p"  # a block that is freed at once
+    TRY = "t"  # a block that is freed at once, and without which the kernel falls back to another algorithm
+    AUTOTUNE = "s"  # a TRY of the first call of a signature alone
+    HOLD = "h"  # a block that is freed by a release, or when the kernel returns
+    OUTPUT = "o"  # the next output is allocated
+    OUTPUTS = "a"  # all outputs left are allocated
+    RELEASE_ALL = "e"
+    RELEASE = "r"  # the blocks that were taken last, so many
+    RELEASE_BENEATH = "b"  # the blocks beneath the last one, so many
+
+
+KernelOps = tuple[tuple[OpKind, int], ...]  # each with its number of bytes or of blocks
+
+
+def expand_kernel(
+    ops: KernelOps, outputs: Sequence[list[Event]], cublas_bytes: int, site: int, number: int
+) -> list[Event]:
+    """Return the events of one kernel, as the recorder of `planner.capture` records them.
+
+    New blocks are numbered from `number`, at most one for each event. `outputs` has the allocation of each
+    output, none where it takes no memory.
+    """
+    events: list[Event] = []
+    held: list[int] = []
+    coming = iter(outputs)
+    if not any(kind in (OpKind.OUTPUT, OpKind.OUTPUTS) for kind, _ in ops):
+        ops = ((OpKind.OUTPUTS, 0), *ops)
+    for kind, size in (*ops, (OpKind.OUTPUTS, 0)):
+        if kind == OpKind.OUTPUT:
+            events += next(coming, [])
+        elif kind == OpKind.OUTPUTS:
+            for output in coming:
+                events += output
+        elif kind == OpKind.RELEASE_ALL:
+            events += [Free(held.pop()) for _ in range(len(held))]
+        elif kind == OpKind.RELEASE:
+            events += [Free(held.pop()) for _ in range(min(size, len(held)))]
+        elif kind == OpKind.RELEASE_BENEATH:
+            events += [Free(block) for block in reversed(held[-1 - size : -1])]
+            del held[-1 - size : -1]
+        elif size > 0:
+            block = number + len(events)
+            events.append(Alloc(block, size, Category.WORKSPACE, site, kind == OpKind.TRY))
+            if kind == OpKind.HOLD:
+                held.append(block)
+            else:
+                events.append(Free(block))
+    if cublas_bytes:
+        events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))
+    return [*events, *(Free(block) for block in reversed(held))]

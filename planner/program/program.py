@@ -1,0 +1,275 @@
+"""A job's events for any batch size and GPU: affine tensor events, kernel calls, and guarded workspaces.
+
+`planner.capture.symbolic` fits a program to two recorded runs. What the model itself allocates is affine in
+the batch size. What kernels allocate beside it follows from the workspace rules, whose results stand here as
+`GuardedOps`, one list of variants for each distinct call. Specializing a program yields exactly the trace
+that a capture would record, or None where no variant's guards hold.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import Struct
+
+from planner.program.convolution import ConvWorkspace
+from planner.program.events import (
+    Alloc,
+    Category,
+    Event,
+    Free,
+    GrowthSource,
+    PhaseStart,
+    Site,
+    TensorProvenance,
+    Trace,
+    validate,
+)
+from planner.program.expr import GuardedOps, first_matching
+from planner.program.kernel import KernelOps, OpKind, expand_kernel
+from planner.program.target import Capability, Target
+
+LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch size
+
+
+class AffineAlloc(Struct, frozen=True, gc=False):
+    """The allocation of a block of `fixed_bytes + bytes_per_sample * batch` bytes."""
+
+    block: int
+    fixed_bytes: int
+    bytes_per_sample: int
+    category: Category
+    site: int
+    may_fail: bool = False
+
+    def size_at(self, batch: int) -> int:
+        """Return the bytes at a batch size."""
+        return self.fixed_bytes + self.bytes_per_sample * batch
+
+
+ProgramEvent = AffineAlloc | Free | PhaseStart
+
+
+class KernelCall(Struct, frozen=True, gc=False):
+    """A call of an operator that has a workspace rule, or the first one that uses cuBLAS."""
+
+    signature: int
+    site: int
+    position: int  # index of the tensor event before which it runs
+    outputs: tuple[bool, ...]  # for each output, whether the next tensor event is its allocation
+    first_blas_call: bool  # cuBLAS allocates its workspace here
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWorkspaces:
+    """The operations of all kernels at one batch size on one GPU."""
+
+    cublas_bytes: int
+    by_signature: tuple[KernelOps, ...]
+
+
+NO_WORKSPACES = KernelWorkspaces(0, ())  # of a program without kernel calls
+
+
+@dataclass(slots=True)
+class Variants:
+    """The workspaces of a program on GPUs of one compute capability."""
+
+    cublas_bytes: int
+    min_batch: int
+    max_batch: int
+    by_signature: list[list[GuardedOps]]
+
+
+class WorkspaceRules(Protocol):
+    """Evaluation of the workspace rules, which needs torch."""
+
+    def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
+        """Return a variant that holds at least for this batch size on this GPU."""
+
+
+@dataclass(slots=True)
+class Program:
+    """A job's first steps at any batch size from the least to the largest that was validated."""
+
+    events: tuple[ProgramEvent, ...]  # without those of kernels' workspaces
+    sites: tuple[Site, ...]
+    calls: tuple[KernelCall, ...] = ()
+    targets: dict[Capability, Variants] = field(default_factory=dict)
+    unknown_ops: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    provenance: tuple[TensorProvenance, ...] = ()  # of programs for one batch size alone
+    conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise
+    growth_sources: tuple[GrowthSource, ...] = ()
+    torch: str = ""  # the version that captured it; "" where its notes name it
+    rules: WorkspaceRules | None = field(default=None, compare=False, repr=False)
+    _structure: int | None = field(default=None, compare=False, repr=False)
+
+    def covers(self, batch: int, target: Target) -> bool:
+        """Return whether the trace at this batch size on this GPU is known exactly."""
+        return self.workspaces_at(batch, target) is not None
+
+    def specialize(self, batch: int, target: Target) -> Trace | None:
+        """Return the trace at a batch size on a GPU; None where it is not covered."""
+        workspaces = self.workspaces_at(batch, target)
+        return None if workspaces is None else self.instantiate(batch, workspaces)
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        """Return a key that is equal exactly where traces of one batch size are; None where none is known."""
+        workspaces = self.workspaces_at(batch, target)
+        return None if workspaces is None else (self.structure, workspaces)
+
+    @property
+    def structure(self) -> int:
+        """Return a hash of the tensor events and kernel calls."""
+        if self._structure is None:
+            self._structure = hash((self.events, self.calls))
+        return self._structure
+
+    def is_constant(self, target: Target) -> bool:
+        """Return whether the program holds for one batch size alone on such GPUs, or none."""
+        known = self.targets.get(target.capability)
+        return known is None or known.min_batch == known.max_batch
+
+    def workspaces_at(self, batch: int, target: Target) -> KernelWorkspaces | None:
+        """Return what the kernels allocate; None where it is not known for sure.
+
+        Where no guards hold, the rules are evaluated if there are any, and the variant is appended.
+        """
+        known = self.targets.get(target.capability)
+        if known is None or not known.min_batch <= batch <= known.max_batch:
+            return None
+        workspaces = []
+        for signature, variants in enumerate(known.by_signature):
+            ops = first_matching(variants, batch, target.sm_count)
+            if ops is None and self.rules is not None:
+                variants.append(self.rules.evaluate(signature, batch, target))
+                ops = first_matching(variants[-1:], batch, target.sm_count)
+            if ops is None:
+                return None
+            workspaces.append(ops)
+        return KernelWorkspaces(known.cublas_bytes, tuple(workspaces))
+
+    def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
+        """Return the trace at a batch size at which kernels allocate these workspaces."""
+        events = tuple(self._splice(batch, workspaces))
+        return Trace(
+            events,
+            self.sites,
+            batch,
+            self.unknown_ops,
+            self.notes,
+            self.provenance,
+            self.conv_workspaces,
+            self.growth_sources,
+        )
+
+    def _splice(self, batch: int, workspaces: KernelWorkspaces) -> list[Event]:
+        own = events_at(self.events, batch)
+        number = 1 + max((event.block for event in own if type(event) is Alloc), default=-1)
+        first, later = _calls_by_order(workspaces.by_signature)
+        called: set[int] = set()
+        events: list[Event] = []
+        done = 0
+        for call in self.calls:
+            ops = (later if call.signature in called else first)[call.signature]
+            called.add(call.signature)
+            cublas_bytes = workspaces.cublas_bytes if call.first_blas_call else 0
+            if not ops and not cublas_bytes:
+                continue
+            events += own[done : call.position]
+            done = call.position + sum(call.outputs)
+            allocs = iter(own[call.position : done])
+            outputs = [[next(allocs)] if takes else [] for takes in call.outputs]
+            made = expand_kernel(ops, outputs, cublas_bytes, call.site, number)
+            number += len(made)
+            events += made
+        return events + own[done:]
+
+
+def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
+    """Return events with sizes at a batch size."""
+    return [
+        Alloc(
+            event.block,
+            event.fixed_bytes + event.bytes_per_sample * batch,
+            event.category,
+            event.site,
+            event.may_fail,
+        )
+        if type(event) is AffineAlloc
+        else event  # type: ignore[misc]  # mypy does not narrow by type()
+        for event in events
+    ]
+
+
+def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequence[KernelOps]]:
+    """Return the operations of the first call of each signature, and of later ones without autotuning."""
+    if not any(kind is OpKind.AUTOTUNE for one in ops for kind, _ in one):
+        return ops, ops
+    first = [
+        tuple((OpKind.TRY if kind is OpKind.AUTOTUNE else kind, size) for kind, size in one) for one in ops
+    ]
+    later = [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]
+    return first, later
+
+
+def constant_program(trace: Trace, target: Target) -> Program:
+    """Return the program of one trace, which holds for its batch size on GPUs of one compute capability."""
+    return Program(
+        constant_events(trace.events),
+        trace.sites,
+        targets={target.capability: Variants(0, trace.batch, trace.batch, [])},
+        unknown_ops=trace.unknown_ops,
+        notes=trace.notes,
+        provenance=trace.provenance,
+        conv_workspaces=trace.conv_workspaces,
+        growth_sources=trace.growth_sources,
+    )
+
+
+def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
+    """Return events whose sizes do not depend on the batch size."""
+    return tuple(
+        AffineAlloc(event.block, event.size_bytes, 0, event.category, event.site, event.may_fail)
+        if isinstance(event, Alloc)
+        else event
+        for event in events
+    )
+
+
+def validate_program(program: Program, batches: Sequence[int]) -> None:
+    """Raise ValueError for the first flaw that makes a program meaningless; a fitted program has none.
+
+    Its tensor events are those of a valid trace at each of the batch sizes, and no size shrinks with the
+    batch. Kernel calls stand in order, each at the allocations of its outputs.
+    """
+    allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
+    for event in allocs:
+        if event.bytes_per_sample < 0 or event.size_at(1) < 0:
+            raise ValueError(f"the size of block {event.block} is negative at some batch size")
+        if len(batches) == 1 and event.bytes_per_sample:
+            raise ValueError(f"block {event.block} grows with the batch in a trace of one batch size")
+    if min(batches) < 1 or any(event.size_at(batch) <= 0 for event in allocs for batch in batches):
+        raise ValueError(f"batch sizes {batches}: not positive, or a block without bytes")
+    events, rows = tuple(events_at(program.events, batches[0])), (program.provenance, program.conv_workspaces)
+    validate(Trace(events, program.sites, batches[0], (), (), *rows))
+    done = 0
+    for call in program.calls:
+        end = call.position + sum(call.outputs)
+        if not 0 <= call.site < len(program.sites):
+            raise ValueError(f"a kernel call at site {call.site}, which does not exist")
+        if not done <= call.position <= end <= len(program.events):
+            raise ValueError("kernel calls out of order")
+        if not all(isinstance(event, AffineAlloc) for event in program.events[call.position : end]):
+            raise ValueError("the output of a kernel call is no allocation")
+        done = end
+
+
+def sample_batches(min_batch: int, max_batch: int) -> Iterator[int]:
+    """Yield batch sizes at which rules are sampled: each up to 16, then eight for each doubling."""
+    batch = min_batch
+    while batch < max_batch:
+        yield batch
+        batch += max(1, batch // 8)
+    yield max_batch

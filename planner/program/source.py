@@ -1,0 +1,45 @@
+"""The interfaces between planning, stores of programs and capture."""
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+from planner.program.bounds import LowerBound
+from planner.program.events import Trace
+from planner.program.program import Program
+from planner.program.target import Target
+
+# Programs are fitted to runs at these batch sizes. At batch 1 broadcasting and contiguity take shortcuts.
+FIT_BATCHES = (2, 3)
+
+OnProgress = Callable[[str], None]  # called with one short line for each thing that takes time
+TraceSource = Callable[[int], Trace]  # the job's trace at a batch size
+
+
+class ProgramSet(Protocol):
+    """The traces of one job, for any batch size on any GPU."""
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        """Return the trace at a batch size. Raises UsageError or ModelError."""
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        """Return a key that is equal exactly where traces are; None where they have to be compared."""
+
+    def bound(self, target: Target) -> LowerBound | None:
+        """Return a lower bound of what tensors take; None where each trace is a run of the model."""
+
+
+class ProgramBuilder(Protocol):
+    """Captures programs with torch."""
+
+    def programs(self, target: Target) -> tuple[Program, ...]:
+        """Return the job's program for such GPUs and what belongs beside it; none where no program fits."""
+
+    def run(self, batch: int, target: Target) -> Program:
+        """Return the program of one run, which holds for its batch size. Raises the errors of a capture."""
+
+    def enumerate_variants(self, program: Program, target: Target) -> None:
+        """Evaluate the workspace rules at sample batch sizes, so that a stored program needs no torch."""
+
+
+def ignore_progress(line: str) -> None:
+    """Ignore a line of progress."""

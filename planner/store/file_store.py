@@ -1,0 +1,160 @@
+"""The programs of a file that was saved: for any batch size on the GPUs of all known compute capabilities.
+
+Where the file does not know what a kernel allocates, it gets what it allocates at the nearest batch size that
+is known, and a note says so.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planner.errors import DataFileError, UsageError
+from planner.jobs import Job, job_from_json
+from planner.program import (
+    KernelWorkspaces,
+    LowerBound,
+    Program,
+    Target,
+    Trace,
+    first_matching,
+    live_bytes_bound,
+    sample_batches,
+)
+from planner.store.codec import ProgramFile, load_programs
+from planner.store.layout import LARGEST_NUMBER
+
+_NEAREST = 16  # sample batch sizes below the one that is needed: two doublings, or all
+_BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(slots=True)
+class SavedJob:
+    """The job of a saved file, with its traces."""
+
+    path: Path
+    file: ProgramFile
+    job: Job
+    batch: int
+    target: Target  # that was planned for
+    _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by structure
+
+    @property
+    def is_any_batch(self) -> bool:
+        """Return whether the file holds for more than one batch size."""
+        return not all(program.is_constant(self.target) for program in self._programs(self.target))
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        """Return the trace at a batch size. Raises UsageError where the file does not cover it."""
+        program, workspaces, notes = self._find(batch, target)
+        trace = program.instantiate(batch, workspaces)
+        return replace(trace, notes=(*trace.notes, *notes))
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        """Return what tells the traces of one batch size apart."""
+        program, workspaces, notes = self._find(batch, target)
+        return program.structure, workspaces, notes
+
+    def bound(self, target: Target) -> LowerBound:
+        """Return a lower bound of what tensors take."""
+        program = self._programs(target)[0]
+        if program.structure not in self._bounds:
+            self._bounds[program.structure] = live_bytes_bound(program.events)
+        return self._bounds[program.structure]
+
+    def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
+        """Return the program that covers a batch size, what its kernels allocate there, and notes."""
+        programs = self._programs(target)
+        other = target if target.capability in programs[0].targets else self.target
+        known = replace(target, capability=other.capability)
+        notes = () if known == target else (_other_capability(known),)
+        for program in programs:
+            workspaces = program.workspaces_at(batch, known)
+            if workspaces is not None:
+                return program, self._checked(workspaces), notes
+        workspaces, more = self._nearest(programs[0], batch, known)
+        return programs[0], self._checked(workspaces), (*notes, *more)
+
+    def _nearest(
+        self, program: Program, batch: int, target: Target
+    ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
+        """Return what kernels allocate at the nearest batch sizes that are known, with a note."""
+        known = program.targets[target.capability]
+        if known.min_batch == known.max_batch:
+            only = f"this trace holds for batch {known.min_batch} only"
+            raise UsageError(f"{self.path}: {only}; capture batch {batch} again")
+        inside = min(max(batch, known.min_batch), known.max_batch)
+        below = [size for size in sample_batches(known.min_batch, known.max_batch) if size < inside]
+        sizes = [inside, *reversed(below[-_NEAREST:]), known.min_batch]
+        places = [(size, count) for size in sizes for count in (target.sm_count, self.target.sm_count)]
+        others: set[tuple[int, int]] = set()
+        by_signature = []
+        for variants in known.by_signature:
+            tries = ((place, first_matching(variants, *place)) for place in places)
+            match = next(((place, ops) for place, ops in tries if ops is not None), None)
+            if match is None:
+                raise UsageError(f"{self.path}: the file does not cover batch {batch}; capture it again")
+            others.add(match[0])
+            by_signature.append(match[1])
+        notes = _other_sizes(others - {(batch, target.sm_count)}, batch, target)
+        if batch > known.max_batch:
+            notes = (
+                *notes,
+                f"the file's program was validated against runs up to batch {known.max_batch} only",
+            )
+        return KernelWorkspaces(known.cublas_bytes, tuple(by_signature)), notes
+
+    def _checked(self, workspaces: KernelWorkspaces) -> KernelWorkspaces:
+        if any(size > LARGEST_NUMBER for ops in workspaces.by_signature for _, size in ops):
+            raise self._broken("a workspace exceeds 2**63 bytes")
+        return workspaces
+
+    def _programs(self, target: Target) -> list[Program]:
+        """Return the programs for such GPUs; those of the GPU that was planned for where there are none."""
+        try:
+            for capability in (target.capability, self.target.capability):
+                programs = [
+                    one.program
+                    for one in self.file.programs
+                    if (one.kernels or capability == self.target.capability) and one.load_target(capability)
+                ]
+                if programs:
+                    return programs
+        except _BROKEN as error:
+            raise self._broken(f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise self._broken("none is of the GPU that was planned for")
+
+    def _broken(self, why: str) -> DataFileError:
+        return DataFileError(f"{self.path}: broken programs of a trace: {why}; capture it again")
+
+
+def open_saved(path: Path) -> SavedJob:
+    """Return the job of a file that was saved, with its traces. Raises DataFileError."""
+    file = load_programs(path)
+    about = file.about
+    try:
+        job, batch = job_from_json(about["job"]), about["batch"]
+        major, minor = about["capability"]
+        sm_count = about.get("multiprocessors")
+        numbers = (batch, major, minor) if sm_count is None else (batch, major, minor, sm_count)
+        if not all(type(number) is int and abs(number) <= LARGEST_NUMBER for number in numbers):
+            raise TypeError("batch, capability and multiprocessors are integers")
+    except _BROKEN as error:
+        raise DataFileError(
+            f"{path}: broken job of a trace: {type(error).__name__}: {error}; capture it again"
+        ) from error
+    saved = SavedJob(path, file, job, batch, Target.for_capability((major, minor), sm_count))
+    saved.bound(saved.target)
+    return saved
+
+
+def _other_capability(known: Target) -> str:
+    major, minor = known.capability
+    return f"traced for compute capability {major}.{minor}; this GPU's kernels may take other memory"
+
+
+def _other_sizes(others: set[tuple[int, int]], batch: int, target: Target) -> tuple[str, ...]:
+    if not others:
+        return ()
+    at = ", ".join(f"batch {size} on {count} multiprocessors" for size, count in sorted(others))
+    here = f"batch {batch} on {target.sm_count} multiprocessors"
+    return (f"the file does not know what all kernels take at {here}; some are given what they take at {at}",)

@@ -1,0 +1,129 @@
+"""The layout of a file of programs: a struct for each JSON object, with columns of fields."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from planner.program import Category, Direction, Phase
+
+LARGEST_NUMBER = 2**63 - 1  # what torch counts with
+
+Int = Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Bits = Annotated[str, Meta(pattern="^[01]*$")]
+About = dict[str, Any]  # what a file says beside its programs: JSON
+
+
+class SiteColumns(Struct, forbid_unknown_fields=True):
+    module: list[str]
+    op: list[str]
+
+
+class AllocColumns(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    block: list[Int]
+    fixed_bytes: list[Int]
+    per_sample_bytes: list[Int]
+    role: list[Category]
+    site: list[Int]
+    optional: list[bool] | None = None
+
+
+class FreeColumns(Struct, forbid_unknown_fields=True):
+    block: list[Int]
+
+
+class PhaseColumns(Struct, forbid_unknown_fields=True):
+    step: list[Int]
+    phase: list[Phase]
+
+
+class ProvenanceColumns(Struct, forbid_unknown_fields=True):
+    block: list[Int]
+    shape: list[tuple[Int, ...]]
+    dtype: list[str]
+    source: list[str]
+    code: list[str]
+
+
+class ConvolutionColumns(Struct, forbid_unknown_fields=True):
+    block: list[Int]
+    searched: list[bool]
+    engine: list[Int]
+    notes: list[str]
+    direction: list[Direction]
+    dtype: list[str]
+    x: list[tuple[Int, ...]]
+    w: list[tuple[Int, ...]]
+    y: list[tuple[Int, ...]]
+    channels_last: list[bool]
+    padding: list[tuple[Int, ...]]
+    stride: list[tuple[Int, ...]]
+    dilation: list[tuple[Int, ...]]
+
+
+class GrowthColumns(Struct, forbid_unknown_fields=True):
+    module: list[str]
+    op: list[str]
+    source: list[str]
+    code: list[str]
+    is_garbage: list[bool]
+
+
+class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The events of a trace, or the tensor events of a program."""
+
+    batches: Annotated[list[Int], Meta(min_length=1)]
+    unknown_ops: list[str]
+    notes: list[str]
+    sites: SiteColumns
+    kind: Annotated[str, Meta(pattern="^[afm]*$")]
+    alloc: AllocColumns
+    free: FreeColumns
+    mark: PhaseColumns
+    details: ProvenanceColumns | None = None
+    asked: ConvolutionColumns | None = None
+    growth_sources: GrowthColumns | None = None
+
+
+class CallColumns(Struct, forbid_unknown_fields=True):
+    kind: list[Int]  # the signature
+    site: list[Int]
+    before: list[Int]  # the position, as the difference from that of the call before
+    outputs: list[Int]  # index into the outputs of the program
+    takes_blas: list[Int]  # indices of the calls that have cuBLAS allocate its workspace
+
+
+class TargetObject(Struct, forbid_unknown_fields=True):
+    blas_bytes: Int
+    first: Int
+    last: Int
+    cases: list[list[Int]]  # for each signature, indices into the pool
+
+
+# The range of batch sizes; operations, left and right operands of nodes; comparisons of guards with three
+# numbers for each; kinds and nodes of operations.
+VariantArray = tuple[Int, Int, str, list[Int], list[Int], str, list[Int], str, list[Int]]
+
+
+class KernelsObject(Struct, forbid_unknown_fields=True):
+    """The kernel calls of a program, and the variants of their workspaces by compute capability."""
+
+    outputs: list[Bits]
+    kernels: CallColumns
+    pool: list[VariantArray]
+    chips: dict[str, TargetObject]
+
+
+class TraceDocument(EventsObject, kw_only=True):
+    format: int
+    about: About
+
+
+class ProgramDocument(Struct, forbid_unknown_fields=True):
+    format: int
+    about: About
+    traces: list[EventsObject]
+    loops: list[KernelsObject]
+
+
+class AnyDocument(Struct):
+    format: int

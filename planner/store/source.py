@@ -1,0 +1,157 @@
+"""The programs of one job: in memory, else in a store, else built with torch."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from planner._support.versions import installed_version, public_version
+from planner.errors import ModelError
+from planner.jobs import Job
+from planner.program import (
+    FIT_BATCHES,
+    Capability,
+    KernelWorkspaces,
+    LowerBound,
+    Program,
+    ProgramBuilder,
+    Target,
+    Trace,
+    live_bytes_bound,
+)
+from planner.store.store import ProgramStore
+
+
+@dataclass(slots=True)
+class ProgramSource:
+    """The traces of a job. What no store has is built, and stored."""
+
+    job: Job
+    stores: Sequence[ProgramStore]
+    open_builder: Callable[[], ProgramBuilder]  # imports torch
+    _programs: list[Program] = field(default_factory=list)
+    _builder: ProgramBuilder | None = None
+    _was_read: set[tuple[int, Capability]] = field(default_factory=set)  # stores by identity
+    _built: set[Capability] = field(default_factory=set)
+    _failures: dict[tuple[int, Target], ModelError] = field(default_factory=dict)
+    _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by structure
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        """Return the trace at a batch size. Raises the errors of a capture."""
+        program, workspaces = self._find(batch, target)
+        trace = program.instantiate(batch, workspaces)
+        return replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
+
+    def key(self, batch: int, target: Target) -> Hashable:
+        """Return what tells the traces of one batch size apart."""
+        program, workspaces = self._find(batch, target)
+        return program.structure, workspaces
+
+    def bound(self, target: Target) -> LowerBound | None:
+        """Return a lower bound of what tensors take; None where the job has no program."""
+        program = self.program(target)
+        if program is None:
+            return None
+        if program.structure not in self._bounds:
+            self._bounds[program.structure] = live_bytes_bound(program.events)
+        return self._bounds[program.structure]
+
+    def program(self, target: Target) -> Program | None:
+        """Return the program for such GPUs, which is built if need be; None where the job has none."""
+        self._build(target)
+        return self._known(target)
+
+    def run(self, batch: int, target: Target) -> Program:
+        """Return the program that covers a batch size. Raises the errors of a capture."""
+        return self._find(batch, target)[0]
+
+    def enumerate_variants(self, program: Program, target: Target) -> None:
+        """Evaluate the rules of a program that was built here, so that it can be saved."""
+        if self._builder is not None:
+            self._builder.enumerate_variants(program, target)
+
+    def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
+        failure = self._failures.get((batch, target))
+        if failure is not None:
+            raise failure
+        try:
+            for programs in self._candidates(batch, target):
+                for program in programs:
+                    workspaces = program.workspaces_at(batch, target)
+                    if workspaces is not None:
+                        return program, workspaces
+        except ModelError as error:
+            self._failures[batch, target] = error
+            raise
+        raise AssertionError(f"a run at batch {batch} that does not hold there")
+
+    def _candidates(self, batch: int, target: Target) -> Iterator[Sequence[Program]]:
+        """Yield programs that may cover a batch size, from the nearest to the most expensive."""
+        yield self._programs
+        for store in self.stores:
+            if self._read(store, target):
+                yield self._programs
+            self._add(store.get_run(self.job, target, batch))
+            yield self._programs
+        if batch in FIT_BATCHES:  # more will be needed, and the runs at these are made for it
+            self._build(target)
+            yield self._programs
+        yield [self._store(self._open().run(batch, target), target)]
+
+    def _build(self, target: Target) -> None:
+        """Read or build the program for such GPUs, once.
+
+        Where a store has a run that a program would cover, there is none: it would have been stored instead.
+        """
+        if target.capability in self._built:
+            return
+        self._built.add(target.capability)
+        for store in self.stores:
+            self._read(store, target)
+            if self._known(target) is not None:
+                return
+        if any(store.get_run(self.job, target, FIT_BATCHES[0]) for store in self.stores):
+            return
+        builder = self._open()
+        for program in builder.programs(target):
+            if self.stores:
+                builder.enumerate_variants(program, target)
+            self._store(program, target)
+
+    def _known(self, target: Target) -> Program | None:
+        return next((one for one in self._programs if not one.is_constant(target)), None)
+
+    def _read(self, store: ProgramStore, target: Target) -> bool:
+        """Read a store's programs for such GPUs; false where that was done before."""
+        place = id(store), target.capability
+        if place in self._was_read:
+            return False
+        self._was_read.add(place)
+        self._add(store.get(self.job, target))
+        return True
+
+    def _add(self, programs: Sequence[Program]) -> None:
+        known = {id(program) for program in self._programs}
+        self._programs += [program for program in programs if id(program) not in known]
+
+    def _open(self) -> ProgramBuilder:
+        if self._builder is None:
+            self._builder = self.open_builder()
+        return self._builder
+
+    def _store(self, program: Program, target: Target) -> Program:
+        program.torch = installed_version("torch") or "?"
+        self._add([program])
+        for store in self.stores:
+            store.put(self.job, target, program)
+        return program
+
+
+@cache
+def note_on_torch(torch: str) -> str:
+    """Return the note on the version of PyTorch that traces are of."""
+    installed = installed_version("torch")
+    if installed is None:
+        how = f"beforehand with PyTorch {torch}, which is not installed here"
+    else:
+        how = f"with PyTorch {installed if public_version(installed) == public_version(torch) else torch}"
+    return f"traced {how}; other versions keep other tensors"

@@ -1,0 +1,197 @@
+"""Stores of programs: the user's cache, and the programs of the catalogue's jobs in the package."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from planner._support.versions import installed_version, public_version
+from planner.errors import DataFileError, UsageError
+from planner.jobs import Job, job_from_json, job_to_json
+from planner.program import Program, Target
+from planner.store.cache_dir import CacheDirectory
+from planner.store.codec import ProgramFile, load_programs
+from planner.store.fingerprint import Fingerprint, fingerprint, source_digest, trace_relevant_fields
+
+BUNDLED = Path(__file__).with_name("bundled")
+INDEX = "index.json"
+_BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
+
+
+class ProgramStore(Protocol):
+    """Programs at rest. A stored job is one whose model's library completed it, so that it need not be
+    imported.
+    """
+
+    def get(self, job: Job, target: Target) -> Sequence[Program]:
+        """Return the job's programs for such GPUs that hold for more than one batch size, and some others."""
+
+    def get_run(self, job: Job, target: Target, batch: int) -> Sequence[Program]:
+        """Return the program of the run at this batch size, if there is one."""
+
+    def put(self, job: Job, target: Target, program: Program) -> None:
+        """Store a program for such GPUs, if the store can be written."""
+
+    def get_job(self, job: Job) -> Job | None:
+        """Return the job as its model's library completes it."""
+
+    def put_job(self, job: Job, completed: Job) -> None:
+        """Store a job as its model's library completed it, if the store can be written."""
+
+
+def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
+    """Return the job as its model's library completes it, from the first store that has it."""
+    known = next((known for known in (store.get_job(job) for store in stores) if known is not None), None)
+    if known is not None:  # no trace depends on these two
+        return replace(known, dataset_size=job.dataset_size, lengths=job.lengths)
+    completed = complete(job)
+    for store in stores:
+        store.put_job(job, completed)
+    return completed
+
+
+@dataclass(slots=True)
+class UserCache:
+    """The user's cache. A job without a fingerprint is neither found nor stored."""
+
+    directory: CacheDirectory
+    _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
+
+    def get(self, job: Job, target: Target) -> Sequence[Program]:
+        """Return the job's program, if one is cached."""
+        return self._get(job, target, _program_entry(target))
+
+    def get_run(self, job: Job, target: Target, batch: int) -> Sequence[Program]:
+        """Return the program of the run at this batch size, if it is cached."""
+        return self._get(job, target, _run_entry(target, batch))
+
+    def put(self, job: Job, target: Target, program: Program) -> None:
+        """Store a program's variants for such GPUs."""
+        known = program.targets[target.capability]
+        entry = _run_entry(target, known.min_batch) if program.is_constant(target) else _program_entry(target)
+        key = self._key(job, entry)
+        if key is not None:
+            one = replace(program, targets={target.capability: known}, rules=None)
+            self.directory.put(key, [one], {"torch": program.torch})
+
+    def get_job(self, job: Job) -> Job | None:
+        """Return the job that was stored under its name."""
+        key = self._key(job, {"holds": "job"})
+        file = None if key is None else self.directory.get(key)
+        if key is None or file is None:
+            return None
+        try:
+            return job_from_json(file.about["completed"])
+        except _BROKEN as error:
+            self.directory.discard(key, f"{self.directory.folder}: a cached job is broken: {error}")
+            return None
+
+    def put_job(self, job: Job, completed: Job) -> None:
+        """Store a job as its model's library completed it."""
+        key = self._key(job, {"holds": "job"})
+        if key is not None:
+            self.directory.put(key, [], {"completed": job_to_json(completed)})
+
+    def _get(self, job: Job, target: Target, entry: dict[str, Any]) -> Sequence[Program]:
+        key = self._key(job, entry)
+        file = None if key is None else self.directory.get(key)
+        if key is None or file is None:
+            return ()
+        try:
+            return load_targets(file, target)
+        except _BROKEN as error:
+            self.directory.discard(key, f"{self.directory.folder}: a cached trace is broken: {error}")
+            return ()
+
+    def _key(self, job: Job, entry: dict[str, Any]) -> Fingerprint | None:
+        if job not in self._fingerprints:
+            self._fingerprints[job] = fingerprint(job)
+        key = self._fingerprints[job]
+        return None if key is None else key | entry
+
+
+def _program_entry(target: Target) -> dict[str, Any]:
+    return {"holds": "program", "capability": list(target.capability)}
+
+
+def _run_entry(target: Target, batch: int) -> dict[str, Any]:
+    entry = {"holds": "run", "capability": list(target.capability), "batch": batch}
+    return entry | {"sm_count": target.sm_count}
+
+
+def load_targets(file: ProgramFile, target: Target) -> list[Program]:
+    """Return the programs of a file for such GPUs. Raises LookupError, TypeError or ValueError."""
+    torch = file.about["torch"]
+    if not isinstance(torch, str):
+        raise TypeError("no version of torch")
+    programs = [encoded.program for encoded in file.programs if encoded.load_target(target.capability)]
+    for program in programs:
+        program.torch = torch
+    return programs
+
+
+@dataclass
+class BundledStore:
+    """The programs of the catalogue's jobs, read where the installed versions would capture the same ones.
+
+    A library that is not installed would not capture others, and its jobs are answered all the same.
+    """
+
+    folder: Path = BUNDLED
+    _files: dict[str, ProgramFile] = field(default_factory=dict)
+
+    def get(self, job: Job, target: Target) -> Sequence[Program]:
+        """Return the job's programs for such GPUs, and the run at batch 1 that stands beside some."""
+        name = bundled_name(job)
+        if not self._is_current(name):
+            return ()
+        programs: list[Program] = []
+        for file in self._index["traces"][name].get(".".join(map(str, target.capability)), ()):
+            try:
+                if file not in self._files:
+                    self._files[file] = load_programs(self.folder / file)
+                programs += load_targets(self._files[file], target)
+            except (DataFileError, *_BROKEN):  # an installation that was tampered with
+                continue
+        return programs
+
+    def get_run(self, job: Job, target: Target, batch: int) -> Sequence[Program]:
+        """Return nothing: runs are bundled beside the programs."""
+        return ()
+
+    def put(self, job: Job, target: Target, program: Program) -> None:
+        """Ignore a program."""
+
+    def get_job(self, job: Job) -> Job | None:
+        """Return the job that the catalogue's entry becomes."""
+        completed = self._index.get("completed", {}).get(bundled_name(job))
+        return None if completed is None else job_from_json(completed)
+
+    def put_job(self, job: Job, completed: Job) -> None:
+        """Ignore a job."""
+
+    @cached_property
+    def _index(self) -> dict[str, Any]:
+        try:
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # nothing was bundled
+            return {}
+        is_ours = isinstance(index, dict) and index.get("planner") == source_digest()
+        return index if is_ours else {}
+
+    def _is_current(self, name: str) -> bool:
+        """Return whether the installed libraries would build the model of those that were installed then."""
+        versions = self._index.get("versions", {}).get(name)
+        if versions is None:
+            return False
+        installed = {name: public_version(installed_version(name)) for name in versions}
+        return all(installed[name] in (None, version) for name, version in versions.items())
+
+
+def bundled_name(job: Job) -> str:
+    """Return the name of a job in the index."""
+    text = json.dumps(job_to_json(trace_relevant_fields(job)), sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]

@@ -39,7 +39,7 @@ _NOT_PLANNED = (
     (r"NestedTensor", "nested tensors are not planned", "use padded ones"),
     (
         r"not compiled with CUDA|NVIDIA driver|ATen_cuda|arguments from the 'CUDA' backend",
-        "it asks for a GPU in a way that a trace does not follow",
+        "it queries the GPU in a way that a trace does not follow",
         "write device=x.device with a tensor of the batch",
     ),
     (

@@ -69,7 +69,7 @@ def build_criterion(job: Job) -> Criterion | None:
             "name a callable that needs no arguments to be made"
         ) from error
     if not callable(made):
-        raise ModelError(f"loss {name}: is a {type(made).__name__}, which nobody can call; name a function")
+        raise ModelError(f"loss {name}: expected a callable, got a {type(made).__name__}; name a function")
     return _checked(made, name, job)
 
 

@@ -106,8 +106,8 @@ def read_live_model(
 
 
 def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:
-    """Return a deep copy with all parameters and buffers on meta, and the stand-ins in place of things."""
-    memo: dict[int, Any] = {id(thing): other for thing, other in stand_ins}
+    """Return a deep copy with all parameters and buffers on meta, and stand-ins in place of their objects."""
+    memo: dict[int, Any] = {id(original): replacement for original, replacement in stand_ins}
     gpu = torch.device("cuda", 0)
     for device in {id(known): known for known in map(_own_device, module.modules()) if known}.values():
         memo[id(device)] = gpu  # where a LightningModule says that it is

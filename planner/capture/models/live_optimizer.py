@@ -129,7 +129,7 @@ _OPTIMIZERS = {
 def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
     """Return kind and implementation of an optimizer. Raises UsageError for one that is not planned.
 
-    A subclass counts as unknown: nobody knows what it keeps besides.
+    A subclass counts as unknown: its state may differ.
     """
     options = optimizer.param_groups[0]
     kind = kind_of(type(optimizer), options)

@@ -147,14 +147,14 @@ def test_a_class_without_a_loss_is_summed() -> None:
             (),
             "--model-arg hiden_size: BertConfig has no such value; the nearest: hidden_size, hidden_act",
         ),
-        ("bert", ("padded=3",), (), "--model-arg padded: say true or false"),
+        ("bert", ("padded=3",), (), "--model-arg padded: expected true or false"),
         (
             "vit",
             ("task=ctc",),
             (),
             "hf:vit: transformers has no class for ctc; it has image-classification, features",
         ),
-        ("bert", (), ("3x8x8",), "--input 3x8x8: BertForMaskedLM wants input_ids; write 128:int64"),
+        ("bert", (), ("3x8x8",), "--input 3x8x8: BertForMaskedLM needs input_ids; write 128:int64"),
         (
             "bert",
             (),

@@ -106,7 +106,7 @@ def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> 
     if task is not None and task not in TASKS:
         raise UsageError(f"--model-arg task={task}: unknown task; use one of {', '.join(TASKS)}")
     if not isinstance(arguments.get("padded", True), bool):
-        raise UsageError("--model-arg padded: say true or false")
+        raise UsageError("--model-arg padded: expected true or false")
     given = {key: value for key, value in arguments.items() if key not in _OWN_ARGUMENTS}
     with quiet():
         choice = _choose(transformers, name, task, given)

@@ -84,7 +84,7 @@ def _main_of(choice: Choice, spec: TensorSpec) -> str:
     if not fitting:
         example = "128:int64" if _TEXT in mains else str(_main_inputs(choice, {})[mains[0]])
         raise UsageError(
-            f"--input {spec}: {choice.model_class.__name__} wants {', '.join(mains)}; write {example}"
+            f"--input {spec}: {choice.model_class.__name__} needs {', '.join(mains)}; write {example}"
         )
     return fitting[0]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from planner.errors import UnsavedError
 from planner.program import OnProgress
-from planner.report import Result
+from planner.report import Result, render
 
 SILENT_SECONDS = 2  # after which a line of progress counts
 WIDEST = 120  # columns of a report on a terminal: longer lines are hard to follow
@@ -26,11 +26,11 @@ class Output(NamedTuple):
 def emit(result: Result, output: Output) -> None:
     """Print a report, or its JSON on one line; on a terminal with rich's tables."""
     if output.json:
-        print(json.dumps(result.to_dict()), flush=True)
+        print(json.dumps(render(result, "json")), flush=True)
     elif _shows_unicode(sys.stdout):
-        _draw(result)
+        _draw(render(result, "terminal"))
     else:
-        print(result, flush=True)
+        print(render(result, "text"), flush=True)
 
 
 def _shows_unicode(stream: TextIO) -> bool:
@@ -39,13 +39,13 @@ def _shows_unicode(stream: TextIO) -> bool:
     return stream.isatty() and not letters_only and (stream.encoding or "").lower().startswith("utf")
 
 
-def _draw(result: Result) -> None:
+def _draw(report: object) -> None:
     """Draw a report with rich, which honours NO_COLOR (https://no-color.org) and the terminal's width."""
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
     console.width = min(console.width, WIDEST)
-    console.print(result)
+    console.print(report)
 
 
 @contextmanager

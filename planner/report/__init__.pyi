@@ -10,5 +10,5 @@ from .page.page import save_page as save_page
 from .plots.comparison import draw_comparison as draw_comparison
 from .plots.gpus import draw_gpus as draw_gpus
 from .plots.timeline import draw_timeline as draw_timeline
-from .result import Result as Result
+from .result import Result as Result, render as render
 from .units import is_endless as is_endless

@@ -14,9 +14,9 @@ class Block:
 
     number: int
     size_bytes: int
-    role: Category
+    category: Category
     site: int
-    optional: bool = False
+    may_fail: bool = False
 
 
 class StorageRef(weakref.ref[Any]):
@@ -49,14 +49,14 @@ class AllocationLog:
     def keep_for_backward(self) -> None:
         """Make activations of the temporaries that are alive."""
         for block in self._alive.values():
-            if block.role is Category.TEMPORARY:
-                block.role = Category.ACTIVATION
+            if block.category is Category.TEMPORARY:
+                block.category = Category.ACTIVATION
 
-    def alloc(self, size_bytes: int, role: Category, op: str, module: str) -> Block:
+    def alloc(self, size_bytes: int, category: Category, op: str, module: str) -> Block:
         """Record a new block, allocated by an operator in a module."""
         self._sum = None
         sites, number = self._sites, self._blocks
-        block = Block(number, size_bytes, role, sites.setdefault((module, op), len(sites)))
+        block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)))
         self._blocks = number + 1
         self._alive[number] = block
         self.records.append(block)
@@ -98,5 +98,5 @@ class AllocationLog:
 
 def _event(record: Block | int | PhaseStart) -> Event:
     if isinstance(record, Block):
-        return Alloc(record.number, record.size_bytes, record.role, record.site, record.optional)
+        return Alloc(record.number, record.size_bytes, record.category, record.site, record.may_fail)
     return Free(record) if isinstance(record, int) else record

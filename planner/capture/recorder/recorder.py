@@ -90,15 +90,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = phase
         self._log.start_phase(step, phase)
 
-    def record_existing(self, tensor: Tensor, role: Category, module: str, op: str) -> None:
+    def record_existing(self, tensor: Tensor, category: Category, module: str, op: str) -> None:
         """Record a tensor made before as allocated now, unless it is a view of a known storage."""
-        self._record_tensor(tensor, role, op, module)
+        self._record_tensor(tensor, category, op, module)
 
-    def set_category(self, tensor: Tensor, role: Category) -> None:
+    def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is not None:
-            storage.block.role = role
+            storage.block.category = category
 
     def place(self) -> str:
         """Return words for the innermost module that runs, or for the phase outside of modules."""
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_tensor(out, Category.TEMPORARY, op.name)
         elif known.block.size_bytes != storage.nbytes():
             old = known.block
-            known.block = self._alloc(storage.nbytes(), old.role, op.name)
+            known.block = self._alloc(storage.nbytes(), old.category, op.name)
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record_ops(self, op: Operator, ops: tuple[Op, ...], new: list[Tensor]) -> list[Block]:
         """Record the ops of a rule; returns the blocks that the kernel holds until it returns."""
-        role = self._output_role()
+        category = self._output_category()
         held: list[Block] = []
         coming = list(new)
         if not any(isinstance(one, Output | Outputs) for one in ops):
@@ -210,10 +210,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             match one:
                 case Output(index):
                     if coming:
-                        self._record_tensor(coming.pop(min(index, len(coming) - 1)), role, op.name)
+                        self._record_tensor(coming.pop(min(index, len(coming) - 1)), category, op.name)
                 case Outputs():
                     while coming:
-                        self._record_tensor(coming.pop(0), role, op.name)
+                        self._record_tensor(coming.pop(0), category, op.name)
                 case Release(blocks):
                     for _ in range(blocks):
                         self._log.free(held.pop())
@@ -226,7 +226,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         held.append(self._alloc(size_bytes, Category.WORKSPACE, op.name))
                 case TryAlloc(size_bytes, explain):
                     block = self._alloc(size_bytes, Category.WORKSPACE, op.name)
-                    block.optional = True
+                    block.may_fail = True
                     if self._provenance is not None and explain is not None:
                         self._provenance.on_workspace(explain(block.number))
                     self._log.free(block)
@@ -235,11 +235,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return held
 
     def _record_outputs(self, op: Operator, out: Any) -> None:
-        role = self._output_role()
+        category = self._output_category()
         for tensor in op.new_tensors(out):
-            self._record_tensor(tensor, role, op.name)
+            self._record_tensor(tensor, category, op.name)
 
-    def _output_role(self) -> Category:
+    def _output_category(self) -> Category:
         return Category.INPUT if self._phase is Phase.INPUTS else Category.TEMPORARY
 
     def _without_known(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -251,7 +251,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 new.setdefault(key, tensor)
         return list(new.values())
 
-    def _record_tensor(self, tensor: Tensor, role: Category, op: str, module: str | None = None) -> None:
+    def _record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
         if not tensor.is_meta:
             return
         storage = tensor.untyped_storage()
@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         known = StorageRef(storage, self._on_storage_freed)
         known.key = key
-        known.block = self._alloc(size_bytes, role, op, module)
+        known.block = self._alloc(size_bytes, category, op, module)
         self._storages[key] = known
         if self._provenance is not None:
             self._provenance.on_tensor(known.block.number, tensor)
@@ -270,9 +270,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self._storages[storage.key]
         self._log.free(storage.block)
 
-    def _alloc(self, size_bytes: int, role: Category, op: str, module: str | None = None) -> Block:
+    def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
         where = self._modules.name_in(self._phase) if module is None else module
-        return self._log.alloc(size_bytes, role, op, where)
+        return self._log.alloc(size_bytes, category, op, where)
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note an addition of gradients, which may reuse its first operand on a GPU.

@@ -7,14 +7,13 @@ from planner.capture.cudnn_target import equip
 from planner.capture.symbolic.kernel_calls import KernelSignature, TensorMeta, from_meta
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt
 from planner.capture.symbolic.sym_tensor import SymTensor, UnsupportedSymTensorOpError, trace_rule
-from planner.capture.workspaces.ops import letter_of
+from planner.capture.workspaces.ops import kind_and_size
 from planner.capture.workspaces.registry import rule_of
 from planner.jobs import Job
 from planner.program import (
     LARGEST_BATCH,
     Affine,
     GuardedOps,
-    OpKind,
     Target,
     Variants,
     constant_ops,
@@ -53,7 +52,7 @@ class SignatureRules:
         if rule is None:
             return _ALWAYS
         ops = rule(from_meta(args, batch), from_meta(out, batch), equip(target, self.job))
-        concrete = tuple((OpKind(kind), int(size)) for kind, size in map(letter_of, ops))
+        concrete = tuple((kind, int(size)) for kind, size in map(kind_and_size, ops))
         return constant_ops(concrete, batch, target.sm_count)
 
     def enumerate(self, known: Variants, target: Target) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt, as_sym_int
-from planner.capture.workspaces.ops import Op, Rule, letter_of
-from planner.program import BATCH, CONSTANT, SM_COUNT, GuardedOps, OpExpr, OpKind, Target
+from planner.capture.workspaces.ops import Op, Rule, kind_and_size
+from planner.program import BATCH, CONSTANT, SM_COUNT, GuardedOps, OpExpr, Target
 
 
 class UnsupportedSymTensorOpError(Exception):
@@ -108,8 +108,8 @@ def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -
 
 
 def _op_expr(env: ShapeEnv, op: Op) -> OpExpr:
-    kind, size = letter_of(op)
-    return OpExpr(OpKind(kind), as_sym_int(env, size).place())
+    kind, size = kind_and_size(op)
+    return OpExpr(kind, as_sym_int(env, size).place())
 
 
 def _pruned(variant: GuardedOps) -> GuardedOps:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.program import ConvWorkspace, Target
+from planner.program import ConvWorkspace, OpKind, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +70,26 @@ Ops = tuple[Op, ...]
 Args = tuple[Any, ...]
 Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
 
-_LETTERS: dict[type, str] = {
-    Hold: "h",
-    TryAlloc: "t",
-    AutotuneAlloc: "s",
-    Release: "r",
-    ReleaseBeneath: "b",
-    Output: "o",
-    Outputs: "a",
+_KINDS: dict[type, OpKind] = {
+    Hold: OpKind.HOLD,
+    TryAlloc: OpKind.TRY,
+    AutotuneAlloc: OpKind.AUTOTUNE,
+    Release: OpKind.RELEASE,
+    ReleaseBeneath: OpKind.RELEASE_BENEATH,
+    Output: OpKind.OUTPUT,
+    Outputs: OpKind.OUTPUTS,
 }
 
 
-def letter_of(op: Op) -> tuple[str, Any]:
-    """Return the letter of an op in stored programs, with its size or number of blocks, or 0.
+def kind_and_size(op: Op) -> tuple[OpKind, Any]:
+    """Return an op as programs store it: its kind, and its size or number of blocks, or 0.
 
     Outputs are stored in the order in which they are made, so that `Output` needs no number.
     """
     if isinstance(op, Hold | TryAlloc | AutotuneAlloc):
-        return _LETTERS[type(op)], op.size_bytes
+        return _KINDS[type(op)], op.size_bytes
     if isinstance(op, Release | ReleaseBeneath):
-        return _LETTERS[type(op)], op.blocks
+        return _KINDS[type(op)], op.blocks
     if isinstance(op, Output | Outputs):
-        return _LETTERS[type(op)], 0
-    return "p", op
+        return _KINDS[type(op)], 0
+    return OpKind.TRANSIENT, op

@@ -35,7 +35,7 @@ import planner
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import RUNS, set_up_bytes, trace_run
 from planner.capture.session import record
-from planner.capture.symbolic.kernel_calls import Calls
+from planner.capture.symbolic.kernel_calls import KernelCallLog
 from planner.capture.workspaces.nn import convolution as rules
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
@@ -186,9 +186,9 @@ def convolutions() -> Iterator[Convolution]:
     for model in MODELS:
         job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
         for batch in BATCHES:
-            calls = Calls()
+            calls = KernelCallLog()
             record(job, batch, (8, 6), calls=calls)
-            for call in calls.found:
+            for call in calls.calls:
                 if call.func in rules.RULES:
                     for kind, last in KINDS:
                         args, out = as_tensors(call.args, kind, last), as_tensors(call.out, kind, last)
@@ -199,9 +199,9 @@ def convolutions() -> Iterator[Convolution]:
 def as_tensors(value: Any, kind: str, last: bool) -> Any:
     import torch
 
-    from planner.capture.symbolic.kernel_calls import Shape
+    from planner.capture.symbolic.kernel_calls import TensorMeta
 
-    if isinstance(value, Shape):
+    if isinstance(value, TensorMeta):
         made = torch.empty(value.sizes, dtype=getattr(torch, kind), device="meta")
         return made.to(memory_format=torch.channels_last) if last and len(value.sizes) == 4 else made
     if isinstance(value, tuple):
@@ -340,7 +340,9 @@ def fitted_bytes(capability: tuple[int, int], asked: Convolution) -> int:
 
 def error_of(run: dict[str, str], answer: Answering) -> float:
     """(replayed - measured) / measured, with the memory of model and optimizer in both."""
-    with patch("planner.capture.session.equip", lambda chip, job: replace(chip, cudnn=answer)):
+    with patch(
+        "planner.capture.session.equip", lambda target, job: replace(target, conv_workspace_query=answer)
+    ):
         taken = trace_run(run)
     batch = int(run["batch"])
     measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(taken, batch)

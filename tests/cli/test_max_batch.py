@@ -457,7 +457,7 @@ def test_trace_of_one_batch(capsys: Capture, tmp_path: Path) -> None:
         assert outcome(command, capsys) == (
             2,
             "",
-            f"planner: {path}: this trace holds for batch 5 only; trace batch 2 anew\n",
+            f"planner: {path}: this trace holds for batch 5 only; capture batch 2 again\n",
         )
 
 

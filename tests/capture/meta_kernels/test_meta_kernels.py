@@ -1,4 +1,4 @@
-"""Shortcuts past torch's meta kernels: what they return is what torch returns, or what CUDA's kernels do."""
+"""Kernels in place of torch's on meta: they give what torch's give, or what CUDA's kernels do."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import lazy_loader
+from planner._support.lazy_exports import attach
 
 if TYPE_CHECKING:
     from planner.api.advise import AdviceResult as AdviceResult, advise as advise
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from planner.hardware import Device as Device
     from planner.jobs import Job as Job
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submod_attrs={
+    {
         "api.advise": ["AdviceResult", "advise"],
         "api.explain": ["ExplainResult", "explain"],
         "api.gpus": ["GpusResult", "gpus"],

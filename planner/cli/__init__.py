@@ -11,7 +11,6 @@ import gc
 import os
 import signal
 import sys
-import traceback
 import warnings
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -128,6 +127,8 @@ def _print_error(message: str, code: int, debug: bool) -> int:
     """One line on standard error, after the traceback of the error in flight if that is wanted."""
     try:
         if debug:
+            import traceback  # 3 ms, which no answer needs
+
             traceback.print_exc()
         print(f"planner: {' '.join(message.split())}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads it, or the disk is full; the code tells

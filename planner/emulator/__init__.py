@@ -1,5 +1,5 @@
 """A GPU that is not there: real PyTorch on stand-in libraries."""
 
-import lazy_loader
+from planner._support.lazy_exports import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 """GPUs, and what is known of the memory around the allocator."""
 
-import lazy_loader
+from planner._support.lazy_exports import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -66,14 +66,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment that holds the wheel, PyYAML, lazy-loader and msgspec, and nothing else."""
+    """Return an environment that holds the wheel, PyYAML and msgspec, and nothing else."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps")
     run(*pip, built[1], folder=folder)
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    needed = (file for name in ("PyYAML", "lazy-loader", "msgspec") for file in files(name) or ())
+    needed = (file for name in ("PyYAML", "msgspec") for file in files(name) or ())
     for file in (file for file in needed if file.suffix != ".pyc"):
         target = packages / file
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -66,14 +66,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment that holds the wheel, PyYAML and msgspec, and nothing else."""
+    """Return an environment that holds the wheel, PyYAML, msgspec and what reads the command line."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps")
     run(*pip, built[1], folder=folder)
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    needed = (file for name in ("PyYAML", "msgspec") for file in files(name) or ())
+    libraries = ("PyYAML", "msgspec", "typer", "annotated-doc", "shellingham")
+    needed = (file for name in libraries for file in files(name) or ())
     for file in (file for file in needed if file.suffix != ".pyc"):
         target = packages / file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ def test_metadata_names_the_licence(built: tuple[Path, Path]) -> None:
     reason="the included traces are out of date, which tests/store/test_bundled_store.py reports",
 )
 def test_an_installed_wheel_answers(installed: Path) -> None:
-    """Outside of the repository, without torch and typer, the wheel plans as the checkout does."""
+    """Outside of the repository, without torch, the wheel plans as the checkout does."""
     command = ("max-batch", "--model", "vit_b_16", "--gpu-mib", "24000", "--json")
     there = json.loads(run(installed / "venv/bin/planner", *command, folder=installed))
     here = json.loads(run(sys.executable, "-m", "planner", *command, folder=ROOT))

@@ -321,8 +321,8 @@ def test_an_estimator_without_a_term_for_the_job_says_so_in_its_row() -> None:
     ("options", "line"),
     [
         ("--plot x.gif", "--plot x.gif: give a file that ends in .png, .svg or .pdf"),
-        ("--trace x", "--trace: compare runs the model itself; leave it away, or use estimate"),
-        ("--save-trace x", "--save-trace: compare runs the model itself; leave it away, or use estimate"),
+        ("--trace x", "--trace: compare runs the model itself; leave it away"),
+        ("--save-trace x", "--save-trace: compare runs the model itself; leave it away"),
         ("--batch 0", "--batch: '0' is refused; use a whole number from 1 to 16777216"),
     ],
 )
@@ -334,7 +334,7 @@ def test_wrong_usage(options: str, line: str, capsys: pytest.CaptureFixture[str]
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the extra is missing, the line says how to get it."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("planner.cli.paths.find_spec", lambda name: None)
     assert run(["compare", "--model", "cnn", "--plot", "x.png"]) == 2
     assert (
         capsys.readouterr().err == "planner: --plot needs matplotlib: pip install 'gpu-batch-planner[plot]'\n"

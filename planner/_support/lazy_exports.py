@@ -31,9 +31,12 @@ def attach(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Export
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
-        # Set, so that a module does not stand in place of the function that is called like it.
-        import_module(package).__dict__[name] = value
-        return value
+        module = import_module(f"{package}.{homes[name]}")
+        # All names of the module at once: importing it has set it in place of what is called like it.
+        shown = {
+            each: getattr(module, each) for each in names_by_module[homes[name]] if hasattr(module, each)
+        }
+        import_module(package).__dict__.update(shown)
+        return getattr(module, name)
 
     return get, lambda: sorted(homes), sorted(homes)

@@ -4,13 +4,13 @@ Raw runs go to `runs/` in the folder, calibrations beside it. Measuring raises N
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from calibration.campaign import CampaignResult, MeasurementSetup, run_campaign
 from calibration.campaign_file import STANDARD, BatchSeries, load_campaign

@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from planner._support.atomic_write import write_bytes
 from planner._support.conversion import convert

@@ -5,7 +5,9 @@ takes it; which operators belong to which term follows `planner/capture/workspac
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
 from planner.allocator.replay import Replay

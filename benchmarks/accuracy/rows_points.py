@@ -10,10 +10,11 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks.accuracy.ablations import SCRATCH_TERMS, peaks, variants, without
 from benchmarks.accuracy.rows import PEERS, Row, texts

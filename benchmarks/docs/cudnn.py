@@ -21,7 +21,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.optimize import nnls
 
 import planner

@@ -11,9 +11,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from benchmarks.published.allocator import PUBLISHED
 from planner.allocator.replay import Arena

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from planner.allocator.history.file import load_history
 from planner.allocator.replay import Arena, replay_trace

@@ -14,9 +14,9 @@ calibration_published.py takes them, with zero_grad between forward and backward
 
 import csv
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes

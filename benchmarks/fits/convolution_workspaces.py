@@ -23,11 +23,12 @@ What stays missing on either card, 0 to 100 MiB, is loaded lazily and lies outsi
 import csv
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.optimize import brute
 from scipy.special import huber
 

@@ -16,11 +16,11 @@ measured rise.
 
 import csv
 import re
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
 from planner.capture.session import record

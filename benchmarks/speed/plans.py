@@ -94,7 +94,7 @@ def work(kind: str, model: str) -> dict[str, Any]:
 
 
 def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: Any) -> float:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from planner.capture.loop import LoopRuntime, empty_batch, run_loop
     from planner.capture.loop.optimizers import build_optimizer

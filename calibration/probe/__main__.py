@@ -13,13 +13,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
-from msgspec.structs import replace as replace_struct
+from msgspec.structs import replace, replace as replace_struct
 
 from calibration.observations import observation_to_json, read_job
 from calibration.probe.client import DetectedGpu, ProbeRequest

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from planner.allocator.history import ACTIONS, MOST_EVENTS, History, HistoryEvent, HistoryMark, save_history
 from planner.program import Phase

@@ -1,9 +1,10 @@
 """The nouns of the allocator simulator: blocks, the pools that cache them, frozen pictures of both."""
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 PoolName = Literal["small", "large"]
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
@@ -17,8 +18,7 @@ class SegmentEvent(NamedTuple):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockState:
+class BlockState(Struct, frozen=True):
     """One block of a segment at the moment of a snapshot."""
 
     address: int
@@ -26,8 +26,7 @@ class BlockState:
     in_use: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentState:
+class SegmentState(Struct, frozen=True):
     """One contiguous piece of reserved memory and the blocks that tile it, by rising address."""
 
     address: int

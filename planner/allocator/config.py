@@ -9,10 +9,12 @@ c10/cuda/CUDACachingAllocator.cpp.
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.errors import UsageError
 
@@ -39,8 +41,7 @@ class ReuseOrder(StrEnum):
     LOWEST_ADDRESS = "lowest address"  # before
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatorRules:
+class AllocatorRules(Struct, frozen=True):
     """The options that decide where memory goes; the defaults are PyTorch's, `parse_alloc_conf` makes others.
 
     The defaults are those of torch 2.13; `rules_of_torch` has those of other versions from 2.6 on, in which

@@ -1,7 +1,8 @@
 """Replay a trace through the allocator's simulator at one batch size."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
@@ -9,8 +10,7 @@ from planner.allocator.config import AllocatorRules
 from planner.program import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Arena:
+class Arena(Struct, frozen=True):
     """The memory that the allocator may take, and its configuration."""
 
     capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
@@ -28,8 +28,7 @@ class Arena:
 UNLIMITED = Arena()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The request that could not be served."""
 
     step: int
@@ -39,16 +38,14 @@ class Failure:
     requested_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
+class Peaks(Struct, frozen=True):
     """The most that was taken at once in some stretch of the loop, counting what was there before it."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """The result of a replay. After a failure the figures stand as they were when it struck."""
 
     batch: int

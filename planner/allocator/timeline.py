@@ -1,15 +1,15 @@
 """Levels of a replay event by event: allocated, by category, and reserved; for explanations and pictures."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """Levels after each event of a run, in bytes: one entry for each event that was run.
 
     Blocks count whole, as torch's `memory_allocated` counts them; the roles add up to `allocated_bytes`.
@@ -31,8 +31,7 @@ class Timeline:
         return self.reserved_bytes.index(max(self.reserved_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class PhasePeak:
+class PhasePeak(Struct, frozen=True):
     """The highest levels within one phase of one step, and what is allocated at its end."""
 
     step: int

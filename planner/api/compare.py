@@ -1,8 +1,10 @@
 """`planner compare` for Python: the estimates of all methods side by side."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Unpack
+
+from msgspec.structs import replace
 
 from planner.allocator import parse_alloc_conf, rules_of_torch
 from planner.api.budget import calibration_query, stored_calibrations

@@ -1,10 +1,12 @@
 """`planner explain` for Python: the memory of a batch by category, module and tensor, and by batch size."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Unpack
+
+from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
 from planner.api.budget import make_budget

@@ -3,9 +3,11 @@
 Nothing here imports torch before the first trace, nor ever the terminal's libraries.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack, overload
+
+from msgspec.structs import replace
 
 from planner.api.budget import require_memory_limit
 from planner.api.options import Options

@@ -4,11 +4,13 @@ Nothing here imports torch before the first trace, nor ever the terminal's libra
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import TypedDict, Unpack
+
+from msgspec.structs import replace
 
 from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
 from planner.api.budget import make_budget

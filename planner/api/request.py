@@ -3,10 +3,12 @@
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.api.budget import calibrate_budget, make_budget
 from planner.api.options import Options, Sample
@@ -53,8 +55,7 @@ DEFAULT_LIMIT_SECONDS = 600.0
 LONGEST_LIMIT_SECONDS = 10**6
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A job, the memory limits to plan it for, and what its traces come from."""
 
     job: Job

@@ -1,7 +1,8 @@
 """Give the target of one job's workspace rules the cuDNN library that the job names."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from planner.jobs import Job
 from planner.program import Target

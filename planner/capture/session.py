@@ -3,9 +3,10 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import nn, optim
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
@@ -67,8 +68,7 @@ def record(
     return replace(trace, growth_sources=again.growth_sources)
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
+class _Session(Struct, frozen=True):
     job: Job
     capability: tuple[int, int]
     path_of: tuple[int, int]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from planner.errors import DataFileError
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
@@ -57,8 +58,7 @@ class Course:
     cublas_workspace: str = ""  # CUBLAS_WORKSPACE_CONFIG
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """All that torch's allocator did for one process on one GPU."""
 
     rank: int

@@ -4,11 +4,12 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
+
+from msgspec import Struct
 
 from planner._support.atomic_write import write_bytes
 from planner.emulator.gpu import describe_gpu
@@ -25,8 +26,7 @@ _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a j
 OnProgress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """How a command is run."""
 
     device: Device

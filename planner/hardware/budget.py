@@ -17,11 +17,11 @@ Where a calibration answers, a batch fits if its replay does not fail within
 memory alone, of which the overhead is no part, and peaks on an empty card say little of what fits a full one.
 """
 
-from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import NormalDist
 
 import msgspec
+from msgspec import Struct
 
 from planner.allocator import AllocatorRules, Arena
 from planner.errors import UsageError
@@ -34,8 +34,7 @@ from planner.jobs import Job
 from planner.program import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The allocator's share of a GPU."""
 
     device: Device

@@ -1,8 +1,9 @@
 """Codec of jobs: the JSON of reports, of saved traces and of calibrations."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import fields
 
 from planner.jobs.job import Job, TensorSpec
 from planner.jobs.options import FIELD_OPTIONS

@@ -1,8 +1,9 @@
 """Jobs: the model, its inputs, the loss, the optimizer and the training loop."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 
 class Mode(StrEnum):
@@ -75,8 +76,7 @@ class ClipGradients(StrEnum):
     VALUE = "value"  # `clip_grad_value_`
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(Struct, frozen=True):
     """One sample of a tensor, without the batch dimension.
 
     `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input),
@@ -93,8 +93,7 @@ class TensorSpec:
         return named + ("x".join(map(str, self.shape)) or "scalar") + typed
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One training or inference process, as far as it decides memory. The batch size is not part of it."""
 
     model: str  # as the user names it: a catalogue name, SOURCE:NAME or FILE.py:NAME
@@ -132,8 +131,7 @@ class Job:
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueEntry:
+class CatalogueEntry(Struct, frozen=True):
     """A named job of models.yaml."""
 
     job: Job

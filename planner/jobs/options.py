@@ -5,10 +5,11 @@ that shells complete, and the options that each `--method` supports.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.jobs.job import (

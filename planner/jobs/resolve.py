@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from planner.errors import UsageError
 from planner.jobs.job import CatalogueEntry, Job, Loss, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec

@@ -6,14 +6,14 @@ classifiers, crops of segmentation, clips of video, volumes of 96 voxels a side 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from planner.jobs.job import Loss
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Tensors of one sample as `parse_tensor_spec` reads them, and what goes with them."""
 
     inputs: tuple[str, ...]

@@ -5,9 +5,11 @@ fits already is not minimal, and a set whose changes together save far too littl
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 from time import perf_counter
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import Arena, replay_trace
 from planner.errors import ModelError, UsageError
@@ -27,8 +29,7 @@ RESOLUTION_BYTES = 2**20
 Open = Callable[[Recipe], TraceSource]  # the tracer of a changed job
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """The result of a set of changes."""
 
     changes: tuple[Change, ...]
@@ -47,8 +48,7 @@ class Trial:
         return len(self.changes), sum(change.rank for change in self.changes), self.needed_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """The smallest sets of changes that make a batch fit."""
 
     unchanged: Trial

@@ -4,7 +4,10 @@ Plain results, from which texts, JSON, pictures and pages are made. All sums are
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import (
     Arena,
@@ -24,16 +27,14 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Ten
 MOST_GAPS = 10  # that are told; there may be thousands
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """Limits of the parts of an explanation that are shown."""
 
     top: int = 10  # tensors, differences
     depth: int | None = None  # levels of modules; None: as many as are readable
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """The event that reaches a level, and the operator that requested memory there."""
 
     event: int  # index into the trace's events
@@ -43,8 +44,7 @@ class Moment:
     op: str
 
 
-@dataclass(frozen=True, slots=True)
-class LiveBlock:
+class LiveBlock(Struct, frozen=True):
     """A block in use at the peak."""
 
     block: int
@@ -58,8 +58,7 @@ class LiveBlock:
     detail: TensorProvenance | None  # shape, dtype and source line, where the trace has them
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleShare:
+class ModuleShare(Struct, frozen=True):
     """The memory that a module and those inside it hold at the peak. The model itself has the name ""."""
 
     name: str  # qualified
@@ -69,16 +68,14 @@ class ModuleShare:
     children: tuple["ModuleShare", ...]  # by falling size
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """Free memory between blocks in use: only a request that is no larger can take it."""
 
     size_bytes: int
     segment_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fragmentation:
+class Fragmentation(Struct, frozen=True):
     """The memory that was reserved and not allocated when the reserved memory first reached its peak."""
 
     moment: Moment
@@ -90,8 +87,7 @@ class Fragmentation:
     largest_gaps: tuple[Gap, ...]  # at most `MOST_GAPS`
 
 
-@dataclass(frozen=True, slots=True)
-class StepPeak:
+class StepPeak(Struct, frozen=True):
     """The highest levels within a step; step 0 is the set-up."""
 
     step: int
@@ -100,8 +96,7 @@ class StepPeak:
     end_allocated_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The memory of one run by category, module, tensor, phase and step."""
 
     run: Replay

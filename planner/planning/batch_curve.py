@@ -4,7 +4,8 @@ Each point is what an estimate of that batch on that card says. Cards share the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.allocator import Replay, room_bytes
 from planner.hardware import Budget, process_bytes, upper_process_bytes
@@ -16,8 +17,7 @@ BEYOND = 1.35  # of the largest batch size of a card: how far its curve goes
 ENDLESS_BEYOND = 4  # times the batch asked for, on a card without end
 
 
-@dataclass(frozen=True, slots=True)
-class SampleDensity:
+class SampleDensity(Struct, frozen=True):
     """How close the points of a curve lie: so many for each doubling."""
 
     per_doubling: int  # a power of two
@@ -28,8 +28,7 @@ SELECTED_DENSITY = SampleDensity(8, 4)
 OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not asked for; there are many of them
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True):
     """One batch size on one card; the figures are those of a card without end where it does not fit."""
 
     batch: int
@@ -40,8 +39,7 @@ class CurvePoint:
     process_upper_bytes: int  # the same at the confidence
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCurve:
+class DeviceCurve(Struct, frozen=True):
     """One card's points, by rising batch size."""
 
     budget: Budget
@@ -49,8 +47,7 @@ class DeviceCurve:
     points: tuple[CurvePoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCurve:
+class BatchCurve(Struct, frozen=True):
     """One job on several cards."""
 
     batch: int  # that was asked for; each card has a point for it

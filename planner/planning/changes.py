@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import AllocatorRules
 from planner.jobs import (
@@ -20,8 +22,7 @@ from planner.jobs import (
 LARGEST_ACCUMULATION = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """A job at one batch size under one configuration of the allocator."""
 
     job: Job
@@ -29,8 +30,7 @@ class Recipe:
     rules: AllocatorRules
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One thing to change."""
 
     name: str  # the option as the command line takes it
@@ -61,7 +61,7 @@ def _change(name: str, cost: str, rank: int, group: str, **fields: object) -> Ch
     """Return a change of fields of the job."""
 
     def apply(recipe: Recipe) -> Recipe:
-        return replace(recipe, job=replace(recipe.job, **fields))  # type: ignore[arg-type]
+        return replace(recipe, job=replace(recipe.job, **fields))
 
     return Change(name, cost, rank, group, apply)
 

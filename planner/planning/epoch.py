@@ -11,7 +11,9 @@ module, or where its size does not depend on the batch size, by that.
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode
@@ -84,8 +86,7 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
     return _noted(full, f"{ends}, which is not counted, since the model goes another way there")
 
 
-@dataclass(frozen=True, slots=True)
-class EpochPrograms:
+class EpochPrograms(Struct, frozen=True):
     """The traces of a job with the smaller batch that its epochs end with."""
 
     job: Job
@@ -131,16 +132,14 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
         yield (*opening, (job.steps - 1, True), (job.steps, False))
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     """Events from one batch's copying to the next one's; the first stretch is the set-up."""
 
     step: int
     events: tuple[Event, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockKey:
+class _BlockKey(Struct, frozen=True):
     """What is told of a block that outlives its stretch, apart from when it was born."""
 
     role: Category
@@ -148,8 +147,7 @@ class _BlockKey:
     number: int  # among such blocks of the stretch
 
 
-@dataclass(frozen=True, slots=True)
-class _Parted:
+class _Parted(Struct, frozen=True):
     """A trace as stretches, and its blocks that outlive theirs."""
 
     trace: Trace

@@ -1,8 +1,10 @@
 """The memory of one batch size on one GPU."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from time import perf_counter
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import UNLIMITED, Arena, Replay, replay_with_breakdown
 from planner.hardware import (
@@ -18,16 +20,14 @@ from planner.planning.retry_cost import RetryCost, count_retries
 from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
-@dataclass(frozen=True, slots=True)
-class Seconds:
+class Seconds(Struct, frozen=True):
     """Where the time went."""
 
     trace: float
     replay: float
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """The memory of one batch size on one card."""
 
     job: Job

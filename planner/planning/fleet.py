@@ -6,9 +6,11 @@ not fit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import linear_regression
+
+from msgspec import Struct, field as msgspec_field
+from msgspec.structs import replace
 
 from planner.allocator import Arena, replay_trace
 from planner.errors import BatchTooLargeError
@@ -32,8 +34,7 @@ SAMPLE = 4  # GPUs that are probed for batch sizes that fit above some that do n
 USUAL_SHARE = 0.97  # of what the bound allows, most jobs reach about so much
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFit:
+class DeviceFit(Struct, frozen=True):
     """What one GPU can do with the job."""
 
     budget: Budget
@@ -55,8 +56,7 @@ class DeviceFit:
         return self.budget.correction is not None and self.budget.correction.fit is not None
 
 
-@dataclass(frozen=True, slots=True)
-class FleetTable:
+class FleetTable(Struct, frozen=True):
     """One job on many GPUs, and how it was found."""
 
     job: Job
@@ -85,13 +85,12 @@ def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
     return tuple(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceGroup:
+class DeviceGroup(Struct, frozen=True):
     """The GPUs of one kind, by rising memory, and the largest batch size within each one's memory."""
 
     replays: TargetReplays
     budgets: tuple[Budget, ...]
-    largest: dict[Arena, int] = field(default_factory=dict)
+    largest: dict[Arena, int] = msgspec_field(default_factory=dict)
 
     def search(self, arena: Arena, multiple_of: int) -> Search:
         """Return what was found for a GPU, rounded down to a multiple."""

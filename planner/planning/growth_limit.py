@@ -1,6 +1,7 @@
 """The number of steps that a loop can run whose memory grows: its last step is repeated to the end."""
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import Arena, Block, after_refusal, open_allocator, room_bytes
 from planner.program import Action, Ask, Category, GiveBack, Growth, Keep, Loop, Trace, fold
@@ -8,8 +9,7 @@ from planner.program import Action, Ask, Category, GiveBack, Growth, Keep, Loop,
 MOST_EVENTS = 300_000  # that are played for it, which takes about a second
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimit:
+class StepLimit(Struct, frozen=True):
     """The steps after which a loop no longer fits."""
 
     steps: int

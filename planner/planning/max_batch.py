@@ -3,8 +3,10 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from time import perf_counter
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.hardware import (
     Budget,
@@ -19,8 +21,7 @@ from planner.planning.search import Search
 from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The largest batch size, and the estimates on both sides of it."""
 
     job: Job

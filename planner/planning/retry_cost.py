@@ -1,6 +1,6 @@
 """Count what allocator retries cost: in each, the GPU is waited for while CUDA frees and allocates memory."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planner.allocator import Arena, Block, CachingAllocator, SegmentEvent, replay_trace
 from planner.program import Event, PhaseStart, Trace
@@ -8,8 +8,7 @@ from planner.program import Event, PhaseStart, Trace
 _FREES = ("segment_free", "segment_unmap")
 
 
-@dataclass(frozen=True, slots=True)
-class RetryCost:
+class RetryCost(Struct, frozen=True):
     """The calls of one step."""
 
     retries: int  # requests for which all cached memory was released first

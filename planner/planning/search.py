@@ -8,8 +8,9 @@ boundary, and going on from one that fits, for 12. Of 400 for five other models,
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
+
+from msgspec import Struct
 
 from planner.program import LARGEST_BATCH, Outcome
 
@@ -21,8 +22,7 @@ MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size a
 MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """What was found, and every probe in order."""
 
     largest: int  # 0 where not even 1 fits

@@ -1,10 +1,13 @@
 """A job together with the source of its traces: stores and capture, a process of its own, or a saved file."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner._support.versions import installed_version
 from planner.capture.subprocess import TracerProcess
@@ -32,8 +35,7 @@ class CaptureMode(Enum):
     WITH_PROVENANCE = "with provenance"  # likewise, with the provenance of blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """What is planned, before the time is spent that its traces take."""
 
     job: Job

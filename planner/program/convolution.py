@@ -1,8 +1,10 @@
 """Convolutions as a library sees them, and what it says it would take for one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 
 class Direction(StrEnum):
@@ -11,8 +13,7 @@ class Direction(StrEnum):
     WEIGHT = "weight gradient"
 
 
-@dataclass(frozen=True, slots=True)
-class Convolution:
+class Convolution(Struct, frozen=True):
     """One call; the forward pass of a transposed convolution is the data gradient of another."""
 
     direction: Direction
@@ -26,8 +27,7 @@ class Convolution:
     dilation: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """One of cuDNN's ways to run a convolution; the number is its place in cuDNN's list."""
 
     number: int
@@ -35,8 +35,7 @@ class Engine:
     workspace_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Workspaces:
+class Workspaces(Struct, frozen=True):
     """What the library takes for a call, in bytes."""
 
     workspace_bytes: int
@@ -45,8 +44,7 @@ class Workspaces:
     searched: Engine | None = None  # that takes the other
 
 
-@dataclass(frozen=True, slots=True)
-class ConvWorkspace:
+class ConvWorkspace(Struct, frozen=True):
     """The convolution for which a block is scratch memory, as an explanation wants it: one row of a table."""
 
     block: int

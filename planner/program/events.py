@@ -5,7 +5,6 @@ that make a trace trustworthy; `affine.py` aligns traces, `replay.py` runs them,
 loads them.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
@@ -77,16 +76,14 @@ class PhaseStart(Struct, frozen=True, gc=False):
 Event = Alloc | Free | PhaseStart
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True):
     """Who asked: the module's qualified name ("" outside any module) and the operator."""
 
     module: str
     op: str
 
 
-@dataclass(frozen=True, slots=True)
-class TensorProvenance:
+class TensorProvenance(Struct, frozen=True):
     """What an explanation says of a block beyond its size; taken on demand and at one batch size only."""
 
     block: int
@@ -96,8 +93,7 @@ class TensorProvenance:
     code: str  # the text of that line
 
 
-@dataclass(frozen=True, slots=True)
-class GrowthSource:
+class GrowthSource(Struct, frozen=True):
     """Where blocks come from that become more with every step: a site, and the line of the model's code."""
 
     module: str
@@ -107,8 +103,7 @@ class GrowthSource:
     is_garbage: bool  # held by reference cycles alone, until Python's garbage collector runs
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """All events of a job's first steps at one batch size, in order."""
 
     events: tuple[Event, ...]

@@ -9,7 +9,8 @@ other one they give nothing.
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.program.kernel import KernelOps, OpKind
 
@@ -44,8 +45,7 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(Struct, frozen=True):
     """A comparison of two nodes and its expected result."""
 
     comparison: str
@@ -54,16 +54,14 @@ class Guard:
     expected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OpExpr:
+class OpExpr(Struct, frozen=True):
     """An operation of a kernel, and the node with its number of bytes or blocks."""
 
     kind: OpKind
     node: int
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedOps:
+class GuardedOps(Struct, frozen=True):
     """The operations of a kernel as expressions, which hold in a range of batch sizes with all guards."""
 
     min_batch: int

@@ -1,7 +1,9 @@
 """Fit affine events to two traces of one job at different batch sizes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Event, Free, PhaseStart, Trace
@@ -12,8 +14,7 @@ class NotAffineError(Exception):
     """Two traces do not fit to one program; the message says where they diverge."""
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(Struct, frozen=True):
     """An integer of the form `fixed + slope * batch`."""
 
     fixed: int

@@ -6,7 +6,8 @@ first step makes, or the second, stays as it is. What grows in every traced step
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.program.events import Alloc, Free, GrowthSource, Phase, PhaseStart, Site, Trace
 
@@ -14,8 +15,7 @@ FEWEST_STEPS = 3  # what two steps hold at their ends does not tell state from g
 _ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
-@dataclass(frozen=True, slots=True)
-class GrowingSite:
+class GrowingSite(Struct, frozen=True):
     """Blocks of one module and operator that become more with every step."""
 
     site: Site
@@ -23,8 +23,7 @@ class GrowingSite:
     source: GrowthSource | None  # None where the trace does not know it
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Struct, frozen=True):
     """What each step leaves behind."""
 
     bytes_per_step: int

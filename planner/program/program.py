@@ -60,8 +60,7 @@ class KernelCall(Struct, frozen=True, gc=False):
     first_blas_call: bool  # cuBLAS allocates its workspace here
 
 
-@dataclass(frozen=True, slots=True)
-class KernelWorkspaces:
+class KernelWorkspaces(Struct, frozen=True):
     """The operations of all kernels at one batch size on one GPU."""
 
     cublas_bytes: int

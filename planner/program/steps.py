@@ -4,13 +4,13 @@ The actions of a step name blocks relative to it ("the third block of the step b
 played any number of times and two steps can be compared.
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.program.events import Category, Free, Phase, PhaseStart, Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """A block is asked for. The asked-for blocks of each step are numbered from 0."""
 
     size_bytes: int
@@ -18,16 +18,14 @@ class Ask:
     optional: bool = False  # where it is refused, the process goes another way
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
+class GiveBack(Struct, frozen=True):
     """A block goes back to the allocator."""
 
     age: int  # asked for in this step: 0, in the one before: 1, ...
     number: int  # among the blocks of that step
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Struct, frozen=True):
     """A library takes memory at its first use and keeps it for the rest of the process, such as cuBLAS."""
 
     size_bytes: int
@@ -36,8 +34,7 @@ class Keep:
 Action = Ask | GiveBack | Keep | Phase  # a phase: it begins here
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Struct, frozen=True):
     """A loop at one batch size."""
 
     setup: tuple[Action, ...]  # the weights are placed and the optimizer is made; counts as step 0

@@ -1,8 +1,9 @@
 """The properties of a GPU that decide which kernels run and what they allocate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from planner.program.convolution import ConvWorkspaceQuery
 
@@ -42,8 +43,7 @@ def threads_per_sm(capability: Capability) -> int:
     return 2048 if limits is None else limits.threads
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The properties of a GPU that workspace rules may use."""
 
     capability: Capability

@@ -1,6 +1,6 @@
 """Assumptions of an answer, as sentences; an answer without them would claim too much."""
 
-from dataclasses import fields
+from msgspec.structs import fields
 
 from planner.allocator import AllocatorRules
 from planner.hardware import MIB, Budget, Device, Likeness, margins_of

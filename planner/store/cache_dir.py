@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from planner._support.atomic_write import PARTIAL
 from planner.errors import DataFileError, UsageError
 from planner.program import Program
@@ -25,8 +27,7 @@ _ABANDONED_SECONDS = 3600
 Warn = Callable[[str], None]  # hears one line of something that went wrong and did not matter
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
+class CacheStats(Struct, frozen=True):
     """How much a folder keeps."""
 
     entries: int

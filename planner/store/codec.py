@@ -9,7 +9,6 @@ and 6 hold one trace, affine in the batch size or of one batch size alone.
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,7 @@ MOST_KERNEL_EVENTS = 2**24
 MOST_NODES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedProgram:
+class EncodedProgram(Struct, frozen=True):
     """A program whose variants are decoded by compute capability, as they are needed."""
 
     program: Program
@@ -94,8 +92,7 @@ class EncodedProgram:
         return chip is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramFile:
+class ProgramFile(Struct, frozen=True):
     """The content of a file."""
 
     programs: tuple[EncodedProgram, ...]
@@ -254,8 +251,7 @@ _LETTERS: dict[type, str] = {AffineAlloc: "a", Free: "f", PhaseStart: "m"}
 
 
 def _columns(noun: Any, rows: Sequence[Any]) -> list[list[Any]]:
-    names = noun.__struct_fields__ if issubclass(noun, Struct) else [field.name for field in fields(noun)]
-    return [[getattr(row, name) for row in rows] for name in names]
+    return [[getattr(row, name) for row in rows] for name in noun.__struct_fields__]
 
 
 def _table(table: type[Any], noun: type[Any], rows: Sequence[Any]) -> Any:

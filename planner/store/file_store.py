@@ -5,8 +5,10 @@ is known, and a note says so.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, job_from_json

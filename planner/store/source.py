@@ -1,8 +1,10 @@
 """The programs of one job: in memory, else in a store, else built with torch."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
+
+from msgspec.structs import replace
 
 from planner._support.versions import installed_version, public_version
 from planner.errors import ModelError

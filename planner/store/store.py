@@ -8,6 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from planner._support.versions import installed_version, public_version
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, job_from_json, job_to_json
@@ -46,7 +48,7 @@ def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[J
     """Return the job as its model's library completes it, from the first store that has it."""
     known = next((known for known in (store.get_job(job) for store in stores) if known is not None), None)
     if known is not None:  # no trace depends on these two
-        return replace(known, dataset_size=job.dataset_size, lengths=job.lengths)
+        return msgspec.structs.replace(known, dataset_size=job.dataset_size, lengths=job.lengths)
     completed = complete(job)
     for store in stores:
         store.put_job(job, completed)

@@ -28,7 +28,7 @@ TRACE = program_of(
     notes=("made up",),
 )
 PLAN = """
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 from planner.allocator.config import parse_alloc_conf
 from planner.hardware.budget import make_budget

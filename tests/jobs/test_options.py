@@ -1,10 +1,10 @@
 """The table of job options, and everything that follows from it."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from msgspec.structs import fields
 
 from planner.api.options import JobOptions
 from planner.jobs import (

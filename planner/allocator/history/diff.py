@@ -5,8 +5,10 @@ sizes of the blocks; what finds no partner is told with the operator that it sta
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator.history.lcs import Pair, align_rows
 from planner.allocator.history.sequences import (
@@ -31,8 +33,7 @@ class Kind(StrEnum):
     SCRATCH = "scratch"  # traced by a rule for a kernel's scratch memory; the GPU did not take it
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
+class Extra(Struct, frozen=True):
     """A block that only one side has.
 
     For a recorded one, module and operator are those of the traced block before it; where something died in
@@ -50,8 +51,7 @@ class Extra:
     at_peak: bool  # whether it lives at the allocated peak of its side
 
 
-@dataclass(frozen=True, slots=True)
-class LifeDifference:
+class LifeDifference(Struct, frozen=True):
     """A block that both sides have and that dies at another time."""
 
     birth: int  # index among the traced births
@@ -63,8 +63,7 @@ class LifeDifference:
     later: int  # births, of blocks that both sides have, by which the recorded one outlives the traced
 
 
-@dataclass(frozen=True, slots=True)
-class OpTotal:
+class OpTotal(Struct, frozen=True):
     """Counts and bytes of an operator's blocks."""
 
     op: str
@@ -76,8 +75,7 @@ class OpTotal:
     recorded_only_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SidePeak:
+class SidePeak(Struct, frozen=True):
     """The peaks of one side, and how much of the allocated one the other side does not have."""
 
     allocated_bytes: int
@@ -85,8 +83,7 @@ class SidePeak:
     alone_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """All that a trace and a recording do not share."""
 
     about: str

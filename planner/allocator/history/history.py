@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MIB, parse_alloc_conf, rules_of_torch
@@ -40,8 +42,7 @@ class HistoryMark(NamedTuple):
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """All events of a process, from before its first tensor on."""
 
     gpu: str
@@ -53,8 +54,7 @@ class History:
     marks: tuple[HistoryMark, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryCheck:
+class HistoryCheck(Struct, frozen=True):
     """The events up to which simulator and record agree."""
 
     difference: str | None  # the first one, in words; None: there is none

@@ -4,7 +4,9 @@ A birth knows its size and how many births came before its death, which is all t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
@@ -13,8 +15,7 @@ from planner.allocator.history.lcs import Pair
 from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedBlock:
+class RecordedBlock(Struct, frozen=True):
     """A block that the GPU's allocator handed out."""
 
     requested_bytes: int
@@ -22,8 +23,7 @@ class RecordedBlock:
     where: str = ""  # what the record says of the code that asked for it
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedMark:
+class RecordedMark(Struct, frozen=True):
     """The start of a phase of the loop in a recording."""
 
     births: int  # before it
@@ -31,8 +31,7 @@ class RecordedMark:
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """The record of a GPU's allocator, as far as a diff needs it."""
 
     about: str  # which GPU and torch, and where the record is from
@@ -43,8 +42,7 @@ class Recording:
     notes: tuple[str, ...] = ()  # what is odd about the record
 
 
-@dataclass(frozen=True, slots=True)
-class Birth:
+class Birth(Struct, frozen=True):
     """A birth of either side; the recorded ones take place and names from the traced ones."""
 
     requested_bytes: int
@@ -141,8 +139,7 @@ def lives_of(births: Sequence[Birth], matched: set[int]) -> list[int]:
     return [count if birth.died is None else before[birth.died] for birth in births]
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     allocated_bytes: int
     reserved_bytes: int
     at: int  # the birth that reaches the allocated peak

@@ -7,10 +7,11 @@ only, for which no name is needed, so the first name in a file refuses it.
 import pickle
 import pickletools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+
+from msgspec import Struct
 
 from planner.allocator.history.history import ACTIONS, History, HistoryEvent
 from planner.errors import DataFileError
@@ -32,8 +33,7 @@ _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _THEIR_CODE = ("/torch/", "<")  # frames that say nothing of the user's code
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotHistory:
+class SnapshotHistory(Struct, frozen=True):
     """A history and what the file says of the code behind each of its events."""
 
     history: History

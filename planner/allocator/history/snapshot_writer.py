@@ -7,9 +7,10 @@ torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, whi
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from planner._support.atomic_write import save
 from planner.allocator.blocks import Block, SegmentEvent, SegmentState
@@ -83,8 +84,7 @@ class _SnapshotRecorder:
         return () if self._allocator is None else tuple(self._allocator.snapshot())
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
+class _Live(Struct, frozen=True):
     """A block in use."""
 
     address: int

@@ -1,9 +1,12 @@
 """Plans for modules that exist already: what the adapters to training frameworks share."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from planner.api.max_batch import MaxBatchResult, max_batch
 from planner.api.options import Options
@@ -18,8 +21,7 @@ if TYPE_CHECKING:
 _HINT = "check --input and --target"  # of the tracer, whose jobs come from a command line otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class LiveLoop:
+class LiveLoop(Struct, frozen=True):
     """A module in use with all that its framework decides of the loop around it."""
 
     module: Any
@@ -94,7 +96,7 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
         for name, one in estimates.items()
         if isinstance(one, Estimate)
     }
-    return replace(result, plan=replace(result.plan, **changed))
+    return dataclasses.replace(result, plan=replace(result.plan, **changed))
 
 
 class _Build:

@@ -14,9 +14,10 @@ Needs `pip install 'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, ParamSpec, Unpack
+
+from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
 from planner.api.integrations._live_model import (

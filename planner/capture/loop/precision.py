@@ -6,11 +6,11 @@ model.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn, optim
 
 from planner.capture.loop.runtime import LoopRuntime, Scaler

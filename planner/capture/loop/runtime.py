@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
 from torch import Tensor, optim
 
 from planner.program import Category, Phase
@@ -24,8 +24,7 @@ class Scaler(Protocol):
     def update(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoopRuntime:
+class LoopRuntime(Struct, frozen=True):
     """Autocast, gradient scaling and hooks, which differ between `meta` and a GPU."""
 
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region

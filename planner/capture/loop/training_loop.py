@@ -8,10 +8,11 @@ assigned, and has variables of its own, which stay assigned likewise.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel

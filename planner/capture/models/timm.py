@@ -1,10 +1,11 @@
 """Find models of timm, and complete their jobs from the configuration of their weights."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
+
+from msgspec.structs import replace
 
 from planner.capture.models.libraries import import_library, unknown_name
 from planner.jobs import Job, Loss, TensorSpec

@@ -7,8 +7,9 @@ hold for another capability, one more run tells whether the path is the same.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.models.registry import construct_model, find_constructor

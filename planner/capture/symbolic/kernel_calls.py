@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planner.program import Affine, NotAffineError, Site, Trace, affine_through
@@ -50,8 +51,7 @@ class TensorMeta:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
+class RecordedRun(Struct, frozen=True):
     """One run of the loop: its trace, and the calls in it."""
 
     trace: Trace

@@ -1,11 +1,11 @@
 """Tensors with symbolic sizes, and the tracing of a workspace rule with them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt, as_sym_int

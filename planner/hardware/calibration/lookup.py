@@ -5,12 +5,12 @@ CUDA context does, because workspaces and the allocator's rounding belong to the
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from math import hypot
 from statistics import median, stdev
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.hardware.calibration.model import Calibration, Fit, Key
 from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions

@@ -12,10 +12,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from planner._support.versions import format_cudnn_version
 from planner._support.worker import Worker, WorkerError

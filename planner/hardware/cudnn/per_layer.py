@@ -1,14 +1,14 @@
 """The workspaces of a model's convolutions, layer by layer, from a trace that was taken with details."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.hardware.cudnn.workspace_breakdown import Part, Term, name_parts
 from planner.program import Alloc, ConvWorkspace, Direction, Trace
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWorkspace:
+class LayerWorkspace(Struct, frozen=True):
     """What one convolution takes in one direction, however often it runs."""
 
     module: str  # qualified; "" outside of modules

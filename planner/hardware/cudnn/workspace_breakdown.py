@@ -8,10 +8,11 @@ else copies are, if little is left beside them, and what is left is called unnam
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 from math import prod
+
+from msgspec import Struct
 
 from planner.program import Convolution, Direction
 
@@ -41,8 +42,7 @@ class Term(StrEnum):
     UNNAMED = "unnamed"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One term of a workspace."""
 
     term: Term
@@ -51,8 +51,7 @@ class Part:
     size_bytes: int  # all times together
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
+class _Copied(Struct, frozen=True):
     """Which tensors are copied, and how large that makes the copies."""
 
     parts: tuple[Part, ...]

@@ -1,11 +1,11 @@
 """Runs of a command with a batch size: on the emulated GPU, or with memory to spare."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from msgspec.structs import replace as replace_struct
+from msgspec.structs import replace
 
 from planner.emulator import EmulatedRun, RunOptions, run_emulated
 from planner.errors import ModelError
@@ -54,7 +54,7 @@ class CommandRuns:
         if batch not in self.with_spare:
             size_bytes = min(_SPARE_BYTES, _MOST_SPARE_BYTES // self.options.gpu_count)
             spare = SourcedBytes(size_bytes, "memory to spare")
-            device = replace_struct(self.options.device, total=spare, usable=spare)
+            device = replace(self.options.device, total=spare, usable=spare)
             self.with_spare[batch] = self._run(
                 batch, replace(self.options, device=device), "with memory to spare"
             )

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import Arena, replay_trace
 from planner.emulator import Course, EmulatedRun, GpuRecord, History
@@ -17,8 +19,7 @@ from planner.program import Outcome, Trace, workspace_bytes
 BATCH = 1  # a recorded trace is of one run, whatever its batch size
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedRun:
+class ExplainedRun(Struct, frozen=True):
     """The explained memory of a run, in the process that takes most."""
 
     run: EmulatedRun

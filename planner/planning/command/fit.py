@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.allocator import AllocatorRules, Arena, parse_alloc_conf, replay_trace, rules_of_torch
 from planner.emulator import EmulatedRun, History, trace_of
@@ -25,16 +26,14 @@ _SCRATCH_DEPTHS = range(4)
 _WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
+class RankTrace(Struct, frozen=True):
     """The trace of one process on one GPU, and what it may take there."""
 
     program: Program  # without kernel calls
     arena: Arena
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """The traces of all ranks of a command."""
 
     ranks: tuple[RankTrace, ...]

@@ -1,13 +1,13 @@
 """Find the largest batch size of a command by replay of its allocator's history, confirmed by runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import hypot
 from pathlib import Path
 from statistics import NormalDist
 from time import perf_counter
 
-from msgspec.structs import replace as replace_struct
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.emulator import EmulatedRun, RunOptions
 from planner.errors import UsageError
@@ -20,8 +20,7 @@ from planner.program import LARGEST_BATCH, Outcome
 STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state
 
 
-@dataclass(frozen=True, slots=True)
-class CommandPlan:
+class CommandPlan(Struct, frozen=True):
     """The largest batch size of a command, and the runs around it."""
 
     command: tuple[str, ...]
@@ -91,14 +90,14 @@ def _cautious(options: RunOptions, confidence: float) -> RunOptions:
         raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
     device = options.device
     margin = NormalDist().inv_cdf(confidence) * hypot(device.context.spread, device.usable.spread)
-    context = replace_struct(
+    context = replace(
         device.context,
         value=round(device.context.value + margin),
         source=f"{device.context.source}; with {margin / MIB:.0f} MiB for confidence {confidence:g}",
     )
     return replace(
         options,
-        device=replace_struct(device, context=context),
+        device=replace(device, context=context),
         stop_after=options.stop_after or STEPS,
         keeps_histories=True,
     )

@@ -1,7 +1,8 @@
 """One job by all estimators, beside what was measured: figures, errors and what each figure counts."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.allocator import TimelineRecorder, replay_trace
 from planner.hardware import Budget
@@ -38,16 +39,14 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """An earlier model that stayed on the GPU while the measurement ran."""
 
     model: str
     size_bytes: int  # see `kept_after`
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """The peaks of a run, with what earlier models held of them.
 
     Of a stored run of a calibration all peaks are known, the process's too; of the seeds' published ones
@@ -76,8 +75,7 @@ class Measured:
         return None if self.reserved_bytes is None else self.reserved_bytes - self.kept_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One estimator's figure."""
 
     key: str  # a `Method`, or "allocated", "reserved", "process" of this planner
@@ -94,8 +92,7 @@ class Row:
         return self.size_bytes / self.yardstick_bytes - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A job at one batch size by all estimators."""
 
     job: Job

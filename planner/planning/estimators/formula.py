@@ -10,8 +10,9 @@ docs/formulas.md lists it. All terms are affine in the batch size, so that the l
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from planner.errors import UsageError
 
@@ -35,8 +36,7 @@ ATTENTION_OUTPUTS = 5
 MOMENTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """The formula's terms of how a model is trained."""
 
     moments: int = 0  # m
@@ -44,8 +44,7 @@ class Recipe:
     output_float_bytes: int = FLOAT_BYTES  # 4 b: `HALF_BYTES` under mixed precision
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """A row of the layer table: one call of a module."""
 
     class_name: str
@@ -54,8 +53,7 @@ class Layer:
     trainable_parameters: int  # its own and its children's
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTable:
+class LayerTable(Struct, frozen=True):
     """The calls of all modules of a model in one forward pass."""
 
     batch: int
@@ -63,8 +61,7 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """The counts of the formula, in elements, at one batch size."""
 
     input_elements: int
@@ -72,8 +69,7 @@ class Counts:
     parameters: int
 
 
-@dataclass(frozen=True, slots=True)
-class AffineCounts:
+class AffineCounts(Struct, frozen=True):
     """The counts of the formula, in elements, at any batch size."""
 
     input_elements_per_sample: int
@@ -90,8 +86,7 @@ class AffineCounts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """The formula's terms and totals: the seven lines that the notebook prints."""
 
     data_bytes: int

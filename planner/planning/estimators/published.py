@@ -9,9 +9,10 @@ the figures hold them too). Nothing is rounded or converted: figures keep the di
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 from planner._support.strict_yaml import Entry, read_entry
 
@@ -58,8 +59,7 @@ class Kind(StrEnum):
     MODELSIZE_TOTAL = "modelsize_total"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """The origin of figures."""
 
     title: str
@@ -70,8 +70,7 @@ class Source:
     versions: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(Struct, frozen=True):
     """A size as it was printed."""
 
     printed: str  # the number
@@ -84,8 +83,7 @@ class Quantity:
         return float(self.printed) * self.unit_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One size, of one model at one batch size."""
 
     model: str
@@ -98,8 +96,7 @@ class Figure:
     kept: tuple[str, ...] = ()  # names of earlier models that the figure holds, with their gradients
 
 
-@dataclass(frozen=True, slots=True)
-class ResultRow:
+class ResultRow(Struct, frozen=True):
     """A row of the notebook's table: the formula's total for training beside the highest allocated."""
 
     label: str
@@ -111,8 +108,7 @@ class ResultRow:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(Struct, frozen=True):
     """All that is stored, in the order of the sources."""
 
     figures: tuple[Figure, ...]

@@ -5,7 +5,8 @@ may take on the same card: usable memory less context and margin, or the cap.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planner.errors import UsageError
 from planner.hardware import Budget
@@ -26,8 +27,7 @@ from planner.planning.estimators.peers import MEBIBYTE_BYTES, PeerEstimate
 Line = tuple[str, int]  # what is counted, bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StaticEstimate:
+class StaticEstimate(Struct, frozen=True):
     """The estimate of one batch size by one estimator."""
 
     method: Method
@@ -46,8 +46,7 @@ class StaticEstimate:
         return left is None or self.total_bytes <= left
 
 
-@dataclass(frozen=True, slots=True)
-class FormulaPlan:
+class FormulaPlan(Struct, frozen=True):
     """The largest batch size by the formula, and the estimates on both sides of it."""
 
     job: Job

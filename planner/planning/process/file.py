@@ -21,8 +21,9 @@ epoch, and a `batch` that the catalogue knows. docs/notebook.md says what each s
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import UsageError
@@ -60,8 +61,7 @@ MAX_STEPS = 10_000  # of one loop; they take a minute
 _ANY_BATCH = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFile:
+class ProcessFile(Struct, frozen=True):
     """A process, and the version of torch that it is run with; "": the newest known."""
 
     process: Process

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
+from msgspec import Struct
+
 from planner.jobs import Job, Mode, TensorSpec
 from planner.program import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(Struct, frozen=True):
     """A model under the name of a variable. It is built on the CPU, where it takes no memory of the GPU."""
 
     name: str
@@ -21,54 +22,46 @@ class Model:
     batch: int  # at which it is traced to see its weights; they do not depend on it
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(Struct, frozen=True):
     """The process comes to another section."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Print:
+class Print(Struct, frozen=True):
     """The allocator's figures are read: `allocated`, `reserved`, `max allocated`."""
 
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Define:
+class Define(Struct, frozen=True):
     """A tensor is made on the GPU. A name that has one already lets go of it once the new one is there."""
 
     name: str
     tensor: TensorSpec  # the whole tensor, not one sample
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """`del`: tensors go, and models with their weights and gradients."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyCache:
+class EmptyCache(Struct, frozen=True):
     """`torch.cuda.empty_cache()`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResetPeak:
+class ResetPeak(Struct, frozen=True):
     """`torch.cuda.reset_peak_memory_stats()`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """`model.to("cuda")`: nothing happens where the model is on the GPU already."""
 
     model: Model
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """`torchinfo.summary`: the input is made on the GPU, the model placed, one forward pass run in eval mode.
 
     No gradients are recorded. Input and output are gone when it returns, the model stays.
@@ -78,8 +71,7 @@ class Summary:
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
+class Train(Struct, frozen=True):
     """The loop of the model's job. Its names (inputs, target, output, loss, optimizer) live until `Leave`."""
 
     model: Model
@@ -89,8 +81,7 @@ class Train:
     label: str | None = None  # of the figures that are read after each epoch; None: they are not
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """The function that trained returns and its names die. The model stays, and so do its gradients."""
 
 
@@ -98,8 +89,7 @@ Step = Heading | Print | Define | Delete | EmptyCache | ResetPeak | Place | Summ
 Process = tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The counters of a framework's allocator at one point of a process."""
 
     section: str  # the last heading; "" before the first
@@ -109,8 +99,7 @@ class Reading:
     peak_allocated_bytes: int  # since the last reset
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True):
     """The step of a process at which a request could not be served."""
 
     index: int  # of the step
@@ -119,8 +108,7 @@ class OutOfMemory:
     requested_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """The readings of a process, and how it ended."""
 
     readings: tuple[Reading, ...]
@@ -128,8 +116,7 @@ class Account:
     failure: OutOfMemory | None  # None: it ran to its end
 
 
-@dataclass(frozen=True, slots=True)
-class Flaw:
+class Flaw(Struct, frozen=True):
     """The first step of a process that makes no sense."""
 
     index: int

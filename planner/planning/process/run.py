@@ -6,7 +6,9 @@ that multiplies matrices, the forward pass's and autograd's, and never gives it 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from planner.allocator import UNLIMITED, Arena, Block, after_refusal, open_allocator
 from planner.errors import ModelError

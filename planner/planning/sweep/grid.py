@@ -13,11 +13,11 @@
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import UsageError
@@ -45,8 +45,7 @@ from planner.planning.sweep.task import GpuFigures
 MOST_CELLS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class NamedModel:
+class NamedModel(Struct, frozen=True):
     """A model of the grid, and what it takes in every recipe."""
 
     name: str  # in the tables
@@ -54,8 +53,7 @@ class NamedModel:
     options: Mapping[str, Any]  # of its job
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """One way to train; its options stand over those of the model."""
 
     name: str
@@ -64,8 +62,7 @@ class Recipe:
     allocator_cap_mib: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The models, recipes and GPUs of a file."""
 
     about: str

@@ -8,12 +8,13 @@ sweeps may share a folder. A file that is broken or foreign is reported and its 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planner._support.atomic_write import write_bytes
 from planner.emulator import open_cudnn_with_cublaslt
@@ -37,8 +38,7 @@ class _ResultFile(msgspec.Struct):
     task: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResultStore:
+class ResultStore(Struct, frozen=True):
     """A folder of results."""
 
     folder: Path

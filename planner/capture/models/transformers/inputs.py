@@ -5,8 +5,9 @@ of the text, the labels' shape follows the class.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from planner.capture.models.transformers.build import Choice
 from planner.errors import UsageError

@@ -25,7 +25,7 @@ from planner.jobs.catalogue import load_catalogue
 from planner.planning.estimators.published import Kind, load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.planning.process.model import Leave, Place, Print, Process, Reading
-from planner.planning.process.run import JobTracer, run
+from planner.planning.process.run import JobTracer, run_process
 from planner.program.events import Trace
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "notebook.md"
@@ -86,7 +86,7 @@ def trace_generic(job: Job, batch: int) -> Trace:
 
 def readings_of(process: Process, tracer: JobTracer, arena: Arena) -> dict[Key, Reading]:
     """The lines of the process by model and point."""
-    account = run(process, tracer, arena)
+    account = run_process(process, tracer, arena)
     if account.failure is not None:
         sys.exit(f"the process does not fit: {account.failure}")
     return dict(zip(keys(account.readings), account.readings, strict=True))
@@ -183,7 +183,7 @@ def weights_mib(process: Process, tracer: JobTracer) -> dict[str, float]:
     found = {}
     for step in process:
         if isinstance(step, Place):
-            account = run((step, Print("")), tracer)
+            account = run_process((step, Print("")), tracer)
             found[step.model.job.model] = account.readings[0].allocated_bytes / MIB
     return found
 

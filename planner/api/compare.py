@@ -13,7 +13,7 @@ from planner.api.request import Model, open_request
 from planner.hardware import GENERIC_CAPABILITY, Budget
 from planner.hardware.calibration import find_run
 from planner.jobs import CatalogueEntry, Job, load_catalogue
-from planner.planning import estimate, trace_workload, with_last_batch
+from planner.planning import estimate_batch, trace_workload, with_last_batch
 from planner.planning.estimators import (
     Comparison,
     Kept,
@@ -57,7 +57,7 @@ def compare(
     traces = trace_workload(job, size, request.factory, budget.device.target).open(on_progress)
     build = open_builder(job, request.factory, on_progress)
     on_progress(f"tracing batch {size}")
-    own = estimate(job, with_last_batch(job, size, traces), size, budget)
+    own = estimate_batch(job, with_last_batch(job, size, traces), size, budget)
     others = run_estimators(job, size, budget, build, on_progress)
     return CompareResult(put_side_by_side(own, others, measured, perf_counter() - start))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from planner.api.options import Options
 from planner.api.request import Model, open_request
-from planner.planning import EpochPrograms, Estimate, estimate as estimate_batch
+from planner.planning import EpochPrograms, Estimate, estimate_batch
 from planner.planning.estimators import Method, find_method, reject_unsupported_options
 from planner.report import Result
 

@@ -22,7 +22,7 @@ from planner.planning import (
     Estimate,
     Explanation,
     Shown,
-    estimate as estimate_batch,
+    estimate_batch,
     explain as explain_run,
     take_curve,
     unlimited,

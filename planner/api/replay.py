@@ -24,7 +24,7 @@ from planner.planning.process import (
     ProcessFile,
     find_process_file,
     read_process,
-    run,
+    run_process,
 )
 from planner.program import OnProgress, Trace, ignore_progress
 from planner.report import Result, is_endless, short_op
@@ -84,7 +84,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
     rules = parse_alloc_conf(alloc_conf or "", rules_of_torch(file.torch))
     tracing = _Tracing(budget.device, options.get("on_progress") or ignore_progress)
     start = perf_counter()
-    account = run(file.process, tracing.trace, replace(budget.arena, rules=rules))
+    account = run_process(file.process, tracing.trace, replace(budget.arena, rules=rules))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
     return ProcessResult(
         process=file.process,

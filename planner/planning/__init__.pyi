@@ -8,7 +8,9 @@ from .changes import Recipe as Recipe
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, with_last_batch as with_last_batch,
 )
-from .estimate import Estimate as Estimate, Seconds as Seconds, estimate as estimate, unlimited as unlimited
+from .estimate import (
+    Estimate as Estimate, Seconds as Seconds, estimate_batch as estimate_batch, unlimited as unlimited,
+)
 from .fleet import (
     DeviceFit as DeviceFit, FleetTable as FleetTable, curve as curve, fit_devices as fit_devices,
 )

@@ -16,7 +16,7 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import Budget
 from planner.planning.changes import Change, Recipe, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
-from planner.planning.estimate import Estimate, estimate
+from planner.planning.estimate import Estimate, estimate_batch
 from planner.program import OnProgress, Outcome, Trace, TraceSource
 
 LARGEST_SET = 3
@@ -134,7 +134,7 @@ def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_trace
     changed = apply_all(recipe, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
     arena = replace(budget.arena, rules=changed.rules)
-    found = estimate(changed.job, trace, changed.batch, replace(budget, arena=arena))
+    found = estimate_batch(changed.job, trace, changed.batch, replace(budget, arena=arena))
     return Trial(changes, changed, found, _needed(trace, changed.batch, arena, found.run.peak_reserved_bytes))
 
 

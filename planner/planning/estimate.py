@@ -47,7 +47,9 @@ class Estimate(Struct, frozen=True):
     retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
 
 
-def estimate(job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
+def estimate_batch(
+    job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0
+) -> Estimate:
     """Replay one batch size of a trace under the budget and say where the memory goes."""
     start = perf_counter()
     budget = judge_budget(budget, job, trace)

@@ -14,7 +14,7 @@ from planner.hardware import (
 )
 from planner.jobs import Job
 from planner.planning.epoch import EpochPrograms
-from planner.planning.estimate import Estimate, Seconds, estimate
+from planner.planning.estimate import Estimate, Seconds, estimate_batch
 from planner.planning.fleet import search_devices
 from planner.planning.replays import TimedPrograms
 from planner.planning.search import Search
@@ -86,7 +86,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     found, too_large = group.search(budget.arena, multiple_of), group.replays.too_large
 
     def at(batch: int) -> Estimate:
-        result = estimate(job, epochs.trace(batch, target), batch, budget, timed.seconds)
+        result = estimate_batch(job, epochs.trace(batch, target), batch, budget, timed.seconds)
         if not too_large:
             return result
         least = min(too_large)

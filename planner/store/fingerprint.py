@@ -42,7 +42,7 @@ IMPURE_NAMES = frozenset(
 )
 
 
-def fingerprint(job: Job) -> Fingerprint | None:
+def fingerprint_of(job: Job) -> Fingerprint | None:
     """The job's key, the batch size and the GPU left out; None where nobody can know it."""
     source, name = split_model(job.source or job.model)
     if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another

@@ -16,7 +16,7 @@ from planner.jobs import Job, job_from_json, job_to_json
 from planner.program import Program, Target
 from planner.store.cache_dir import CacheDirectory
 from planner.store.codec import ProgramFile, load_programs
-from planner.store.fingerprint import Fingerprint, fingerprint, source_digest, trace_relevant_fields
+from planner.store.fingerprint import Fingerprint, fingerprint_of, source_digest, trace_relevant_fields
 
 BUNDLED = Path(__file__).with_name("bundled")
 INDEX = "index.json"
@@ -110,7 +110,7 @@ class UserCache:
 
     def _key(self, job: Job, entry: dict[str, Any]) -> Fingerprint | None:
         if job not in self._fingerprints:
-            self._fingerprints[job] = fingerprint(job)
+            self._fingerprints[job] = fingerprint_of(job)
         key = self._fingerprints[job]
         return None if key is None else key | entry
 

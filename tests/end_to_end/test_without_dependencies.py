@@ -34,7 +34,7 @@ from planner.allocator.config import parse_alloc_conf
 from planner.hardware.budget import make_budget
 from planner.hardware.device import generic_device
 from planner.jobs import Job
-from planner.planning.estimate import Seconds, estimate
+from planner.planning.estimate import Seconds, estimate_batch
 from planner.allocator.replay import replay_trace
 from planner.planning.search import largest
 from planner.store.codec import load_programs
@@ -45,7 +45,7 @@ budget = make_budget(generic_device(8000), 0.99, parse_alloc_conf("roundup_power
 found = largest(lambda batch: replay_trace(program.instantiate(batch), batch, budget.arena).outcome)
 job = Job(about["model"])
 batches = (found.largest, found.first_failure)
-estimates = [estimate(job, program.instantiate(batch), batch, budget) for batch in batches]
+estimates = [estimate_batch(job, program.instantiate(batch), batch, budget) for batch in batches]
 print(about, found, *(replace(each, seconds=Seconds(0, 0)) for each in estimates), sep="\\n")
 """
 BARE = """

@@ -29,7 +29,7 @@ from planner.program.events import (
     Trace,
     validate,
 )
-from planner.store.fingerprint import fingerprint
+from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.structs import replace
 
@@ -354,7 +354,7 @@ def test_explained_epochs_have_their_details(net: str) -> None:
 def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
     """One kept trace serves all epochs, and one calibration."""
     one, other = (training(model="torchvision:resnet18", dataset_size=size) for size in (0, 1000))
-    assert fingerprint(one) == fingerprint(other)
+    assert fingerprint_of(one) == fingerprint_of(other)
     assert is_same_job(one, other)
 
 

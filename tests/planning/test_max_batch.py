@@ -13,7 +13,7 @@ from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
-from planner.planning.max_batch import Estimate, Plan, Seconds, estimate, find_max_batch
+from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.fit import fit_traces
@@ -167,7 +167,7 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
     assert plan.at_max is not None and plan.first_failure is not None
     for told, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
         assert batch is not None
-        alone = estimate(JOB, tracer(batch), batch, told.budget)
+        alone = estimate_batch(JOB, tracer(batch), batch, told.budget)
         assert (alone.outcome, alone.run) == (told.outcome, told.run)
     assert plan.at_max.outcome is not Outcome.DOES_NOT_FIT
     assert plan.first_failure.outcome is Outcome.DOES_NOT_FIT
@@ -276,7 +276,7 @@ def test_estimate_by_hand() -> None:
         2,
     )
     budget = budget_of(42)
-    result = estimate(JOB, trace, 2, budget, trace_seconds=1.5)
+    result = estimate_batch(JOB, trace, 2, budget, trace_seconds=1.5)
     assert replace(result, seconds=Seconds(1.5, 0)) == Estimate(
         job=JOB,
         budget=budget,
@@ -298,7 +298,7 @@ def test_estimate_of_a_failure() -> None:
     """A batch that does not fit is estimated on a card without end, next to its failure on this one."""
     budget = budget_of(100)
     trace = Steps(linear).at(40)
-    result = estimate(JOB, trace, 40, budget)
+    result = estimate_batch(JOB, trace, 40, budget)
     assert result.outcome is Outcome.DOES_NOT_FIT
     assert result.failed == replay_trace(trace, 40, Arena(100 * MIB))
     assert result.run == replay_trace(trace, 40)
@@ -312,7 +312,7 @@ def test_estimate_with_retries() -> None:
         SITES,
         1,
     )
-    result = estimate(JOB, trace, 1, budget_of(30))
+    result = estimate_batch(JOB, trace, 1, budget_of(30))
     assert result.outcome is Outcome.FITS_WITH_RETRIES
     assert result.run.peak_reserved_bytes == 22 * MIB
     assert_identities(result)
@@ -322,7 +322,7 @@ def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need()
     """Where a batch fails for a fraction of the rules, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     rules = AllocatorRules(per_process_memory_fraction=0.1)
-    found = estimate(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
+    found = estimate_batch(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
     assert found.outcome is Outcome.DOES_NOT_FIT
     assert found.run.peak_allocated_bytes == 50 * 64 * MIB
     assert found.run.failure is None

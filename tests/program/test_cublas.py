@@ -11,7 +11,7 @@ from planner.jobs import Mode
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.program.cublas import parse_workspace_config, workspace_bytes
 from planner.program.events import Alloc, Category, Free, Trace
-from planner.store.fingerprint import fingerprint
+from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 
 KIB = 1024
@@ -153,6 +153,6 @@ def test_the_text_goes_into_the_job_its_key_and_back() -> None:
     assert job_from_json(said) == job
     older = {name: value for name, value in said.items() if name != "cublas_workspace_config"}
     assert job_from_json(older).cublas_workspace_config == ""
-    assert fingerprint(job) != fingerprint(job_from_json(older))
+    assert fingerprint_of(job) != fingerprint_of(job_from_json(older))
     with pytest.raises(UsageError, match="cannot read 'x'"):
         job_from_json(said | {"cublas_workspace_config": "x"})

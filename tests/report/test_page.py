@@ -23,7 +23,7 @@ from planner.jobs.codec import job_to_json
 from planner.planning.attribution import Shown, explain
 from planner.planning.batch_curve import BatchCurve, CurvePoint, SampleDensity, curve_sizes, take_curve
 from planner.planning.estimate import unlimited
-from planner.planning.max_batch import estimate
+from planner.planning.max_batch import estimate_batch
 from planner.program.events import (
     Alloc,
     Category,
@@ -142,7 +142,7 @@ def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: 
         assert [point.batch for point in card.points] == sorted({point.batch for point in card.points})
         assert batch + 1 in {point.batch for point in card.points}
         for point in card.points:
-            found = estimate(JOB, program.instantiate(point.batch), point.batch, card.budget)
+            found = estimate_batch(JOB, program.instantiate(point.batch), point.batch, card.budget)
             assert point == CurvePoint(
                 found.run.batch,
                 found.outcome,
@@ -201,7 +201,7 @@ def page_of(
 ) -> str:
     trace = trace or TOY.instantiate(batch)
     found = explain(trace, batch, arena)
-    summary = summary_of(estimate(JOB, trace, batch, NOBODY), found)
+    summary = summary_of(estimate_batch(JOB, trace, batch, NOBODY), found)
     return page_html(summary, found, trace, Shown(), curve)
 
 
@@ -214,7 +214,7 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     batch = trace.batch
     run = replay_trace(trace, batch)
     found = explain(trace, batch, unlimited(NOBODY.arena))
-    summary = summary_of(estimate(JOB, trace, batch, NOBODY), found)
+    summary = summary_of(estimate_batch(JOB, trace, batch, NOBODY), found)
     data = json.loads(json.dumps(page_data(summary, found, trace, None), allow_nan=False))
     lines = {one["name"]: one for one in data["figures"]["timeline"]["data"]}
     stacked = [one for one in lines.values() if "stackgroup" in one]

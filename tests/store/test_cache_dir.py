@@ -20,7 +20,7 @@ from planner.jobs import Job
 from planner.program.events import Alloc, Category, Site, Trace
 from planner.program.program import constant_program
 from planner.store.cache_dir import CacheDirectory, open_cache
-from planner.store.fingerprint import digest, file_digest, fingerprint
+from planner.store.fingerprint import digest, file_digest, fingerprint_of
 from tests.helpers.traces import GA102
 
 MODEL = """
@@ -181,17 +181,17 @@ def test_settings_of_torch_that_no_key_holds(tmp_path: Path) -> None:
 def test_keys_tell_jobs_apart(model: Path) -> None:
     """Each field of a job, the file and the modules beside it make another key; the same again the same."""
     job = Job("model.py:Net")
-    key = fingerprint(job)
+    key = fingerprint_of(job)
     assert key is not None
-    assert fingerprint(Job("model.py:Net")) == key
+    assert fingerprint_of(Job("model.py:Net")) == key
     others = [
-        fingerprint(Job("model.py:Net", steps=2)),
-        fingerprint(Job("model.py:Net", model_args=(("width", 64),))),
+        fingerprint_of(Job("model.py:Net", steps=2)),
+        fingerprint_of(Job("model.py:Net", model_args=(("width", 64),))),
     ]
     (model.parent / "parts.py").write_text(PARTS + "\n")
-    others.append(fingerprint(job))
+    others.append(fingerprint_of(job))
     model.write_text(MODEL + "\n")
-    others.append(fingerprint(job))
+    others.append(fingerprint_of(job))
     names = {digest(other) for other in (key, *others) if other is not None}
     assert len(names) == 5
 

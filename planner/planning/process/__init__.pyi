@@ -6,4 +6,4 @@ from .model import (
     Print as Print, Process as Process, Reading as Reading, ResetPeak as ResetPeak, Step as Step,
     Summary as Summary, Train as Train,
 )
-from .run import TRACED_STEPS as TRACED_STEPS, run as run
+from .run import TRACED_STEPS as TRACED_STEPS, run_process as run_process

@@ -44,7 +44,7 @@ MOST_UNSETTLED_STEPS = 100
 _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: Phase.BACKWARD}
 
 
-def run(process: Process, tracer: JobTracer, arena: Arena = UNLIMITED) -> Account:
+def run_process(process: Process, tracer: JobTracer, arena: Arena = UNLIMITED) -> Account:
     """Return what a process prints in this arena, up to its end or to the request that cannot be served.
 
     Raises ValueError for a process in which `find_flaw` finds one, ModelError for a long loop that does not

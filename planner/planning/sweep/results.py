@@ -22,7 +22,7 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import search_path
 from planner.jobs import Job, split_model
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest, task_to_json
-from planner.store import fingerprint
+from planner.store import fingerprint_of
 
 LARGEST_FILE_BYTES = 2**24  # a cell takes 600
 _PACKAGE = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 def _code_of(task: Task) -> Any:
     """Return what decides the job's traces, as far as it can be known."""
-    key = fingerprint(replace(task.job, cudnn=""))
+    key = fingerprint_of(replace(task.job, cudnn=""))
     if key is not None:
         return [key, _library_of(task.job)] if task.job.cudnn else key
     source, name = split_model(task.job.source or task.job.model)

@@ -28,7 +28,7 @@ from planner.planning.estimators.comparison import (
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Source, load_measured
 from planner.planning.estimators.static_estimate import StaticEstimate
-from planner.planning.max_batch import Estimate, estimate
+from planner.planning.max_batch import Estimate, estimate_batch
 from planner.program.events import Alloc, Category, Outcome, Phase, PhaseStart, Site, Trace
 from planner.report.commands.compare import comparison_document, comparison_to_json
 from planner.report.plain import WIDTH, render_plain
@@ -75,7 +75,7 @@ def card(left_mib: int) -> Budget:
 
 
 def own(budget: Budget) -> Estimate:
-    return estimate(JOB, TRACE, BATCH, budget)
+    return estimate_batch(JOB, TRACE, BATCH, budget)
 
 
 def said(budget: Budget) -> dict[Method, StaticEstimate | str]:

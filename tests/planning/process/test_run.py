@@ -30,7 +30,7 @@ from planner.planning.process.model import (
     find_flaw,
     size_bytes,
 )
-from planner.planning.process.run import run
+from planner.planning.process.run import run_process
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 from tests.helpers.models import MIB
 from tests.helpers.structs import replace
@@ -104,7 +104,7 @@ def growing(job: Job, batch: int) -> Trace:
 
 def mib_after(*steps: Step) -> tuple[float, ...]:
     """Allocated, reserved and peak MiB at the end of a process."""
-    reading = run((*steps, Print("end")), tracer).readings[-1]
+    reading = run_process((*steps, Print("end")), tracer).readings[-1]
     assert reading.reserved_bytes is not None
     return (reading.allocated_bytes / MIB, reading.reserved_bytes / MIB, reading.peak_allocated_bytes / MIB)
 
@@ -136,7 +136,7 @@ def test_the_notebooks_variable() -> None:
         Print("Release"),
     )
     gib = 2**30
-    assert run(process, tracer) == Account(
+    assert run_process(process, tracer) == Account(
         readings=(
             Reading("Tensor variable", "Initial", 0, 0, 0),
             Reading("Tensor variable", "Define", gib, gib, gib),
@@ -196,7 +196,7 @@ def test_summary_leaves_the_model_and_the_workspace() -> None:
 
 def test_summary_makes_the_input_before_it_moves_the_model() -> None:
     """Where there is room for the input only, it is the model that finds none."""
-    account = run((Summary(NET, BATCH),), tracer, Arena(limit_bytes=20 * MIB))
+    account = run_process((Summary(NET, BATCH),), tracer, Arena(limit_bytes=20 * MIB))
     assert account.failure == OutOfMemory(0, 1, Phase.FORWARD, WEIGHT * MIB)
 
 
@@ -208,7 +208,7 @@ def test_a_second_summary_takes_nothing_more() -> None:
 def test_training_is_the_replay_of_its_trace() -> None:
     """A model placed and trained for the steps of a trace prints what the replay of the trace says."""
     alone = replay_trace(tracer(replace(JOB, steps=3), BATCH), BATCH)
-    reading = run((Place(NET), training()), tracer).readings[-1]
+    reading = run_process((Place(NET), training()), tracer).readings[-1]
     assert alone.outcome is Outcome.FITS
     assert reading == Reading(
         "", "Train", alone.end_allocated_bytes, alone.peak_reserved_bytes, alone.peak_allocated_bytes
@@ -221,7 +221,7 @@ def test_repeated_steps_are_traced_ones(zero_grad: ZeroGrad) -> None:
     job = replace(JOB, zero_grad=zero_grad)
     alone = replay_trace(tracer(replace(job, steps=12), BATCH), BATCH)
     model = Model("net", job, BATCH)
-    readings = run((Place(model), training(model, epochs=4)), tracer).readings
+    readings = run_process((Place(model), training(model, epochs=4)), tracer).readings
     assert [reading.label for reading in readings] == ["Train"] * 4
     assert readings[-1].allocated_bytes == alone.end_allocated_bytes
     assert readings[-1].reserved_bytes == alone.peak_reserved_bytes
@@ -230,14 +230,14 @@ def test_repeated_steps_are_traced_ones(zero_grad: ZeroGrad) -> None:
 
 def test_epochs_without_a_label_print_nothing() -> None:
     """Figures are read after each epoch only where the process says so."""
-    assert run((Place(NET), Train(NET, BATCH, 3, 2)), tracer).readings == ()
+    assert run_process((Place(NET), Train(NET, BATCH, 3, 2)), tracer).readings == ()
 
 
 def test_a_loop_that_does_not_settle_is_traced_to_its_end() -> None:
     """Where each step differs, all of them count: the sixth output is 12 MiB larger than a first one."""
     process: Process = (Place(NET), Train(NET, BATCH, 2, 3), Print("Final"))
     held = WEIGHT + INPUT + OUTPUT + 12 + WEIGHT + WORKSPACES
-    assert run(process, growing).readings[-1].allocated_bytes == held * MIB
+    assert run_process(process, growing).readings[-1].allocated_bytes == held * MIB
 
 
 def test_a_long_loop_that_does_not_settle_is_refused() -> None:
@@ -245,7 +245,7 @@ def test_a_long_loop_that_does_not_settle_is_refused() -> None:
     with pytest.raises(
         ModelError, match="hand-made: its steps differ .* 101 are too many; train at most 100"
     ):
-        run((Place(NET), Train(NET, BATCH, 101, 1)), growing)
+        run_process((Place(NET), Train(NET, BATCH, 101, 1)), growing)
 
 
 def test_leaving_keeps_weights_and_gradients() -> None:
@@ -292,7 +292,7 @@ def test_old_gradients_go_where_the_loop_sets_them_to_none(
     steps = (Place(model), once, Leave(), EmptyCache())
     held = 2 * WEIGHT + WORKSPACES
     filler = tensor("x", 200 - held - INPUT)
-    account = run((*steps, filler, once), tracer, Arena(limit_bytes=200 * MIB))
+    account = run_process((*steps, filler, once), tracer, Arena(limit_bytes=200 * MIB))
     assert account.failure == OutOfMemory(5, 1, phase, requested_mib * MIB)
 
 
@@ -318,7 +318,7 @@ def test_a_replaced_buffer_comes_back() -> None:
         return Trace(events, SITES, batch)
 
     def allocated(*steps: Step) -> int:
-        return run((*steps, Print("")), replacing).readings[-1].allocated_bytes // MIB
+        return run_process((*steps, Print("")), replacing).readings[-1].allocated_bytes // MIB
 
     assert allocated(Summary(NET, BATCH)) == 30
     assert allocated(Summary(NET, BATCH), Place(NET)) == 40
@@ -333,7 +333,7 @@ def test_optimizer_state_of_the_setup_dies_with_the_loop() -> None:
         return Trace((setup, parameter, state, *steps), SITES, batch)
 
     def allocated(*steps: Step) -> int:
-        return run((*steps, Print("")), adagrad).readings[-1].allocated_bytes // MIB
+        return run_process((*steps, Print("")), adagrad).readings[-1].allocated_bytes // MIB
 
     assert allocated(Place(NET)) == WEIGHT
     assert allocated(Place(NET), training()) == WEIGHT + 30 + INPUT + OUTPUT + WEIGHT + WORKSPACES
@@ -370,7 +370,7 @@ def test_nothing_is_left_but_workspaces(steps: tuple[Step, ...]) -> None:
 def test_memory_runs_out() -> None:
     """A process ends at the request that cannot be served, and keeps what it printed until then."""
     process: Process = (tensor("x", 20), Print("x"), tensor("y", 30), Print("y"))
-    assert run(process, tracer, Arena(limit_bytes=40 * MIB)) == Account(
+    assert run_process(process, tracer, Arena(limit_bytes=40 * MIB)) == Account(
         readings=(Reading("", "x", 20 * MIB, 20 * MIB, 20 * MIB),),
         retries=1,
         failure=OutOfMemory(2, None, None, 30 * MIB),
@@ -388,13 +388,13 @@ def test_memory_runs_out() -> None:
 )
 def test_where_memory_runs_out(steps: Process, limit_mib: int, failure: OutOfMemory) -> None:
     """A failure names the step, the loop's own step and its phase, and what was asked for."""
-    assert run(steps, tracer, Arena(limit_bytes=limit_mib * MIB)).failure == failure
+    assert run_process(steps, tracer, Arena(limit_bytes=limit_mib * MIB)).failure == failure
 
 
 def test_cached_memory_is_released_on_the_way() -> None:
     """Where a deleted tensor's block stands in the way, it is given back to CUDA, which counts as a retry."""
     process: Process = (tensor("x", 20), Delete(("x",)), tensor("y", 30), Print("y"))
-    account = run(process, tracer, Arena(limit_bytes=40 * MIB))
+    account = run_process(process, tracer, Arena(limit_bytes=40 * MIB))
     assert (account.retries, account.failure) == (1, None)
     assert account.readings == (Reading("", "y", 30 * MIB, 30 * MIB, 30 * MIB),)
 
@@ -448,7 +448,7 @@ def test_flaws(process: Process, flaw: Flaw) -> None:
     """The first step that makes no sense is found with its reason, and such a process does not run."""
     assert find_flaw(process) == flaw
     with pytest.raises(ValueError, match=f"step {flaw.index}: "):
-        run(process, tracer)
+        run_process(process, tracer)
 
 
 def test_a_process_without_flaw() -> None:

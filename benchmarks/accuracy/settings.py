@@ -11,10 +11,10 @@ from benchmarks.accuracy.rows import Row
 from benchmarks.accuracy.rows_published import CNNS, pairs
 from benchmarks.accuracy.stats import inside_at
 from benchmarks.accuracy.texts import KEPT_ASIDE, TWICE
+from benchmarks.fits.cuda_context import Libraries, loading_of, published_size
 from benchmarks.published.timm_brackets import OUTSIDE_MIB, TOTAL_MIB
 from planner.allocator.config import AllocatorRules
 from planner.hardware.budget import make_budget
-from planner.hardware.context import context_size, loading_of
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.hardware.likeness import Likeness
@@ -84,7 +84,7 @@ def _brackets(rows: Sequence[Row]) -> Iterator[str]:
         return
     card = find_device(CARD)
     sms = 82 if card.about is None or card.about.multiprocessors is None else card.about.multiprocessors.value
-    eager = context_size(card.capability, round(sms), loading_of(TORCH)).mib
+    eager = published_size((card.capability, round(sms)), loading_of(TORCH), Libraries.TRAINING).mib
     widths = sorted(failed.batch / trained.batch for trained, failed in found)
     yield (
         f"\ntimm's {count} brackets; the next larger candidate is {widths[0]:.2f} to {widths[-1]:.2f} times "

@@ -53,6 +53,16 @@ class Loading(StrEnum):
     EAGER = "eager"
 
 
+def loading_of(torch: str) -> Loading:
+    """Return when a version of torch loads kernels by default.
+
+    >>> loading_of("1.12.1+cu113"), loading_of("2.11.0+cu128")
+    (<Loading.EAGER: 'eager'>, <Loading.LAZY: 'lazy'>)
+    """
+    major, minor = (int(part) for part in torch.partition("+")[0].split(".")[:2])
+    return Loading.LAZY if (major, minor) >= (1, 13) else Loading.EAGER
+
+
 class Libraries(StrEnum):
     """The libraries that are loaded besides torch's own kernels."""
 

@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 
 from benchmarks.fits import cuda_context as script
-from benchmarks.fits.cuda_context import Libraries, Loading, published_size
+from benchmarks.fits.cuda_context import Libraries, Loading, loading_of, published_size
 from planner.hardware import context
 from planner.hardware.context import ContextSize, context_size, stacks_mib, typical_context
 from planner.hardware.database import find_device
@@ -93,3 +93,17 @@ def test_published_contexts_of_kernels_loaded_at_once() -> None:
 def test_threads_of_a_multiprocessor(capability: tuple[int, int], threads: int) -> None:
     """One table of the CUDA Programming Guide tells contexts, cuDNN and reductions alike."""
     assert threads_per_sm(capability) == threads
+
+
+@pytest.mark.parametrize(
+    ("torch", "loading"),
+    [
+        ("1.10.0", Loading.EAGER),
+        ("1.12.1+cu113", Loading.EAGER),
+        ("1.13.0", Loading.LAZY),
+        ("2.11.0", Loading.LAZY),
+    ],
+)
+def test_loading_by_version(torch: str, loading: Loading) -> None:
+    """Kernels are loaded as they are used since torch 1.13."""
+    assert loading_of(torch) is loading

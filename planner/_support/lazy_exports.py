@@ -4,15 +4,26 @@ As lazy_loader does it (SPEC 1), but without parsing stubs as Python, which woul
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _IMPORT = re.compile(r"^from \.([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
 _NAME = re.compile(r"(\w+) as \1\b")
 
 Exports = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
+
+
+class _Facade(ModuleType):
+    """Package in which no module stands in place of the function that is called like it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, as an import does for a module that it has read."""
+        if not (isinstance(value, ModuleType) and name in self.__dict__.get("__all__", ())):
+            super().__setattr__(name, value)
 
 
 def attach_stub(package: str, file: str) -> Exports:
@@ -31,12 +42,9 @@ def attach(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Export
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f"{package}.{homes[name]}")
-        # All names of the module at once: importing it has set it in place of what is called like it.
-        shown = {
-            each: getattr(module, each) for each in names_by_module[homes[name]] if hasattr(module, each)
-        }
-        import_module(package).__dict__.update(shown)
-        return getattr(module, name)
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        sys.modules[package].__dict__[name] = value
+        return value
 
+    sys.modules[package].__class__ = _Facade
     return get, lambda: sorted(homes), sorted(homes)

@@ -25,6 +25,7 @@ def test_names_are_imported_when_used(tmp_path: Path, monkeypatch: pytest.Monkey
     from lazily import STEPS, run  # type: ignore[import-not-found]
 
     assert (STEPS, run(), lazily.run()) == (3, 3, 3)
+    assert sys.modules["lazily.run"].STEPS == 3
     assert dir(lazily) == ["STEPS", "nothing", "run"]
     assert "lazily.other" not in sys.modules
     with pytest.raises(AttributeError, match="module 'lazily' has no attribute 'else_'"):

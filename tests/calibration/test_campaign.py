@@ -24,7 +24,7 @@ from planner.hardware.calibration.observation import Observation
 from planner.hardware.device import generic_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.max_batch import estimate
+from planner.planning.max_batch import estimate_batch
 from planner.program import TraceSource
 from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
@@ -370,7 +370,7 @@ def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
     """Of the job of 100 MiB and 10 MiB a sample under a cap, on a card that shows what it is told to."""
     tracer = line(JOB, (8, 6), None)
     budget = make_budget(generic_device(12_288), 0.99, AllocatorRules(), cap_mib * MIB)
-    said = estimate(JOB, tracer(batch), batch, budget)
+    said = estimate_batch(JOB, tracer(batch), batch, budget)
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, timeout_seconds: float) -> Observation:

@@ -13,7 +13,7 @@ from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.program.events import Trace
-from planner.store.fingerprint import fingerprint
+from planner.store.fingerprint import fingerprint_of
 from tests.helpers.structs import replace
 
 AMPERE, HOPPER = (8, 6), (9, 0)
@@ -116,7 +116,7 @@ def test_lengths_change_margins_and_no_trace() -> None:
     """Jobs that differ in their lengths alone share kept traces, and survive their JSON."""
     job = Job("torchvision:resnet18", inputs=(IMAGE,), target=LABEL)
     varying = replace(job, lengths=Lengths.VARYING)
-    assert fingerprint(job) == fingerprint(varying)
+    assert fingerprint_of(job) == fingerprint_of(varying)
     assert job_from_json(json.loads(json.dumps(job_to_json(varying)))) == varying
     assert (
         job_from_json({name: value for name, value in job_to_json(job).items() if name != "lengths"}) == job

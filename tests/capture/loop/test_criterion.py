@@ -11,7 +11,7 @@ from planner.jobs import ANY_SOURCE, parse_loss
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.planning.sweep.grid import load_grid
-from planner.store.fingerprint import fingerprint
+from planner.store.fingerprint import fingerprint_of
 
 LOSSES = """import torch
 from torch import nn
@@ -162,12 +162,12 @@ def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
 def test_a_kept_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
     """The key of a job knows the loss's file, and there is none where that may look at anything."""
     job = planner.Job(f"{folder / 'net.py'}:build", loss=code(folder, "same"))
-    before = fingerprint(job)
+    before = fingerprint_of(job)
     (folder / "losses.py").write_text(LOSSES.replace("square", "abs"))
     assert before is not None
-    assert fingerprint(job) != before
+    assert fingerprint_of(job) != before
     (folder / "losses.py").write_text(LOSSES + "\nwords = open('words')\n")
-    assert fingerprint(job) is None
+    assert fingerprint_of(job) is None
 
 
 def test_a_job_reads_back() -> None:

@@ -27,7 +27,7 @@ from planner.program.convolution import Convolution, Direction, Workspaces
 from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Trace
 from planner.program.target import Target
-from planner.store.fingerprint import fingerprint
+from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import AMPERE, job_of
 from tests.helpers.structs import replace
 
@@ -244,8 +244,8 @@ def test_engines_are_timed_once_for_each_shape(told: Told) -> None:
 def test_a_job_that_asks_a_library_is_not_kept() -> None:
     """Nobody could know when the library is another one."""
     job = Job("torchvision:alexnet", cudnn="installed")
-    assert fingerprint(job) is None
-    assert fingerprint(replace(job, cudnn="")) is not None
+    assert fingerprint_of(job) is None
+    assert fingerprint_of(replace(job, cudnn="")) is not None
 
 
 def test_a_plan_holds_the_workspaces_and_says_so(told: Told) -> None:

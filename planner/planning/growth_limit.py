@@ -4,7 +4,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import Arena, Block, after_refusal, open_allocator, room_bytes
-from planner.program import Action, Ask, Category, GiveBack, Growth, Keep, Loop, Trace, fold
+from planner.program import (
+    Action,
+    Category,
+    Dealloc,
+    Growth,
+    Malloc,
+    Retain,
+    StepSequence,
+    Trace,
+    split_steps,
+)
 
 MOST_EVENTS = 300_000  # that are played for it, which takes about a second
 
@@ -24,7 +34,7 @@ def find_step_limit(
     if room is None:
         return None
     guess = growth.steps + max(0, room - peak_bytes) // growth.bytes_per_step
-    loop = fold(trace, batch)
+    loop = split_steps(trace, batch)
     steps = [_without_roles(step) for step in loop.steps]
     most = MOST_EVENTS // max(1, len(steps[-1]))
     if steps[-1] == steps[-2] and guess < most:
@@ -36,25 +46,25 @@ def find_step_limit(
 
 def _without_roles(step: tuple[Action, ...]) -> list[Action]:
     """Return the requests of a step without categories: what the very end leaves counts as activations."""
-    return [replace(one, role=Category.TEMPORARY) if isinstance(one, Ask) else one for one in step]
+    return [replace(one, role=Category.TEMPORARY) if isinstance(one, Malloc) else one for one in step]
 
 
-def _played(loop: Loop, arena: Arena, most: int) -> int | None:
+def _played(loop: StepSequence, arena: Arena, most: int) -> int | None:
     """Return the steps that fit before one that does not, None where `most` steps do."""
     allocator = open_allocator(arena)
     blocks: dict[tuple[int, int], Block] = {}
     for number in range(most + 1):
         asked = 0
         for action in loop.setup if number == 0 else loop.steps[min(number, len(loop.steps)) - 1]:
-            if isinstance(action, GiveBack):
+            if isinstance(action, Dealloc):
                 allocator.free(blocks.pop((number - action.age, action.number)))
-            elif isinstance(action, Ask | Keep):
+            elif isinstance(action, Malloc | Retain):
                 block = allocator.malloc(action.size_bytes)
-                if block is None and isinstance(action, Ask):
+                if block is None and isinstance(action, Malloc):
                     block = after_refusal(allocator, action.optional)
                 if block is None:
                     return max(0, number - 1)
-                if isinstance(action, Ask):
+                if isinstance(action, Malloc):
                     blocks[number, asked] = block
                     asked += 1
     return None

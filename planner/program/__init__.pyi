@@ -37,8 +37,8 @@ from .source import (
     ProgramSet as ProgramSet, TraceSource as TraceSource, ignore_progress as ignore_progress,
 )
 from .steps import (
-    Action as Action, Ask as Ask, GiveBack as GiveBack, Keep as Keep, Loop as Loop, first_step as first_step,
-    fold as fold,
+    Action as Action, Dealloc as Dealloc, Malloc as Malloc, Retain as Retain, StepSequence as StepSequence,
+    first_step as first_step, split_steps as split_steps,
 )
 from .target import (
     Capability as Capability, SM_LIMITS as SM_LIMITS, Target as Target, threads_per_sm as threads_per_sm,

@@ -1,4 +1,4 @@
-"""A trace as a loop that settles: what comes before it, its first steps, and the step that all others repeat.
+"""A trace as a sequence of steps that becomes periodic: the set-up, the first steps, and the one that repeats.
 
 The actions of a step name blocks relative to it ("the third block of the step before"), so that a step can be
 played any number of times and two steps can be compared.
@@ -10,55 +10,55 @@ from msgspec.structs import replace
 from planner.program.events import Category, Free, Phase, PhaseStart, Trace
 
 
-class Ask(Struct, frozen=True):
-    """A block is asked for. The asked-for blocks of each step are numbered from 0."""
+class Malloc(Struct, frozen=True):
+    """Allocate a block. The blocks of each step are numbered from 0."""
 
     size_bytes: int
     role: Category
-    optional: bool = False  # where it is refused, the process goes another way
+    optional: bool = False  # if it fails, the process falls back
 
 
-class GiveBack(Struct, frozen=True):
-    """A block goes back to the allocator."""
+class Dealloc(Struct, frozen=True):
+    """Free a block."""
 
-    age: int  # asked for in this step: 0, in the one before: 1, ...
+    age: int  # allocated in this step: 0, in the one before: 1, ...
     number: int  # among the blocks of that step
 
 
-class Keep(Struct, frozen=True):
-    """A library takes memory at its first use and keeps it for the rest of the process, such as cuBLAS."""
+class Retain(Struct, frozen=True):
+    """Allocate memory that a library such as cuBLAS keeps for the rest of the process."""
 
     size_bytes: int
 
 
-Action = Ask | GiveBack | Keep | Phase  # a phase: it begins here
+Action = Malloc | Dealloc | Retain | Phase  # a phase: it begins here
 
 
-class Loop(Struct, frozen=True):
-    """A loop at one batch size."""
+class StepSequence(Struct, frozen=True):
+    """The steps of a loop at one batch size."""
 
     setup: tuple[Action, ...]  # the weights are placed and the optimizer is made; counts as step 0
     steps: tuple[tuple[Action, ...], ...]  # those that were traced, step 1 first
 
     @property
-    def has_settled(self) -> bool:
-        """Whether the last two steps are the same, so that all further ones are taken to be."""
+    def is_periodic(self) -> bool:
+        """Return whether the last two steps are the same, so that all further ones are taken to be."""
         return len(self.steps) > 1 and self.steps[-1] == self.steps[-2]
 
     def step(self, number: int) -> tuple[Action, ...]:
-        """Any step, 0 being the set-up; those beyond the traced ones repeat the last.
+        """Return a step, 0 being the set-up; those beyond the traced ones repeat the last.
 
-        Raises ValueError for a step beyond the traced ones of a loop that has not settled.
+        Raises ValueError for a step beyond the traced ones of a sequence that is not periodic.
         """
         if number == 0:
             return self.setup
-        if number > len(self.steps) and not self.has_settled:
+        if number > len(self.steps) and not self.is_periodic:
             raise ValueError(f"step {number}: {len(self.steps)} steps are traced, and the last two differ")
         return self.steps[min(number, len(self.steps)) - 1]
 
 
-def fold(trace: Trace, batch: int) -> Loop:
-    """The loop of a trace at this batch size; the mark of its end is left away.
+def split_steps(trace: Trace, batch: int) -> StepSequence:
+    """Return the steps of a trace, without the phase that marks its end.
 
     Workspaces that are never given back are taken to be kept for the rest of the process.
     """
@@ -76,16 +76,16 @@ def fold(trace: Trace, batch: int) -> Loop:
                 steps[-1].append(event.phase)
         elif isinstance(event, Free):
             step, number = born[event.block]
-            steps[-1].append(GiveBack(now - step, number))
+            steps[-1].append(Dealloc(now - step, number))
         else:
             size_bytes = event.size_bytes
             if event.category is Category.WORKSPACE and event.block not in freed:
-                steps[-1].append(Keep(size_bytes))
+                steps[-1].append(Retain(size_bytes))
                 continue
             born[event.block] = (now, asked)
             asked += 1
-            steps[-1].append(Ask(size_bytes, event.category, event.may_fail))
-    return Loop(tuple(steps[0]), tuple(map(tuple, steps[1:])))
+            steps[-1].append(Malloc(size_bytes, event.category, event.may_fail))
+    return StepSequence(tuple(steps[0]), tuple(map(tuple, steps[1:])))
 
 
 def first_step(trace: Trace) -> Trace:

@@ -5,7 +5,7 @@ import pytest
 from planner.capture.session import record
 from planner.jobs.catalogue import load_catalogue
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
-from planner.program.steps import Ask, GiveBack, Keep, Loop, fold
+from planner.program.steps import Dealloc, Malloc, Retain, StepSequence, split_steps
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc
@@ -34,33 +34,33 @@ STEP_2: tuple[Event, ...] = (
 def test_fold() -> None:
     """Sizes are those of the batch, blocks named by the age of their step; kept workspaces stand apart."""
     trace = Trace((*SETUP, *STEP_2, PhaseStart(2, Phase.END)), SITES, 2)
-    assert fold(trace, 2) == Loop(
-        setup=(Phase.SETUP, Ask(30, Category.PARAMETER)),
+    assert split_steps(trace, 2) == StepSequence(
+        setup=(Phase.SETUP, Malloc(30, Category.PARAMETER)),
         steps=(
             (
                 Phase.INPUTS,
-                Ask(12, Category.INPUT),
+                Malloc(12, Category.INPUT),
                 Phase.FORWARD,
-                Ask(7, Category.WORKSPACE),
-                GiveBack(0, 1),
-                Keep(8),
-                Ask(3, Category.TEMPORARY),
+                Malloc(7, Category.WORKSPACE),
+                Dealloc(0, 1),
+                Retain(8),
+                Malloc(3, Category.TEMPORARY),
             ),
             (
                 Phase.INPUTS,
-                GiveBack(1, 0),
-                Ask(12, Category.INPUT),
+                Dealloc(1, 0),
+                Malloc(12, Category.INPUT),
                 Phase.FORWARD,
-                Ask(3, Category.TEMPORARY),
-                GiveBack(1, 2),
+                Malloc(3, Category.TEMPORARY),
+                Dealloc(1, 2),
             ),
         ),
     )
 
 
-def looping(*sizes: int) -> Loop:
+def looping(*sizes: int) -> StepSequence:
     """A loop whose steps ask for one block each."""
-    return Loop((), tuple((Ask(size, Category.TEMPORARY),) for size in sizes))
+    return StepSequence((), tuple((Malloc(size, Category.TEMPORARY),) for size in sizes))
 
 
 def test_a_settled_loop_repeats_its_last_step() -> None:
@@ -70,7 +70,7 @@ def test_a_settled_loop_repeats_its_last_step() -> None:
 
 
 @pytest.mark.parametrize("loop", [looping(1, 2, 3), looping(1), looping(2, 2, 1)])
-def test_an_unsettled_loop_has_no_further_steps(loop: Loop) -> None:
+def test_an_unsettled_loop_has_no_further_steps(loop: StepSequence) -> None:
     """A loop whose last two steps differ, or that has one step, says nothing about those that follow."""
     count = len(loop.steps)
     assert loop.step(count) == loop.steps[-1]
@@ -82,8 +82,8 @@ def test_an_unsettled_loop_has_no_further_steps(loop: Loop) -> None:
 
 def test_a_trace_of_no_steps_is_its_setup() -> None:
     """A trace without steps folds into a loop without any."""
-    assert fold(Trace((alloc(0, 5), Free(0)), SITES, 1), 1) == Loop(
-        (Ask(5, Category.TEMPORARY), GiveBack(0, 0)), ()
+    assert split_steps(Trace((alloc(0, 5), Free(0)), SITES, 1), 1) == StepSequence(
+        (Malloc(5, Category.TEMPORARY), Dealloc(0, 0)), ()
     )
 
 
@@ -92,6 +92,6 @@ def test_a_repeated_step_is_a_traced_one(optimizer: str) -> None:
     """Twelve traced steps of the CNN are the steps that three traced ones say."""
     entry = load_catalogue()["cnn"]
     job = replace(entry.job, optimizer=type(entry.job.optimizer)(optimizer))
-    few, many = (fold(record(replace(job, steps=steps), 8, AMPERE), 8) for steps in (3, 12))
+    few, many = (split_steps(record(replace(job, steps=steps), 8, AMPERE), 8) for steps in (3, 12))
     assert many.setup == few.setup
     assert many.steps == tuple(few.step(number) for number in range(1, 13))

@@ -33,7 +33,7 @@ from planner.planning.process.model import (
     find_flaw,
     size_bytes,
 )
-from planner.program import Ask, Category, GiveBack, Keep, Loop, Phase, Trace, fold
+from planner.program import Category, Dealloc, Malloc, Phase, Retain, StepSequence, Trace, split_steps
 
 JobTracer = Callable[[Job, int], Trace]  # a job's trace at a batch size
 
@@ -84,7 +84,7 @@ class _Placed:
 class _Running:
     """A loop on its way, and after it while its names live."""
 
-    loop: Loop
+    loop: StepSequence
     model: _Placed
     zeroed_in: Phase | None = None  # where in the first step gradients of an earlier loop die
     # Live blocks with their roles, by the step that asked for them and their number there.
@@ -178,13 +178,13 @@ class _Machine:
     def _model(self, model: Model) -> _Placed:
         return self._models.setdefault(model.name, _Placed())
 
-    def _trace(self, job: Job, batch: int) -> Loop:
-        return fold(self._tracer(job, batch), batch)
+    def _trace(self, job: Job, batch: int) -> StepSequence:
+        return split_steps(self._tracer(job, batch), batch)
 
-    def _trace_through(self, job: Job, batch: int, steps: int) -> Loop:
+    def _trace_through(self, job: Job, batch: int, steps: int) -> StepSequence:
         """Return a training loop that knows this number of steps."""
         loop = self._trace(_trained(job), batch)
-        if loop.has_settled or steps <= len(loop.steps):
+        if loop.is_periodic or steps <= len(loop.steps):
             return loop
         if steps > MOST_UNSETTLED_STEPS:
             raise ModelError(
@@ -196,7 +196,7 @@ class _Machine:
     def _bring_weights(self, running: _Running) -> None:
         """Ask for the weights that are not on the GPU: all, or a buffer that an earlier loop replaced."""
         weights = running.model.weights
-        asks = [action for action in running.loop.setup if isinstance(action, Ask)]
+        asks = [action for action in running.loop.setup if isinstance(action, Malloc)]
         for number, ask in enumerate(asks):
             if ask.role is Category.PARAMETER:
                 if number not in weights:
@@ -209,15 +209,15 @@ class _Machine:
         asked = 0
         for action in running.loop.step(step):
             match action:
-                case Ask(size, role, optional):
+                case Malloc(size, role, optional):
                     if (step, asked) not in running.held:
                         running.held[step, asked] = self._malloc(size, is_optional=optional), role
                     asked += 1
-                case GiveBack(age, number):
+                case Dealloc(age, number):
                     self._allocator.free(running.held.pop((step - age, number))[0])
                     if age == step:
                         running.model.weights.pop(number, None)
-                case Keep(size):
+                case Retain(size):
                     self._keep(size)
                 case Phase():
                     self.phase = action

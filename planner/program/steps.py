@@ -1,4 +1,4 @@
-"""A trace as a sequence of steps that becomes periodic: the set-up, the first steps, and the one that repeats.
+"""A trace as a sequence of steps that becomes periodic: set-up, first steps, and the one that repeats.
 
 The actions of a step name blocks relative to it ("the third block of the step before"), so that a step can be
 played any number of times and two steps can be compared.

@@ -212,7 +212,7 @@ def test_histories_that_do_not_align_leave_it_to_runs() -> None:
     found = finder.find()
     assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
     assert (finder.fit, len(finder.notes)) == (None, 1)
-    assert finder.notes[0].startswith("found by runs alone, since histories cannot be replayed: event")
+    assert finder.notes[0].startswith("found by runs alone, since histories cannot be replayed: block")
 
 
 def test_nothing_fits() -> None:

@@ -38,6 +38,7 @@ from planner.program.events import (
 from planner.program.program import AffineAlloc, Program
 from planner.report.commands.explain.summary import summary_of
 from planner.report.page.page import page_data, page_html
+from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs, save_trace, traces
 
 NOBODY = make_budget(unlimited_device(), 0.99, AllocatorRules())
@@ -257,7 +258,8 @@ def test_names_cannot_leave_their_place() -> None:
     """A module, operator or line of code may hold any text; the page shows it and does not run it."""
     evil = "</script><script>alert(1)</script><b>"
     details = (TensorProvenance(2, (8, 3), "float32", f"{evil}.py:7", f"x = {evil}"),)
-    trace = Trace(EVENTS, (SITES[0], Site(evil, evil), SITES[2]), (2, 3), provenance=details)
+    sites = (SITES[0], Site(evil, evil), SITES[2])
+    trace = replace(TOY.instantiate(8), sites=sites, provenance=details)
     page = page_of(trace)
     assert evil not in page
     assert page.count("alert(1)") == page.count("&lt;script&gt;alert(1)") + page.count(

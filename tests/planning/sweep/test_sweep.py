@@ -389,7 +389,7 @@ def test_the_table_of_a_sweep() -> None:
         (L4, SMALL),
     )
     cell = Cell("net", "sgd", FIGURES)
-    figures = replace(FIGURES, gpu=SMALL.name, max_batch=0, process_mib=None)
+    figures = replace(FIGURES, gpu=SMALL.name, max_batch=0, comfortable_batch=0, process_mib=None)
     small = Cell("net", "sgd", figures)
     found = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
     assert str(SweepResult(found)).splitlines() == [

@@ -17,7 +17,7 @@ from calibration.campaign_file import STANDARD, BatchSeries, load_campaign
 from calibration.observations import observation_path, save_observation
 from calibration.probe.client import find_gpu, measure
 from calibration.records.reader import read_measured_records
-from planner.allocator import UNLIMITED, parse_alloc_conf, replay_trace, rules_of_torch
+from planner.allocator import UNLIMITED, config_of_torch, parse_alloc_conf, replay_trace
 from planner.allocator.history import save_history
 from planner.errors import ModelError, UsageError
 from planner.hardware import find_device
@@ -167,8 +167,8 @@ def _replayed(
 ) -> list[Point]:
     """Return each run with its peak in a replay without a limit."""
     source = open_source(key.job, _target(key), tell)
-    rules = parse_alloc_conf(key.settings.alloc_conf, rules_of_torch(key.versions.torch))
-    arena = replace(UNLIMITED, rules=rules)
+    rules = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
+    limits = replace(UNLIMITED, rules=rules)
     batches = sorted({observation.batch for observation in observations})
-    peaks = {batch: replay_trace(source(batch), batch, arena).peak_reserved_bytes for batch in batches}
+    peaks = {batch: replay_trace(source(batch), batch, limits).peak_reserved_bytes for batch in batches}
     return [Point(observation, peaks[observation.batch]) for observation in observations]

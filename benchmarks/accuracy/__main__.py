@@ -20,7 +20,7 @@ from functools import partial
 from benchmarks.accuracy import rows_points as points, rows_published as published
 from benchmarks.accuracy.rows import PEERS, Row, read_rows, write_rows
 from benchmarks.accuracy.rows_calibrated import CALIBRATED, calibrated_rows
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.hardware.budget import make_budget
 from planner.hardware.device import MIB, unlimited_device
 from planner.jobs import Job
@@ -43,7 +43,7 @@ def ask(job: Job, batch: int) -> dict[str, float]:
     from planner.errors import PlannerError
     from planner.planning.estimators.run import open_builder, run_estimator
 
-    budget = make_budget(unlimited_device(), 0.5, AllocatorRules())
+    budget = make_budget(unlimited_device(), 0.5, AllocatorConfig())
     build = open_builder(job, None, lambda line: None)
     said = {}
     for name in PEERS:

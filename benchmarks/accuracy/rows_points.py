@@ -60,7 +60,7 @@ def notebook_rows() -> list[Row]:
     process = read_process(find_process_file("notebook"), load_catalogue()).process
     cap = replace(PUBLISHED, limit_bytes=(notebook.CARD_MIB - round(notebook.outside_mib())) * MIB)
     tracer = cache(notebook.trace_generic)
-    free, bound = (notebook.readings_of(process, tracer, arena) for arena in (PUBLISHED, cap))
+    free, bound = (notebook.readings_of(process, tracer, limits) for limits in (PUBLISHED, cap))
     less = {
         term: notebook.readings_of(process, cache(lambda job, batch, term=term: without(tracer(job, batch), term)), PUBLISHED)  # noqa: E501
         for term in SCRATCH_TERMS

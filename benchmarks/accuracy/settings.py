@@ -13,7 +13,7 @@ from benchmarks.accuracy.stats import inside_at
 from benchmarks.accuracy.texts import KEPT_ASIDE, TWICE
 from benchmarks.fits.cuda_context import Libraries, loading_of, published_size
 from benchmarks.published.timm_brackets import OUTSIDE_MIB, TOTAL_MIB
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.hardware.budget import make_budget
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
@@ -45,8 +45,8 @@ def own_answers(rows: Sequence[Row], confidence: float) -> tuple[int, int, int]:
     for trained, failed in pairs(list(rows)):
         if trained.needed_mib is None or failed.needed_mib is None:
             continue
-        budget = make_budget(card, confidence, AllocatorRules(), likeness=Likeness(RunKind(trained.kind)))
-        room = (budget.arena.capacity_bytes or 0) / MIB
+        budget = make_budget(card, confidence, AllocatorConfig(), likeness=Likeness(RunKind(trained.kind)))
+        room = (budget.limits.capacity_bytes or 0) / MIB
         found[0] += trained.needed_mib <= room < failed.needed_mib
         found[1] += failed.needed_mib <= room
         found[2] += trained.needed_mib > room

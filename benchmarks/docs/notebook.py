@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benchmarks.published.allocator import PUBLISHED
-from planner.allocator.replay import Arena
+from planner.allocator.replay import MemoryLimits
 from planner.capture.session import record
 from planner.hardware.device import unlimited_device
 from planner.jobs import Job
@@ -84,9 +84,9 @@ def trace_generic(job: Job, batch: int) -> Trace:
     return record(job, batch, unlimited_device().capability)
 
 
-def readings_of(process: Process, tracer: JobTracer, arena: Arena) -> dict[Key, Reading]:
+def readings_of(process: Process, tracer: JobTracer, limits: MemoryLimits) -> dict[Key, Reading]:
     """The lines of the process by model and point."""
-    account = run_process(process, tracer, arena)
+    account = run_process(process, tracer, limits)
     if account.failure is not None:
         sys.exit(f"the process does not fit: {account.failure}")
     return dict(zip(keys(account.readings), account.readings, strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from planner.allocator.history.file import load_history
-from planner.allocator.replay import Arena, replay_trace
+from planner.allocator.replay import MemoryLimits, replay_trace
 from planner.errors import PlannerError
 from planner.hardware.device import Device
 from planner.jobs import Job
@@ -142,8 +142,10 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
         )
     except PlannerError as error:
         return Side(failure=f"{type(error).__name__}: {error}"), None
-    arena = Arena(capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value)
-    run = replay_trace(trace, batch, arena)
+    limits = MemoryLimits(
+        capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value
+    )
+    run = replay_trace(trace, batch, limits)
     side = Side(
         run.peak_allocated_bytes,
         run.peak_reserved_bytes,

@@ -11,7 +11,7 @@ import random
 import sys
 
 from planner.allocator.config import MIB
-from planner.allocator.replay import Arena, replay_trace
+from planner.allocator.replay import MemoryLimits, replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, Optimizer, TensorSpec
 from planner.planning.search import _boundary, largest
@@ -25,13 +25,13 @@ AMPERE = (8, 6)
 MOST_BATCHES = 400
 
 
-def outcomes_of(program: Program, arena: Arena) -> dict[int, Outcome]:
+def outcomes_of(program: Program, limits: MemoryLimits) -> dict[int, Outcome]:
     """The outcome of every batch size up to 35 % or 12 above the last one that fits."""
     outcomes: dict[int, Outcome] = {}
     last = batch = 0
     while batch < min(MOST_BATCHES, max(1.35 * last, last + 12)):
         batch += 1
-        outcomes[batch] = replay_trace(program.instantiate(batch), batch, arena).outcome
+        outcomes[batch] = replay_trace(program.instantiate(batch), batch, limits).outcome
         if outcomes[batch] is not Outcome.DOES_NOT_FIT:
             last = batch
     return outcomes
@@ -49,8 +49,8 @@ def main() -> None:
             least_bytes = replay_trace(program.instantiate(1), 1).peak_reserved_bytes
             bisected = missed = probes = 0
             for _ in range(capacities):
-                arena = Arena(int(least_bytes * rng.uniform(1.02, 2.2)))
-                outcomes = outcomes_of(program, arena)
+                limits = MemoryLimits(int(least_bytes * rng.uniform(1.02, 2.2)))
+                outcomes = outcomes_of(program, limits)
 
                 def outcome(batch: int, seen: dict[int, Outcome] = outcomes) -> Outcome:
                     return seen.get(batch, Outcome.DOES_NOT_FIT)

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from planner.allocator.config import AllocatorRules, rules_of_torch
-from planner.allocator.replay import Arena, Replay, replay_trace
+from planner.allocator.config import AllocatorConfig, config_of_torch
+from planner.allocator.replay import MemoryLimits, Replay, replay_trace
 from planner.program.events import Trace
 
-PUBLISHED_RULES: Final[AllocatorRules] = rules_of_torch("2.11")
-PUBLISHED: Final = Arena(rules=PUBLISHED_RULES)
+PUBLISHED_RULES: Final[AllocatorConfig] = config_of_torch("2.11")
+PUBLISHED: Final = MemoryLimits(rules=PUBLISHED_RULES)
 
 
 def replay_published(trace: Trace, batch: int, capacity_bytes: int | None = None) -> Replay:
     """Replay a trace as a published run, by default on a GPU without end."""
-    return replay_trace(trace, batch, Arena(capacity_bytes, rules=PUBLISHED_RULES))
+    return replay_trace(trace, batch, MemoryLimits(capacity_bytes, rules=PUBLISHED_RULES))

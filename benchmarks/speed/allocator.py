@@ -11,7 +11,7 @@ import time
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, parse_alloc_conf
 
 STEPS = 3
 LAYERS = 300
@@ -55,7 +55,7 @@ def training_history(seed: int) -> list[Event]:
     return events
 
 
-def replay(events: list[Event], rules: AllocatorRules, capacity_bytes: int | None) -> CachingAllocator:
+def replay(events: list[Event], rules: AllocatorConfig, capacity_bytes: int | None) -> CachingAllocator:
     """Run a history; blocks that did not fit are left out."""
     allocator = CachingAllocator(rules, capacity_bytes)
     malloc, free = allocator.malloc, allocator.free
@@ -71,7 +71,7 @@ def replay(events: list[Event], rules: AllocatorRules, capacity_bytes: int | Non
 
 
 def time_replay(
-    events: list[Event], rules: AllocatorRules, capacity_bytes: int | None
+    events: list[Event], rules: AllocatorConfig, capacity_bytes: int | None
 ) -> tuple[float, CachingAllocator]:
     """Seconds of the fastest of several replays, and what the last one came to."""
     seconds = []

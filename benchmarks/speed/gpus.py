@@ -49,7 +49,7 @@ def check(model: str) -> None:
     seen = {}
     different = 0
     for fit in gpus(model).fits:
-        key = (fit.budget.device.target, fit.budget.arena)
+        key = (fit.budget.device.target, fit.budget.limits)
         if key in seen:
             continue
         alone = seen[key] = max_batch(model, gpu=fit.budget.device).max_batch
@@ -75,7 +75,7 @@ def verdicts(model: str, fit: DeviceFit, alone: int) -> str:
             lambda job: construct_model(job, constructor),
             sm_count=chip.sm_count,
         )
-        said.append(f"{size} {replay_trace(taken, size, fit.budget.arena).outcome}")
+        said.append(f"{size} {replay_trace(taken, size, fit.budget.limits).outcome}")
     return ", ".join(said)
 
 

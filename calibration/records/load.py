@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from calibration.records.reader import HistoryRecord, read_measured_records
-from planner.allocator import parse_alloc_conf, rules_of_torch
+from planner.allocator import config_of_torch, parse_alloc_conf
 from planner.allocator.history import (
     History,
     RecordedBlock,
@@ -71,7 +71,7 @@ def recording_of(
     whole = highest if strangers == 0 and highest else None
     return Recording(
         about,
-        parse_alloc_conf(history.alloc_conf, rules_of_torch(history.torch)),
+        parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch)),
         blocks,
         marks,
         whole,

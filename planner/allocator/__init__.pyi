@@ -1,13 +1,13 @@
 from .blocks import Block as Block, SegmentEvent as SegmentEvent, SegmentState as SegmentState
 from .caching_allocator import CachingAllocator as CachingAllocator
 from .config import (
-    AllocatorRules as AllocatorRules, ReuseOrder as ReuseOrder, parse_alloc_conf as parse_alloc_conf,
-    rules_of_torch as rules_of_torch,
+    AllocatorConfig as AllocatorConfig, ReuseOrder as ReuseOrder, config_of_torch as config_of_torch,
+    parse_alloc_conf as parse_alloc_conf,
 )
 from .replay import (
-    Arena as Arena, Failure as Failure, Replay as Replay, UNLIMITED as UNLIMITED,
-    after_refusal as after_refusal, open_allocator as open_allocator, replay_trace as replay_trace,
-    replay_with_breakdown as replay_with_breakdown, room_bytes as room_bytes,
+    Failure as Failure, MemoryLimits as MemoryLimits, Replay as Replay, UNLIMITED as UNLIMITED,
+    max_reserved_bytes as max_reserved_bytes, new_allocator as new_allocator, replay_trace as replay_trace,
+    replay_with_breakdown as replay_with_breakdown, retry_optional as retry_optional,
 )
 from .timeline import (
     PhasePeak as PhasePeak, Timeline as Timeline, TimelineRecorder as TimelineRecorder,

@@ -19,7 +19,7 @@ from planner.allocator.config import (
     BLOCK_ROUNDING_BYTES,
     LARGEST_SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
-    AllocatorRules,
+    AllocatorConfig,
 )
 from planner.allocator.segments import Segments
 from planner.errors import UsageError
@@ -35,7 +35,7 @@ class CachingAllocator:
 
     def __init__(
         self,
-        rules: AllocatorRules,
+        rules: AllocatorConfig,
         capacity_bytes: int | None = None,
         *,
         fraction_limit_bytes: int | None = None,
@@ -194,10 +194,10 @@ class CachingAllocator:
             return place
         if self._rules.expandable_segments:
             # A block counts with the unmapped space behind it: the growing end of a segment is used last.
-            room_bytes = _room_bytes(cached[place][2])
-            while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < room_bytes:
+            max_reserved_bytes = _room_bytes(cached[place][2])
+            while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < max_reserved_bytes:
                 place += 1
-                room_bytes = _room_bytes(cached[place][2])
+                max_reserved_bytes = _room_bytes(cached[place][2])
         found_bytes = cached[place][0]
         if size_bytes < self._oversize_bytes:
             fits = found_bytes < self._oversize_bytes
@@ -262,7 +262,7 @@ class CachingAllocator:
             idle = [block for block in idle if block.cached]
 
 
-def _make_pools(rules: AllocatorRules) -> tuple[BlockPool, BlockPool]:
+def _make_pools(rules: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
     never = sys.maxsize
     small = BlockPool("small", SMALL_SEGMENT_BYTES, BLOCK_ROUNDING_BYTES, never)
     if rules.expandable_segments:

@@ -41,10 +41,10 @@ class ReuseOrder(StrEnum):
     LOWEST_ADDRESS = "lowest address"  # before
 
 
-class AllocatorRules(Struct, frozen=True):
+class AllocatorConfig(Struct, frozen=True):
     """The options that decide where memory goes; the defaults are PyTorch's, `parse_alloc_conf` makes others.
 
-    The defaults are those of torch 2.13; `rules_of_torch` has those of other versions from 2.6 on, in which
+    The defaults are those of torch 2.13; `config_of_torch` has those of other versions from 2.6 on, in which
     only `reuse_order` differs. Options that came later (`large_segment_size_mb` in 2.11,
     `throw_on_cudamalloc_oom` in 2.12) choose by default what older versions do always.
     """
@@ -104,21 +104,21 @@ def _next_division(size_bytes: int, divisions: int) -> int:
     return _round_up(size_bytes, floor_bytes // divisions)
 
 
-def rules_of_torch(version: str) -> AllocatorRules:
+def config_of_torch(version: str) -> AllocatorConfig:
     """Return the defaults of a version of torch, such as "2.6.0+cu124".
 
     A text that is no version gives those of the newest torch known.
     """
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) >= _OLDEST_SEGMENT_SINCE:
-        return AllocatorRules()
-    return AllocatorRules(reuse_order=ReuseOrder.LOWEST_ADDRESS)
+        return AllocatorConfig()
+    return AllocatorConfig(reuse_order=ReuseOrder.LOWEST_ADDRESS)
 
 
-def parse_alloc_conf(text: str, defaults: AllocatorRules = AllocatorRules()) -> AllocatorRules:  # noqa: B008
+def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -> AllocatorConfig:  # noqa: B008
     """Read the text of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128,expandable_segments:True".
 
-    `defaults` are those of the version of torch that reads it (`rules_of_torch`).
+    `defaults` are those of the version of torch that reads it (`config_of_torch`).
     Of an option given twice the last counts, as in torch. Options that do not touch device memory are checked
     and dropped. Stricter than torch, which reads "64MB" as 64 and "-1" as unlimited.
 
@@ -151,7 +151,7 @@ def _split_options(text: str) -> dict[str, str]:
     return options
 
 
-def _apply_option(rules: AllocatorRules, name: str, value: str) -> AllocatorRules:
+def _apply_option(rules: AllocatorConfig, name: str, value: str) -> AllocatorConfig:
     if name in _FIELDS:
         field, read = _FIELDS[name]
         changes: dict[str, Any] = {field: read(rules, name, value)}
@@ -166,7 +166,7 @@ def _apply_option(rules: AllocatorRules, name: str, value: str) -> AllocatorRule
     raise _error(f"unknown option {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
 
 
-def _check_backend(rules: AllocatorRules, value: str) -> AllocatorRules:
+def _check_backend(rules: AllocatorConfig, value: str) -> AllocatorConfig:
     if value == "cudaMallocAsync":
         raise _error("backend:cudaMallocAsync is not simulated, it leaves memory to CUDA; use backend:native")
     if value != "native":
@@ -190,21 +190,21 @@ def _mebibytes(name: str, value: str, least_mib: int) -> int:
     return _whole(name, value, least_mib) * MIB
 
 
-def _size(rules: AllocatorRules, name: str, value: str) -> int:
+def _size(rules: AllocatorConfig, name: str, value: str) -> int:
     return _mebibytes(name, value, rules.large_segment_bytes // MIB)
 
 
-def _truth(rules: AllocatorRules, name: str, value: str) -> bool:
+def _truth(rules: AllocatorConfig, name: str, value: str) -> bool:
     if value not in ("True", "False"):
         raise _error(f"{name} takes True or False, not {value!r}")
     return value == "True"
 
 
-def _count(rules: AllocatorRules, name: str, value: str) -> int:
+def _count(rules: AllocatorConfig, name: str, value: str) -> int:
     return _whole(name, value, 0)
 
 
-def _fraction(rules: AllocatorRules, name: str, value: str) -> float:
+def _fraction(rules: AllocatorConfig, name: str, value: str) -> float:
     try:
         fraction = float(value)
     except ValueError:
@@ -214,14 +214,14 @@ def _fraction(rules: AllocatorRules, name: str, value: str) -> float:
     return fraction
 
 
-def _inner_fraction(rules: AllocatorRules, name: str, value: str) -> float:
+def _inner_fraction(rules: AllocatorConfig, name: str, value: str) -> float:
     fraction = _fraction(rules, name, value)
     if fraction in (0.0, 1.0):
         raise _error(f"{name} must lie between 0 and 1, both excluded, not {value}")
     return fraction
 
 
-def _divisions(rules: AllocatorRules, name: str, value: str) -> tuple[int, ...]:
+def _divisions(rules: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
     """Read "4", or "[256:1,512:2,>:4]": divisions by size class in MiB.
 
     As torch does: the first entry also serves all smaller classes, ">" all after the entry before it, an
@@ -253,7 +253,7 @@ def _power_of_two(name: str, value: str) -> int:
     return number
 
 
-_Reader = Callable[[AllocatorRules, str, str], Any]
+_Reader = Callable[[AllocatorConfig, str, str], Any]
 
 _FIELDS: Final[Mapping[str, tuple[str, _Reader]]] = MappingProxyType(
     {

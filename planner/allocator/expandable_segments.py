@@ -23,12 +23,12 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
     """
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
-        room_bytes = 0
+        max_reserved_bytes = 0
         block: Block | None = start
-        while room_bytes < size_bytes and block is not None and not block.in_use:
-            room_bytes += block.size_bytes
+        while max_reserved_bytes < size_bytes and block is not None and not block.in_use:
+            max_reserved_bytes += block.size_bytes
             block = block.next
-        if room_bytes >= size_bytes:
+        if max_reserved_bytes >= size_bytes:
             return start
     return None
 

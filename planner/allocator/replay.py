@@ -6,26 +6,26 @@ from msgspec import Struct
 
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.program import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
 
 
-class Arena(Struct, frozen=True):
+class MemoryLimits(Struct, frozen=True):
     """The memory that the allocator may take, and its configuration."""
 
     capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
     limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
     # The device's memory as torch sees it; a fraction of the rules refers to it.
     total_bytes: int | None = None
-    rules: AllocatorRules = AllocatorRules()
+    rules: AllocatorConfig = AllocatorConfig()
 
     @property
-    def share_bytes(self) -> int | None:
+    def allocator_limit_bytes(self) -> int | None:
         """Return what is left to the allocator: the least of the bounds; None: there is no end."""
         return _least(self.capacity_bytes, self.limit_bytes)
 
 
-UNLIMITED = Arena()
+UNLIMITED = MemoryLimits()
 
 
 class Failure(Struct, frozen=True):
@@ -79,7 +79,7 @@ OnEvent = Callable[[CachingAllocator, int, Event, Block | None], None]
 def replay_trace(
     trace: Trace,
     batch: int,
-    arena: Arena = UNLIMITED,
+    limits: MemoryLimits = UNLIMITED,
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
@@ -87,10 +87,10 @@ def replay_trace(
 
     Changes of the reserved memory are appended to `segment_events`. Raises ValueError where the trace was
     captured at another batch size, UsageError where the rules name a fraction of a total
-    that the arena does not give.
+    that the memory limits does not give.
     """
     check_batch(trace, batch)
-    allocator = open_allocator(arena, segment_events)
+    allocator = new_allocator(limits, segment_events)
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
     block: Block | None
@@ -103,7 +103,7 @@ def replay_trace(
             size = event.size_bytes
             block = malloc(size)
             if block is None:
-                block = after_refusal(allocator, event.may_fail)
+                block = retry_optional(allocator, event.may_fail)
             if block is None:
                 site = trace.sites[event.site]
                 failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
@@ -142,7 +142,9 @@ def replay_trace(
     )
 
 
-def replay_with_breakdown(trace: Trace, batch: int, arena: Arena) -> tuple[Replay, Mapping[Category, int]]:
+def replay_with_breakdown(
+    trace: Trace, batch: int, limits: MemoryLimits
+) -> tuple[Replay, Mapping[Category, int]]:
     """Replay the trace and return the bytes of the blocks in use at its allocated peak by category as well.
 
     Blocks count whole, as torch's `memory_allocated` counts them; unused categories are 0. Raises as
@@ -154,7 +156,7 @@ def replay_with_breakdown(trace: Trace, batch: int, arena: Arena) -> tuple[Repla
         if block is not None and isinstance(event, Alloc):
             sizes[event.block] = block.size_bytes
 
-    run = replay_trace(trace, batch, arena, record)
+    run = replay_trace(trace, batch, limits, record)
     totals = dict.fromkeys(Category, 0)
     live: dict[int, Category] = {}
     for event in trace.events[: run.peak_event + 1]:
@@ -166,27 +168,27 @@ def replay_with_breakdown(trace: Trace, batch: int, arena: Arena) -> tuple[Repla
     return run, totals
 
 
-def room_bytes(arena: Arena) -> int | None:
+def max_reserved_bytes(limits: MemoryLimits) -> int | None:
     """Return the most that the allocator can come to hold; None: there is no end.
 
     Where segments expand, a request is held against the limit before it is rounded up to whole pages.
     """
-    limit_bytes = arena.limit_bytes
-    if limit_bytes is not None and arena.rules.expandable_segments:
-        limit_bytes += arena.rules.large_segment_bytes
-    return _least(arena.capacity_bytes, limit_bytes)
+    limit_bytes = limits.limit_bytes
+    if limit_bytes is not None and limits.rules.expandable_segments:
+        limit_bytes += limits.rules.large_segment_bytes
+    return _least(limits.capacity_bytes, limit_bytes)
 
 
-def open_allocator(arena: Arena, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
-    """Return the allocator of an arena; changes of the reserved memory are appended to `segment_events`.
+def new_allocator(limits: MemoryLimits, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
+    """Return an allocator with these limits; changes of the reserved memory are appended to `segment_events`.
 
-    Raises UsageError where the rules name a fraction of a total that the arena does not give.
+    Raises UsageError where the rules name a fraction of a total that the limits do not give.
     """
     return CachingAllocator(
-        arena.rules,
-        arena.capacity_bytes,
-        fraction_limit_bytes=arena.limit_bytes,
-        device_total_bytes=arena.total_bytes,
+        limits.rules,
+        limits.capacity_bytes,
+        fraction_limit_bytes=limits.limit_bytes,
+        device_total_bytes=limits.total_bytes,
         segment_events=segment_events,
     )
 
@@ -197,7 +199,7 @@ def check_batch(trace: Trace, batch: int) -> None:
         raise ValueError(f"the trace was taken at batch {trace.batch} and says nothing about {batch}")
 
 
-def after_refusal(allocator: CachingAllocator, is_optional: bool) -> Block | None:
+def retry_optional(allocator: CachingAllocator, is_optional: bool) -> Block | None:
     """Return what a refused request comes to: no block, which ends the run, or where it was optional one of
     no bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
     """

@@ -17,7 +17,7 @@ from planner.allocator.blocks import (
     VirtualRange,
     picture_segment,
 )
-from planner.allocator.config import AllocatorRules, ReuseOrder
+from planner.allocator.config import AllocatorConfig, ReuseOrder
 from planner.allocator.expandable_segments import find_room, grow, range_bytes, shrink
 
 TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
@@ -34,7 +34,7 @@ class Segments:
 
     def __init__(
         self,
-        rules: AllocatorRules,
+        rules: AllocatorConfig,
         capacity_bytes: int | None,
         limit_bytes: int | None,
         device_total_bytes: int | None,

@@ -12,12 +12,12 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart
 class Timeline(Struct, frozen=True):
     """Levels after each event of a run, in bytes: one entry for each event that was run.
 
-    Blocks count whole, as torch's `memory_allocated` counts them; the roles add up to `allocated_bytes`.
+    Blocks count whole, as torch's `memory_allocated` counts them; the categories add up to `allocated_bytes`.
     """
 
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
-    by_role: Mapping[Category, tuple[int, ...]]
+    by_category: Mapping[Category, tuple[int, ...]]
     marks: tuple[tuple[int, PhaseStart], ...]  # index of the event, the mark
 
     @property

@@ -82,7 +82,7 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
     if found is None:
         return budget
     return make_device_budget(
-        budget.device, budget.confidence, budget.arena.rules, budget.cap_bytes, found, budget.likeness
+        budget.device, budget.confidence, budget.limits.rules, budget.cap_bytes, found, budget.likeness
     )
 
 

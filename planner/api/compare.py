@@ -6,7 +6,7 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
-from planner.allocator import parse_alloc_conf, rules_of_torch
+from planner.allocator import config_of_torch, parse_alloc_conf
 from planner.api.budget import calibration_query, stored_calibrations
 from planner.api.options import Options
 from planner.api.request import Model, open_request
@@ -66,9 +66,9 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
     """Return the budget with the allocator of the version of torch that the measured value names."""
     if isinstance(measured, str):
         return budget
-    defaults = rules_of_torch(dict(measured.source.versions).get("torch", ""))
+    defaults = config_of_torch(dict(measured.source.versions).get("torch", ""))
     rules = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
-    return replace(budget, arena=replace(budget.arena, rules=rules))
+    return replace(budget, limits=replace(budget.limits, rules=rules))
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:

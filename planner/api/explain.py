@@ -57,7 +57,7 @@ class ExplainResult(Result):
         """Write the run on the card as torch's memory_viz reads it. Raises DataFileError."""
         from planner.allocator.history import save_snapshot
 
-        save_snapshot(self.trace, self.estimate.run.batch, self.estimate.budget.arena, path)
+        save_snapshot(self.trace, self.estimate.run.batch, self.estimate.budget.limits, path)
 
     def save_page(self, path: Path, curve: BatchCurve | None = None) -> None:
         """Write one self-contained HTML page; `curve` lets its reader choose other batch sizes and GPUs.
@@ -105,8 +105,8 @@ def explain(
     evaluation = _evaluate(request)
     traced = perf_counter()
     found = estimate_batch(job, trace, size, budget, traced - opened)
-    arena = budget.arena if found.failed is None else unlimited(budget.arena)
-    explanation = explain_run(trace, size, arena, evaluation)
+    limits = budget.limits if found.failed is None else unlimited(budget.limits)
+    explanation = explain_run(trace, size, limits, evaluation)
     difference = None
     if recording is not None:
         on_progress("aligning trace and recording")

@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from planner.allocator import AllocatorRules, ReuseOrder, parse_alloc_conf, rules_of_torch
+from planner.allocator import AllocatorConfig, ReuseOrder, config_of_torch, parse_alloc_conf
 from planner.api.budget import make_budget
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
@@ -81,10 +81,10 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
     )
     file = _read(source, options)
     alloc_conf = options.get("alloc_conf")
-    rules = parse_alloc_conf(alloc_conf or "", rules_of_torch(file.torch))
+    rules = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))
     tracing = _Tracing(budget.device, options.get("on_progress") or ignore_progress)
     start = perf_counter()
-    account = run_process(file.process, tracing.trace, replace(budget.arena, rules=rules))
+    account = run_process(file.process, tracing.trace, replace(budget.limits, rules=rules))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
     return ProcessResult(
         process=file.process,
@@ -135,19 +135,20 @@ def _read(source: Source, options: ReplayOptions) -> ProcessFile:
 
 
 def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[str]:
-    if budget.arena.share_bytes is not None:
+    if budget.limits.allocator_limit_bytes is not None:
         endless = is_endless(budget.device.total)
         left = "" if endless else f", {budget.device.name} less the CUDA context and no margin"
         times = "once" if retries == 1 else f"{retries} times"
         released = f"; {times} it releases cached memory to stay within that" if retries else ""
-        yield f"torch's allocator may take {budget.arena.share_bytes / MIB:,.0f} MiB{left}{released}"
+        most = f"{budget.limits.allocator_limit_bytes / MIB:,.0f} MiB"
+        yield f"torch's allocator may take {most}{left}{released}"
     else:
         yield "the GPU's memory has no end"
     if alloc_conf:
         yield f"the allocator runs with {alloc_conf}"
 
 
-def _of_torch(version: str, rules: AllocatorRules) -> Iterator[str]:
+def _of_torch(version: str, rules: AllocatorConfig) -> Iterator[str]:
     if rules.reuse_order is ReuseOrder.LOWEST_ADDRESS:
         yield f"of equal free blocks the one at the lowest address is reused, as by torch {version}"
 

@@ -44,7 +44,7 @@ class Holder(NamedTuple):
     """A tensor that is told by its memory."""
 
     address: int
-    role: Category
+    category: Category
     module: str
 
 
@@ -118,7 +118,7 @@ def _history(rank: int, pid: int, row: _HistoryRow) -> History:
 def trace_of(history: History, batch: int, scratch_depth: int = 0) -> Trace:
     """Return the trace of a history that was recorded at a batch size.
 
-    Blocks that are given back before another one is handed out are passing scratch, with the role WORKSPACE;
+    Blocks that are given back before another one is handed out are scratch, with the category WORKSPACE;
     with a `scratch_depth` of 1 also those in whose life only such blocks are handed out, and so on. Blocks
     that are given back in a row are told by birth, since their order, which means nothing to the allocator,
     may be chance: autocast's cache is emptied by address. Raises ValueError where the history does not begin

@@ -23,7 +23,7 @@ from statistics import NormalDist
 import msgspec
 from msgspec import Struct
 
-from planner.allocator import AllocatorRules, Arena
+from planner.allocator import AllocatorConfig, MemoryLimits
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import Correction
 from planner.hardware.calibration.model import Fit
@@ -40,7 +40,7 @@ class Budget(Struct, frozen=True):
     device: Device
     confidence: float
     cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
-    arena: Arena  # what the replay may take, so that the answer holds with the confidence
+    limits: MemoryLimits  # what the replay may take, so that the answer holds with the confidence
     correction: Correction | None = None  # the calibration that answers; None: none does
     likeness: Likeness = Likeness()  # to the published runs whose residuals its margins and probabilities are
 
@@ -48,7 +48,7 @@ class Budget(Struct, frozen=True):
 def make_budget(
     device: Device,
     confidence: float,
-    rules: AllocatorRules,
+    rules: AllocatorConfig,
     cap_bytes: int | None = None,
     correction: Correction | None = None,
     likeness: Likeness = Likeness(),  # noqa: B008
@@ -81,7 +81,9 @@ def make_budget(
     limit = None if cap_bytes is None else int(cap_bytes / scale)
     # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
     total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
-    return Budget(device, confidence, cap_bytes, Arena(capacity, limit, total, rules), correction, likeness)
+    return Budget(
+        device, confidence, cap_bytes, MemoryLimits(capacity, limit, total, rules), correction, likeness
+    )
 
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
@@ -92,7 +94,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
     return make_budget(
         budget.device,
         budget.confidence,
-        budget.arena.rules,
+        budget.limits.rules,
         budget.cap_bytes,
         budget.correction,
         likeness,

@@ -3,7 +3,7 @@
 from math import hypot
 from statistics import NormalDist
 
-from planner.allocator import Arena, Replay, replay_trace
+from planner.allocator import MemoryLimits, Replay, replay_trace
 from planner.hardware.budget import Budget, is_fitted, process_overhead
 from planner.hardware.device import ENDLESS_BYTES
 from planner.hardware.likeness import margins_of
@@ -19,7 +19,7 @@ def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
     None where nothing bounds it, or where no published run is like the job and no calibration answers. `run`
-    is one that did not fail, in an arena of the budget's rules. The batch's least need lies between the
+    is one that did not fail, in limits of the budget's rules. The batch's least need lies between the
     bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters. The
     answer is never below the truth of the model.
     """
@@ -34,8 +34,8 @@ def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float
         if most < CERTAIN or least > 1 - CERTAIN or most - least <= TOLERANCE * min(most, 1 - least):
             break
         middle = (low + high) / 2
-        arena = Arena(int(middle), rules=budget.arena.rules, total_bytes=budget.arena.total_bytes)
-        fails = replay_trace(trace, run.batch, arena).outcome is Outcome.DOES_NOT_FIT
+        limits = MemoryLimits(int(middle), rules=budget.limits.rules, total_bytes=budget.limits.total_bytes)
+        fails = replay_trace(trace, run.batch, limits).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return oom_probability_at(budget, high)
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import Arena, replay_trace
+from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import ModelError, UsageError
 from planner.hardware import Budget
 from planner.planning.changes import Change, Recipe, apply_all, changes_for
@@ -88,7 +88,7 @@ def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: OnProgress =
         tuple(sorted(sets, key=lambda trial: trial.cost)),
         tuple(singles),
         tuple(failed.items()),
-        budget.arena.share_bytes,
+        budget.limits.allocator_limit_bytes,
         perf_counter() - start,
     )
 
@@ -107,7 +107,7 @@ def _minimal_sets(
 ) -> list[Trial]:
     found = [trial for trial in singles if trial.fits]
     saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
-    missing = unchanged.needed_bytes - (budget.arena.share_bytes or unchanged.needed_bytes)
+    missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
     useful = tuple(change for change, size in saved.items() if size > 0)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):
@@ -133,16 +133,18 @@ def _hopeful(
 def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_tracer: Open) -> Trial:
     changed = apply_all(recipe, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
-    arena = replace(budget.arena, rules=changed.rules)
-    found = estimate_batch(changed.job, trace, changed.batch, replace(budget, arena=arena))
-    return Trial(changes, changed, found, _needed(trace, changed.batch, arena, found.run.peak_reserved_bytes))
+    limits = replace(budget.limits, rules=changed.rules)
+    found = estimate_batch(changed.job, trace, changed.batch, replace(budget, limits=limits))
+    return Trial(
+        changes, changed, found, _needed(trace, changed.batch, limits, found.run.peak_reserved_bytes)
+    )
 
 
-def _needed(trace: Trace, batch: int, arena: Arena, most_bytes: int) -> int:
+def _needed(trace: Trace, batch: int, limits: MemoryLimits, most_bytes: int) -> int:
     """Return the smallest capacity within which the replay does not fail."""
     low, high = 0, most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2
-        run = replay_trace(trace, batch, Arena(middle * RESOLUTION_BYTES, rules=arena.rules))
+        run = replay_trace(trace, batch, MemoryLimits(middle * RESOLUTION_BYTES, rules=limits.rules))
         low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
     return high * RESOLUTION_BYTES

@@ -10,9 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import (
-    Arena,
     Block,
     CachingAllocator,
+    MemoryLimits,
     PhasePeak,
     Replay,
     SegmentState,
@@ -50,7 +50,7 @@ class LiveBlock(Struct, frozen=True):
     block: int
     size_bytes: int  # as the allocator counts it
     requested_bytes: int
-    role: Category
+    category: Category
     module: str
     op: str
     step: int  # in which it was asked for
@@ -64,7 +64,7 @@ class ModuleShare(Struct, frozen=True):
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
     own_bytes: int
-    by_role: Mapping[Category, int]  # of `size_bytes`
+    by_category: Mapping[Category, int]  # of `size_bytes`
     children: tuple["ModuleShare", ...]  # by falling size
 
 
@@ -112,31 +112,31 @@ class Explanation(Struct, frozen=True):
     workspaces: tuple[LayerWorkspace, ...] = ()  # of convolutions, at the peak or not
 
 
-def explain(trace: Trace, batch: int, arena: Arena, evaluation: Trace | None = None) -> Explanation:
-    """Explain the run of a trace in an arena; `evaluation` is the trace of inference at the same batch.
+def explain(trace: Trace, batch: int, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
+    """Explain the run of a trace; `evaluation` is the trace of inference at the same batch.
 
     A run that fails is explained up to its failure. Raises ValueError where a trace says nothing about this
     batch size.
     """
     recorder = TimelineRecorder()
-    run = replay_trace(trace, batch, arena, recorder)
+    run = replay_trace(trace, batch, limits, recorder)
     timeline = recorder.timeline()
     if not timeline.allocated_bytes:
         raise ValueError("the trace has no event that could be run")
     peak, reserved_peak = timeline.peak_event, timeline.reserved_peak_event
-    live, fragmentation = _inspect(trace, batch, arena, peak, reserved_peak)
+    live, fragmentation = _inspect(trace, batch, limits, peak, reserved_peak)
     phases = phase_peaks(timeline)
     return Explanation(
         run=run,
         peak=moment_of(trace, peak),
-        at_peak={category: levels[peak] for category, levels in timeline.by_role.items()},
+        at_peak={category: levels[peak] for category, levels in timeline.by_category.items()},
         modules=share_modules(live),
         blocks=tuple(sorted(live, key=lambda block: (-block.size_bytes, block.block))),
         fragmentation=fragmentation,
         phases=phases,
         steps=_by_step(phases),
         timeline=timeline,
-        evaluation=None if evaluation is None else replay_trace(evaluation, batch, arena),
+        evaluation=None if evaluation is None else replay_trace(evaluation, batch, limits),
         workspaces=layer_workspaces(trace, batch),
     )
 
@@ -155,7 +155,7 @@ def moment_of(trace: Trace, event: int) -> Moment:
 
 
 def _inspect(
-    trace: Trace, batch: int, arena: Arena, peak: int, reserved_peak: int
+    trace: Trace, batch: int, limits: MemoryLimits, peak: int, reserved_peak: int
 ) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
     """Return the blocks in use after the event `peak` and the free memory after the event `reserved_peak`."""
     live: dict[int, tuple[Alloc, PhaseStart, Block]] = {}
@@ -177,7 +177,7 @@ def _inspect(
             rounding = sum(block.size_bytes - event.size_bytes for event, _, block in live.values())
             fragmentation = _fragmentation(moment_of(trace, index), allocator, rounding)
 
-    replay_trace(trace, batch, arena, inspect)
+    replay_trace(trace, batch, limits, inspect)
     assert fragmentation is not None
     return blocks, fragmentation
 
@@ -252,7 +252,7 @@ def share_modules(blocks: Sequence[LiveBlock]) -> ModuleShare:
         node = root
         for part in block.module.split(".") if block.module else ():
             node = node.children.setdefault(part, _Node())
-        node.own[block.role] = node.own.get(block.role, 0) + block.size_bytes
+        node.own[block.category] = node.own.get(block.category, 0) + block.size_bytes
     return _share("", root)
 
 
@@ -260,11 +260,12 @@ def _share(name: str, node: _Node) -> ModuleShare:
     children = [_share(f"{name}.{part}" if name else part, child) for part, child in node.children.items()]
     children.sort(key=lambda child: -child.size_bytes)  # stable: else in the model's order
     own_bytes = sum(node.own.values())
-    by_role = {
-        role: node.own.get(role, 0) + sum(child.by_role[role] for child in children) for role in Category
+    by_category = {
+        category: node.own.get(category, 0) + sum(child.by_category[category] for child in children)
+        for category in Category
     }
     return ModuleShare(
-        name, own_bytes + sum(child.size_bytes for child in children), own_bytes, by_role, tuple(children)
+        name, own_bytes + sum(child.size_bytes for child in children), own_bytes, by_category, tuple(children)
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from planner.allocator import Replay, room_bytes
+from planner.allocator import Replay, max_reserved_bytes
 from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.planning.estimate import unlimited
 from planner.planning.replays import ReplayCache, is_limit_independent
@@ -111,12 +111,12 @@ def _run(
     replays: ReplayCache, bound: LowerBound | None, batch: int, budget: Budget
 ) -> tuple[Outcome, Replay]:
     """Return whether a batch fits a GPU, and the run that the figures are of."""
-    arena, target = budget.arena, budget.device.target
-    without_limits = replays.run(batch, target, unlimited(arena))
-    room = room_bytes(arena)
-    if is_limit_independent(arena) and (room is None or without_limits.peak_reserved_bytes <= room):
+    limits, target = budget.limits, budget.device.target
+    without_limits = replays.run(batch, target, unlimited(limits))
+    room = max_reserved_bytes(limits)
+    if is_limit_independent(limits) and (room is None or without_limits.peak_reserved_bytes <= room):
         return Outcome.FITS, without_limits  # no request was refused, and none would be here
     if room is not None and bound is not None and bound(batch) > room:
         return Outcome.DOES_NOT_FIT, without_limits
-    run = replays.run(batch, target, arena)
+    run = replays.run(batch, target, limits)
     return run.outcome, without_limits if run.outcome is Outcome.DOES_NOT_FIT else run

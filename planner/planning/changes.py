@@ -6,7 +6,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import AllocatorRules
+from planner.allocator import AllocatorConfig
 from planner.jobs import (
     FUSED_OPTIMIZERS,
     Checkpoint,
@@ -27,7 +27,7 @@ class Recipe(Struct, frozen=True):
 
     job: Job
     batch: int  # of one micro-batch, where the job accumulates
-    rules: AllocatorRules
+    rules: AllocatorConfig
 
 
 class Change(Struct, frozen=True):

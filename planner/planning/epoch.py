@@ -6,7 +6,7 @@ number of full batches. Such a loop is put together from the steps of a trace at
 that of the last batch: full steps, the smaller one, and a full one, as the next epoch begins.
 
 What lives from one batch to the next (inputs, output, loss, gradients, optimizer state) is the same at all
-batch sizes up to its size: it is known by how many batches before it was born, by its role, and by its
+batch sizes up to its size: it is known by how many batches before it was born, by its category, and by its
 module, or where its size does not depend on the batch size, by that.
 """
 
@@ -142,7 +142,7 @@ class _Segment(Struct, frozen=True):
 class _BlockKey(Struct, frozen=True):
     """What is told of a block that outlives its stretch, apart from when it was born."""
 
-    role: Category
+    category: Category
     of: str | int  # its module, or its size in bytes where that does not depend on the batch size
     number: int  # among such blocks of the stretch
 
@@ -190,12 +190,12 @@ def _part(trace: Trace, batch: int) -> _Parted:
 
 
 def _match(kind: _BlockKey, ours: list[_BlockKey], theirs: list[_BlockKey]) -> _BlockKey:
-    """What stands for a block in another trace, where those of its role that differ are equally many.
+    """What stands for a block in another trace, where those of its category that differ are equally many.
 
     The gradient of one sample may be a view of a larger block, where that of several is a sum of its own.
     """
-    left = [one for one in ours if one.role is kind.role and one not in theirs]
-    others = [one for one in theirs if one.role is kind.role and one not in ours]
+    left = [one for one in ours if one.category is kind.category and one not in theirs]
+    others = [one for one in theirs if one.category is kind.category and one not in ours]
     return others[left.index(kind)] if kind in left and len(left) == len(others) else kind
 
 

@@ -6,7 +6,7 @@ from time import perf_counter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import UNLIMITED, Arena, Replay, replay_with_breakdown
+from planner.allocator import UNLIMITED, MemoryLimits, Replay, replay_with_breakdown
 from planner.hardware import (
     Budget,
     estimate_oom_probability,
@@ -35,7 +35,7 @@ class Estimate(Struct, frozen=True):
     outcome: Outcome
     run: Replay  # under the budget where the batch fits; of a card without end where it does not
     failed: Replay | None  # the failing run under the budget where the batch does not fit
-    at_peak: Mapping[Category, int]  # bytes by role at the allocated peak; they add up to it
+    at_peak: Mapping[Category, int]  # bytes by category at the allocated peak; they add up to it
     process_bytes: int  # context and reserved peak, calibrated where that is known: what nvidia-smi shows
     process_upper_bytes: int  # the same at the confidence
     unknown_ops: tuple[str, ...]
@@ -53,18 +53,18 @@ def estimate_batch(
     """Replay one batch size of a trace under the budget and say where the memory goes."""
     start = perf_counter()
     budget = judge_budget(budget, job, trace)
-    run, at_peak = replay_with_breakdown(trace, batch, budget.arena)
+    run, at_peak = replay_with_breakdown(trace, batch, budget.limits)
     failed = None
     if run.outcome is Outcome.DOES_NOT_FIT:
         failed = run
-        run, at_peak = replay_with_breakdown(trace, batch, unlimited(budget.arena))
+        run, at_peak = replay_with_breakdown(trace, batch, unlimited(budget.limits))
     chance = estimate_oom_probability(budget, trace, run)
     growth = find_growth(trace, batch)
     limit = None
     if growth is not None and failed is None:
-        limit = find_step_limit(trace, batch, budget.arena, growth, run.peak_reserved_bytes)
+        limit = find_step_limit(trace, batch, budget.limits, growth, run.peak_reserved_bytes)
     retries = run.outcome is Outcome.FITS_WITH_RETRIES and failed is None
-    costs = count_retries(trace, batch, budget.arena) if retries else ()
+    costs = count_retries(trace, batch, budget.limits) if retries else ()
     return Estimate(
         job,
         budget,
@@ -84,6 +84,6 @@ def estimate_batch(
     )
 
 
-def unlimited(arena: Arena) -> Arena:
-    """An arena with the same rules and memory that never runs out."""
-    return replace(UNLIMITED, rules=replace(arena.rules, per_process_memory_fraction=1.0))
+def unlimited(limits: MemoryLimits) -> MemoryLimits:
+    """An limits with the same rules and memory that never runs out."""
+    return replace(UNLIMITED, rules=replace(limits.rules, per_process_memory_fraction=1.0))

@@ -12,7 +12,7 @@ from statistics import linear_regression
 from msgspec import Struct, field as msgspec_field
 from msgspec.structs import replace
 
-from planner.allocator import Arena, replay_trace
+from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import BatchTooLargeError
 from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.jobs import Job
@@ -77,10 +77,10 @@ def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
     by_size = sorted((fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.max_batch)
     budget, top = by_size[len(by_size) // 2].budget, by_size[-1].max_batch
     sizes = sorted({max(1, round(top * step / points)) for step in range(points + 1)})
-    plain, arena = replace(budget, correction=None), unlimited(budget.arena)
+    plain, limits = replace(budget, correction=None), unlimited(budget.limits)
     rows = []
     for size in sizes:
-        run = replay_trace(table.programs.trace(size, budget.device.target), size, arena)
+        run = replay_trace(table.programs.trace(size, budget.device.target), size, limits)
         rows.append((size, process_bytes(plain, run.peak_reserved_bytes)))
     return tuple(rows)
 
@@ -90,22 +90,22 @@ class DeviceGroup(Struct, frozen=True):
 
     replays: TargetReplays
     budgets: tuple[Budget, ...]
-    largest: dict[Arena, int] = msgspec_field(default_factory=dict)
+    largest: dict[MemoryLimits, int] = msgspec_field(default_factory=dict)
 
-    def search(self, arena: Arena, multiple_of: int) -> Search:
+    def search(self, limits: MemoryLimits, multiple_of: int) -> Search:
         """Return what was found for a GPU, rounded down to a multiple."""
-        best, replays = self.largest[arena], self.replays
+        best, replays = self.largest[limits], self.replays
         if best < replays.limit:
-            replays.outcome(best + 1, arena)
-        comfortable = replays.largest_without_retries(best, arena)
-        probes = replays.probes[arena]
+            replays.outcome(best + 1, limits)
+        comfortable = replays.largest_without_retries(best, limits)
+        probes = replays.probes[limits]
         if comfortable:
             probes[comfortable] = Outcome.FITS
         failures = [size for size, outcome in probes.items() if outcome is Outcome.DOES_NOT_FIT]
         found = Search(best, comfortable, min(failures, default=None), tuple(probes.items()))
         if multiple_of == 1:
             return found
-        return round_down(found, multiple_of, lambda size: replays.outcome(size, arena))
+        return round_down(found, multiple_of, lambda size: replays.outcome(size, limits))
 
 
 def fit_devices(
@@ -134,10 +134,10 @@ def search_devices(job: Job, budgets: Iterable[Budget], programs: ProgramSet) ->
         for target, group in ((Target(*kind), group) for kind, group in groupby(cards, key=_kind))
     ]
     gaps: list[tuple[int, int]] = []  # the bound's largest batch, and how far below it a GPU stays
-    low = [(group, arena) for group in groups for arena in _search_group(group, gaps)]
-    if any(_search_alone(group, arena) != group.largest[arena] for group, arena in low):
+    low = [(group, limits) for group in groups for limits in _search_group(group, gaps)]
+    if any(_search_alone(group, limits) != group.largest[limits] for group, limits in low):
         _improve(groups, _search_alone)
-    elif any(_scan(group, arena) != group.largest[arena] for group, arena in _sample(groups)):
+    elif any(_scan(group, limits) != group.largest[limits] for group, limits in _sample(groups)):
         _improve(groups, _scan)
     return groups
 
@@ -147,7 +147,7 @@ def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
     return target.capability, target.sm_count
 
 
-def _search_group(group: DeviceGroup, gaps: list[tuple[int, int]]) -> list[Arena]:
+def _search_group(group: DeviceGroup, gaps: list[tuple[int, int]]) -> list[MemoryLimits]:
     """Find the boundary of each GPU from those of the GPUs before, which `gaps` remembers.
 
     Returns those that lie lower than could be guessed. Where each probe is a run of the model, lines through
@@ -155,35 +155,39 @@ def _search_group(group: DeviceGroup, gaps: list[tuple[int, int]]) -> list[Arena
     """
     low = []
     replays = group.replays
-    for arena in dict.fromkeys(budget.arena for budget in group.budgets):
+    for limits in dict.fromkeys(budget.limits for budget in group.budgets):
         if replays.bound is None:
-            group.largest[arena] = _search_by_line(replays, arena)
+            group.largest[limits] = _search_by_line(replays, limits)
             continue
-        top = replays.top(arena)
+        top = replays.top(limits)
         guess = _guess(gaps, top)
-        best = group.largest[arena] = boundary_from_guess(replays.fits(arena), guess, top)
+        best = group.largest[limits] = boundary_from_guess(replays.fits(limits), guess, top)
         is_low = best < guess - max(USUAL_ERROR, guess // 100)
         if top < replays.limit and (is_low or top - best > max(USUAL_GAP, top // USUAL_GAP)):
-            low.append(arena)
+            low.append(limits)
         if best and top < replays.limit:
             gaps.append((top, top - best))
     return low
 
 
-def _search_by_line(replays: TargetReplays, arena: Arena) -> int:
-    room_bytes = arena.share_bytes
-    if room_bytes is None:
-        return boundary_from_guess(replays.fits(arena), replays.limit, replays.limit)
+def _search_by_line(replays: TargetReplays, limits: MemoryLimits) -> int:
+    max_reserved_bytes = limits.allocator_limit_bytes
+    if max_reserved_bytes is None:
+        return boundary_from_guess(replays.fits(limits), replays.limit, replays.limit)
 
     def need_bytes(batch: int) -> int:
-        return replays.peak_without_limits(batch, arena)
+        return replays.peak_without_limits(batch, limits)
 
     try:
         found = largest_by_extrapolation(
-            lambda batch: replays.outcome(batch, arena), need_bytes, room_bytes, FIT_BATCHES, replays.limit
+            lambda batch: replays.outcome(batch, limits),
+            need_bytes,
+            max_reserved_bytes,
+            FIT_BATCHES,
+            replays.limit,
         )
     except BatchTooLargeError:  # the line leads beyond what can be captured
-        return boundary_from_guess(replays.fits(arena), 0, replays.limit)
+        return boundary_from_guess(replays.fits(limits), 0, replays.limit)
     return found.largest
 
 
@@ -196,17 +200,17 @@ def _guess(gaps: list[tuple[int, int]], top: int) -> int:
     return max(1, top - round(max(0.0, line.intercept + line.slope * top)))
 
 
-def _improve(groups: Iterable[DeviceGroup], search: Callable[[DeviceGroup, Arena], int]) -> None:
+def _improve(groups: Iterable[DeviceGroup], search: Callable[[DeviceGroup, MemoryLimits], int]) -> None:
     for group in groups:
-        for arena in group.largest:
-            group.largest[arena] = search(group, arena)
+        for limits in group.largest:
+            group.largest[limits] = search(group, limits)
 
 
-def _search_alone(group: DeviceGroup, arena: Arena) -> int:
+def _search_alone(group: DeviceGroup, limits: MemoryLimits) -> int:
     """Return what a search from batch 1 on finds. Where two samples fit, one is taken to: no program covers
     it.
     """
-    fits = group.replays.fits(arena)
+    fits = group.replays.fits(limits)
     return scan_islands(
         lambda batch: fits(FIT_BATCHES[0] if batch == 1 and fits(FIT_BATCHES[0]) else batch),
         0,
@@ -214,16 +218,16 @@ def _search_alone(group: DeviceGroup, arena: Arena) -> int:
     )
 
 
-def _scan(group: DeviceGroup, arena: Arena) -> int:
+def _scan(group: DeviceGroup, limits: MemoryLimits) -> int:
     """Return what fits above the boundary that was found, as far as a search from batch 1 on would look."""
-    best = group.largest[arena]
-    return scan_islands(group.replays.fits(arena), best, group.replays.limit) if best else 0
+    best = group.largest[limits]
+    return scan_islands(group.replays.fits(limits), best, group.replays.limit) if best else 0
 
 
-def _sample(groups: Sequence[DeviceGroup]) -> list[tuple[DeviceGroup, Arena]]:
+def _sample(groups: Sequence[DeviceGroup]) -> list[tuple[DeviceGroup, MemoryLimits]]:
     """Return GPUs evenly from the smallest boundary to the largest; none where sizes are random."""
-    cards = [(group, arena) for group in groups for arena in group.largest]
-    cards = [(group, arena) for group, arena in cards if not group.replays.is_random()]
+    cards = [(group, limits) for group in groups for limits in group.largest]
+    cards = [(group, limits) for group, limits in cards if not group.replays.is_random()]
     cards.sort(key=lambda card: card[0].largest[card[1]])
     last = len(cards) - 1
     places = {round(last * step / (SAMPLE - 1)) for step in range(SAMPLE)} if cards else set()
@@ -231,11 +235,11 @@ def _sample(groups: Sequence[DeviceGroup]) -> list[tuple[DeviceGroup, Arena]]:
 
 
 def _fit(group: DeviceGroup, budget: Budget, wanted: int | None, multiple_of: int) -> DeviceFit:
-    found, replays = group.search(budget.arena, multiple_of), group.replays
+    found, replays = group.search(budget.limits, multiple_of), group.replays
     batch = wanted or found.largest or 1
-    outcome = replays.outcome(batch, budget.arena)
-    arena = unlimited(budget.arena) if outcome is Outcome.DOES_NOT_FIT else budget.arena
-    peak_bytes = replays.peak_reserved_bytes(batch, arena)
+    outcome = replays.outcome(batch, budget.limits)
+    limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits
+    peak_bytes = replays.peak_reserved_bytes(batch, limits)
     return DeviceFit(
         budget,
         found.largest,

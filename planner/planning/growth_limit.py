@@ -3,7 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import Arena, Block, after_refusal, open_allocator, room_bytes
+from planner.allocator import Block, MemoryLimits, max_reserved_bytes, new_allocator, retry_optional
 from planner.program import (
     Action,
     Category,
@@ -27,31 +27,31 @@ class StepLimit(Struct, frozen=True):
 
 
 def find_step_limit(
-    trace: Trace, batch: int, arena: Arena, growth: Growth, peak_bytes: int
+    trace: Trace, batch: int, limits: MemoryLimits, growth: Growth, peak_bytes: int
 ) -> StepLimit | None:
     """Return how many steps fit; None where memory has no end. The traced steps reserve `peak_bytes`."""
-    room = room_bytes(arena)
+    room = max_reserved_bytes(limits)
     if room is None:
         return None
     guess = growth.steps + max(0, room - peak_bytes) // growth.bytes_per_step
     loop = split_steps(trace, batch)
-    steps = [_without_roles(step) for step in loop.steps]
+    steps = [_without_categories(step) for step in loop.steps]
     most = MOST_EVENTS // max(1, len(steps[-1]))
     if steps[-1] == steps[-2] and guess < most:
-        played = _played(loop, arena, most)
+        played = _played(loop, limits, most)
         if played is not None:
             return StepLimit(played, is_exact=True)
     return StepLimit(guess, is_exact=False)
 
 
-def _without_roles(step: tuple[Action, ...]) -> list[Action]:
+def _without_categories(step: tuple[Action, ...]) -> list[Action]:
     """Return the requests of a step without categories: what the very end leaves counts as activations."""
-    return [replace(one, role=Category.TEMPORARY) if isinstance(one, Malloc) else one for one in step]
+    return [replace(one, category=Category.TEMPORARY) if isinstance(one, Malloc) else one for one in step]
 
 
-def _played(loop: StepSequence, arena: Arena, most: int) -> int | None:
+def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
     """Return the steps that fit before one that does not, None where `most` steps do."""
-    allocator = open_allocator(arena)
+    allocator = new_allocator(limits)
     blocks: dict[tuple[int, int], Block] = {}
     for number in range(most + 1):
         asked = 0
@@ -61,7 +61,7 @@ def _played(loop: StepSequence, arena: Arena, most: int) -> int | None:
             elif isinstance(action, Malloc | Retain):
                 block = allocator.malloc(action.size_bytes)
                 if block is None and isinstance(action, Malloc):
-                    block = after_refusal(allocator, action.optional)
+                    block = retry_optional(allocator, action.optional)
                 if block is None:
                     return max(0, number - 1)
                 if isinstance(action, Malloc):

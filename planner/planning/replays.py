@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from planner.allocator import Arena, Replay, replay_trace, room_bytes
+from planner.allocator import MemoryLimits, Replay, max_reserved_bytes, replay_trace
 from planner.errors import BatchTooLargeError
 from planner.planning.estimate import unlimited
 from planner.planning.search import boundary_by_line, boundary_from_guess
@@ -27,35 +27,35 @@ class ReplayCache:
     _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # of traces, equal for equal ones
     _distinct: dict[Hashable, int] = field(default_factory=dict)
     _traces: dict[int, Trace] = field(default_factory=dict)
-    _runs: dict[tuple[int, Arena], Replay] = field(default_factory=dict)
+    _runs: dict[tuple[int, MemoryLimits], Replay] = field(default_factory=dict)
 
-    def run(self, batch: int, target: Target, arena: Arena) -> Replay:
+    def run(self, batch: int, target: Target, limits: MemoryLimits) -> Replay:
         """Return the replay of a batch size. Raises the errors of a capture."""
         number = self._number(batch, target)
-        run = self._runs.get((number, arena))
+        run = self._runs.get((number, limits))
         if run is None:
             if number not in self._traces:
                 if len(self._traces) >= _REMEMBERED_TRACES:
                     del self._traces[next(iter(self._traces))]
                 self._traces[number] = self.programs.trace(batch, target)
-            run = self._runs[number, arena] = replay_trace(self._traces[number], batch, arena)
-            if run.outcome is Outcome.FITS and is_limit_independent(arena):
+            run = self._runs[number, limits] = replay_trace(self._traces[number], batch, limits)
+            if run.outcome is Outcome.FITS and is_limit_independent(limits):
                 self._peaks[number] = run.peak_reserved_bytes
         return run
 
-    def peak_without_limits(self, batch: int, target: Target, arena: Arena) -> int:
+    def peak_without_limits(self, batch: int, target: Target, limits: MemoryLimits) -> int:
         """Return the reserved peak without limits: a batch fits without retries where so much is there."""
         number = self._number(batch, target)
         if number not in self._peaks:
-            self._peaks[number] = self.run(batch, target, unlimited(arena)).peak_reserved_bytes
+            self._peaks[number] = self.run(batch, target, unlimited(limits)).peak_reserved_bytes
         self.hints[batch] = self._peaks[number]
         return self._peaks[number]
 
-    def undisturbed_peak(self, batch: int, target: Target, arena: Arena) -> int | None:
+    def undisturbed_peak(self, batch: int, target: Target, limits: MemoryLimits) -> int | None:
         """Return the peak of a known run that goes the same way under these limits; None: there is none."""
-        if not is_limit_independent(arena):
+        if not is_limit_independent(limits):
             return None
-        room, peak = room_bytes(arena), self._peaks.get(self._number(batch, target))
+        room, peak = max_reserved_bytes(limits), self._peaks.get(self._number(batch, target))
         return None if peak is None or (room is not None and peak > room) else peak
 
     def _number(self, batch: int, target: Target) -> int:
@@ -107,70 +107,70 @@ class TargetReplays:
     bound: LowerBound | None  # None: each trace is a run of the model
     limit: int  # the largest batch size worth a probe
     too_large: dict[int, str] = field(default_factory=dict)  # batch sizes that cannot be captured, and why
-    probes: dict[Arena, dict[int, Outcome]] = field(default_factory=dict)
+    probes: dict[MemoryLimits, dict[int, Outcome]] = field(default_factory=dict)
 
-    def top(self, arena: Arena) -> int:
+    def top(self, limits: MemoryLimits) -> int:
         """Return the largest batch size that the bound, which rises with it, does not rule out."""
-        room = room_bytes(arena)
+        room = max_reserved_bytes(limits)
         if room is None or self.bound is None:
             return self.limit
         return bisect_right(range(1, self.limit + 1), room, key=self.bound)
 
-    def fits(self, arena: Arena) -> Callable[[int], bool]:
+    def fits(self, limits: MemoryLimits) -> Callable[[int], bool]:
         """Return the function that says whether a batch size fits."""
-        return lambda batch: self.outcome(batch, arena) is not Outcome.DOES_NOT_FIT
+        return lambda batch: self.outcome(batch, limits) is not Outcome.DOES_NOT_FIT
 
-    def outcome(self, batch: int, arena: Arena) -> Outcome:
+    def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
         """Return whether a batch size fits; one that cannot be captured does not."""
-        probes = self.probes.setdefault(arena, {})
+        probes = self.probes.setdefault(limits, {})
         if batch not in probes:
             try:
-                probes[batch] = self._outcome(batch, arena)
+                probes[batch] = self._outcome(batch, limits)
             except BatchTooLargeError as error:
                 self.too_large[batch] = str(error)
                 probes[batch] = Outcome.DOES_NOT_FIT
         return probes[batch]
 
-    def _outcome(self, batch: int, arena: Arena) -> Outcome:
-        room = room_bytes(arena)
+    def _outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
+        room = max_reserved_bytes(limits)
         if room is not None and self.bound is not None and self.bound(batch) > room:
             return Outcome.DOES_NOT_FIT
-        if self.replays.undisturbed_peak(batch, self.target, arena) is not None:
+        if self.replays.undisturbed_peak(batch, self.target, limits) is not None:
             return Outcome.FITS
-        return self.run(batch, arena).outcome
+        return self.run(batch, limits).outcome
 
-    def peak_reserved_bytes(self, batch: int, arena: Arena) -> int:
+    def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
         """Return the reserved peak of a batch that fits."""
-        peak_bytes = self.replays.undisturbed_peak(batch, self.target, arena)
-        return self.run(batch, arena).peak_reserved_bytes if peak_bytes is None else peak_bytes
+        peak_bytes = self.replays.undisturbed_peak(batch, self.target, limits)
+        return self.run(batch, limits).peak_reserved_bytes if peak_bytes is None else peak_bytes
 
-    def peak_without_limits(self, batch: int, arena: Arena) -> int:
+    def peak_without_limits(self, batch: int, limits: MemoryLimits) -> int:
         """Return the reserved peak without limits."""
-        return self.replays.peak_without_limits(batch, self.target, arena)
+        return self.replays.peak_without_limits(batch, self.target, limits)
 
-    def largest_without_retries(self, largest: int, arena: Arena) -> int:
+    def largest_without_retries(self, largest: int, limits: MemoryLimits) -> int:
         """Return the largest batch size that runs without retries up to `largest`, which fits."""
-        if not largest or self.outcome(largest, arena) is Outcome.FITS:
+        if not largest or self.outcome(largest, limits) is Outcome.FITS:
             return largest
-        room = room_bytes(arena)
-        if not is_limit_independent(arena) or room is None:
+        room = max_reserved_bytes(limits)
+        if not is_limit_independent(limits) or room is None:
             return boundary_from_guess(
-                lambda batch: self.outcome(batch, arena) is Outcome.FITS, largest, largest
+                lambda batch: self.outcome(batch, limits) is Outcome.FITS, largest, largest
             )
-        peak = lambda batch: self.peak_without_limits(batch, arena)  # noqa: E731
+        peak = lambda batch: self.peak_without_limits(batch, limits)  # noqa: E731
         return boundary_by_line(peak, room, self.replays.hints, largest)
 
     def is_random(self) -> bool:
         """Return whether each trace is a run of the model with random values in it."""
         return self.bound is None and self.replays.programs.trace(FIT_BATCHES[0], self.target).is_random
 
-    def run(self, batch: int, arena: Arena) -> Replay:
+    def run(self, batch: int, limits: MemoryLimits) -> Replay:
         """Return the replay of a batch size. Raises the errors of a capture."""
-        return self.replays.run(batch, self.target, arena)
+        return self.replays.run(batch, self.target, limits)
 
 
-def is_limit_independent(arena: Arena) -> bool:
+def is_limit_independent(limits: MemoryLimits) -> bool:
     """Return whether nothing but a refused request lets the allocator act on how much memory there is."""
-    rules = arena.rules
+    rules = limits.rules
     fraction = rules.per_process_memory_fraction < 1
     return not (rules.expandable_segments or rules.garbage_collection_threshold > 0 or fraction)

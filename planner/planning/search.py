@@ -65,7 +65,7 @@ def largest(
 def largest_by_extrapolation(
     outcome: Callable[[int], Outcome],
     need_bytes: Callable[[int], int],
-    room_bytes: int,
+    max_reserved_bytes: int,
     ends: tuple[int, int],
     limit: int = LARGEST_BATCH,
 ) -> Search:
@@ -79,7 +79,7 @@ def largest_by_extrapolation(
         slope_bytes = (need_bytes(guess) - need_bytes(low)) / (guess - low)
         if slope_bytes <= 0:
             return largest(outcome, limit)
-        more = int((room_bytes - need_bytes(guess)) // slope_bytes)
+        more = int((max_reserved_bytes - need_bytes(guess)) // slope_bytes)
         following = max(1, min(guess + more, MOST_STRETCH * guess, limit))
         if following in (low, guess):
             break
@@ -149,7 +149,7 @@ def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> 
 
 
 def boundary_by_line(
-    need_bytes: Callable[[int], int], room_bytes: int, hints: Mapping[int, int], too_large: int
+    need_bytes: Callable[[int], int], max_reserved_bytes: int, hints: Mapping[int, int], too_large: int
 ) -> int:
     """Return a batch size below `too_large` whose need is at most the room and whose successor's is not; 0:
     not even 1 is small enough.
@@ -161,23 +161,25 @@ def boundary_by_line(
     for turn in count():
         if high - low <= 1:
             return low
-        guess = _on_line(hints, room_bytes) if turn < MOST_GUESSES else (low + high) // 2
+        guess = _on_line(hints, max_reserved_bytes) if turn < MOST_GUESSES else (low + high) // 2
         if guess is None:
             need_bytes(too_large)
             continue
         guess = max(low + 1, min(high - 1, guess))
-        low, high = (guess, high) if need_bytes(guess) <= room_bytes else (low, guess)
+        low, high = (guess, high) if need_bytes(guess) <= max_reserved_bytes else (low, guess)
     raise AssertionError
 
 
-def _on_line(hints: Mapping[int, int], room_bytes: int) -> int | None:
+def _on_line(hints: Mapping[int, int], max_reserved_bytes: int) -> int | None:
     """Where the line through the nearest needs around the room meets it; None: none is known beyond it."""
-    below = max((size for size, need in hints.items() if need <= room_bytes), default=0)
-    above = min((size for size, need in hints.items() if need > room_bytes and size > below), default=None)
+    below = max((size for size, need in hints.items() if need <= max_reserved_bytes), default=0)
+    above = min(
+        (size for size, need in hints.items() if need > max_reserved_bytes and size > below), default=None
+    )
     if above is None:
         return None
     start_bytes = hints.get(below, 0)
-    return below + (room_bytes - start_bytes) * (above - below) // (hints[above] - start_bytes)
+    return below + (max_reserved_bytes - start_bytes) * (above - below) // (hints[above] - start_bytes)
 
 
 def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:

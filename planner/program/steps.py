@@ -14,7 +14,7 @@ class Malloc(Struct, frozen=True):
     """Allocate a block. The blocks of each step are numbered from 0."""
 
     size_bytes: int
-    role: Category
+    category: Category
     optional: bool = False  # if it fails, the process falls back
 
 

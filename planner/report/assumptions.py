@@ -2,7 +2,7 @@
 
 from msgspec.structs import fields
 
-from planner.allocator import AllocatorRules
+from planner.allocator import AllocatorConfig
 from planner.hardware import MIB, Budget, Device, Likeness, margins_of
 from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.planning import Estimate
@@ -36,7 +36,7 @@ def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
         _loop(estimate.job),
         *_lengths(estimate.budget.likeness),
         *_recipe(estimate.job),
-        *_allocator(estimate.budget.arena.rules),
+        *_allocator(estimate.budget.limits.rules),
         *_capability(estimate.budget.device),
         *estimate.notes,
         *_unknown(estimate.unknown_ops),
@@ -163,11 +163,11 @@ def _recipe(job: Job) -> tuple[str, ...]:
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)
 
 
-def _allocator(rules: AllocatorRules) -> tuple[str, ...]:
-    default = AllocatorRules()
+def _allocator(rules: AllocatorConfig) -> tuple[str, ...]:
+    default = AllocatorConfig()
     changed = [
         f"{field.name}={getattr(rules, field.name)}"
-        for field in fields(AllocatorRules)
+        for field in fields(AllocatorConfig)
         if getattr(rules, field.name) != getattr(default, field.name)
     ]
     return (f"the allocator runs with {', '.join(changed)}",) if changed else ()

@@ -19,11 +19,17 @@ def budget_table(budget: Budget) -> Table:
     rows.append(("CUDA context", device.context.value, device.context.source))
     if budget.cap_bytes is not None:
         rows.append(("allocator's cap", budget.cap_bytes, "given by the user"))
-    if budget.arena.share_bytes is not None:
+    if budget.limits.allocator_limit_bytes is not None:
         rest = "usable less context" if is_bounded else "the cap"
         if is_bounded and budget.cap_bytes is not None:
             rest += " or the cap"
-        rows.append(("left for the allocator", budget.arena.share_bytes, f"{rest}, less a margin for {sure}"))
+        rows.append(
+            (
+                "left for the allocator",
+                budget.limits.allocator_limit_bytes,
+                f"{rest}, less a margin for {sure}",
+            )
+        )
     return memory_table(device.name if is_bounded else "Any GPU", rows)
 
 
@@ -31,13 +37,13 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
     """Return the value of `device`; null stands for memory without end, `allocator` for what the replay may
     take at the confidence.
     """
-    arena = budget.arena
+    limits = budget.limits
     return {
         **figures_to_json(budget.device),
         "allocator": {
-            **in_mib(arena, "capacity", "limit"),
+            **in_mib(limits, "capacity", "limit"),
             **in_mib(budget, "cap"),
-            "rules": to_builtins(arena.rules),
+            "rules": to_builtins(limits.rules),
         },
     }
 

@@ -29,7 +29,7 @@ def breakdown(estimate: Estimate) -> dict[str, int]:
     less_fragmentation = min(max(0, -change), fragmentation)
     parts = {
         "context": context + min(0, change) + less_fragmentation,
-        **{role.value: size_bytes for role, size_bytes in estimate.at_peak.items()},
+        **{category.value: size_bytes for category, size_bytes in estimate.at_peak.items()},
         "fragmentation": fragmentation - less_fragmentation,
     }
     parts[Category.WORKSPACE.value] += max(0, change)

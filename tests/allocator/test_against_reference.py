@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from planner.allocator.blocks import Block, BlockPool, BlockState, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, AllocatorRules, ReuseOrder, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, ReuseOrder, parse_alloc_conf
 from tests.helpers.reference_allocator import SlowAllocator
 
 BOUNDARIES = [512, 1024, *(mib * MIB for mib in (1, 2, 10, 19, 20, 21, 22, 30, 31, 32))]
@@ -122,7 +122,7 @@ class Pair:
 
     def __init__(
         self,
-        rules: AllocatorRules,
+        rules: AllocatorConfig,
         capacity: int | None,
         *,
         limit: int | None = None,
@@ -211,7 +211,7 @@ def test_default_rules_agree_with_the_slow_allocator(
     history: list[Operation], capacity: int | None, seed: int | None, order: ReuseOrder
 ) -> None:
     """Under PyTorch's defaults both allocators do the same, whatever the history, capacity and addresses."""
-    run(Pair(AllocatorRules(reuse_order=order), capacity, seed=seed), history)
+    run(Pair(AllocatorConfig(reuse_order=order), capacity, seed=seed), history)
 
 
 @settings(max_examples=400, deadline=None)
@@ -220,7 +220,7 @@ def test_expandable_segments_agree_with_the_slow_allocator(
     history: list[Operation], capacity: int | None, limit: int | None, seed: int | None
 ) -> None:
     """With expandable segments both allocators map and unmap the same pages in the same order."""
-    run(Pair(AllocatorRules(expandable_segments=True), capacity, limit=limit, seed=seed), history)
+    run(Pair(AllocatorConfig(expandable_segments=True), capacity, limit=limit, seed=seed), history)
 
 
 @settings(max_examples=400, deadline=None)
@@ -241,7 +241,7 @@ def test_max_split_size_agrees_with_the_slow_allocator(
     order: ReuseOrder,
 ) -> None:
     """With unsplittable blocks about as large as the requests, and little capacity, both release the same."""
-    rules = AllocatorRules(
+    rules = AllocatorConfig(
         max_split_bytes=split_mib * MIB,
         max_non_split_rounding_bytes=rounding_mib * MIB,
         reuse_order=order,
@@ -259,7 +259,7 @@ def test_garbage_collection_agrees_with_the_slow_allocator(
         (action, argument + place * growth * MIB if action == "malloc" else argument)
         for place, (action, argument) in enumerate(history)  # larger requests are not served from the cache
     ]
-    rules = AllocatorRules(garbage_collection_threshold=threshold)
+    rules = AllocatorConfig(garbage_collection_threshold=threshold)
     run(Pair(rules, None, limit=limit_mib * MIB), growing)
 
 
@@ -276,5 +276,5 @@ def test_all_options_agree_with_the_slow_allocator(
 ) -> None:
     """Under any mixture of options, capacity and memory limit both allocators do the same."""
     total = (200 * MIB if capacity is None else capacity) + more
-    rules = parse_alloc_conf(rule_text, AllocatorRules(reuse_order=order))
+    rules = parse_alloc_conf(rule_text, AllocatorConfig(reuse_order=order))
     run(Pair(rules, capacity, limit=limit, total=total, seed=seed), history)

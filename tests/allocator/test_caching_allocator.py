@@ -7,7 +7,7 @@ import pytest
 
 from planner.allocator.blocks import Block, BlockState, SegmentEvent, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf, rules_of_torch
+from planner.allocator.config import MIB, AllocatorConfig, config_of_torch, parse_alloc_conf
 from planner.errors import UsageError
 
 
@@ -172,7 +172,7 @@ def test_small_remainder_of_512_bytes_is_split() -> None:
 
 def test_zero_bytes_take_no_memory() -> None:
     """A request of zero bytes succeeds, changes nothing, and may be freed, even twice."""
-    allocator = CachingAllocator(AllocatorRules(), capacity_bytes=0)
+    allocator = CachingAllocator(AllocatorConfig(), capacity_bytes=0)
     block = allocator.malloc(0)
     assert block is not None
     allocator.free(block)
@@ -184,12 +184,12 @@ def test_zero_bytes_take_no_memory() -> None:
 def test_a_negative_size_is_refused() -> None:
     """A negative request is a mistake of the caller, not an allocation."""
     with pytest.raises(ValueError, match="cannot allocate -1 bytes"):
-        CachingAllocator(AllocatorRules()).malloc(-1)
+        CachingAllocator(AllocatorConfig()).malloc(-1)
 
 
 def test_a_block_freed_twice_is_refused() -> None:
     """Freeing a block that is not in use is a mistake of the caller, also when it has merged since."""
-    allocator = CachingAllocator(AllocatorRules())
+    allocator = CachingAllocator(AllocatorConfig())
     lower, upper = allocator.malloc(512), allocator.malloc(512)
     assert lower is not None and upper is not None
     allocator.free(lower)
@@ -223,11 +223,11 @@ def test_best_fit_takes_the_smallest_block_and_the_lowest_address() -> None:
     )
 
 
-TORCH_2_11, TORCH_2_12 = rules_of_torch("2.11.0+cu130"), rules_of_torch("2.12.0+cu130")
+TORCH_2_11, TORCH_2_12 = config_of_torch("2.11.0+cu130"), config_of_torch("2.12.0+cu130")
 
 
 @pytest.mark.parametrize(("rules", "reused"), [(TORCH_2_11, "newer"), (TORCH_2_12, "older")])
-def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(rules: AllocatorRules, reused: str) -> None:
+def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(rules: AllocatorConfig, reused: str) -> None:
     """New segments lie below older ones, so that the lowest address, reused before 2.12, is the newest's."""
     allocator = CachingAllocator(rules)
     older, newer = allocator.malloc(mib(30)), allocator.malloc(mib(30))
@@ -241,7 +241,7 @@ def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(rules: AllocatorRu
 
 
 @pytest.mark.parametrize("rules", [TORCH_2_11, TORCH_2_12])
-def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(rules: AllocatorRules) -> None:
+def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(rules: AllocatorConfig) -> None:
     """Blocks of a segment share its age, so that their addresses decide in all versions."""
     allocator = CachingAllocator(rules)
     blocks = [allocator.malloc(mib(4)) for _ in range(5)]
@@ -255,7 +255,7 @@ def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(rules: AllocatorRul
 
 
 @pytest.mark.parametrize(("rules", "reused"), [(TORCH_2_11, mib(100)), (TORCH_2_12, mib(800))])
-def test_addresses_may_be_dictated(rules: AllocatorRules, reused: int) -> None:
+def test_addresses_may_be_dictated(rules: AllocatorConfig, reused: int) -> None:
     """With recorded addresses ties go to the lowest, or from torch 2.12 on to the oldest segment."""
     recorded = iter([mib(800), mib(100)])
     asked = []
@@ -392,7 +392,7 @@ def test_empty_cache_releases_wholly_free_segments() -> None:
 
 def test_peaks_can_be_reset() -> None:
     """After a reset the peaks start from what is held now."""
-    allocator = CachingAllocator(AllocatorRules())
+    allocator = CachingAllocator(AllocatorConfig())
     block = allocator.malloc(mib(30))
     assert block is not None and allocator.malloc(512) is not None
     allocator.free(block)
@@ -403,7 +403,7 @@ def test_peaks_can_be_reset() -> None:
 
 def test_snapshot_shows_every_block() -> None:
     """A snapshot lists the segments by address and in each the blocks, in use and free."""
-    allocator = CachingAllocator(AllocatorRules(), address_of=rising())
+    allocator = CachingAllocator(AllocatorConfig(), address_of=rising())
     for size_bytes in (mib(3), mib(4), 512):
         assert allocator.malloc(size_bytes) is not None
     assert allocator.snapshot() == (

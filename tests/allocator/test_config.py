@@ -2,62 +2,65 @@
 
 import pytest
 
-from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, parse_alloc_conf
 from planner.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
-        ("", AllocatorRules()),
-        ("backend:native,", AllocatorRules()),
-        ("max_split_size_mb:20", AllocatorRules(max_split_bytes=20 * MIB)),
+        ("", AllocatorConfig()),
+        ("backend:native,", AllocatorConfig()),
+        ("max_split_size_mb:20", AllocatorConfig(max_split_bytes=20 * MIB)),
         (
             " max_split_size_mb : 64 , max_non_split_rounding_mb:30",
-            AllocatorRules(max_split_bytes=64 * MIB, max_non_split_rounding_bytes=30 * MIB),
+            AllocatorConfig(max_split_bytes=64 * MIB, max_non_split_rounding_bytes=30 * MIB),
         ),
         (
             "max_split_size_mb:40,large_segment_size_mb:40",
-            AllocatorRules(
+            AllocatorConfig(
                 max_split_bytes=40 * MIB,
                 max_non_split_rounding_bytes=40 * MIB,
                 large_segment_bytes=40 * MIB,
             ),
         ),
-        ("max_split_size_mb:30,max_split_size_mb:31", AllocatorRules(max_split_bytes=31 * MIB)),
-        ("garbage_collection_threshold:0.8", AllocatorRules(garbage_collection_threshold=0.8)),
-        ("expandable_segments:True", AllocatorRules(expandable_segments=True)),
-        ("expandable_segments:False", AllocatorRules()),
-        ("per_process_memory_fraction:0", AllocatorRules(per_process_memory_fraction=0.0)),
-        ("throw_on_cudamalloc_oom:True", AllocatorRules(throw_on_cudamalloc_oom=True)),
-        ("roundup_power2_divisions:8", AllocatorRules(roundup_power2_divisions=(8,) * 16)),
+        ("max_split_size_mb:30,max_split_size_mb:31", AllocatorConfig(max_split_bytes=31 * MIB)),
+        ("garbage_collection_threshold:0.8", AllocatorConfig(garbage_collection_threshold=0.8)),
+        ("expandable_segments:True", AllocatorConfig(expandable_segments=True)),
+        ("expandable_segments:False", AllocatorConfig()),
+        ("per_process_memory_fraction:0", AllocatorConfig(per_process_memory_fraction=0.0)),
+        ("throw_on_cudamalloc_oom:True", AllocatorConfig(throw_on_cudamalloc_oom=True)),
+        ("roundup_power2_divisions:8", AllocatorConfig(roundup_power2_divisions=(8,) * 16)),
         (
             "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-            AllocatorRules(roundup_power2_divisions=(1,) * 9 + (2, 4) + (8,) * 5),
+            AllocatorConfig(roundup_power2_divisions=(1,) * 9 + (2, 4) + (8,) * 5),
         ),
         (
             "roundup_power2_divisions:[64:8,1024:4]",
-            AllocatorRules(roundup_power2_divisions=(8,) * 7 + (0,) * 3 + (4,) + (0,) * 5),
+            AllocatorConfig(roundup_power2_divisions=(8,) * 7 + (0,) * 3 + (4,) + (0,) * 5),
         ),
         (
             "roundup_power2_divisions:[256:2,64:4,>:8]",
-            AllocatorRules(roundup_power2_divisions=(2,) * 6 + (4,) + (8,) * 9),
+            AllocatorConfig(roundup_power2_divisions=(2,) * 6 + (4,) + (8,) * 9),
         ),
-        ("roundup_power2_divisions:[>:4]", AllocatorRules(roundup_power2_divisions=(0,) + (4,) * 15)),
-        ("roundup_power2_divisions:[64:0,>:2]", AllocatorRules(roundup_power2_divisions=(0,) * 7 + (2,) * 9)),
-        ("roundup_power2_divisions:[131072:2]", AllocatorRules(roundup_power2_divisions=(2,) * 16)),
-        ("roundup_power2_divisions:[]", AllocatorRules()),
-        ("roundup_power2_divisions:[>:2,],", AllocatorRules(roundup_power2_divisions=(0,) + (2,) * 15)),
+        ("roundup_power2_divisions:[>:4]", AllocatorConfig(roundup_power2_divisions=(0,) + (4,) * 15)),
+        (
+            "roundup_power2_divisions:[64:0,>:2]",
+            AllocatorConfig(roundup_power2_divisions=(0,) * 7 + (2,) * 9),
+        ),
+        ("roundup_power2_divisions:[131072:2]", AllocatorConfig(roundup_power2_divisions=(2,) * 16)),
+        ("roundup_power2_divisions:[]", AllocatorConfig()),
+        ("roundup_power2_divisions:[>:2,],", AllocatorConfig(roundup_power2_divisions=(0,) + (2,) * 15)),
         (
             "pinned_use_background_threads:True,pinned_use_cuda_host_register:True,"
             "pinned_free_catch_all:False,pinned_num_register_threads:8,pinned_reserve_segment_size_mb:64,"
             "pinned_max_cached_size_mb:1,pinned_max_round_threshold_mb:1,release_lock_on_cudamalloc:True,"
             "graph_capture_record_stream_reuse:True",
-            AllocatorRules(),
+            AllocatorConfig(),
         ),
     ],
 )
-def test_configurations_that_are_understood(text: str, rules: AllocatorRules) -> None:
+def test_configurations_that_are_understood(text: str, rules: AllocatorConfig) -> None:
     """Each text gives these rules; torch 2.13's own parser gives the same figures."""
     assert parse_alloc_conf(text) == rules
 

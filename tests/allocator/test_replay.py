@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from planner.allocator.config import MIB, AllocatorRules, parse_alloc_conf
-from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace, replay_with_breakdown
+from planner.allocator.config import MIB, AllocatorConfig, parse_alloc_conf
+from planner.allocator.replay import Failure, MemoryLimits, Peaks, Replay, replay_trace, replay_with_breakdown
 from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
@@ -35,8 +35,8 @@ def grow_after_free() -> Trace:
 @pytest.mark.parametrize("capacity_mib", [None, 44])
 def test_fits(capacity_mib: int | None) -> None:
     """A job that its capacity just holds fits; the peak's event is the first that reaches it."""
-    arena = Arena(capacity_mib and capacity_mib * MIB)
-    assert replay_trace(JOB.instantiate(2), 2, arena) == Replay(
+    limits = MemoryLimits(capacity_mib and capacity_mib * MIB)
+    assert replay_trace(JOB.instantiate(2), 2, limits) == Replay(
         batch=2,
         outcome=Outcome.FITS,
         peak_allocated_bytes=42 * MIB + 1024,
@@ -59,7 +59,7 @@ def test_fits(capacity_mib: int | None) -> None:
 )
 def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_event: int) -> None:
     """A failure says which request could not be served, and the figures stand as they were then."""
-    assert replay_trace(JOB.instantiate(2), 2, Arena(capacity_mib * MIB)) == Replay(
+    assert replay_trace(JOB.instantiate(2), 2, MemoryLimits(capacity_mib * MIB)) == Replay(
         batch=2,
         outcome=Outcome.DOES_NOT_FIT,
         peak_allocated_bytes=peak_mib * MIB,
@@ -72,10 +72,10 @@ def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_e
     )
 
 
-@pytest.mark.parametrize("arena", [Arena(41 * MIB), Arena(100 * MIB, limit_bytes=41 * MIB)])
-def test_fits_with_retries(arena: Arena) -> None:
+@pytest.mark.parametrize("limits", [MemoryLimits(41 * MIB), MemoryLimits(100 * MIB, limit_bytes=41 * MIB)])
+def test_fits_with_retries(limits: MemoryLimits) -> None:
     """Where cached memory has to be released for a request, by capacity or by limit, the batch fits so."""
-    assert replay_trace(grow_after_free(), 1, arena) == Replay(
+    assert replay_trace(grow_after_free(), 1, limits) == Replay(
         batch=1,
         outcome=Outcome.FITS_WITH_RETRIES,
         peak_allocated_bytes=22 * MIB,
@@ -100,7 +100,7 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
     """Where an optional block is refused the run goes on, as if it had no bytes."""
     workspace = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
-    run = replay_trace(Trace(events, SITES, 1), 1, Arena(capacity_mib * MIB))
+    run = replay_trace(Trace(events, SITES, 1), 1, MemoryLimits(capacity_mib * MIB))
     assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
 
 
@@ -151,10 +151,10 @@ def test_peaks_of_steps() -> None:
 
 def test_peaks_of_steps_that_never_began() -> None:
     """A run that fails in its second step has peaks of two; one that fails in the first has none of later."""
-    second = replay_trace(three_steps(), 1, Arena(64 * MIB))
+    second = replay_trace(three_steps(), 1, MemoryLimits(64 * MIB))
     assert second.failure == Failure(2, Phase.FORWARD, "", "to", 14 * MIB)
     assert second.step_peaks == (Peaks(50 * MIB, 64 * MIB), Peaks(50 * MIB, 64 * MIB))
-    first = replay_trace(three_steps(), 1, Arena(49 * MIB))
+    first = replay_trace(three_steps(), 1, MemoryLimits(49 * MIB))
     assert first.failure == Failure(1, Phase.OPTIMIZER, "", "to", 20 * MIB)
     assert (first.first_step, first.later_steps) == (Peaks(42 * MIB, 44 * MIB), None)
 
@@ -175,7 +175,7 @@ def test_empty_trace() -> None:
     """A trace without events takes nothing."""
     nothing = Trace((), (), 1)
     assert replay_trace(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
-    assert replay_with_breakdown(nothing, 1, Arena())[1] == dict.fromkeys(Category, 0)
+    assert replay_with_breakdown(nothing, 1, MemoryLimits())[1] == dict.fromkeys(Category, 0)
 
 
 def test_no_samples_no_memory() -> None:
@@ -198,7 +198,7 @@ def test_no_samples_no_memory() -> None:
 def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: int) -> None:
     """The allocator's options reach it."""
     trace = Trace((alloc(0, request_mib * MIB),), SITES, 1)
-    run = replay_trace(trace, 1, Arena(rules=parse_alloc_conf(conf)))
+    run = replay_trace(trace, 1, MemoryLimits(rules=parse_alloc_conf(conf)))
     peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
     assert run == Replay(
         1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0, peaks
@@ -207,15 +207,15 @@ def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: in
 
 def test_fraction_of_the_total() -> None:
     """A fraction in the rules limits the allocator by the total; without a total it is refused."""
-    rules = AllocatorRules(per_process_memory_fraction=0.5)
+    rules = AllocatorConfig(per_process_memory_fraction=0.5)
     trace = grow_after_free()
     outcomes = [
-        replay_trace(trace, 1, Arena(100 * MIB, total_bytes=total_mib * MIB, rules=rules)).outcome
+        replay_trace(trace, 1, MemoryLimits(100 * MIB, total_bytes=total_mib * MIB, rules=rules)).outcome
         for total_mib in (84, 44, 43)
     ]
     assert outcomes == [Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT]
     with pytest.raises(UsageError, match="needs the total memory of the GPU"):
-        replay_trace(trace, 1, Arena(100 * MIB, rules=rules))
+        replay_trace(trace, 1, MemoryLimits(100 * MIB, rules=rules))
 
 
 def test_another_batch_is_refused() -> None:
@@ -240,7 +240,7 @@ def test_levels(event: int, alive: dict[Category, int]) -> None:
     """The blocks alive after an event count whole, each for its category."""
     recorder = TimelineRecorder()
     replay_trace(JOB.instantiate(2), 2, on_event=recorder)
-    levels = {category: column[event] for category, column in recorder.timeline().by_role.items()}
+    levels = {category: column[event] for category, column in recorder.timeline().by_category.items()}
     assert levels == dict.fromkeys(Category, 0) | alive
 
 
@@ -255,12 +255,12 @@ confs = st.sampled_from(
 def test_roles_add_up(program: Program, batch: int, capacity: int | None, conf: str) -> None:
     """Categories add up to the allocated peak at the peak, and to what is allocated at the end there."""
     trace = program.instantiate(batch)
-    arena = Arena(capacity, rules=parse_alloc_conf(conf))
+    limits = MemoryLimits(capacity, rules=parse_alloc_conf(conf))
     recorder = TimelineRecorder()
-    run = replay_trace(trace, batch, arena, recorder)
-    _, at_peak = replay_with_breakdown(trace, batch, arena)
+    run = replay_trace(trace, batch, limits, recorder)
+    _, at_peak = replay_with_breakdown(trace, batch, limits)
     assert sum(at_peak.values()) == run.peak_allocated_bytes
-    columns = recorder.timeline().by_role
+    columns = recorder.timeline().by_category
     if recorder.timeline().allocated_bytes:
         assert at_peak == {category: column[run.peak_event] for category, column in columns.items()}
         assert sum(column[-1] for column in columns.values()) == run.end_allocated_bytes
@@ -273,7 +273,7 @@ def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -
     comes with a retry.
     """
     trace = program.instantiate(batch)
-    run = replay_trace(trace, batch, Arena(capacity, rules=parse_alloc_conf(conf)))
+    run = replay_trace(trace, batch, MemoryLimits(capacity, rules=parse_alloc_conf(conf)))
     assert run.end_allocated_bytes <= run.peak_allocated_bytes <= run.peak_reserved_bytes
     assert capacity is None or run.peak_reserved_bytes <= capacity
     assert (run.failure is not None) == (run.outcome is Outcome.DOES_NOT_FIT)
@@ -294,6 +294,6 @@ def test_more_memory_does_no_harm(
     trace = program.instantiate(batch)
     small, large = sorted((one, other), key=lambda capacity: (capacity is None, capacity or 0))
     rules = parse_alloc_conf(conf)
-    run = replay_trace(trace, batch, Arena(small, rules=rules))
+    run = replay_trace(trace, batch, MemoryLimits(small, rules=rules))
     if run.outcome is Outcome.FITS:
-        assert replay_trace(trace, batch, Arena(large, rules=rules)) == run
+        assert replay_trace(trace, batch, MemoryLimits(large, rules=rules)) == run

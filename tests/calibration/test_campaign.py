@@ -15,7 +15,7 @@ from calibration.observations import load_observation, load_observations, observ
 from calibration.probe.client import ProbeRequest
 from calibration.verify import Verification, verify
 from planner._support.atomic_write import write_bytes
-from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.config import MIB, AllocatorConfig
 from planner.errors import DataFileError, ModelError, NoGpuError, UsageError
 from planner.hardware.budget import make_budget
 from planner.hardware.calibration.files import load_folders
@@ -369,7 +369,7 @@ def test_calibrating_nothing_is_refused(tmp_path: Path, batches: tuple[int, ...]
 def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
     """Of the job of 100 MiB and 10 MiB a sample under a cap, on a card that shows what it is told to."""
     tracer = line(JOB, (8, 6), None)
-    budget = make_budget(generic_device(12_288), 0.99, AllocatorRules(), cap_mib * MIB)
+    budget = make_budget(generic_device(12_288), 0.99, AllocatorConfig(), cap_mib * MIB)
     said = estimate_batch(JOB, tracer(batch), batch, budget)
     asked: list[ProbeRequest] = []
 

@@ -11,7 +11,7 @@ from calibration.observations import (
     observation_to_json,
     save_observation,
 )
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.api.budget import stored_calibrations
 from planner.emulator.gpu import describe_gpu
 from planner.errors import DataFileError
@@ -153,7 +153,7 @@ def test_only_folders_that_are_given_may_answer_with_emulated_figures(tmp_path: 
     """Of the user's own folder, which nobody named, emulated calibrations are passed over."""
     save_calibration(tmp_path, emulated_calibration())
     save_calibration(tmp_path, calibration())
-    budget = make_budget(CARD, 0.99, AllocatorRules())
+    budget = make_budget(CARD, 0.99, AllocatorConfig())
     own = stored_calibrations(budget, {"own_calibrations": tmp_path})
     given = stored_calibrations(budget, {"calibrations": tmp_path, "own_calibrations": tmp_path})
     here = {known.source for known in own if known.key.job == JOB}

@@ -14,12 +14,12 @@ from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 
 
 def end_bytes(trace: Trace, *roles: Category) -> int:
-    """What blocks of these roles hold after the last step."""
+    """What blocks of these categories hold after the last step."""
     batch = trace.batch
     recorder = TimelineRecorder()
     replay_trace(trace, batch, on_event=recorder)
-    live = {category: levels[-1] for category, levels in recorder.timeline().by_role.items()}
-    return sum(live[role] for role in roles)
+    live = {category: levels[-1] for category, levels in recorder.timeline().by_category.items()}
+    return sum(live[category] for category in roles)
 
 
 def test_cnn_matches_the_notebook_to_the_last_digit() -> None:

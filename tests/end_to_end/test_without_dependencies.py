@@ -42,7 +42,7 @@ from planner.store.codec import load_programs
 file = load_programs(Path(path))
 program, about = file.programs[0].program, file.about
 budget = make_budget(generic_device(8000), 0.99, parse_alloc_conf("roundup_power2_divisions:8"))
-found = largest(lambda batch: replay_trace(program.instantiate(batch), batch, budget.arena).outcome)
+found = largest(lambda batch: replay_trace(program.instantiate(batch), batch, budget.limits).outcome)
 job = Job(about["model"])
 batches = (found.largest, found.first_failure)
 estimates = [estimate_batch(job, program.instantiate(batch), batch, budget) for batch in batches]

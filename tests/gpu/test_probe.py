@@ -8,7 +8,7 @@ from calibration.calibrate import calibrate
 from calibration.observations import load_observations
 from calibration.probe.client import ProbeRequest, find_gpu, measure
 from calibration.verify import verify
-from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.config import MIB, AllocatorConfig
 from planner.capture.session import record
 from planner.hardware.budget import make_budget
 from planner.hardware.calibration.files import load_folders
@@ -96,7 +96,7 @@ def test_a_calibration_is_measured_fitted_and_stored(tmp_path: Path) -> None:
 
 def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() -> None:
     """`verify` at the planned largest batch of a 4 GiB cap lives; 1.05 times that dies."""
-    budget = make_budget(this_card(), 0.99, AllocatorRules(), 4096 * MIB)
+    budget = make_budget(this_card(), 0.99, AllocatorConfig(), 4096 * MIB)
     capability = budget.device.capability
     plan = find_max_batch(RESNET50, budget, RunTraces(lambda batch: record(RESNET50, batch, capability)))
     assert plan.at_max is not None

@@ -6,8 +6,8 @@ from statistics import NormalDist
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.allocator.config import MIB, AllocatorRules
-from planner.allocator.replay import Arena, replay_trace
+from planner.allocator.config import MIB, AllocatorConfig
+from planner.allocator.replay import MemoryLimits, replay_trace
 from planner.errors import UsageError
 from planner.hardware.budget import make_budget, upper_process_bytes
 from planner.hardware.device import Device, SourcedBytes, unlimited_device
@@ -18,7 +18,7 @@ from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Sit
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED
 
-RULES = AllocatorRules()
+RULES = AllocatorConfig()
 ONE_DEVIATION = NormalDist().cdf(1)  # 84 %: the confidence at which z is 1
 VERDICTS = margins_of(Likeness()).verdicts
 SCALE = 1 + VERDICTS.location + VERDICTS.scale  # of a need, one deviation above its mean
@@ -38,7 +38,7 @@ def card(usable_mib: int = 10_000, context_mib: int = 400) -> Device:
 def test_even_odds_leave_no_margin() -> None:
     """At confidence 0.5 the allocator gets all that the context leaves, and a cap counts in full."""
     budget = make_budget(card(), 0.5, RULES, 2_000 * MIB)
-    assert budget.arena == Arena(9_600 * MIB, 2_000 * MIB, 10_000 * MIB, RULES)
+    assert budget.limits == MemoryLimits(9_600 * MIB, 2_000 * MIB, 10_000 * MIB, RULES)
     assert (budget.device, budget.confidence, budget.cap_bytes) == (card(), 0.5, 2_000 * MIB)
 
 
@@ -46,12 +46,12 @@ def test_one_deviation_by_hand() -> None:
     """At one deviation a need's mean and the deviation of it, card and context together fill the card; a cap
     is divided by what one deviation makes of a need.
     """
-    arena = make_budget(card(), ONE_DEVIATION, RULES, 2_000 * MIB).arena
-    need = (arena.capacity_bytes or 0) / MIB
+    limits = make_budget(card(), ONE_DEVIATION, RULES, 2_000 * MIB).limits
+    need = (limits.capacity_bytes or 0) / MIB
     taken = (1 + VERDICTS.location) * need + hypot(50, VERDICTS.scale * need)
     assert taken == pytest.approx(9_600, abs=0.001)
-    assert arena.limit_bytes == int(2_000 * MIB / SCALE)
-    assert arena.total_bytes == int(10_000 * MIB / SCALE)
+    assert limits.limit_bytes == int(2_000 * MIB / SCALE)
+    assert limits.total_bytes == int(10_000 * MIB / SCALE)
 
 
 @UNTIMED
@@ -73,7 +73,7 @@ def test_margin(
         usable=SourcedBytes(usable * MIB, "made up", spread=usable_spread * MIB),
         context=SourcedBytes(context * MIB, "made up", spread=context_spread * MIB),
     )
-    capacity = make_budget(device, confidence, RULES).arena.capacity_bytes
+    capacity = make_budget(device, confidence, RULES).limits.capacity_bytes
     assert capacity is not None
     z = NormalDist().inv_cdf(confidence)
     left = (usable - context) * MIB
@@ -92,7 +92,7 @@ def test_margin(
 def test_more_confidence_leaves_less(one: float, other: float, cap_mib: int) -> None:
     """The surer the answer, the less the allocator gets of the card and of a cap."""
     low, high = (
-        make_budget(card(), confidence, RULES, cap_mib * MIB).arena for confidence in sorted((one, other))
+        make_budget(card(), confidence, RULES, cap_mib * MIB).limits for confidence in sorted((one, other))
     )
     assert low.capacity_bytes is not None and high.capacity_bytes is not None
     assert low.limit_bytes is not None and high.limit_bytes is not None
@@ -102,8 +102,8 @@ def test_more_confidence_leaves_less(one: float, other: float, cap_mib: int) -> 
 
 def test_a_cap_leaves_the_card_as_it_is() -> None:
     """A cap bounds the allocator alone: context and driver count against the card only."""
-    free = make_budget(card(), 0.99, RULES).arena
-    capped = make_budget(card(), 0.99, RULES, 500 * MIB).arena
+    free = make_budget(card(), 0.99, RULES).limits
+    capped = make_budget(card(), 0.99, RULES, 500 * MIB).limits
     assert replace(capped, limit_bytes=None) == free
     assert capped.limit_bytes == int(
         500 * MIB / (1 + VERDICTS.location + NormalDist().inv_cdf(0.99) * VERDICTS.scale)
@@ -112,19 +112,21 @@ def test_a_cap_leaves_the_card_as_it_is() -> None:
 
 def test_endless_memory() -> None:
     """A card without end has no capacity, and a fraction no total; a cap bounds it all the same."""
-    assert make_budget(unlimited_device(), 0.99, RULES).arena == Arena(None, None, None, RULES)
-    assert make_budget(unlimited_device(), 0.5, RULES, 500 * MIB).arena == Arena(None, 500 * MIB, None, RULES)
+    assert make_budget(unlimited_device(), 0.99, RULES).limits == MemoryLimits(None, None, None, RULES)
+    assert make_budget(unlimited_device(), 0.5, RULES, 500 * MIB).limits == MemoryLimits(
+        None, 500 * MIB, None, RULES
+    )
 
 
 def test_a_card_smaller_than_a_context() -> None:
     """Where the context alone is larger than the card, nothing is left, not less."""
-    assert make_budget(card(300, 400), 0.5, RULES).arena.capacity_bytes == 0
+    assert make_budget(card(300, 400), 0.5, RULES).limits.capacity_bytes == 0
 
 
 def test_rules_are_passed_on() -> None:
-    """The allocator's options reach the arena."""
-    rules = AllocatorRules(expandable_segments=True)
-    assert make_budget(card(), 0.99, rules).arena.rules == rules
+    """The allocator's options reach the memory limits."""
+    rules = AllocatorConfig(expandable_segments=True)
+    assert make_budget(card(), 0.99, rules).limits.rules == rules
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.49, 1.0, 1.5, 99, -1.0, nan, inf])
@@ -213,7 +215,9 @@ def test_chance_and_confidence_agree(confidence: float, kind: RunKind, cap_mib: 
     """
     cap_bytes = None if cap_mib is None else cap_mib * MIB
     budget = make_budget(card(), confidence, RULES, cap_bytes, None, Likeness(kind))
-    bounds = [bound for bound in (budget.arena.capacity_bytes, budget.arena.limit_bytes) if bound is not None]
+    bounds = [
+        bound for bound in (budget.limits.capacity_bytes, budget.limits.limit_bytes) if bound is not None
+    ]
     assert oom_probability_at(budget, min(bounds)) <= 1 - confidence + 1e-6
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.capture.session import record
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec
 from planner.jobs.catalogue import load_catalogue
@@ -52,7 +52,7 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
     """After each birth in this phase: the module that asked, and what the allocator has allocated, in
     bytes.
     """
-    allocator = CachingAllocator(AllocatorRules())
+    allocator = CachingAllocator(AllocatorConfig())
     blocks: dict[int, Block] = {}
     seen = []
     now = Phase.SETUP
@@ -71,7 +71,7 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
 
 
 def story_of_tensors(trace: Trace) -> list[str]:
-    """Births as `+bytes role`, deaths as `-bytes`, marks as `phase step`; workspaces are left out."""
+    """Births as `+bytes category`, deaths as `-bytes`, marks as `phase step`; workspaces are left out."""
     born: dict[int, Alloc] = {}
     lines = []
     for event in trace.events:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.allocator.blocks import BlockState, PoolName, SegmentAction, SegmentEvent, SegmentState
-from planner.allocator.config import MIB, AllocatorRules, ReuseOrder
+from planner.allocator.config import MIB, AllocatorConfig, ReuseOrder
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SlowAllocator:
 
     def __init__(
         self,
-        rules: AllocatorRules,
+        rules: AllocatorConfig,
         capacity_bytes: int | None,
         limit_bytes: int | None,
         total_bytes: int | None,
@@ -347,7 +347,7 @@ def size_with_hole(place: tuple[Segment, Run]) -> int:
     return run.size_bytes + sum(hole.size_bytes for hole in segment.holes() if hole.address == run.end)
 
 
-def rounded(requested_bytes: int, rules: AllocatorRules) -> int:
+def rounded(requested_bytes: int, rules: AllocatorConfig) -> int:
     size_class = 0
     while size_class < 15 and requested_bytes >= 2 * MIB * 2**size_class:
         size_class += 1
@@ -363,7 +363,7 @@ def rounded(requested_bytes: int, rules: AllocatorRules) -> int:
     return requested_bytes
 
 
-def segment_size(wanted: int, rules: AllocatorRules) -> int:
+def segment_size(wanted: int, rules: AllocatorConfig) -> int:
     if wanted <= 1 * MIB:
         return 2 * MIB
     if wanted < 10 * MIB:

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.config import MIB, AllocatorConfig
 from planner.api.advise import advise as advise_model
 from planner.api.estimate import estimate as estimate_model
 from planner.errors import ModelError
@@ -20,7 +20,7 @@ from planner.report.plain import render_plain
 from tests.helpers.structs import replace
 
 JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
-RECIPE = Recipe(JOB, 8, AllocatorRules())
+RECIPE = Recipe(JOB, 8, AllocatorConfig())
 AMPERE = (8, 6)
 
 
@@ -28,7 +28,7 @@ def card(capacity_mib: int) -> Budget:
     """A card without uncertainty or context that leaves so much to the allocator."""
     usable = SourcedBytes(capacity_mib * MIB, "made up")
     device = Device("card", usable, usable, SourcedBytes(0, "made up"), AMPERE)
-    return make_budget(device, 0.5, AllocatorRules())
+    return make_budget(device, 0.5, AllocatorConfig())
 
 
 def needs(recipe: Recipe) -> int:

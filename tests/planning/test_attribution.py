@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from planner.allocator.config import MIB, AllocatorRules
-from planner.allocator.replay import UNLIMITED, Arena, replay_trace
+from planner.allocator.config import MIB, AllocatorConfig
+from planner.allocator.replay import UNLIMITED, MemoryLimits, replay_trace
 from planner.allocator.timeline import PhasePeak, Timeline, TimelineRecorder, thin
 from planner.errors import DataFileError
 from planner.planning.attribution import (
@@ -55,13 +55,13 @@ LITERAL = Trace(
 )
 
 
-def explained(trace: Trace = LITERAL, arena: Arena = UNLIMITED) -> Explanation:
-    return explain(trace, trace.batch, arena)
+def explained(trace: Trace = LITERAL, limits: MemoryLimits = UNLIMITED) -> Explanation:
+    return explain(trace, trace.batch, limits)
 
 
-def timeline_of(trace: Trace, batch: int, arena: Arena) -> Timeline:
+def timeline_of(trace: Trace, batch: int, limits: MemoryLimits) -> Timeline:
     recorder = TimelineRecorder()
-    replay_trace(trace, batch, arena, recorder)
+    replay_trace(trace, batch, limits, recorder)
     return recorder.timeline()
 
 
@@ -149,7 +149,7 @@ def test_levels_of_a_literal_trace() -> None:
 
 
 def test_evaluation_is_replayed_beside() -> None:
-    """A second trace is replayed in the same arena."""
+    """A second trace is replayed in the same limits."""
     other = Trace((PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, Category.PARAMETER, 3)), SITES, 8)
     assert explained().evaluation is None
     assert explain(LITERAL, 8, UNLIMITED, other).evaluation == replay_trace(other, 8)
@@ -162,43 +162,45 @@ def test_other_batches_are_refused() -> None:
 
 
 def sums(share: ModuleShare) -> bool:
-    """Whether a module and all inside it add up, in all and by role."""
+    """Whether a module and all inside it add up, in all and by category."""
     parts = [share.own_bytes, *(child.size_bytes for child in share.children)]
-    return sum(parts) == share.size_bytes == sum(share.by_role.values()) and all(map(sums, share.children))
+    return sum(parts) == share.size_bytes == sum(share.by_category.values()) and all(
+        map(sums, share.children)
+    )
 
 
-_arenas = st.one_of(
+_all_limits = st.one_of(
     st.just(UNLIMITED),
-    st.integers(1, 200).map(lambda size: Arena(capacity_bytes=size * MIB)),
-    st.just(Arena(rules=AllocatorRules(expandable_segments=True))),
+    st.integers(1, 200).map(lambda size: MemoryLimits(capacity_bytes=size * MIB)),
+    st.just(MemoryLimits(rules=AllocatorConfig(expandable_segments=True))),
     st.integers(10, 300).map(
-        lambda size: Arena(
-            size * MIB, rules=AllocatorRules(max_split_bytes=32 * MIB, expandable_segments=False)
+        lambda size: MemoryLimits(
+            size * MIB, rules=AllocatorConfig(max_split_bytes=32 * MIB, expandable_segments=False)
         )
     ),
 )
 
 
 @UNTIMED
-@given(traces(), _arenas, st.integers(0, 4))
-def test_all_sums_are_those_of_the_replay(trace: Trace, arena: Arena, depth: int) -> None:
+@given(traces(), _all_limits, st.integers(0, 4))
+def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, depth: int) -> None:
     """Categories, modules, blocks, timeline, steps and gaps equal the replay's figures to the byte."""
     batch = trace.batch
-    run = replay_trace(trace, batch, arena)
-    assume(timeline_of(trace, batch, arena).allocated_bytes)
-    found = explain(trace, batch, arena)
+    run = replay_trace(trace, batch, limits)
+    assume(timeline_of(trace, batch, limits).allocated_bytes)
+    found = explain(trace, batch, limits)
     timeline, gaps = found.timeline, found.fragmentation
     assert found.run == run
     assert found.peak.event == run.peak_event
     assert sum(found.at_peak.values()) == run.peak_allocated_bytes
     assert sum(block.size_bytes for block in found.blocks) == run.peak_allocated_bytes
     assert found.modules.size_bytes == run.peak_allocated_bytes
-    assert found.modules.by_role == found.at_peak
+    assert found.modules.by_category == found.at_peak
     assert sums(found.modules)
     assert sums(fold(found.modules, depth))
     assert max(timeline.allocated_bytes) == run.peak_allocated_bytes
     assert timeline.allocated_bytes[-1] == run.end_allocated_bytes
-    assert [sum(levels) for levels in zip(*timeline.by_role.values(), strict=True)] == list(
+    assert [sum(levels) for levels in zip(*timeline.by_category.values(), strict=True)] == list(
         timeline.allocated_bytes
     )
     if run.failure is None:
@@ -268,6 +270,6 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_timeline_ends_with_the_request_that_fails() -> None:
     """Where memory ends, the timeline has the levels before it."""
-    timeline = timeline_of(LITERAL, 8, Arena(capacity_bytes=60 * MIB))
+    timeline = timeline_of(LITERAL, 8, MemoryLimits(capacity_bytes=60 * MIB))
     assert timeline.allocated_bytes == (0, 30 * MIB, 30 * MIB, 34 * MIB, 34 * MIB)
     assert json.dumps(timeline.reserved_bytes[-1]) == str(50 * MIB)

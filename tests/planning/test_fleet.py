@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from planner import gpus, max_batch
-from planner.allocator.config import AllocatorRules
-from planner.allocator.replay import Arena, replay_trace, room_bytes
+from planner.allocator.config import AllocatorConfig
+from planner.allocator.replay import MemoryLimits, max_reserved_bytes, replay_trace
 from planner.api.gpus import GpusResult
 from planner.cli import run
 from planner.errors import UsageError
@@ -96,7 +96,7 @@ def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
     exact = SourcedBytes(room_mib * MIB, "made up", kind=FigureKind.MEASURED)
     nothing = SourcedBytes(0, "made up", kind=FigureKind.MEASURED)
     card = Device(f"card of {room_mib}", exact, exact, nothing, capability)
-    return make_budget(card, 0.99, AllocatorRules())
+    return make_budget(card, 0.99, AllocatorConfig())
 
 
 @UNTIMED
@@ -105,10 +105,10 @@ def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
     """What is found fits, its successor does not; and it is what `largest` finds where islands are absent."""
     budgets = [budget_with(room) for room in rooms]
     for fit in fit_devices(JOB_WITHOUT_EPOCHS, budgets, OneProgram(program)):  # type: ignore[arg-type]
-        arena = fit.budget.arena
+        limits = fit.budget.limits
 
-        def outcome(batch: int, arena=arena) -> Outcome:  # type: ignore[no-untyped-def]
-            return replay_trace(program.instantiate(batch), batch, arena).outcome
+        def outcome(batch: int, limits=limits) -> Outcome:  # type: ignore[no-untyped-def]
+            return replay_trace(program.instantiate(batch), batch, limits).outcome
 
         if fit.max_batch:
             assert outcome(fit.max_batch) is not Outcome.DOES_NOT_FIT
@@ -138,7 +138,7 @@ def test_what_fits_close_above_is_found(room_mib: int) -> None:
     """Above a batch that does not fit the next ones are looked at, as `largest` does."""
     budget = budget_with(room_mib)
     (fit,) = fit_devices(JOB_WITHOUT_EPOCHS, [budget], Bumpy())  # type: ignore[arg-type]
-    most = (room_bytes(budget.arena) or 0) // (2 * MIB)  # type: ignore[attr-defined]
+    most = (max_reserved_bytes(budget.limits) or 0) // (2 * MIB)  # type: ignore[attr-defined]
     assert fit.max_batch == (100 if most in (101, 102) else most)
 
 
@@ -278,8 +278,8 @@ def made_up() -> GpusResult:
 
 def with_margin(card: Device) -> Budget:
     """A budget with a margin of its own: the reports read the same whatever is known of other runs."""
-    arena = Arena(int((card.usable.value - card.context.value) / 1.0233))
-    return replace(make_budget(card, 0.99, AllocatorRules()), arena=arena)
+    limits = MemoryLimits(int((card.usable.value - card.context.value) / 1.0233))
+    return replace(make_budget(card, 0.99, AllocatorConfig()), limits=limits)
 
 
 def taken() -> Program:
@@ -423,7 +423,7 @@ def test_a_picture_names_cards_that_people_know() -> None:
     from planner.report.plots.gpus import named_cards
 
     fits = [
-        DeviceFit(make_budget(card, 0.99, AllocatorRules()), 1, 1, Outcome.FITS, 1, 1, 1)
+        DeviceFit(make_budget(card, 0.99, AllocatorConfig()), 1, 1, Outcome.FITS, 1, 1, 1)
         for card in load_devices()
     ]
     named = [fit.budget.device for fit in named_cards(fits)]

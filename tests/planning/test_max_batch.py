@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from planner.allocator.config import MIB, AllocatorRules
-from planner.allocator.replay import Arena, Failure, Peaks, Replay, replay_trace
+from planner.allocator.config import MIB, AllocatorConfig
+from planner.allocator.replay import Failure, MemoryLimits, Peaks, Replay, replay_trace
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at
@@ -24,11 +24,13 @@ JOB = Job("made up")
 Size = Callable[[int], int]  # bytes at a batch size
 
 
-def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorRules | None = None) -> Budget:
+def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorConfig | None = None) -> Budget:
     """A card without uncertainty that leaves so much to the allocator, next to a context of 400 MiB."""
     usable = SourcedBytes((capacity_mib + 400) * MIB, "made up")
     context = SourcedBytes(400 * MIB, "made up")
-    return make_budget(Device("card", usable, usable, context, (8, 6)), confidence, rules or AllocatorRules())
+    return make_budget(
+        Device("card", usable, usable, context, (8, 6)), confidence, rules or AllocatorConfig()
+    )
 
 
 def steps_of(activation: Size, parameter_bytes: int, batch: int) -> Trace:
@@ -66,9 +68,11 @@ class Steps:
         self.asked.append(batch)
         return self.at(batch)
 
-    def largest(self, arena: Arena, most: int) -> int:
+    def largest(self, limits: MemoryLimits, most: int) -> int:
         """The largest batch size up to `most` whose own trace fits, by trying all of them."""
-        outcomes = {batch: replay_trace(self.at(batch), batch, arena).outcome for batch in range(1, most + 1)}
+        outcomes = {
+            batch: replay_trace(self.at(batch), batch, limits).outcome for batch in range(1, most + 1)
+        }
         return max((b for b, outcome in outcomes.items() if outcome is not Outcome.DOES_NOT_FIT), default=0)
 
 
@@ -119,7 +123,7 @@ def test_largest_by_brute_force(
     answer = plan.search.largest
     shown = plan.at_max or plan.first_failure
     assert shown is not None
-    assert answer == tracer.largest(shown.budget.arena, answer + 8)
+    assert answer == tracer.largest(shown.budget.limits, answer + 8)
     if plan.at_max is not None:
         assert_identities(plan.at_max)
     assert plan.first_failure is not None
@@ -131,13 +135,13 @@ def test_a_job_with_a_program() -> None:
     tracer = Steps(linear)
     program = fit_traces(tracer.at(2), tracer.at(3))
     plan = find_max_batch(JOB, budget_of(300), OneProgram(program))
-    assert plan.search.largest == tracer.largest(Arena(300 * MIB), 100) == 42  # 30 + 26 + 214 + 30 MiB
+    assert plan.search.largest == tracer.largest(MemoryLimits(300 * MIB), 100) == 42  # 30 + 26 + 214 + 30 MiB
     assert plan.search.first_failure == 43
     assert plan.at_max is not None and plan.first_failure is not None
     assert plan.at_max.notes == plan.first_failure.notes == ("made up",)
     assert plan.at_max.unknown_ops == ("aten.mystery",)
-    assert plan.at_max.run == replay_trace(tracer.at(42), 42, Arena(300 * MIB))
-    assert plan.first_failure.failed == replay_trace(tracer.at(43), 43, Arena(300 * MIB))
+    assert plan.at_max.run == replay_trace(tracer.at(42), 42, MemoryLimits(300 * MIB))
+    assert plan.first_failure.failed == replay_trace(tracer.at(43), 43, MemoryLimits(300 * MIB))
     assert plan.first_failure.run == replay_trace(tracer.at(43), 43)
 
 
@@ -187,11 +191,11 @@ def test_job_that_is_no_line(activation: Size) -> None:
     tracer = Steps(activation)
     plan = find_max_batch(JOB, budget_of(300), RunTraces(tracer))
     answer = plan.search.largest
-    assert answer == tracer.largest(Arena(300 * MIB), 3 * answer)
+    assert answer == tracer.largest(MemoryLimits(300 * MIB), 3 * answer)
     assert {batch for batch, _ in plan.search.probes} <= set(tracer.asked)
     assert len(tracer.asked) == len(set(tracer.asked))
     assert plan.at_max is not None and plan.first_failure is not None
-    assert plan.at_max.run == replay_trace(tracer.at(answer), answer, Arena(300 * MIB))
+    assert plan.at_max.run == replay_trace(tracer.at(answer), answer, MemoryLimits(300 * MIB))
     assert_identities(plan.at_max)
     assert_identities(plan.first_failure)
 
@@ -221,8 +225,8 @@ def test_other_events_at_batch_one(
     """Where batch 1 takes other events than 2 and 3, an answer of 1 or 0 is that of its own trace."""
     tracer = OtherAtOne(lambda batch: 100 * MIB * batch, at_one_mib * MIB, else_mib * MIB)
     alike = OtherAtOne(tracer.activation, else_mib * MIB, else_mib * MIB)
-    arena = Arena(capacity_mib * MIB)
-    assert (alike.largest(arena, 20), tracer.largest(arena, 20)) == (by_the_line, answer)
+    limits = MemoryLimits(capacity_mib * MIB)
+    assert (alike.largest(limits, 20), tracer.largest(limits, 20)) == (by_the_line, answer)
     plan = find_max_batch(JOB, budget_of(capacity_mib), RunTraces(tracer))
     assert (plan.search.largest, plan.search.first_failure) == (answer, answer + 1)
 
@@ -249,7 +253,7 @@ def test_nothing_fits() -> None:
 def test_everything_fits() -> None:
     """On a card without end nothing fails, and the largest batch size asked for is the answer."""
     tracer = Steps(linear)
-    budget = make_budget(unlimited_device(), 0.99, AllocatorRules())
+    budget = make_budget(unlimited_device(), 0.99, AllocatorConfig())
     plan = find_max_batch(JOB, budget, RunTraces(tracer))
     assert (plan.search.largest, plan.search.first_failure) == (LARGEST_BATCH, None)
     assert plan.first_failure is None
@@ -264,7 +268,7 @@ def test_same_plan_twice() -> None:
 
 
 def test_estimate_by_hand() -> None:
-    """An estimate's roles at the peak, whole blocks, and its process as one takes them from the trace."""
+    """An estimate's categories at the peak, in whole blocks, and its process follow from the trace."""
     trace = Trace(
         (
             Alloc(0, 30 * MIB, Category.PARAMETER, 0),
@@ -300,7 +304,7 @@ def test_estimate_of_a_failure() -> None:
     trace = Steps(linear).at(40)
     result = estimate_batch(JOB, trace, 40, budget)
     assert result.outcome is Outcome.DOES_NOT_FIT
-    assert result.failed == replay_trace(trace, 40, Arena(100 * MIB))
+    assert result.failed == replay_trace(trace, 40, MemoryLimits(100 * MIB))
     assert result.run == replay_trace(trace, 40)
     assert_identities(result)
 
@@ -321,7 +325,7 @@ def test_estimate_with_retries() -> None:
 def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
     """Where a batch fails for a fraction of the rules, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
-    rules = AllocatorRules(per_process_memory_fraction=0.1)
+    rules = AllocatorConfig(per_process_memory_fraction=0.1)
     found = estimate_batch(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
     assert found.outcome is Outcome.DOES_NOT_FIT
     assert found.run.peak_allocated_bytes == 50 * 64 * MIB

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner import advise, estimate, gpus, max_batch
-from planner.allocator.replay import Arena, replay_trace
+from planner.allocator.replay import MemoryLimits, replay_trace
 from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.database import find_device
@@ -156,9 +156,9 @@ def test_the_formula_refuses_no_retries() -> None:
 
 def test_what_retries_cost_by_hand() -> None:
     """Of 110 MiB, 30 stay in use; 40 are given back for 50, and in the second step these for 55."""
-    arena = Arena(110 * MIB)
-    assert count_retries(GROWING, 1, arena) == (RetryCost(1, 1, 3), RetryCost(1, 1, 1))
-    assert replay_trace(GROWING, 1, arena).retries == 2
+    limits = MemoryLimits(110 * MIB)
+    assert count_retries(GROWING, 1, limits) == (RetryCost(1, 1, 3), RetryCost(1, 1, 1))
+    assert replay_trace(GROWING, 1, limits).retries == 2
 
 
 def test_the_costs_are_listed_by_step() -> None:

@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from planner.allocator.config import AllocatorRules
-from planner.allocator.replay import Arena, replay_trace, room_bytes
+from planner.allocator.config import AllocatorConfig
+from planner.allocator.replay import MemoryLimits, max_reserved_bytes, replay_trace
 from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Free, Outcome
 from planner.program.program import Program
@@ -34,9 +34,9 @@ def test_what_the_bound_rules_out_does_not_fit(
 ) -> None:
     """A batch size whose tensors alone take more than there is fails, whatever the allocator does."""
     trace = program.instantiate(batch)
-    room, rules = room_mib * 2**20, AllocatorRules(expandable_segments=expands)
-    arena = Arena(None, room, 2**40, rules) if is_limit else Arena(room, None, 2**40, rules)
-    bound = room_bytes(arena)
+    room, rules = room_mib * 2**20, AllocatorConfig(expandable_segments=expands)
+    limits = MemoryLimits(None, room, 2**40, rules) if is_limit else MemoryLimits(room, None, 2**40, rules)
+    bound = max_reserved_bytes(limits)
     assert bound is not None
     if live_bytes_bound(program.events)(batch) > bound:
-        assert replay_trace(trace, batch, arena).outcome is Outcome.DOES_NOT_FIT
+        assert replay_trace(trace, batch, limits).outcome is Outcome.DOES_NOT_FIT

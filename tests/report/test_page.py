@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from planner.allocator.config import MIB, AllocatorRules
-from planner.allocator.replay import UNLIMITED, Arena, replay_trace
+from planner.allocator.config import MIB, AllocatorConfig
+from planner.allocator.replay import UNLIMITED, MemoryLimits, replay_trace
 from planner.api.explain import batch_curve
 from planner.cli import run
 from planner.hardware.budget import judge_budget, make_budget
@@ -41,7 +41,7 @@ from planner.report.page.page import page_data, page_html
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, OneProgram, program_of, programs, save_trace, traces
 
-NOBODY = make_budget(unlimited_device(), 0.99, AllocatorRules())
+NOBODY = make_budget(unlimited_device(), 0.99, AllocatorConfig())
 SITES = (Site("", "aten.empty"), Site("body.0.conv", "aten.convolution.default"), Site("head", "to"))
 # Weights of 300 MiB, an input of 4 MiB a sample, 40 MiB of activations a sample, gradients of 300 MiB.
 EVENTS = (
@@ -112,7 +112,7 @@ def test_sizes_of_a_curve() -> None:
 
 def test_a_point_of_a_literal_trace() -> None:
     """On a card of 2,000 MiB batch 8 takes 600 MiB and 44 a sample; batch 64 does not fit."""
-    card = make_budget(generic_device(2000), 0.5, AllocatorRules())
+    card = make_budget(generic_device(2000), 0.5, AllocatorConfig())
     curve = take_curve([(card, 20)], OneProgram(TOY), 64)
     points = {point.batch: point for point in curve.cards[0].points}
     context = card.device.context.value
@@ -126,7 +126,7 @@ def test_a_point_of_a_literal_trace() -> None:
 _budgets = st.builds(
     lambda mib, rules, cap: make_budget(generic_device(mib), 0.9, rules, cap),
     st.integers(500, 2000),
-    st.sampled_from([AllocatorRules(), AllocatorRules(expandable_segments=True)]),
+    st.sampled_from([AllocatorConfig(), AllocatorConfig(expandable_segments=True)]),
     st.one_of(st.none(), st.integers(2 * MIB, 600 * MIB)),
 )
 
@@ -158,7 +158,7 @@ def test_pages_may_pass_the_cap() -> None:
     """Where segments expand, 20 MiB and a byte fit under a cap of 23 MiB: the pages of 20 MiB pass it."""
     events = (Alloc(0, 20 * MIB + 1, Category.ACTIVATION, 0), PhaseStart(1, Phase.FORWARD))
     program = program_of(events, (Site("", "aten.empty"),))
-    card = make_budget(generic_device(1100), 0.9, AllocatorRules(expandable_segments=True), 23 * MIB)
+    card = make_budget(generic_device(1100), 0.9, AllocatorConfig(expandable_segments=True), 23 * MIB)
     curve = take_curve([(card, 1)], OneProgram(program), 1)
     assert curve.cards[0].points[0].outcome is Outcome.FITS
     assert curve.cards[0].points[0].peak_reserved_bytes == 40 * MIB
@@ -197,11 +197,11 @@ def test_a_trace_of_one_batch_has_no_curve(tmp_path: Path) -> None:
 def page_of(
     trace: Trace | None = None,
     batch: int = 8,
-    arena: Arena = UNLIMITED,
+    limits: MemoryLimits = UNLIMITED,
     curve: BatchCurve | None = None,
 ) -> str:
     trace = trace or TOY.instantiate(batch)
-    found = explain(trace, batch, arena)
+    found = explain(trace, batch, limits)
     summary = summary_of(estimate_batch(JOB, trace, batch, NOBODY), found)
     return page_html(summary, found, trace, Shown(), curve)
 
@@ -214,7 +214,7 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     assume(all(site.module == "" or all(site.module.split(".")) for site in trace.sites))  # as torch has it
     batch = trace.batch
     run = replay_trace(trace, batch)
-    found = explain(trace, batch, unlimited(NOBODY.arena))
+    found = explain(trace, batch, unlimited(NOBODY.limits))
     summary = summary_of(estimate_batch(JOB, trace, batch, NOBODY), found)
     data = json.loads(json.dumps(page_data(summary, found, trace, None), allow_nan=False))
     lines = {one["name"]: one for one in data["figures"]["timeline"]["data"]}
@@ -241,7 +241,7 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
 
 def test_the_curve_in_the_page_is_the_curve() -> None:
     """Every column of every card stands in the data in whole bytes."""
-    cards = [make_budget(card, 0.99, AllocatorRules()) for card in load_devices()[:2]]
+    cards = [make_budget(card, 0.99, AllocatorConfig()) for card in load_devices()[:2]]
     curve = take_curve([(card, 20) for card in cards], OneProgram(TOY), 8, chosen=1)
     data = embedded(page_of(curve=curve))
     assert data["curve"]["chosen"] == 1

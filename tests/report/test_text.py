@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.allocator.config import AllocatorRules
-from planner.allocator.replay import Arena
+from planner.allocator.config import AllocatorConfig
+from planner.allocator.replay import MemoryLimits
 from planner.errors import UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
@@ -102,9 +102,9 @@ def traced(batch: int, events: tuple[Alloc | AffineAlloc | Free | PhaseStart, ..
 
 
 def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
-    """A card whose allocator may take this much: judged already, so that the arena stays."""
-    arena = Arena(None if capacity_mib is None else capacity_mib * MIB, None, None, AllocatorRules())
-    return Budget(device, 0.99, None, arena, None, likeness_of(JOB, traced(2), device.capability))
+    """A card whose allocator may take this much: judged already, so that the memory limits stays."""
+    limits = MemoryLimits(None if capacity_mib is None else capacity_mib * MIB, None, None, AllocatorConfig())
+    return Budget(device, 0.99, None, limits, None, likeness_of(JOB, traced(2), device.capability))
 
 
 def estimated(batch: int, card: Budget, job: Job = JOB) -> Estimate:
@@ -149,8 +149,8 @@ def golden(name: str) -> str:
 
 def reports() -> dict[str, str]:
     """Every kind of report."""
-    cap = replace(budget(None, unlimited()), cap_bytes=400 * MIB, arena=Arena(limit_bytes=390 * MIB))
-    both = replace(budget(450), cap_bytes=400 * MIB, arena=Arena(450 * MIB, 390 * MIB))
+    cap = replace(budget(None, unlimited()), cap_bytes=400 * MIB, limits=MemoryLimits(limit_bytes=390 * MIB))
+    both = replace(budget(450), cap_bytes=400 * MIB, limits=MemoryLimits(450 * MIB, 390 * MIB))
     constant = tuple(event for event in EVENTS if not isinstance(event, AffineAlloc))
     dead = {event.block for event in EVENTS if isinstance(event, AffineAlloc)}
     constant = tuple(event for event in constant if not (isinstance(event, Free) and event.block in dead))
@@ -440,5 +440,7 @@ def test_assumed_loop() -> None:
 
 def test_assumed_allocator() -> None:
     """Options of the allocator that differ from torch's defaults are told."""
-    card = replace(budget(450), arena=Arena(450 * MIB, rules=AllocatorRules(expandable_segments=True)))
+    card = replace(
+        budget(450), limits=MemoryLimits(450 * MIB, rules=AllocatorConfig(expandable_segments=True))
+    )
     assert "the allocator runs with expandable_segments=True" in assumptions(estimated(2, card))

@@ -260,7 +260,7 @@ def _extras(
             kind = Kind.WORKSPACE if lives[index] == matched and _dies(recorded[index]) else Kind.BLOCK
             found.append(_extra(kind, index, recorded[index], peaks[1]))
         for index in range(before[0], one):
-            kind = Kind.SCRATCH if traced[index].role is Category.WORKSPACE else Kind.TENSOR
+            kind = Kind.SCRATCH if traced[index].category is Category.WORKSPACE else Kind.TENSOR
             found.append(_extra(kind, index, traced[index], peaks[0]))
         before = (one + step, other + step)
         matched += step

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.allocator.history.lcs import Pair
 from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
 
@@ -35,7 +35,7 @@ class Recording(Struct, frozen=True):
     """The record of a GPU's allocator, as far as a diff needs it."""
 
     about: str  # which GPU and torch, and where the record is from
-    rules: AllocatorRules
+    rules: AllocatorConfig
     blocks: tuple[RecordedBlock, ...]  # by rising birth
     marks: tuple[RecordedMark, ...]
     peak_reserved_bytes: int | None  # None where the record tells nothing of segments
@@ -52,7 +52,7 @@ class Birth(Struct, frozen=True):
     phase: Phase = Phase.SETUP
     module: str = ""
     op: str = ""
-    role: Category | None = None
+    category: Category | None = None
     where: str = ""
 
 
@@ -65,7 +65,7 @@ def births_of_recording(recording: Recording) -> list[Birth]:
     ]
 
 
-def births_of_trace(trace: Trace, batch: int, rules: AllocatorRules) -> list[Birth]:
+def births_of_trace(trace: Trace, batch: int, rules: AllocatorConfig) -> list[Birth]:
     """Return the births of a trace at a batch size, rounded by the rules of the recording."""
     deaths: dict[int, int] = {}
     births = 0
@@ -145,7 +145,7 @@ class Peak(Struct, frozen=True):
     at: int  # the birth that reaches the allocated peak
 
 
-def peak_of(births: Sequence[Birth], rules: AllocatorRules) -> Peak:
+def peak_of(births: Sequence[Birth], rules: AllocatorConfig) -> Peak:
     """Return the peaks of a row of births and deaths in an allocator without end; both sides by the same
     measure.
     """

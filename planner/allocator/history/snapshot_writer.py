@@ -15,7 +15,7 @@ from msgspec import Struct
 from planner._support.atomic_write import save
 from planner.allocator.blocks import Block, SegmentEvent, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.replay import Arena, replay_trace
+from planner.allocator.replay import MemoryLimits, replay_trace
 from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads
@@ -26,22 +26,22 @@ _UNKNOWN = "unknown"
 Frames = list[dict[str, Any]]
 
 
-def save_snapshot(trace: Trace, batch: int, arena: Arena, path: Path) -> None:
+def save_snapshot(trace: Trace, batch: int, limits: MemoryLimits, path: Path) -> None:
     """Write the snapshot, whole or not at all. Raises DataFileError where the file cannot be written."""
-    save(path, pickle.dumps(make_snapshot(trace, batch, arena), protocol=PROTOCOL), "the snapshot")
+    save(path, pickle.dumps(make_snapshot(trace, batch, limits), protocol=PROTOCOL), "the snapshot")
 
 
-def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
+def make_snapshot(trace: Trace, batch: int, limits: MemoryLimits) -> dict[str, Any]:
     """Return the snapshot of a replay, up to the request that fails if one does."""
-    recorder = _SnapshotRecorder(trace, batch, arena)
-    replay_trace(trace, batch, arena, recorder, recorder.changes)
+    recorder = _SnapshotRecorder(trace, batch, limits)
+    replay_trace(trace, batch, limits, recorder, recorder.changes)
     entries = recorder.entries
     entries.append(_entry("snapshot", 0, 0, [], _UNKNOWN, len(entries)))
     at = {one.address: one for one in recorder.live.values()}
     return {
-        "segments": [_segment(segment, at, arena) for segment in recorder.segments()],
+        "segments": [_segment(segment, at, limits) for segment in recorder.segments()],
         "device_traces": [entries],
-        "allocator_settings": _settings(arena),
+        "allocator_settings": _settings(limits),
         "external_annotations": [],
     }
 
@@ -49,12 +49,12 @@ def make_snapshot(trace: Trace, batch: int, arena: Arena) -> dict[str, Any]:
 class _SnapshotRecorder:
     """Record the entries of a device's trace, as `on_event` of `replay_trace`."""
 
-    def __init__(self, trace: Trace, batch: int, arena: Arena) -> None:
+    def __init__(self, trace: Trace, batch: int, limits: MemoryLimits) -> None:
         self.changes: list[SegmentEvent] = []
         self.live: dict[int, _Live] = {}
         self.entries: list[dict[str, Any]] = []
         self._frames = _FrameMaker(trace)
-        self._batch, self._arena = batch, arena
+        self._batch, self._limits = batch, limits
         self._allocator: CachingAllocator | None = None
 
     def __call__(self, allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
@@ -67,7 +67,7 @@ class _SnapshotRecorder:
             self.entries += _segment_entries(self.changes, stack, len(self.entries))
             self.changes.clear()
             if block is None or not block.size_bytes:  # without a workspace the process goes on
-                self.entries.append(_oom(size, self._arena, allocator, stack, len(self.entries)))
+                self.entries.append(_oom(size, self._limits, allocator, stack, len(self.entries)))
                 return
             self.live[event.block] = _Live(block.address, size, event.category, stack)
             self.entries.append(
@@ -77,7 +77,9 @@ class _SnapshotRecorder:
             dead = self.live.pop(event.block)
             for action in ("free_requested", "free_completed"):
                 time = len(self.entries)
-                self.entries.append(_entry(action, dead.address, dead.requested_bytes, [], dead.role, time))
+                self.entries.append(
+                    _entry(action, dead.address, dead.requested_bytes, [], dead.category, time)
+                )
 
     def segments(self) -> tuple[SegmentState, ...]:
         """Return the segments after the last event."""
@@ -89,7 +91,7 @@ class _Live(Struct, frozen=True):
 
     address: int
     requested_bytes: int
-    role: Category
+    category: Category
     frames: Frames
 
 
@@ -150,15 +152,15 @@ def _segment_entries(changes: list[SegmentEvent], frames: Frames, time: int) -> 
 
 
 def _oom(
-    size_bytes: int, arena: Arena, allocator: CachingAllocator, frames: Frames, time: int
+    size_bytes: int, limits: MemoryLimits, allocator: CachingAllocator, frames: Frames, time: int
 ) -> dict[str, Any]:
-    free = None if arena.capacity_bytes is None else arena.capacity_bytes - allocator.reserved_bytes
+    free = None if limits.capacity_bytes is None else limits.capacity_bytes - allocator.reserved_bytes
     entry = _entry("oom", 0, size_bytes, frames, _UNKNOWN, time)
     del entry["addr"]
     return {**entry, "device_free": free or 0}
 
 
-def _segment(segment: SegmentState, live: dict[int, _Live], arena: Arena) -> dict[str, Any]:
+def _segment(segment: SegmentState, live: dict[int, _Live], limits: MemoryLimits) -> dict[str, Any]:
     used = [block for block in segment.blocks if block.in_use]
     return {
         "device": 0,
@@ -170,7 +172,7 @@ def _segment(segment: SegmentState, live: dict[int, _Live], arena: Arena) -> dic
         "stream": 0,
         "segment_type": segment.pool,
         "segment_pool_id": (0, 0),
-        "is_expandable": arena.rules.expandable_segments,
+        "is_expandable": limits.rules.expandable_segments,
         "frames": [],
         "blocks": [
             {
@@ -185,8 +187,8 @@ def _segment(segment: SegmentState, live: dict[int, _Live], arena: Arena) -> dic
     }
 
 
-def _settings(arena: Arena) -> dict[str, Any]:
-    rules = arena.rules
+def _settings(limits: MemoryLimits) -> dict[str, Any]:
+    rules = limits.rules
     return {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if rules.expandable_segments else "",
         "max_split_size": -1 if rules.max_split_bytes is None else rules.max_split_bytes,

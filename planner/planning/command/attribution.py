@@ -16,7 +16,7 @@ _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Catego
 
 
 def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
-    """Return the trace of a history with a course, in which every block has a role, a module and a line.
+    """Return the trace of a history with a course, in which every block has a category, a module and a line.
 
     Parameters, gradients, optimizer state and inputs are told by their addresses; what is born in the
     forward pass and alive when the backward pass starts is an activation. `kept_bytes` is the size of the
@@ -33,9 +33,9 @@ def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
     for event in plain.events:
         if isinstance(event, Alloc):
             block = blocks[event.block]
-            role = Category.WORKSPACE if block.is_kept(kept_bytes) else block.role or event.category
+            category = Category.WORKSPACE if block.is_kept(kept_bytes) else block.category or event.category
             site = Site(block.module, block.op)
-            event = msgspec.structs.replace(event, category=role, site=sites.setdefault(site, len(sites)))
+            event = msgspec.structs.replace(event, category=category, site=sites.setdefault(site, len(sites)))
             if block.line:
                 details.append(TensorProvenance(event.block, (), "", block.line, _code(block.line)))
         events.append(event)
@@ -57,20 +57,22 @@ class _Block:
     phase: Phase
     module: str
     step: int  # optimizer steps that ended before its birth
-    role: Category | None = None
+    category: Category | None = None
     dies_in: int | None = None  # the same at its death; None: it never dies
 
     def is_kept(self, kept_bytes: int) -> bool:
         """Return whether it is a workspace that cuBLAS keeps."""
         outlives_step = self.dies_in is None or self.dies_in > self.step
         return (
-            self.requested_bytes == kept_bytes and outlives_step and self.role in (None, Category.ACTIVATION)
+            self.requested_bytes == kept_bytes
+            and outlives_step
+            and self.category in (None, Category.ACTIVATION)
         )
 
-    def hold(self, role: Category, module: str) -> None:
-        """Take this role unless a surer one is known."""
-        if self.role is None or _PRECEDENCE.index(role) < _PRECEDENCE.index(self.role):
-            self.role = role
+    def hold(self, category: Category, module: str) -> None:
+        """Take this category unless a surer one is known."""
+        if self.category is None or _PRECEDENCE.index(category) < _PRECEDENCE.index(self.category):
+            self.category = category
             self.module = module or self.module
 
 
@@ -86,7 +88,7 @@ class _Walk:
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: History, course: Course) -> list[_Block]:
-        """Return all blocks, with the roles that addresses and phases tell."""
+        """Return all blocks, with the categories that addresses and phases tell."""
         notes: list[_Note] = [*course.held, *((mark.place, mark) for mark in course.marks)]
         notes.sort(key=_order)
         ends = [end.allocated + end.freed for end in history.step_ends]
@@ -121,7 +123,7 @@ class _Walk:
         if not isinstance(note, CourseMark):
             for holder in note:
                 if holder.address in self._live:
-                    self.blocks[self._live[holder.address]].hold(holder.role, holder.module)
+                    self.blocks[self._live[holder.address]].hold(holder.category, holder.module)
             return
         if self.phase is Phase.FORWARD and note.phase is Phase.BACKWARD:
             self._begin_backward()
@@ -133,7 +135,7 @@ class _Walk:
         if self.phase is Phase.SETUP:
             self._first = list(self._alive())
         for block in self._alive():
-            if block.phase is Phase.INPUTS and block.role is None:
+            if block.phase is Phase.INPUTS and block.category is None:
                 block.hold(Category.INPUT, "")
                 self._copying.add(block.line)
 

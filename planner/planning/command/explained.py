@@ -6,14 +6,14 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import Arena, replay_trace
+from planner.allocator import MemoryLimits, replay_trace
 from planner.emulator import Course, EmulatedRun, GpuRecord, History
 from planner.errors import DataFileError, UsageError
 from planner.hardware import MIB, Device
 from planner.planning import attribution as explanation
 from planner.planning.attribution import Explanation
 from planner.planning.command.attribution import attributed_trace
-from planner.planning.command.fit import arena_of
+from planner.planning.command.fit import limits_of
 from planner.program import Outcome, Trace, workspace_bytes
 
 BATCH = 1  # a recorded trace is of one run, whatever its batch size
@@ -39,7 +39,7 @@ class ExplainedRun(Struct, frozen=True):
         found = self.explanation.run
         return {
             "context": self.record.peak.process_bytes - found.peak_reserved_bytes,
-            **{role.value: size_bytes for role, size_bytes in self.explanation.at_peak.items()},
+            **{category.value: size_bytes for category, size_bytes in self.explanation.at_peak.items()},
             "fragmentation": found.peak_reserved_bytes - found.peak_allocated_bytes,
         }
 
@@ -49,8 +49,8 @@ def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
     history = _history_of(run)
     try:
         trace = attributed_trace(history, BATCH, _kept_bytes(history, device))
-        arena = _arena(history, run, device, trace)
-        found = explanation.explain(trace, BATCH, arena)
+        limits = _limits(history, run, device, trace)
+        found = explanation.explain(trace, BATCH, limits)
     except (ValueError, UsageError) as error:
         raise DataFileError(f"the run cannot be explained: {error}; try --stop-after 3") from error
     notes = (*_notes(history, run), *_differences(run.largest, found))
@@ -80,12 +80,12 @@ def _kept_bytes(history: History, device: Device) -> int:
     return workspace_bytes(device.capability)
 
 
-def _arena(history: History, run: EmulatedRun, device: Device, trace: Trace) -> Arena:
+def _limits(history: History, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
     """Return the GPU's room, or one without end where the simulator needs more than the run did."""
-    arena = arena_of(history, run, device)
-    if replay_trace(trace, BATCH, arena).outcome is Outcome.DOES_NOT_FIT:
-        return Arena(total_bytes=arena.total_bytes, rules=arena.rules)
-    return arena
+    limits = limits_of(history, run, device)
+    if replay_trace(trace, BATCH, limits).outcome is Outcome.DOES_NOT_FIT:
+        return MemoryLimits(total_bytes=limits.total_bytes, rules=limits.rules)
+    return limits
 
 
 def _notes(history: History, run: EmulatedRun) -> Iterator[str]:

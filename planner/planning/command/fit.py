@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from planner.allocator import AllocatorRules, Arena, parse_alloc_conf, replay_trace, rules_of_torch
+from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
 from planner.emulator import EmulatedRun, History, trace_of
 from planner.errors import UsageError
 from planner.hardware import ENDLESS_BYTES, Device
@@ -30,7 +30,7 @@ class RankTrace(Struct, frozen=True):
     """The trace of one process on one GPU, and what it may take there."""
 
     program: Program  # without kernel calls
-    arena: Arena
+    limits: MemoryLimits
 
 
 class Fit(Struct, frozen=True):
@@ -42,7 +42,7 @@ class Fit(Struct, frozen=True):
     def outcome(self, batch: int) -> Outcome:
         """Return whether all ranks fit at this batch size."""
         found = {
-            replay_trace(rank.program.instantiate(batch), batch, rank.arena).outcome for rank in self.ranks
+            replay_trace(rank.program.instantiate(batch), batch, rank.limits).outcome for rank in self.ranks
         }
         return next(one for one in _WORST if one in found)
 
@@ -80,7 +80,7 @@ def _fit_pair(
     ranks = []
     for one, other in zip(lower.histories, higher.histories, strict=True):
         try:
-            arena = arena_of(other, higher, device)
+            limits = limits_of(other, higher, device)
             first = _until(trace_of(one, low, scratch_depth), steps)
             second = _until(trace_of(other, high, scratch_depth), steps)
         except (ValueError, UsageError) as error:
@@ -89,7 +89,7 @@ def _fit_pair(
             program = fit_traces(first, second, workspace_fit=rounded_affine)
         except NotAffineError as error:
             return str(error)
-        ranks.append(RankTrace(program, arena))
+        ranks.append(RankTrace(program, limits))
     return Fit(tuple(ranks), (low, high))
 
 
@@ -114,19 +114,19 @@ def _until(trace: Trace, steps: int | None) -> Trace:
     return Trace(tuple(events[:end]), trace.sites, trace.batch)
 
 
-def arena_of(history: History, run: EmulatedRun, device: Device) -> Arena:
+def limits_of(history: History, run: EmulatedRun, device: Device) -> MemoryLimits:
     """Return what the allocator of a process may take on the GPU."""
     usable = device.usable.value
     record = next(one for one in run.records if (one.rank, one.device) == _key(history))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
     limit = None if history.fraction >= 1 else int(history.fraction * usable)
-    return Arena(usable - device.context.value - outside, limit, usable, _rules(history, run))
+    return MemoryLimits(usable - device.context.value - outside, limit, usable, _rules(history, run))
 
 
-def _rules(history: History, run: EmulatedRun) -> AllocatorRules:
+def _rules(history: History, run: EmulatedRun) -> AllocatorConfig:
     """Return the rules of the allocator that a history is from, by its options and the version of torch."""
     version = dict(run.largest.versions).get("torch", "")
-    return parse_alloc_conf(history.alloc_conf, rules_of_torch(version))
+    return parse_alloc_conf(history.alloc_conf, config_of_torch(version))
 
 
 def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
@@ -136,6 +136,6 @@ def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
     """
     for history in run.histories:
         with suppress(ValueError, UsageError):
-            arena = Arena(total_bytes=ENDLESS_BYTES, rules=_rules(history, run))
-            found = replay_trace(trace_of(history, batch), batch, arena)
+            limits = MemoryLimits(total_bytes=ENDLESS_BYTES, rules=_rules(history, run))
+            found = replay_trace(trace_of(history, batch), batch, limits)
             yield found.end_allocated_bytes, found.peak_reserved_bytes

@@ -115,7 +115,7 @@ def compare(
     """
     run, known = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
-    bounded = budget.arena.share_bytes is not None
+    bounded = budget.limits.allocator_limit_bytes is not None
     allocated: float = known.allocated_bytes if known else run.peak_allocated_bytes
 
     def of_peer(method: Method, answer: StaticEstimate | str) -> Row:
@@ -180,5 +180,5 @@ def kept_after(trace: Trace, batch: int) -> int:
     """
     recorder = TimelineRecorder()
     replay_trace(trace, batch, on_event=recorder)
-    at_end = {category: levels[-1] for category, levels in recorder.timeline().by_role.items()}
+    at_end = {category: levels[-1] for category, levels in recorder.timeline().by_category.items()}
     return at_end[Category.PARAMETER] + at_end[Category.GRADIENT]

@@ -59,7 +59,7 @@ class FormulaPlan(Struct, frozen=True):
 
 def left_bytes(budget: Budget) -> int | None:
     """Return what a GPU leaves to the allocator at the confidence; None without a GPU or a cap."""
-    return budget.arena.share_bytes
+    return budget.limits.allocator_limit_bytes
 
 
 def recipe_of(job: Job) -> Recipe:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from planner.allocator import UNLIMITED, Arena, Block, after_refusal, open_allocator
+from planner.allocator import UNLIMITED, Block, MemoryLimits, new_allocator, retry_optional
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, ZeroGrad
 from planner.planning.process.model import (
@@ -44,8 +44,8 @@ MOST_UNSETTLED_STEPS = 100
 _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: Phase.BACKWARD}
 
 
-def run_process(process: Process, tracer: JobTracer, arena: Arena = UNLIMITED) -> Account:
-    """Return what a process prints in this arena, up to its end or to the request that cannot be served.
+def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> Account:
+    """Return what a process prints, up to its end or to the request that cannot be served.
 
     Raises ValueError for a process in which `find_flaw` finds one, ModelError for a long loop that does not
     settle, and what the tracer raises.
@@ -53,7 +53,7 @@ def run_process(process: Process, tracer: JobTracer, arena: Arena = UNLIMITED) -
     flaw = find_flaw(process)
     if flaw is not None:
         raise ValueError(f"step {flaw.index}: {flaw.what}")
-    machine = _Machine(tracer, arena)
+    machine = _Machine(tracer, limits)
     failure = None
     for index, step in enumerate(process):
         try:
@@ -87,19 +87,19 @@ class _Running:
     loop: StepSequence
     model: _Placed
     zeroed_in: Phase | None = None  # where in the first step gradients of an earlier loop die
-    # Live blocks with their roles, by the step that asked for them and their number there.
+    # Live blocks with their categories, by the step that asked for them and their number there.
     held: dict[tuple[int, int], tuple[Block, Category]] = field(default_factory=dict)
 
 
 class _Machine:
     """One process with its allocator."""
 
-    def __init__(self, tracer: JobTracer, arena: Arena) -> None:
+    def __init__(self, tracer: JobTracer, limits: MemoryLimits) -> None:
         self.readings: list[Reading] = []
         self.loop_step: int | None = None
         self.phase: Phase | None = None
         self._tracer = tracer
-        self._allocator = open_allocator(arena)
+        self._allocator = new_allocator(limits)
         self._tensors: dict[str, Block] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # whose names live
@@ -198,10 +198,10 @@ class _Machine:
         weights = running.model.weights
         asks = [action for action in running.loop.setup if isinstance(action, Malloc)]
         for number, ask in enumerate(asks):
-            if ask.role is Category.PARAMETER:
+            if ask.category is Category.PARAMETER:
                 if number not in weights:
                     weights[number] = self._malloc(ask.size_bytes)
-                running.held[0, number] = weights[number], ask.role
+                running.held[0, number] = weights[number], ask.category
 
     def _play(self, running: _Running, step: int) -> None:
         """Let the allocator serve one step, 0 being the set-up; what is held is not asked for again."""
@@ -209,9 +209,9 @@ class _Machine:
         asked = 0
         for action in running.loop.step(step):
             match action:
-                case Malloc(size, role, optional):
+                case Malloc(size, category, optional):
                     if (step, asked) not in running.held:
-                        running.held[step, asked] = self._malloc(size, is_optional=optional), role
+                        running.held[step, asked] = self._malloc(size, is_optional=optional), category
                     asked += 1
                 case Dealloc(age, number):
                     self._allocator.free(running.held.pop((step - age, number))[0])
@@ -242,16 +242,16 @@ class _Machine:
 
     def _leave(self, running: _Running) -> None:
         """Free what the names of a loop hold; the model keeps its weights and gradients."""
-        for block, role in running.held.values():
-            if role is Category.GRADIENT:
+        for block, category in running.held.values():
+            if category is Category.GRADIENT:
                 running.model.gradients.append(block)
-            elif role is not Category.PARAMETER:
+            elif category is not Category.PARAMETER:
                 self._allocator.free(block)
 
     def _malloc(self, size: int, is_optional: bool = False) -> Block:
         block = self._allocator.malloc(size)
         if block is None:
-            block = after_refusal(self._allocator, is_optional)
+            block = retry_optional(self._allocator, is_optional)
         if block is None:
             raise _NoRoomError(size)
         return block

@@ -57,11 +57,11 @@ def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
     allocations = allocations_of(trace)
     texts = [_happening(trace, allocations, index) for index in points]
     traces: list[Any] = []
-    for role, colour in CATEGORY_COLOURS.items():
-        if max(timeline.by_role[role]):
-            levels, line = timeline.by_role[role], {"width": 0, "shape": "hv", "color": colour}
+    for category, colour in CATEGORY_COLOURS.items():
+        if max(timeline.by_category[category]):
+            levels, line = timeline.by_category[category], {"width": 0, "shape": "hv", "color": colour}
             fill = {"stackgroup": "categories", "fillcolor": colour}
-            traces.append(_line(role.value, points, [levels[i] for i in points], line, **fill))
+            traces.append(_line(category.value, points, [levels[i] for i in points], line, **fill))
     reserved, line = [timeline.reserved_bytes[i] for i in points], {"width": 1.8, "shape": "hv"}
     hover = {"text": texts, "hovertemplate": f"{_HOVER}<br>%{{text}}", "meta": {"ink": True}}
     traces.append(_line("reserved", points, reserved, line, **hover))

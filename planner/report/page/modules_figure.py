@@ -59,20 +59,20 @@ def _rows(explanation: Explanation, model: str) -> Iterator[_Row]:
         pending += share.children
     leaves: dict[tuple[str, str, Category], _Leaf] = {}
     for block in explanation.blocks:  # by falling size
-        leaf = leaves.setdefault((block.module, block.op, block.role), _Leaf())
+        leaf = leaves.setdefault((block.module, block.op, block.category), _Leaf())
         leaf.size_bytes += block.size_bytes
         leaf.blocks += 1
         if not leaf.largest and block.detail is not None:
             shape = "x".join(map(str, block.detail.shape))
             held = f"{shape or 'scalar'} {block.detail.dtype}" if block.detail.dtype else ""
             leaf.largest = "<br>".join(escape_hover(part) for part in (held, block.detail.source) if part)
-    for (module, op, role), leaf in leaves.items():
+    for (module, op, category), leaf in leaves.items():
         count = f"{leaf.blocks} block{'s' * (leaf.blocks > 1)}"
         where = escape_hover(module or "outside of modules")
-        hover = f"<b>{where}</b><br>{role} of {escape_hover(short_op(op))}, {count}"
+        hover = f"<b>{where}</b><br>{category} of {escape_hover(short_op(op))}, {count}"
         hover += f"<br>{leaf.largest}" if leaf.largest else ""
-        own = f"{_id(module)} {op} {role}"
-        yield own, _id(module), escape_hover(short_op(op)), leaf.size_bytes, CATEGORY_COLOURS[role], hover
+        own = f"{_id(module)} {op} {category}"
+        yield own, _id(module), escape_hover(short_op(op)), leaf.size_bytes, CATEGORY_COLOURS[category], hover
 
 
 def _id(module: str) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from planner._support.atomic_write import save
-from planner.allocator import room_bytes
+from planner.allocator import max_reserved_bytes
 from planner.hardware import process_bytes
 from planner.planning import BatchCurve, DeviceCurve, Explanation, LiveBlock, Shown
 from planner.program import Outcome, Trace
@@ -109,7 +109,7 @@ def _tensor(block: LiveBlock) -> tuple[Cell | str, ...]:
     detail = block.detail
     source = "" if detail is None else Cell(detail.source, detail=detail.code)
     operator = Cell(short_op(block.op), detail=block.module)
-    return mib_text(block.size_bytes), block.role.value, tensor_text(block), operator, source
+    return mib_text(block.size_bytes), block.category.value, tensor_text(block), operator, source
 
 
 def _workspaces(explanation: Explanation, top: int) -> Table:
@@ -171,7 +171,7 @@ def page_data(
 def _card(card: DeviceCurve) -> dict[str, Any]:
     """Return one GPU and its points, column by column; levels in bytes, null where there is no end."""
     budget, points = card.budget, card.points
-    room = room_bytes(budget.arena)
+    room = max_reserved_bytes(budget.limits)
     return {
         "name": budget.device.name,
         "about": _about(card),

@@ -13,7 +13,7 @@ CATEGORY_COLOURS = {  # from the bottom up, as they are stacked
 }
 # Of all parts of a process by name; the last two are what no tensor or kernel holds.
 PART_COLOURS = {
-    **{role.value: colour for role, colour in CATEGORY_COLOURS.items()},
+    **{category.value: colour for category, colour in CATEGORY_COLOURS.items()},
     "context": "#4B5563",
     "fragmentation": "#A3ABB8",
 }

@@ -31,13 +31,17 @@ def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
 
 def _levels(axes: Axes, timeline: Timeline) -> None:
     points = thin(timeline, _MOST_POINTS)
-    shown = [(role, colour) for role, colour in CATEGORY_COLOURS.items() if max(timeline.by_role[role])]
-    layers = [[timeline.by_role[role][i] / GIB for i in points] for role, _ in shown]
+    shown = [
+        (category, colour)
+        for category, colour in CATEGORY_COLOURS.items()
+        if max(timeline.by_category[category])
+    ]
+    layers = [[timeline.by_category[category][i] / GIB for i in points] for category, _ in shown]
     axes.stackplot(
         points,
         layers,
         step="post",
-        labels=[str(role) for role, _ in shown],
+        labels=[str(category) for category, _ in shown],
         colors=[colour for _, colour in shown],
         linewidth=0,
     )

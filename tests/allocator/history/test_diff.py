@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from calibration.records.load import load_recording, recording_of
-from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.config import MIB, AllocatorConfig
 from planner.allocator.history.diff import (
     Difference,
     Extra,
@@ -39,7 +39,7 @@ from planner.report.plain import render_plain
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, programs
 
-RULES = AllocatorRules()
+RULES = AllocatorConfig()
 
 # ---- alignment
 
@@ -385,7 +385,7 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
     )
     found = load_recording(path, JOB, 8)
     assert found.blocks == (RecordedBlock(700, None, "net/model.py:12 forward"),)
-    assert found.rules == AllocatorRules(expandable_segments=True)
+    assert found.rules == AllocatorConfig(expandable_segments=True)
     assert found.about == f"GPU 1, torch unknown, {path}"
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from torch.cuda import _memory_viz
 
-from planner.allocator.config import MIB, AllocatorRules
+from planner.allocator.config import MIB, AllocatorConfig
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
-from planner.allocator.replay import UNLIMITED, Arena, replay_trace
+from planner.allocator.replay import UNLIMITED, MemoryLimits, replay_trace
 from planner.allocator.segments import TOP_ADDRESS
 from planner.errors import DataFileError
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
@@ -174,25 +174,27 @@ def test_the_browser_can_read_it(tmp_path: Path) -> None:
 
 def test_a_run_out_of_memory_ends_with_it() -> None:
     """The request that fails is an `oom` with its size, and what the card had left."""
-    (entries,) = make_snapshot(LITERAL, 8, Arena(capacity_bytes=45 * MIB))["device_traces"]
+    (entries,) = make_snapshot(LITERAL, 8, MemoryLimits(capacity_bytes=45 * MIB))["device_traces"]
     released, failed, _ = entries[-3:]
     assert (released["action"], released["size"]) == ("segment_free", 2 * MIB)
     assert (failed["action"], failed["size"], failed["device_free"]) == ("oom", 30 * MIB, 25 * MIB)
     assert "addr" not in failed
 
 
-_arenas = st.one_of(
+_all_limits = st.one_of(
     st.just(UNLIMITED),
-    st.integers(1, 100).map(lambda size: Arena(capacity_bytes=size * MIB)),
-    st.integers(100, 400).map(lambda size: Arena(size * MIB, rules=AllocatorRules(expandable_segments=True))),
+    st.integers(1, 100).map(lambda size: MemoryLimits(capacity_bytes=size * MIB)),
+    st.integers(100, 400).map(
+        lambda size: MemoryLimits(size * MIB, rules=AllocatorConfig(expandable_segments=True))
+    ),
 )
 
 
 @UNTIMED
-@given(traces(), _arenas)
-def test_events_and_segments_agree(trace: Trace, arena: Arena) -> None:
+@given(traces(), _all_limits)
+def test_events_and_segments_agree(trace: Trace, limits: MemoryLimits) -> None:
     """The events lead to the segments and blocks that are left, and to the replay's reserved peak."""
-    snapshot = make_snapshot(trace, batch_of(trace), arena)
+    snapshot = make_snapshot(trace, batch_of(trace), limits)
     _, reserved, count, live, segments = walk(snapshot)
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     used = {
@@ -200,7 +202,7 @@ def test_events_and_segments_agree(trace: Trace, arena: Arena) -> None:
     }
     assert used == live
     assert sum(segment["total_size"] for segment in snapshot["segments"]) == sum(segments.values())
-    assert reserved == replay_trace(trace, batch_of(trace), arena).peak_reserved_bytes
+    assert reserved == replay_trace(trace, batch_of(trace), limits).peak_reserved_bytes
     assert [entry["time_us"] for entry in snapshot["device_traces"][0]] == list(range(count))
     assert "Summary of segments" in _memory_viz.segsum(snapshot)  # type: ignore[no-untyped-call]
 

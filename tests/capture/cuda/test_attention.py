@@ -158,7 +158,7 @@ class Attention(nn.Module):
 
 
 def taken(trace: Trace, name: str) -> list[Row]:
-    """What operators with this name asked for, in order: the direction, the role, bytes."""
+    """What operators with this name asked for, in order: the direction, the category, bytes."""
     return [
         ("backward" if "backward" in trace.sites[e.site].op else "forward", e.category, e.size_bytes)
         for e in trace.events
@@ -166,9 +166,9 @@ def taken(trace: Trace, name: str) -> list[Row]:
     ]
 
 
-def sizes(trace: Trace, name: str, direction: str, role: Category | None = None) -> list[int]:
+def sizes(trace: Trace, name: str, direction: str, category: Category | None = None) -> list[int]:
     """The bytes of `taken` in one direction."""
-    return [size for way, what, size in taken(trace, name) if way == direction and role in (None, what)]
+    return [size for way, what, size in taken(trace, name) if way == direction and category in (None, what)]
 
 
 def train(
@@ -213,7 +213,7 @@ def test_backward_copies_a_gradient_of_another_layout() -> None:
     (attention_backward.cu, grad_out_.contiguous()), and lives through the kernel.
     """
     trace = train("12x197x64", sequence_first=True)
-    first = [(role, size) for way, role, size in taken(trace, "efficient") if way == "backward"][:2]
+    first = [(category, size) for way, category, size in taken(trace, "efficient") if way == "backward"][:2]
     assert first == [(Category.WORKSPACE, 4 * WHOLE), (Category.TEMPORARY, 4 * WHOLE)]
 
 
@@ -278,7 +278,7 @@ def test_flash_expands_grouped_gradients() -> None:
 def test_flash_copies_a_gradient_of_another_layout() -> None:
     """grad_out.contiguous() as (batch, rows, heads, width), before the gradients are made."""
     trace = train("12x197x64", dtype="float16", sequence_first=True)
-    roles = [(role, size) for way, role, size in taken(trace, "flash") if way == "backward"]
+    roles = [(category, size) for way, category, size in taken(trace, "flash") if way == "backward"]
     assert roles[:2] == [(Category.WORKSPACE, 2 * WHOLE), (Category.TEMPORARY, 2 * WHOLE)]
 
 

@@ -177,7 +177,7 @@ def test_old_keys_go_as_soon_as_the_longer_ones_are_made() -> None:
 
 
 def test_what_is_left_at_the_end_is_the_model_and_the_text() -> None:
-    """Prompt and text, and no role but those of inference."""
+    """Prompt and text, and no category but those of inference."""
     trace = trace_of(llama, job(9, steps=2), BATCH)
     freed = {e.block for e in trace.events if not isinstance(e, Alloc | PhaseStart)}
     left = [e for e in trace.events if isinstance(e, Alloc) and e.block not in freed]

@@ -309,9 +309,9 @@ def adapted(**fields: object) -> Trace:
     return trace_of(build, job_of("100", mode=Mode.TRAIN, optimizer=Optimizer.ADAMW, **fields), 2)
 
 
-def sizes(trace: Trace, role: Category) -> list[int]:
+def sizes(trace: Trace, category: Category) -> list[int]:
     return sorted(
-        event.size_bytes for event in trace.events if isinstance(event, Alloc) and event.category is role
+        event.size_bytes for event in trace.events if isinstance(event, Alloc) and event.category is category
     )
 
 

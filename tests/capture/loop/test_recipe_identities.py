@@ -92,7 +92,7 @@ def taken(model: type[nn.Module], **fields: object) -> Trace:
 
 
 def held(trace: Trace, until: Callable[[Event], bool] = lambda event: False) -> Counter[Category]:
-    """Bytes by role that are alive before the first event of a kind, or at the end."""
+    """Bytes by category that are alive before the first event of a kind, or at the end."""
     alive: dict[int, Alloc] = {}
     for event in trace.events:
         if until(event):

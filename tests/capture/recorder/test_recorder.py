@@ -25,7 +25,7 @@ class Apply(nn.Module):
 
 
 def story(trace: Trace) -> list[str]:
-    """Births as `+bytes role`, deaths as `-bytes`, marks as `phase step`."""
+    """Births as `+bytes category`, deaths as `-bytes`, marks as `phase step`."""
     sizes: dict[int, int] = {}
     lines = []
     for event in trace.events:
@@ -169,17 +169,17 @@ def test_roles_are_told_by_what_becomes_of_a_block() -> None:
         job_of("6", mode=Mode.TRAIN, steps=2, optimizer=Optimizer.ADAM),
         8,
     )
-    by_role: dict[Category, list[int]] = {}
+    by_category: dict[Category, list[int]] = {}
     for event in trace.events:
         if isinstance(event, Alloc):
-            by_role.setdefault(event.category, []).append(event.size_bytes)
-    assert by_role[Category.PARAMETER] == [24, 24, 24, 24, 8]  # weight, bias, running statistics, count
-    assert by_role[Category.INPUT] == [192, 192]
-    assert by_role[Category.GRADIENT] == [24, 24] * 2
+            by_category.setdefault(event.category, []).append(event.size_bytes)
+    assert by_category[Category.PARAMETER] == [24, 24, 24, 24, 8]  # weight, bias, running statistics, count
+    assert by_category[Category.INPUT] == [192, 192]
+    assert by_category[Category.GRADIENT] == [24, 24] * 2
     assert (
-        by_role[Category.OPTIMIZER] == [24] * 4
+        by_category[Category.OPTIMIZER] == [24] * 4
     )  # two moments of two parameters; the step counts are on the CPU
-    assert by_role[Category.ACTIVATION] == [24, 24, 192, 4] * 2  # batch statistics, tanh, loss
+    assert by_category[Category.ACTIVATION] == [24, 24, 192, 4] * 2  # batch statistics, tanh, loss
 
 
 @pytest.mark.parametrize("impl", OptimizerImpl)

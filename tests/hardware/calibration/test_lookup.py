@@ -5,7 +5,7 @@ from statistics import NormalDist
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from planner.allocator.config import AllocatorRules
+from planner.allocator.config import AllocatorConfig
 from planner.hardware.budget import make_budget, process_bytes, upper_process_bytes
 from planner.hardware.calibration.lookup import (
     CONTEXT_SPREAD_BYTES,
@@ -21,7 +21,7 @@ from planner.jobs import Optimizer, ZeroGrad
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, REFUSAL, VERSIONS, calibration
 from tests.helpers.structs import replace
 
-RULES = AllocatorRules()
+RULES = AllocatorConfig()
 ADAM = replace(JOB, optimizer=Optimizer.ADAM)
 OTHER = replace(
     CARD, name="RTX 4090", aliases=(), total=SourcedBytes(24_564 * MIB, "made up"), capability=(8, 9)
@@ -160,7 +160,7 @@ def corrected(card: Device = CARD, stored: Calibration | None = None) -> Correct
 def test_budget_by_hand() -> None:
     """At one deviation: usable less overhead less spread, by the slope; the context is the measured one."""
     budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected())
-    assert budget.arena.capacity_bytes == int((11_900 - 500 - 10) * MIB / 1.02)
+    assert budget.limits.capacity_bytes == int((11_900 - 500 - 10) * MIB / 1.02)
     assert budget.device.context.value == 350 * MIB
     assert process_bytes(budget, 1_000 * MIB) == round((500 + 1_020) * MIB)
 
@@ -169,7 +169,7 @@ def test_budget_without_context_by_hand() -> None:
     """Where the overhead holds no context, the card's is added, and its spread: sqrt(30 ** 2 + 40 ** 2)."""
     stored = replace(PUBLISHED, fit=replace(FIT, spread_bytes=30 * MIB))
     budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected(stored=stored))
-    assert budget.arena.capacity_bytes == pytest.approx((11_900 - 900 - 50) * MIB / 1.02, abs=2)
+    assert budget.limits.capacity_bytes == pytest.approx((11_900 - 900 - 50) * MIB / 1.02, abs=2)
     assert budget.device.context.value == 400 * MIB
     assert process_bytes(budget, 1_000 * MIB) == round((900 + 1_020) * MIB)
 
@@ -186,8 +186,8 @@ def test_context_alone() -> None:
 
 def test_cap_is_left_alone() -> None:
     """A cap on the allocator bounds it alone: the calibration moves the card's capacity, not the cap."""
-    plain = make_budget(CARD, 0.99, RULES, 2_000 * MIB).arena
-    calibrated = make_budget(CARD, 0.99, RULES, 2_000 * MIB, corrected()).arena
+    plain = make_budget(CARD, 0.99, RULES, 2_000 * MIB).limits
+    calibrated = make_budget(CARD, 0.99, RULES, 2_000 * MIB, corrected()).limits
     assert calibrated.limit_bytes == plain.limit_bytes
     assert calibrated.capacity_bytes != plain.capacity_bytes
 

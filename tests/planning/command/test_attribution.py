@@ -13,7 +13,7 @@ from tests.helpers.structs import replace
 
 
 def roles(one: History, kept_bytes: int = KEPT) -> list[Category]:
-    """Return the roles of all blocks by birth."""
+    """Return the categories of all blocks by birth."""
     return [
         event.category for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)
     ]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.allocator.config import AllocatorRules
-from planner.allocator.replay import Arena
+from planner.allocator.config import AllocatorConfig
+from planner.allocator.replay import MemoryLimits
 from planner.api.compare import compare as compare_job
 from planner.cli import run
 from planner.errors import DataFileError, UsageError
@@ -66,12 +66,15 @@ REASON = "pytorch_modelsize wants one input and modules in a chain"
 
 def no_card() -> Budget:
     return Budget(
-        replace(unlimited_device(), context=CONTEXT), 0.99, None, Arena(None, None, None, AllocatorRules())
+        replace(unlimited_device(), context=CONTEXT),
+        0.99,
+        None,
+        MemoryLimits(None, None, None, AllocatorConfig()),
     )
 
 
 def card(left_mib: int) -> Budget:
-    return Budget(CARD, 0.99, None, Arena(left_mib * MIB, None, None, AllocatorRules()))
+    return Budget(CARD, 0.99, None, MemoryLimits(left_mib * MIB, None, None, AllocatorConfig()))
 
 
 def own(budget: Budget) -> Estimate:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.allocator.config import AllocatorRules
-from planner.allocator.replay import Arena
+from planner.allocator.config import AllocatorConfig
+from planner.allocator.replay import MemoryLimits
 from planner.errors import UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
@@ -46,11 +46,11 @@ COUNTS = AffineCounts(MIB // 4, MIB, 0, 2 * MIB)
 
 
 def card(left_mib: int) -> Budget:
-    return Budget(CARD, 0.99, None, Arena(left_mib * MIB, None, None, AllocatorRules()))
+    return Budget(CARD, 0.99, None, MemoryLimits(left_mib * MIB, None, None, AllocatorConfig()))
 
 
 def no_card() -> Budget:
-    return Budget(unlimited_device(), 0.99, None, Arena(None, None, None, AllocatorRules()))
+    return Budget(unlimited_device(), 0.99, None, MemoryLimits(None, None, None, AllocatorConfig()))
 
 
 def formula(batch: int, budget: Budget, job: Job = JOB) -> StaticEstimate:
@@ -93,14 +93,14 @@ def test_the_formula_refuses_a_forward_pass_in_training_mode() -> None:
 
 def test_the_card_leaves_the_smaller_of_its_memory_and_the_cap() -> None:
     """Without either, nothing bounds an estimate."""
-    assert left_bytes(replace(card(100), arena=Arena(100, 90, None, AllocatorRules()))) == 90
+    assert left_bytes(replace(card(100), limits=MemoryLimits(100, 90, None, AllocatorConfig()))) == 90
     assert left_bytes(card(100)) == 100 * MIB
     assert left_bytes(no_card()) is None
 
 
 def test_an_estimate_fits_up_to_what_is_left() -> None:
     """A total of exactly what is left fits, one byte less does not hold it."""
-    tight = replace(card(62), arena=Arena(62 * MIB - 1, None, None, AllocatorRules()))
+    tight = replace(card(62), limits=MemoryLimits(62 * MIB - 1, None, None, AllocatorConfig()))
     assert [formula(3, budget).fits for budget in (no_card(), card(62), tight)] == [True, True, False]
 
 

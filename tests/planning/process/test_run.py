@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from planner.allocator.replay import Arena, replay_trace
+from planner.allocator.replay import MemoryLimits, replay_trace
 from planner.errors import ModelError
 from planner.jobs import DTYPES, Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
 from planner.planning.process.model import (
@@ -196,7 +196,7 @@ def test_summary_leaves_the_model_and_the_workspace() -> None:
 
 def test_summary_makes_the_input_before_it_moves_the_model() -> None:
     """Where there is room for the input only, it is the model that finds none."""
-    account = run_process((Summary(NET, BATCH),), tracer, Arena(limit_bytes=20 * MIB))
+    account = run_process((Summary(NET, BATCH),), tracer, MemoryLimits(limit_bytes=20 * MIB))
     assert account.failure == OutOfMemory(0, 1, Phase.FORWARD, WEIGHT * MIB)
 
 
@@ -292,7 +292,7 @@ def test_old_gradients_go_where_the_loop_sets_them_to_none(
     steps = (Place(model), once, Leave(), EmptyCache())
     held = 2 * WEIGHT + WORKSPACES
     filler = tensor("x", 200 - held - INPUT)
-    account = run_process((*steps, filler, once), tracer, Arena(limit_bytes=200 * MIB))
+    account = run_process((*steps, filler, once), tracer, MemoryLimits(limit_bytes=200 * MIB))
     assert account.failure == OutOfMemory(5, 1, phase, requested_mib * MIB)
 
 
@@ -370,7 +370,7 @@ def test_nothing_is_left_but_workspaces(steps: tuple[Step, ...]) -> None:
 def test_memory_runs_out() -> None:
     """A process ends at the request that cannot be served, and keeps what it printed until then."""
     process: Process = (tensor("x", 20), Print("x"), tensor("y", 30), Print("y"))
-    assert run_process(process, tracer, Arena(limit_bytes=40 * MIB)) == Account(
+    assert run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB)) == Account(
         readings=(Reading("", "x", 20 * MIB, 20 * MIB, 20 * MIB),),
         retries=1,
         failure=OutOfMemory(2, None, None, 30 * MIB),
@@ -388,13 +388,13 @@ def test_memory_runs_out() -> None:
 )
 def test_where_memory_runs_out(steps: Process, limit_mib: int, failure: OutOfMemory) -> None:
     """A failure names the step, the loop's own step and its phase, and what was asked for."""
-    assert run_process(steps, tracer, Arena(limit_bytes=limit_mib * MIB)).failure == failure
+    assert run_process(steps, tracer, MemoryLimits(limit_bytes=limit_mib * MIB)).failure == failure
 
 
 def test_cached_memory_is_released_on_the_way() -> None:
     """Where a deleted tensor's block stands in the way, it is given back to CUDA, which counts as a retry."""
     process: Process = (tensor("x", 20), Delete(("x",)), tensor("y", 30), Print("y"))
-    account = run_process(process, tracer, Arena(limit_bytes=40 * MIB))
+    account = run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB))
     assert (account.retries, account.failure) == (1, None)
     assert account.readings == (Reading("", "y", 30 * MIB, 30 * MIB, 30 * MIB),)
 

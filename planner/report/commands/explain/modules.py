@@ -52,11 +52,11 @@ def _rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | s
     shown = [row for row in rows if row[0] >= MIN_SHARE * total]
     for size_bytes, child in shown:
         name = (OUTSIDE if level == 0 else "(itself)") if child is None else child.name.rpartition(".")[2]
-        roles = _own_roles(share) if child is None else child.by_role
-        role = max(roles, key=lambda role: roles[role])
-        part = roles[role] / size_bytes
-        mostly = str(role) if part > 0.995 else f"{role} {part:.0%}"
-        yield _row(name, level, size_bytes / total, size_bytes, mostly, CATEGORY_COLOURS[role])
+        roles = _own_roles(share) if child is None else child.by_category
+        category = max(roles, key=lambda category: roles[category])
+        part = roles[category] / size_bytes
+        mostly = str(category) if part > 0.995 else f"{category} {part:.0%}"
+        yield _row(name, level, size_bytes / total, size_bytes, mostly, CATEGORY_COLOURS[category])
         if child is not None:
             yield from _rows(child, level + 1, total)
     rest = rows[len(shown) :]
@@ -75,10 +75,10 @@ def _row(
 
 
 def _own_roles(share: ModuleShare) -> dict[Category, int]:
-    """Return what a module holds without its children, by role."""
+    """Return what a module holds without its children, by category."""
     return {
-        role: size_bytes - sum(child.by_role[role] for child in share.children)
-        for role, size_bytes in share.by_role.items()
+        category: size_bytes - sum(child.by_category[category] for child in share.children)
+        for category, size_bytes in share.by_category.items()
     }
 
 
@@ -88,11 +88,11 @@ def module_to_json(share: ModuleShare) -> dict[str, Any]:
         "name": share.name,
         "size_bytes": share.size_bytes,
         "own_bytes": share.own_bytes,
-        "by_category": roles_to_json(share.by_role),
+        "by_category": categories_to_json(share.by_category),
         "children": [module_to_json(child) for child in share.children],
     }
 
 
-def roles_to_json(by_role: Mapping[Category, int]) -> dict[str, int]:
+def categories_to_json(by_category: Mapping[Category, int]) -> dict[str, int]:
     """Return bytes by category."""
-    return {role.value: by_role[role] for role in Category}
+    return {category.value: by_category[category] for category in Category}

@@ -15,7 +15,12 @@ from planner.report.commands.explain.levels import (
     peak_text,
     peaks_to_json,
 )
-from planner.report.commands.explain.modules import module_to_json, modules_tables, roles_to_json, shown_depth
+from planner.report.commands.explain.modules import (
+    categories_to_json,
+    module_to_json,
+    modules_tables,
+    shown_depth,
+)
 from planner.report.commands.explain.tensors import block_to_json, tensors_section
 from planner.report.commands.explain.workspaces import workspaces_section, workspaces_to_json
 from planner.report.describe import job_entry
@@ -86,7 +91,7 @@ def breakdown_to_json(explanation: Explanation, shown: Shown) -> dict[str, Any]:
     peak_bytes = explanation.run.peak_allocated_bytes
     return {
         "peak": to_builtins(explanation.peak) | {"allocated_bytes": peak_bytes},
-        "categories": roles_to_json(explanation.at_peak),
+        "categories": categories_to_json(explanation.at_peak),
         "modules": module_to_json(fold(explanation.modules, depth)),
         "tensors": [block_to_json(block) for block in explanation.blocks[: shown.top]],
         "blocks": len(explanation.blocks),

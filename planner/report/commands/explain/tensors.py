@@ -31,7 +31,7 @@ def _row(block: LiveBlock) -> tuple[Cell | str, ...]:
     source = "" if detail is None or not detail.source else f"{detail.source}  {detail.code}"
     return (
         f"{mib_text(block.size_bytes)} MiB",
-        Cell(str(block.role), colour=CATEGORY_COLOURS[block.role]),
+        Cell(str(block.category), colour=CATEGORY_COLOURS[block.category]),
         Cell(_block_text(block), detail=source),
     )
 
@@ -59,7 +59,7 @@ def block_to_json(block: LiveBlock) -> dict[str, Any]:
     return {
         "size_bytes": block.size_bytes,
         "requested_bytes": block.requested_bytes,
-        "category": block.role.value,
+        "category": block.category.value,
         "module": block.module,
         "op": block.op,
         "step": block.step,

@@ -1,4 +1,4 @@
-"""Replay a trace through the allocator's simulator at one batch size."""
+"""The readings of a process, in the form in which its notebook prints them."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""What Python users call: a function and a result class a command."""
+"""The functions of Python users: one and a result class a command."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -21,7 +21,7 @@ class AdviceResult(Result):
 
     @property
     def possible(self) -> bool:
-        """Whether the batch fits as it is or with any set of changes."""
+        """Return whether the batch fits as it is or with any set of changes."""
         return self.advice.unchanged.fits or bool(self.advice.sets)
 
 

@@ -72,7 +72,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
-    """The stored peak of a job of the catalogue, or why there is none."""
+    """Return the stored peak of a job of the catalogue, or why there is none."""
     catalogue = load_catalogue()
     entry = catalogue.get(job.model)
     if entry is None or entry.job != job:

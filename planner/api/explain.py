@@ -38,7 +38,7 @@ MOST_SHOWN = 10**6
 
 @dataclass(frozen=True, slots=True)
 class ExplainResult(Result):
-    """Where the memory of one batch size goes; `str` gives the text report."""
+    """The attribution of one batch size's memory; `str` gives the text report."""
 
     estimate: Estimate
     explanation: Explanation

@@ -59,11 +59,11 @@ class GpusResult(Result):
 
     @property
     def fits(self) -> tuple[DeviceFit, ...]:
-        """What each card can do with the job."""
+        """Return the answer for each GPU."""
         return self.table.fits
 
     def to_csv(self) -> str:
-        """One line for each card, after a line of names."""
+        """Return one line for each card, after a line of names."""
         from planner.report import gpus_to_csv
 
         return gpus_to_csv(self.table)
@@ -89,7 +89,7 @@ def gpus(
     multiple_of: int | None = None,
     **options: Unpack[Options],
 ) -> GpusResult:
-    """The largest batch size of a model on every known GPU; with `batch`, those that run it.
+    """Return the largest batch size of a model on every known GPU; with `batch`, those that run it.
 
     `model` and the options are as for `planner.max_batch`, but for `gpu` and `gpu_mib`. `filter` are words
     as `planner devices` takes them, each card has to match one of its texts; `min_mib` and `max_mib` bound
@@ -172,7 +172,7 @@ def _chosen(
 
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
-    """What each card leaves to the allocator; the stored calibrations are read once."""
+    """Return the budget of each GPU; the stored calibrations are read once."""
     plain = []
     for card in cards:
         named: Options = {**options, "gpu": card}

@@ -30,19 +30,19 @@ class MaxBatchResult(Result):
 
     @property
     def answer_batch(self) -> int:
-        """The batch size that the report leads with: `comfortable_batch`, or where no batch runs without
-        retries, `max_batch`; with `no_retries`, 0 there.
+        """Return the batch size that the report leads with: `comfortable_batch`, or where no batch runs
+        without retries, `max_batch`; with `no_retries`, 0 there.
         """
         return 0 if self.plan.answer is None else self.plan.answer.run.batch
 
     @property
     def max_batch(self) -> int:
-        """The largest that fits at all, with retries or without; 0 where not even 1 fits."""
+        """Return the largest that fits at all, with retries or without; 0 where not even 1 fits."""
         return self.plan.search.largest
 
     @property
     def comfortable_batch(self) -> int:
-        """The largest batch size that fits without releasing cached memory on the way."""
+        """Return the largest batch size that fits without releasing cached memory on the way."""
         return self.plan.search.comfortable
 
 

@@ -1,4 +1,4 @@
-"""Processes for Python, with the options of `planner replay` as keywords.
+"""The readings of a process, in the form in which its notebook prints them.
 
 Nothing here imports torch before the first trace, nor ever the terminal's libraries.
 """
@@ -49,7 +49,7 @@ class ReplayOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult(Result):
-    """What a process printed; `str` gives the text report."""
+    """The readings of a process; `str` gives the text report."""
 
     process: Process
     account: Account
@@ -61,12 +61,12 @@ class ProcessResult(Result):
 
     @property
     def ran_to_its_end(self) -> bool:
-        """Whether all requests could be served."""
+        """Return whether all requests could be served."""
         return self.account.failure is None
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
-    """What a process prints on a GPU, told without one; where no GPU is named, on one without end.
+    """Replay a process on a GPU; where no GPU is named, on one without end.
 
     Raises the errors of `planner.errors`; that memory runs out is a result.
     """
@@ -102,7 +102,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
 
 
 def measure_process(source: Source = VARIABLE) -> ProcessResult:
-    """What TensorFlow measures for a process of plain tensors on the GPU of this machine.
+    """Measure a process of plain tensors with TensorFlow on the GPU of this machine.
 
     Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
     TensorFlow, NoGpuError without a GPU.
@@ -163,7 +163,7 @@ class _Tracing:
         self._taken: dict[tuple[Job, int], Trace] = {}
 
     def trace(self, job: Job, batch: int) -> Trace:
-        """The job's trace at this batch size."""
+        """Return the job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
             tracer = trace_workload(job, batch, None, self._device.target).open(self._on_progress)
@@ -179,7 +179,7 @@ class _Tracing:
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:
-        """What the traces take for granted."""
+        """Return the assumptions of the traces."""
         if not self._taken:
             return
         major, minor = self._device.capability

@@ -100,7 +100,7 @@ def _ensure_std_streams() -> None:
 
 
 def _stand_in(number: int, way: int) -> TextIO:
-    """A stream of the null device at the number of one that is closed, opened this way."""
+    """Return a stream of the null device at the number of one that is closed, opened this way."""
     opened = os.open(os.devnull, way)
     if opened != number:
         os.dup2(opened, number)
@@ -124,7 +124,7 @@ def _complete() -> bool:
 
 
 def _print_error(message: str, code: int, debug: bool) -> int:
-    """One line on standard error, after the traceback of the error in flight if that is wanted."""
+    """Return one line on standard error, after the traceback of the error in flight if that is wanted."""
     try:
         if debug:
             import traceback  # 3 ms, which no answer needs

@@ -132,5 +132,5 @@ class _Progress:
 
 
 def progress_line(line: str, seconds: float) -> str:
-    """What is being done, and for how long where that is longer than two seconds."""
+    """Return the work in progress, with its time where that is longer than two seconds."""
     return f"{line}, {seconds:.0f} s" if seconds >= SILENT_SECONDS else line

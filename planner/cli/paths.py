@@ -20,20 +20,20 @@ def cache_folder() -> Path | None:
 
 
 def folders_to_read(given: list[str] | None) -> list[Path]:
-    """The folders of --calibrations, then the user's own if it is there."""
+    """Return the folders of --calibrations, then the user's own if it is there."""
     own = folder_to_read()
     found = [*map(Path, given or ()), *([] if own is None else [own])]
     return list(dict.fromkeys(found))
 
 
 def folder_to_read() -> Path | None:
-    """The user's own folder if it is there."""
+    """Return the user's own folder if it is there."""
     own = own_folder()
     return own if own is not None and _is_there(own) else None
 
 
 def folder_to_write(given: str | None) -> Path:
-    """The folder of --out, or the user's own. Raises UsageError where there is neither."""
+    """Return the folder of --out, or the user's own. Raises UsageError where there is neither."""
     folder = own_folder() if given is None else Path(given)
     if folder is None:
         raise UsageError("no home folder is known to keep calibrations in: give --out DIR")

@@ -25,7 +25,7 @@ class HistoryEvent(NamedTuple):
 
 
 class StepEnd(NamedTuple):
-    """Where an optimizer step ends."""
+    """The end of an optimizer step."""
 
     allocated: int  # blocks handed out before it
     freed: int  # blocks given back before it
@@ -50,7 +50,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the script does while the allocator works."""
+    """The phases and modules of a script while the allocator works."""
 
     marks: tuple[CourseMark, ...]
     held: tuple[tuple[int, tuple[Holder, ...]], ...]  # place, what is held there

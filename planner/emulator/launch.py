@@ -27,7 +27,7 @@ OnProgress = Callable[[str], None]
 
 
 class RunOptions(Struct, frozen=True):
-    """How a command is run."""
+    """The options of a run of a command."""
 
     device: Device
     gpu_count: int = 1

@@ -32,7 +32,7 @@ class StepPeaks:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Where an allocation failed."""
+    """The place at which an allocation failed."""
 
     step: int  # the optimizer step that was not reached
     phase: str  # "backward", or "" where that is not known

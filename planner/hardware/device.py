@@ -18,7 +18,7 @@ LARGEST_TOTAL_MIB = 10_000_000
 
 
 class FigureKind(StrEnum):
-    """How much a figure is worth."""
+    """The worth of a figure."""
 
     MEASURED = "measured"  # by this project, on that GPU
     PUBLISHED = "published"  # printed by the tools of others: nvidia-smi, torch's logs and error messages

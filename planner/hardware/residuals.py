@@ -37,7 +37,7 @@ class Spread(Struct, frozen=True):
 
 
 class KindSettings(Struct, frozen=True):
-    """How the runs of a kind trained; a job that trains otherwise is not quite like them."""
+    """The settings of the runs of a kind; a job that trains otherwise is not quite like them."""
 
     precisions: tuple[str, ...]
     cudnn_benchmark: tuple[bool, ...]

@@ -32,7 +32,7 @@ def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES)
 
 
 def _own_path() -> Path:
-    """In an installed package the file lies beside the modules, in a checkout at the repository's root."""
+    """Return the catalogue's file: beside the modules if installed, else at the repository's root."""
     package = Path(__file__).parent
     installed = package / "models.yaml"
     return installed if installed.exists() else package.parents[1] / "models.yaml"

@@ -44,7 +44,7 @@ def parse_tensor_spec(text: str) -> TensorSpec:
 
 
 def _is_path(text: str) -> bool:
-    """Whether this names an argument, or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
+    """Return whether this names an argument, or a tensor within one: `batch.image`, `0.mask`, `pair[1]`."""
     head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
@@ -114,7 +114,7 @@ def parse_loss(text: object) -> Loss | str:
 
 
 def is_code(loss: Loss | str) -> bool:
-    """Whether a loss is a user's own, which runs code."""
+    """Return whether a loss is a user's own, which runs code."""
     return not isinstance(loss, Loss)
 
 
@@ -133,12 +133,14 @@ def check_count(what: str, value: object, most: int) -> int:
 
 
 def is_argument_name(text: str) -> bool:
-    """Whether a constructor or a forward method can take an argument of this name."""
+    """Return whether a constructor or a forward method can take an argument of this name."""
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that look most like `name`, case aside, at most three, joined by commas; "" if none."""
+    """Return the known names that look most like `name`, case aside, at most three, joined by commas; "" if
+    none.
+    """
     import difflib  # only a mistake needs it
 
     spelled = {spelling.lower(): spelling for spelling in known}

@@ -1,4 +1,4 @@
-"""From the user's words to a whole `Job`: the user's options over the entry's over those of the source."""
+"""Resolution of a job: the user's options over the entry's over those of the source."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
 
 
 def default_job(model: str, source: str) -> Job:
-    """The job of a model under the defaults of its source, which may leave its inputs empty."""
+    """Return the job of a model under the defaults of its source, which may leave its inputs empty."""
     job = Job(model=model, source=source)
     if _is_of(job, "hf"):
         return replace(job, loss=Loss.OUTPUT)
@@ -54,7 +54,7 @@ def default_job(model: str, source: str) -> Job:
 
 
 def is_completed_by_library(job: Job) -> bool:
-    """Whether the inputs of the job's model are told by its library, so that they may be missing here."""
+    """Return whether the model's library knows its inputs, so that they may be missing here."""
     return _is_of(job, "hf") or _is_of(job, "timm")
 
 
@@ -93,7 +93,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """The target of a job whose inputs are given anew: a map as large as the input stays so."""
+    """Return the target of a job whose inputs are given anew: a map as large as the input stays so."""
     if base.target is None or not base.inputs:
         return base.target
     target, old, new = base.target.shape, base.inputs[0].shape, inputs[0].shape
@@ -102,8 +102,8 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def default_impl(optimizer: Optimizer) -> OptimizerImpl:
-    """What torch takes on CUDA unless told otherwise: all parameters at once, but Adafactor one by one, which
-    is chosen where memory is short (torch/optim/_adafactor.py).
+    """Return the implementation that torch takes on CUDA unless told otherwise: all parameters at once, but
+    Adafactor one by one, which is chosen where memory is short (torch/optim/_adafactor.py).
     """
     return OptimizerImpl.FOR_LOOP if optimizer is Optimizer.ADAFACTOR else OptimizerImpl.FOREACH
 

@@ -47,7 +47,7 @@ _PATTERNS: tuple[tuple[str, Sample], ...] = (
 
 
 def find_sample(model: str) -> Sample | None:
-    """The sample of SOURCE:NAME; None where there is none, or where the model's library tells it."""
+    """Return the sample of SOURCE:NAME; None where there is none, or where the model's library tells it."""
     if model.startswith("monai:"):
         return _MONAI.get(model.removeprefix("monai:").lower())
     return next((sample for pattern, sample in _PATTERNS if re.match(pattern, model)), None)
@@ -69,19 +69,19 @@ _CLASSES = (("num_classes", 2),)
 def _on(
     sample: str, *arguments: tuple[tuple[str, Any], ...], target: str | None = None, **more: Any
 ) -> Sample:
-    """A network without a target, whose outputs are summed up, or one that classifies the sample."""
+    """Return a network without a target, whose outputs are summed up, or one that classifies the sample."""
     kind = Loss.CROSS_ENTROPY if target else Loss.SUM
     given = (*(pair for group in arguments for pair in group), *more.items())
     return Sample(tuple(sample.split()), target, kind, given)
 
 
 def _volume(*arguments: tuple[tuple[str, Any], ...], **more: Any) -> Sample:
-    """A network that segments a volume."""
+    """Return a network that segments a volume."""
     return _on("1x96x96x96", *arguments, target="96x96x96:int64", **more)
 
 
 def _classes(*arguments: tuple[tuple[str, Any], ...], **more: Any) -> Sample:
-    """A network that classifies a volume."""
+    """Return a network that classifies a volume."""
     return _on("1x96x96x96", *arguments, target=_CLASS, **more)
 
 

@@ -18,7 +18,7 @@ ENDLESS_BEYOND = 4  # times the batch asked for, on a card without end
 
 
 class SampleDensity(Struct, frozen=True):
-    """How close the points of a curve lie: so many for each doubling."""
+    """The density of a curve's points: so many for each doubling."""
 
     per_doubling: int  # a power of two
     doublings: int  # below the top; smaller sizes lie so close in a plot that powers of two will do
@@ -58,7 +58,7 @@ class BatchCurve(Struct, frozen=True):
 def take_curve(
     cards: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
 ) -> BatchCurve:
-    """The curves of cards whose largest batch sizes are known. Raises the errors of a capture."""
+    """Return the curves of cards whose largest batch sizes are known. Raises the errors of a capture."""
     wanted: dict[int, list[int]] = {}
     for number, (_, most) in enumerate(cards):
         for size in curve_sizes(most, batch, SELECTED_DENSITY if number == chosen else OTHER_DENSITY):
@@ -77,7 +77,7 @@ def take_curve(
 
 
 def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[int]:
-    """The batch sizes of a card's curve: beyond what fits and what is asked for, with both in it."""
+    """Return the batch sizes of a card's curve: beyond what fits and what is asked for, with both in it."""
     if max_batch is None:
         return sorted({batch, *_even_sizes(ENDLESS_BEYOND * batch, grid)})
     top = max(round(BEYOND * max_batch), round(1.1 * batch), 4)
@@ -85,7 +85,7 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
 
 
 def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Sizes from 1 to the first that is not below the top, which many cards share."""
+    """Return sizes from 1 to the first that is not below the top, which many cards share."""
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)

@@ -46,7 +46,7 @@ def last_batch_size(job: Job, batch: int) -> int:
 
 
 def max_useful_batch(job: Job) -> int:
-    """The largest batch size worth asking for: no batch has more samples than the epoch."""
+    """Return the largest batch size worth asking for: no batch has more samples than the epoch."""
     return min(LARGEST_BATCH, job.dataset_size or LARGEST_BATCH)
 
 
@@ -60,7 +60,8 @@ def check_batch(job: Job, batch: int) -> None:
 
 
 def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
-    """The trace of the job's loop at this batch size, with the smaller batch where an epoch ends with one.
+    """Return the trace of the job's loop at this batch size, with the smaller batch where an epoch ends with
+    one.
 
     Its notes tell what was played. A model that cannot run the smaller batch, or that goes through its steps
     in another way there, is told of and played without. Raises the errors of the source at `batch`.
@@ -140,7 +141,7 @@ class _Segment(Struct, frozen=True):
 
 
 class _BlockKey(Struct, frozen=True):
-    """What is told of a block that outlives its stretch, apart from when it was born."""
+    """The key of a block that outlives its stretch, apart from when it was born."""
 
     category: Category
     of: str | int  # its module, or its size in bytes where that does not depend on the batch size
@@ -156,11 +157,11 @@ class _Parted(Struct, frozen=True):
     live_across: dict[int, tuple[int, _BlockKey]]  # with the index of the stretch that they were born in
 
     def kinds(self, index: int) -> list[_BlockKey]:
-        """What outlives a stretch, by birth."""
+        """Return what outlives a stretch, by birth."""
         return [kind for born, kind in self.live_across.values() if born == index]
 
     def of_step(self, step: int) -> list[int]:
-        """The stretches of a step, by index."""
+        """Return the stretches of a step, by index."""
         return [index for index, stretch in enumerate(self.stretches) if stretch.step == step]
 
 
@@ -190,7 +191,8 @@ def _part(trace: Trace, batch: int) -> _Parted:
 
 
 def _match(kind: _BlockKey, ours: list[_BlockKey], theirs: list[_BlockKey]) -> _BlockKey:
-    """What stands for a block in another trace, where those of its category that differ are equally many.
+    """Return the counterpart of a block in another trace, where those of its category that differ are equally
+    many.
 
     The gradient of one sample may be a view of a larger block, where that of several is a sum of its own.
     """
@@ -213,7 +215,9 @@ class _Stitcher:
         self._born = 0
 
     def play(self, order: _Order) -> Trace | None:
-        """The steps in this order, after the set-up; None where a step cannot stand after the one before."""
+        """Return the steps in this order, after the set-up; None where a step cannot stand after the one
+        before.
+        """
         full, smaller = self._full, self._smaller
         steps = [stretch.step for stretch in full.stretches]
         if steps != [stretch.step for stretch in smaller.stretches] or max(steps) < max(s for s, _ in order):
@@ -232,7 +236,7 @@ class _Stitcher:
         return self._trace()
 
     def _play(self, parted: _Parted, index: int, place: int, step: int) -> bool:
-        """One stretch; False where a block dies that is not there."""
+        """Return one stretch; False where a block dies that is not there."""
         names: dict[int, int] = {}
         self._played.append(parted.kinds(index))
         sites = [self._sites.setdefault(site, len(self._sites)) for site in parted.trace.sites]
@@ -264,7 +268,7 @@ class _Stitcher:
         return True
 
     def _live_across_key(self, parted: _Parted, block: int, index: int, place: int) -> int | None:
-        """The block that here is what `block` was in its trace."""
+        """Return the block that here is what `block` was in its trace."""
         born, kind = parted.live_across[block]
         there = 0 if born == 0 else place - (index - born)
         if (there, kind) not in self._alive and 0 <= there < len(self._played):

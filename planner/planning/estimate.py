@@ -21,7 +21,7 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
 class Seconds(Struct, frozen=True):
-    """Where the time went."""
+    """The time of an estimate by its parts."""
 
     trace: float
     replay: float
@@ -85,5 +85,5 @@ def estimate_batch(
 
 
 def unlimited(limits: MemoryLimits) -> MemoryLimits:
-    """An limits with the same rules and memory that never runs out."""
+    """Return an limits with the same rules and memory that never runs out."""
     return replace(UNLIMITED, rules=replace(limits.rules, per_process_memory_fraction=1.0))

@@ -35,7 +35,7 @@ USUAL_SHARE = 0.97  # of what the bound allows, most jobs reach about so much
 
 
 class DeviceFit(Struct, frozen=True):
-    """What one GPU can do with the job."""
+    """The answer for one GPU."""
 
     budget: Budget
     max_batch: int  # 0 where not even 1 fits

@@ -36,19 +36,19 @@ class Plan(Struct, frozen=True):
 
     @property
     def largest_of_any_size(self) -> int:
-        """The largest batch size that was found to fit, a multiple or not."""
+        """Return the largest batch size that was found to fit, a multiple or not."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """The largest batch size that was found to run without retries, a multiple or not."""
+        """Return the largest batch size that was found to run without retries, a multiple or not."""
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property
     def answer(self) -> Estimate | None:
-        """The estimate that a report leads with: the largest batch size that runs at full speed; where none
-        does, and one with retries is an answer, the largest of those.
+        """Return the estimate that a report leads with: the largest batch size that runs at full speed; where
+        none does, and one with retries is an answer, the largest of those.
         """
         return self.at_comfortable if self.no_retries else self.at_comfortable or self.at_max
 

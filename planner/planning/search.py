@@ -23,7 +23,7 @@ MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the
 
 
 class Search(Struct, frozen=True):
-    """What was found, and every probe in order."""
+    """The result of a search, and every probe in order."""
 
     largest: int  # 0 where not even 1 fits
     comfortable: int  # the largest found that fits without retries, at most `largest`
@@ -69,7 +69,7 @@ def largest_by_extrapolation(
     ends: tuple[int, int],
     limit: int = LARGEST_BATCH,
 ) -> Search:
-    """As `largest`, but in about five probes, for outcomes that take long to find.
+    """Find the largest as `largest` does, but in about five probes, for outcomes that take long to find.
 
     Where to look is told by lines through what batch sizes need, first through both `ends`. Of batch sizes
     above the first that does not fit, none is looked at, since they would all be larger than the answer.
@@ -121,7 +121,7 @@ def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) 
 
 
 def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) -> Callable[[int], Outcome]:
-    """The same outcome, put into `seen` in the order of the first questions."""
+    """Return the same outcome, put into `seen` in the order of the first questions."""
 
     def probe(batch: int) -> Outcome:
         if batch not in seen:
@@ -132,8 +132,8 @@ def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) ->
 
 
 def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> int:
-    """A batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not even 1
-    fits. With a good guess that takes two or three probes. `fits` had better remember its answers.
+    """Return a batch size up to `limit` that fits and whose successor does not, found from `guess`; 0: not
+    even 1 fits. With a good guess that takes two or three probes. `fits` had better remember its answers.
     """
     low = high = max(0, min(guess, limit))
     stride = 1
@@ -171,7 +171,9 @@ def boundary_by_line(
 
 
 def _on_line(hints: Mapping[int, int], max_reserved_bytes: int) -> int | None:
-    """Where the line through the nearest needs around the room meets it; None: none is known beyond it."""
+    """Return where the line through the nearest needs around the room meets it; None: none is known beyond
+    it.
+    """
     below = max((size for size, need in hints.items() if need <= max_reserved_bytes), default=0)
     above = min(
         (size for size, need in hints.items() if need > max_reserved_bytes and size > below), default=None
@@ -194,7 +196,9 @@ def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """A batch size that fits and whose successor does not, galloping up from `low`, which is taken to fit."""
+    """Return a batch size that fits and whose successor does not, galloping up from `low`, which is taken to
+    fit.
+    """
     stride = 1
     while low < limit:
         high = min(low + stride, limit)
@@ -205,7 +209,7 @@ def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The same between `low`, which is taken to fit, and `high`, which does not."""
+    """Return the same between `low`, which is taken to fit, and `high`, which does not."""
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):

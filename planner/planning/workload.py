@@ -36,7 +36,7 @@ class CaptureMode(Enum):
 
 
 class Workload(Struct, frozen=True):
-    """What is planned, before the time is spent that its traces take."""
+    """A job to plan, before the time is spent that its traces take."""
 
     job: Job
     batch: int | None  # the job's own batch size, where it has one

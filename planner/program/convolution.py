@@ -36,7 +36,7 @@ class Engine(Struct, frozen=True):
 
 
 class Workspaces(Struct, frozen=True):
-    """What the library takes for a call, in bytes."""
+    """The workspaces of a call of the library, in bytes."""
 
     workspace_bytes: int
     searched_bytes: int = 0  # more than that, the first time, while it times all its ways
@@ -71,7 +71,7 @@ class ConvWorkspace(Struct, frozen=True):
 
     @property
     def convolution(self) -> Convolution:
-        """The call, as the library was asked for it."""
+        """Return the call, as the library was asked for it."""
         return Convolution(**{name: getattr(self, name) for name in _OF_CONVOLUTION})
 
 

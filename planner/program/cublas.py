@@ -1,4 +1,4 @@
-"""What cuBLAS keeps for each thread, as `CUBLAS_WORKSPACE_CONFIG` and the GPU decide it.
+"""cuBLAS's workspace of each thread, as `CUBLAS_WORKSPACE_CONFIG` and the GPU decide it.
 
 ATen/cuda/CublasHandlePool.cpp, as of torch 2.13: the variable is searched for pairs `:SIZE:COUNT`, SIZE in
 KiB, which are added up; a text without any gets a warning and the default. cuBLASLt shares this memory
@@ -24,7 +24,7 @@ _MOST_DIGITS = 16  # of a number that is worth multiplying
 
 
 def workspace_bytes(capability: tuple[int, int], config: str = "") -> int:
-    """What a handle takes for good on a GPU of this compute capability, in bytes.
+    """Return what a handle takes for good on a GPU of this compute capability, in bytes.
 
     `config` is the text of CUBLAS_WORKSPACE_CONFIG, "" where it is not set. Raises UsageError for one that
     torch would not understand.
@@ -38,7 +38,7 @@ def workspace_bytes(capability: tuple[int, int], config: str = "") -> int:
 
 
 def parse_workspace_config(text: str) -> int:
-    """The bytes that a text of CUBLAS_WORKSPACE_CONFIG stands for; `:0:0` stands for none.
+    """Return the bytes that a text of CUBLAS_WORKSPACE_CONFIG stands for; `:0:0` stands for none.
 
     Raises UsageError where anything but pairs is in it, of which torch would read as much as it understands.
 

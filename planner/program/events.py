@@ -20,7 +20,7 @@ RANDOM_VALUES_NOTE = (
 
 
 class Category(StrEnum):
-    """What a block of memory is for; the categories of every breakdown."""
+    """The purpose of a block of memory; the categories of every breakdown."""
 
     PARAMETER = "parameters"  # weights and registered buffers
     GRADIENT = "gradients"  # storages behind `Parameter.grad`
@@ -32,7 +32,7 @@ class Category(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where in the loop an event happens."""
+    """The phase of the loop in which an event happens."""
 
     SETUP = "setup"  # the model is placed on the device
     INPUTS = "inputs"  # the batch is copied to the device
@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Whether a batch fits; not fitting is a result like the others."""
+    """The outcome of a batch; not fitting is a result like the others."""
 
     FITS = "yes"
     FITS_WITH_RETRIES = "with_retries"  # cached segments had to be released on the way, which costs time
@@ -67,7 +67,7 @@ class Free(Struct, frozen=True, gc=False):
 
 
 class PhaseStart(Struct, frozen=True, gc=False):
-    """From here on events belong to this phase of this step; steps count from 1, set-up is step 0."""
+    """The start of a phase of a step; steps count from 1, set-up is step 0."""
 
     step: int
     phase: Phase
@@ -84,7 +84,7 @@ class Site(Struct, frozen=True):
 
 
 class TensorProvenance(Struct, frozen=True):
-    """What an explanation says of a block beyond its size; taken on demand and at one batch size only."""
+    """The description of a block for explanations; taken on demand and at one batch size only."""
 
     block: int
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ class TensorProvenance(Struct, frozen=True):
 
 
 class GrowthSource(Struct, frozen=True):
-    """Where blocks come from that become more with every step: a site, and the line of the model's code."""
+    """The source of blocks that become more with every step: a site, and the line of the model's code."""
 
     module: str
     op: str

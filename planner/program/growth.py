@@ -24,7 +24,7 @@ class GrowingSite(Struct, frozen=True):
 
 
 class Growth(Struct, frozen=True):
-    """What each step leaves behind."""
+    """The memory that each step leaves behind."""
 
     bytes_per_step: int
     steps: int  # that were traced
@@ -32,7 +32,7 @@ class Growth(Struct, frozen=True):
 
     @property
     def is_garbage(self) -> bool:
-        """Whether nothing but reference cycles holds it, until Python's garbage collector runs."""
+        """Return whether nothing but reference cycles holds it, until Python's garbage collector runs."""
         return all(site.source is not None and site.source.is_garbage for site in self.sites)
 
 

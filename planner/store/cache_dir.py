@@ -28,7 +28,7 @@ Warn = Callable[[str], None]  # hears one line of something that went wrong and 
 
 
 class CacheStats(Struct, frozen=True):
-    """How much a folder keeps."""
+    """The contents of a folder, in numbers."""
 
     entries: int
     size_bytes: int
@@ -90,7 +90,7 @@ class CacheDirectory:
         self._warn_once("read", why if "capture it again" in why else f"{why}; capturing it again")
 
     def stats(self) -> CacheStats:
-        """All entries together. Raises DataFileError where the folder cannot be looked at."""
+        """Return all entries together. Raises DataFileError where the folder cannot be looked at."""
         found = self._entries()
         return CacheStats(len(found), sum(size for _, size, _ in found))
 
@@ -148,7 +148,7 @@ class CacheDirectory:
 
 
 def open_cache(folder: Path, warn: Warn) -> CacheDirectory:
-    """The traces of a folder. Raises UsageError for a path that is no folder."""
+    """Return the traces of a folder. Raises UsageError for a path that is no folder."""
     try:
         is_file = folder.is_file()
     except OSError:

@@ -1,4 +1,4 @@
-"""What decides a job's traces, as plain data: two jobs with equal keys have equal traces.
+"""Fingerprints: what decides a job's traces, as plain data. Jobs with equal ones have equal traces.
 
 A file of the user's counts with the modules beside it that it imports. Where its code may look at anything
 else (files, the environment, the time, modules named at run time), nobody can know, and it has no key.
@@ -43,7 +43,7 @@ IMPURE_NAMES = frozenset(
 
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
-    """The job's key, the batch size and the GPU left out; None where nobody can know it."""
+    """Return the job's key, the batch size and the GPU left out; None where nobody can know it."""
     source, name = split_model(job.source or job.model)
     if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another
         return None
@@ -70,17 +70,17 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
 
 
 def trace_relevant_fields(job: Job) -> Job:
-    """As much of the job as a trace depends on."""
+    """Return the part of the job that a trace depends on."""
     return reset_options(job, where=lambda option: not option.changes_trace)
 
 
 def digest(key: Fingerprint) -> str:
-    """A file name for the key."""
+    """Return a file name for the key."""
     return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
 
 
 def source_digest() -> str:
-    """Of the sources of the tracer: a tracer that was changed reads no old traces."""
+    """Return a digest of capture's sources: a changed capture reads no old traces."""
     rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
     return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
@@ -98,7 +98,9 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 def file_digest(path: Path) -> str | None:
-    """Of a file with the modules beside it that it imports; None where it may look at anything else."""
+    """Return a digest of a file with the modules beside it that it imports; None where it may look at
+    anything else.
+    """
     found = sha256(str(path.resolve()).encode())  # tracebacks and relative paths know where it is
     waiting, seen = [path.resolve()], set()
     while waiting:
@@ -147,7 +149,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _beside(module: str, folder: Path) -> list[Path] | None:
-    """The files of a module that lies in the folder; None for one that does not."""
+    """Return the files of a module that lies in the folder; None for one that does not."""
     top = folder / module.partition(".")[0]
     if top.with_suffix(".py").is_file():
         return [top.with_suffix(".py")]

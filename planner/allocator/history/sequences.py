@@ -97,7 +97,7 @@ def births_of_trace(trace: Trace, batch: int, rules: AllocatorConfig) -> list[Bi
 
 
 def marks_of_trace(trace: Trace) -> list[RecordedMark]:
-    """Where the phases of a trace begin, as a recording says it."""
+    """Return where the phases of a trace begin, as a recording says it."""
     marks, births = [], 0
     for event in trace.events:
         births += isinstance(event, Alloc)

@@ -1,4 +1,4 @@
-"""What training frameworks decide of a job, setting by setting, and how their batch size is chosen.
+"""Settings of training frameworks, one by one: their effect on a job, and the choice of its batch size.
 
 The public names are those of `planner.api.integrations.lightning` and `planner.api.integrations.huggingface`.
 """

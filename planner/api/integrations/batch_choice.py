@@ -22,7 +22,7 @@ class Split:
 
     @property
     def samples(self) -> int:
-        """The effective batch size on one device."""
+        """Return the effective batch size on one device."""
         return self.batch * self.steps
 
 

@@ -1,4 +1,4 @@
-"""What a Lightning trainer, its module and its data decide of a job."""
+"""The job that a Lightning trainer, its module and its data make."""
 
 import warnings
 from typing import Any

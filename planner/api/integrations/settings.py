@@ -18,7 +18,7 @@ COMPILED = (
 
 
 class Effect(StrEnum):
-    """What is done about a setting."""
+    """The effect of a setting on a plan."""
 
     PLANNED = "planned"  # a field of the job follows from it
     NONE = "without effect"  # on GPU memory, or on what is planned

@@ -1,4 +1,4 @@
-"""From a model's name to a module without weights."""
+"""Models by name, as modules without weights."""
 
 from planner._support.lazy_exports import attach_stub
 

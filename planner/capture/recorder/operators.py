@@ -12,7 +12,7 @@ from planner.capture.workspaces.tensor.gemm import BLAS_OPS
 
 
 class OutputKind(Enum):
-    """What the outputs of an operator are."""
+    """The kind of the outputs of an operator."""
 
     NEW = auto()
     VIEWS = auto()  # of arguments

@@ -37,14 +37,14 @@ class KernelCallLog:
     def on_kernel(
         self, start: int, end: int, site: Site, func: Any, args: Any, out: Any, outputs: Sequence[Tensor]
     ) -> None:
-        """An operator has run, and its events are recorded; `outputs` are those that its rule makes."""
+        """Record the call of an operator after its events; `outputs` are those that its rule makes."""
         takes = tuple(t.device.type == "meta" and t.untyped_storage().nbytes() > 0 for t in outputs)
         self.calls.append(RecordedCall(start, end, site, func, to_meta(args), to_meta(out), takes))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """As much of a tensor on meta as rules look at."""
+    """The part of a tensor on meta that rules look at."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -73,7 +73,7 @@ def to_meta(value: Any) -> Any:
 
 
 def fit_affine(a: Any, b: Any, low: int, high: int) -> Any:
-    """What two runs passed to one call, with a line for each number that is not the same.
+    """Fit the arguments that two runs passed to one call, with a line for each number that differs.
 
     Raises NotAffineError.
     """
@@ -92,7 +92,7 @@ def fit_affine(a: Any, b: Any, low: int, high: int) -> Any:
 
 
 def from_meta(value: Any, batch: int) -> Any:
-    """What is passed at this batch size, with tensors on meta."""
+    """Return the arguments at this batch size, with tensors on meta."""
     if isinstance(value, Affine):
         return value.fixed + value.slope * batch
     if isinstance(value, TensorMeta):

@@ -27,7 +27,7 @@ class ShapeEnv:
     _places: dict[Node, int] = field(default_factory=dict)
 
     def place(self, node: Node) -> int:
-        """Return the index of a node, which is recorded once."""
+        """Return its node; lines are written down when they are needed."""
         if node not in self._places:
             self._places[node] = len(self.nodes)
             self.nodes.append(node)
@@ -43,7 +43,7 @@ class SymInt:
         self.env, self.value, self.line, self._place = env, value, line, place
 
     def place(self) -> int:
-        """Its node; lines are written down when they are needed."""
+        """Return its node; lines are written down when they are needed."""
         if self._place < 0:
             assert self.line is not None
             fixed, slope = self.line
@@ -111,7 +111,7 @@ class SymInt:
         return 0 - self
 
     def bit_length(self) -> Any:
-        """As of a plain number."""
+        """Return the bits of the value, as a plain number does."""
         return self._made("n", self, self, self.value.bit_length(), None)
 
     # ---- comparisons
@@ -152,7 +152,7 @@ class SymInt:
     # ---- what cannot be followed
 
     def specialize_to_hint(self) -> int:
-        """The value, which the term has to have from now on."""
+        """Return the value, which the term has to have from now on."""
         self._compared("=", self, self.value)
         return self.value
 
@@ -186,12 +186,12 @@ _COMPARED: dict[str, Callable[[int, int], bool]] = {"<": operator.lt, "L": opera
 
 
 def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
-    """The number itself, or a plain one as a line without slope."""
+    """Return the number itself, or a plain one as a line without slope."""
     return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The line that comes of two, where it is one."""
+    """Return the line that comes of two, where it is one."""
     if a is None or b is None:
         return None
     if letter in "+-":

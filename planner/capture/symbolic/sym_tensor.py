@@ -18,10 +18,10 @@ class UnsupportedSymTensorOpError(Exception):
 
 
 class SymSize(tuple[Any, ...]):
-    """As much of torch.Size as rules use."""
+    """The part of torch.Size that rules use."""
 
     def numel(self) -> Any:
-        """The product."""
+        """Return the product."""
         return prod(self)
 
     def __getitem__(self, index: Any) -> Any:
@@ -30,7 +30,7 @@ class SymSize(tuple[Any, ...]):
 
 
 class SymTensor:
-    """As much of a tensor on meta as rules look at; its sizes may be Numbers."""
+    """The part of a tensor on meta that rules look at, with symbolic sizes."""
 
     is_meta = True
     __class__ = Tensor  # type: ignore[assignment]  # rules tell tensors from None by it
@@ -39,20 +39,20 @@ class SymTensor:
         self.shape, self._strides, self.dtype = SymSize(sizes), tuple(strides), dtype
 
     def stride(self, dim: int | None = None) -> Any:
-        """All strides, or that of one dimension."""
+        """Return all strides, or that of one dimension."""
         return self._strides if dim is None else self._strides[dim]
 
     def size(self, dim: int | None = None) -> Any:
-        """All sizes, or that of one dimension."""
+        """Return all sizes, or that of one dimension."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """The rank."""
+        """Return the rank."""
         return len(self.shape)
 
     @property
     def ndim(self) -> int:
-        """The rank."""
+        """Return the rank."""
         return len(self.shape)
 
     def numel(self) -> Any:
@@ -60,7 +60,7 @@ class SymTensor:
         return self.shape.numel()
 
     def element_size(self) -> int:
-        """Bytes of an element."""
+        """Return bytes of an element."""
         return self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
@@ -76,17 +76,17 @@ class SymTensor:
         return True
 
     def transpose(self, a: int, b: int) -> "SymTensor":
-        """The same memory with two dimensions exchanged."""
+        """Return the same memory with two dimensions exchanged."""
         order = list(range(self.dim()))
         order[a], order[b] = order[b], order[a]
         return SymTensor([self.shape[d] for d in order], [self._strides[d] for d in order], self.dtype)
 
     def t(self) -> "SymTensor":
-        """The transpose of a matrix."""
+        """Return the transpose of a matrix."""
         return self.transpose(0, 1)
 
     def reshape(self, *sizes: int) -> "SymTensor":
-        """All in a row, which is all that rules trace_rule for."""
+        """Return all in a row, which is all that rules trace_rule for."""
         if sizes != (-1,):
             raise UnsupportedSymTensorOpError(f"reshape{sizes}")
         return SymTensor([self.numel()], [1], self.dtype)

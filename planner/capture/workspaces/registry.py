@@ -24,7 +24,7 @@ CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = attention.CPU_OUTPUTS
 
 
 class Coverage(StrEnum):
-    """What is known of an operator's workspace."""
+    """The state of knowledge of an operator's workspace."""
 
     RULE = "rule"
     NO_WORKSPACE = "no workspace"

@@ -31,7 +31,7 @@ class CalibrateResult(Result):
 
     @property
     def can_plan(self) -> bool:
-        """Whether there is a line or a limit to plan with."""
+        """Return whether there is a line or a limit to plan with."""
         fitted = any(isinstance(one.fit, Fit) for one in self.campaign.calibrations)
         return fitted or bool(self.campaign.limits)
 

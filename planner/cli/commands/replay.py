@@ -1,4 +1,4 @@
-"""`planner replay`."""
+"""The readings of a process, in the form in which its notebook prints them."""
 
 from typing import Annotated, Any
 

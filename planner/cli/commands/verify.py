@@ -25,7 +25,7 @@ class VerifyResult(Result):
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction holds at its confidence."""
+        """Return whether the prediction holds at its confidence."""
         return self.verification.holds
 
 
@@ -38,7 +38,7 @@ class LimitResult(Result):
 
     @property
     def holds(self) -> bool:
-        """Whether the prediction holds of each batch at its confidence."""
+        """Return whether the prediction holds of each batch at its confidence."""
         return self.check.holds
 
 

@@ -18,7 +18,7 @@ _IMPORTED = re.compile(r"^from \.\w+ import (?:\(([^)]*)\)|(.*))$", re.MULTILINE
 
 
 def model_names(beginning: str) -> list[str]:
-    """What `--model` may be, as far as it begins so; whole libraries only once their name stands there."""
+    """Return the values of `--model` that begin so; whole libraries only once their name stands there."""
     library = next((name for name in LIBRARIES if beginning.startswith(f"{name}:")), None)
     if library is not None:
         known = (f"{library}:{name}" for name in sorted(set(LIBRARIES[library]())))
@@ -55,7 +55,7 @@ def _from_transformers() -> Iterator[str]:
 
 
 def _from_monai() -> Iterator[str]:
-    """The networks that the package gives out, one spelling of each."""
+    """Yield the networks that the package gives out, one spelling of each."""
     for file in _files("monai", "networks/nets", "__init__.py"):
         spelled: dict[str, str] = {}
         for several, one in _IMPORTED.findall(_text(file)):

@@ -1,4 +1,4 @@
-"""What may stand at the cursor of a command line: commands, options, and values of options, GPUs, models.
+"""Candidates at the cursor of a command line: commands, options, values, GPUs, models.
 
 typer writes the scripts for the shells (`planner --install-completion`), which pass the command line and the
 place of the cursor in environment variables. It could answer them, but not where bash ends words at `:`. For
@@ -24,7 +24,7 @@ class Candidate:
 
 
 def answer_shell(environment: Mapping[str, str]) -> str | None:
-    """The answer to a shell's script; None for shells that are left to typer."""
+    """Return the answer to a shell's script; None for shells that are left to typer."""
     match environment.get(ASKED):
         case "complete_bash":
             return _for_bash(environment.get("COMP_WORDS", ""), environment.get("COMP_CWORD", ""))
@@ -34,7 +34,7 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """One word a line. Bash ends words at `:` and `=` and takes them for words of their own."""
+    """Return one word a line. Bash ends words at `:` and `=` and takes them for words of their own."""
     parts = _split(line)
     number = int(place) if place.isdigit() else len(parts)
     parts = parts[: number + 1] + [""] * (number + 1 - len(parts))
@@ -53,7 +53,7 @@ def _for_bash(line: str, place: str) -> str:
 
 
 def _for_zsh(line: str) -> str:
-    """A call of zsh's completion functions, which the script evaluates."""
+    """Return a call of zsh's completion functions, which the script evaluates."""
     words = _split(line)[1:]
     word = words.pop() if words and not line[-1:].isspace() else ""
     found = candidates(words, word)
@@ -67,7 +67,7 @@ def _for_zsh(line: str) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """The words of a line that need not be finished: a quote may be open."""
+    """Return the words of a line that need not be finished: a quote may be open."""
     for closing in ("", '"', "'"):
         try:
             return shlex.split(line + closing)
@@ -80,7 +80,7 @@ def _split(line: str) -> list[str]:
 
 
 def candidates(before: Sequence[str], word: str) -> list[Candidate]:
-    """What may stand in place of `word` after the words of a command line, without `planner` itself."""
+    """Return what may stand in place of `word` after the words of a command line behind `planner`."""
     if not before:
         found = [Candidate(name, _summary(find_command(name))) for name in COMMANDS]
         found += [Candidate(option) for option in ("--install-completion", "--show-completion", "--help")]
@@ -110,7 +110,7 @@ def _beginning(found: Sequence[Candidate], word: str) -> list[Candidate]:
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
-    """What a parameter may be; nothing for files, numbers and texts, which the shell completes its way."""
+    """Return the values of a parameter; none for files, numbers and texts, which the shell completes."""
     if field == "model":
         from planner.cli.completion.model_names import model_names
 
@@ -134,7 +134,7 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
 
 
 def gpu_names(beginning: str) -> list[str]:
-    """One spelling of each card that begins so, without blanks; case and punctuation do not matter."""
+    """Return one spelling of each card that begins so, without blanks; case and punctuation do not matter."""
     from planner.hardware import device_key, load_devices
 
     wanted = device_key(beginning)

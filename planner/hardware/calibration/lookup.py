@@ -26,7 +26,7 @@ SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees 
 
 
 class MatchLevel(StrEnum):
-    """How near a calibration is to a query; the nearest first."""
+    """The level at which a calibration matches a query; the nearest first."""
 
     EXACT = "exact"  # same job, GPU and versions
     SAME_GPU = "same GPU"  # same job on it under other versions; or the context of other jobs on it

@@ -43,27 +43,28 @@ class Cudnn:
     _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
 
     def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
-        """What PyTorch runs without `benchmark`; None for what cuDNN does not do on such a GPU, and for GPUs
-        about which it says nothing (`silent`).
+        """Return the engine that PyTorch runs without `benchmark`; None for what cuDNN does not do on such a
+        GPU, and for GPUs about which it says nothing (`silent`).
         """
         return next(iter(self._ask(capability, multiprocessors, asked, every=False)), None)
 
     def every(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
     ) -> tuple[Engine, ...]:
-        """What PyTorch times with `benchmark`, in cuDNN's order."""
+        """Return the engines that PyTorch times with `benchmark`, in cuDNN's order."""
         return self._ask(capability, multiprocessors, asked, every=True)
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        """Without `benchmark`."""
+        """Return the workspaces without `benchmark`."""
         engine = self.first(capability, multiprocessors, asked)
         return Workspaces(0) if engine is None else Workspaces(engine.workspace_bytes, engine=engine)
 
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
     ) -> Workspaces:
-        """With `benchmark`: room for the largest, while all are timed (generate_and_filter_plans), then what
-        one of them takes. Which one nobody knows before; it is taken to be the heuristics' first.
+        """Return the workspaces with `benchmark`: room for the largest, while all are timed
+        (generate_and_filter_plans), then what one of them takes. Which one nobody knows before; it is taken
+        to be the heuristics' first.
         """
         engines = self.every(capability, multiprocessors, asked)
         if not engines:

@@ -9,7 +9,7 @@ from planner.program import Alloc, ConvWorkspace, Direction, Trace
 
 
 class LayerWorkspace(Struct, frozen=True):
-    """What one convolution takes in one direction, however often it runs."""
+    """The workspace of one convolution in one direction, however often it runs."""
 
     module: str  # qualified; "" outside of modules
     direction: Direction  # as cuDNN sees it: the forward pass of a transposed one is a data gradient

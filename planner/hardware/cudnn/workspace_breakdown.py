@@ -52,7 +52,7 @@ class Part(Struct, frozen=True):
 
 
 class _Copied(Struct, frozen=True):
-    """Which tensors are copied, and how large that makes the copies."""
+    """The tensors that are copied, and the size of the copies."""
 
     parts: tuple[Part, ...]
     size_bytes: int
@@ -213,7 +213,9 @@ def _result(asked: Convolution) -> str:
 
 
 def _whole(asked: Convolution, transforms: list[str]) -> Iterator[Part]:
-    """Of square kernels over images; `GEMM` of kernels that are no points, where it would be a copy."""
+    """Return the parts of square kernels over images; `GEMM` of kernels that are no points, where it would be
+    a copy.
+    """
     kernel = asked.w[2:]
     images_bytes = 4 * asked.x[0] * prod(asked.w)
     if asked.direction is Direction.WEIGHT and images_bytes:

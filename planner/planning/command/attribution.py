@@ -1,4 +1,4 @@
-"""Attribution of the memory of a run: its peak by category, module and tensor, its gaps, its steps."""
+"""Attribution of the blocks of a recorded history: categories, modules and lines of the script."""
 
 import linecache
 from bisect import bisect_right

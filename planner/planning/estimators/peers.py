@@ -1,4 +1,4 @@
-"""Totals of other estimators: torchinfo and MemTracker called, the others redone."""
+"""Totals of other estimators, in bytes and in the unit that each prints."""
 
 import msgspec
 

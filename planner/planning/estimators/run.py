@@ -1,4 +1,4 @@
-"""Runs the estimators beside the planner's own; torch is imported when they are opened."""
+"""Run the estimators beside the planner's own; torch is imported when they are opened."""
 
 from collections.abc import Callable
 from time import perf_counter

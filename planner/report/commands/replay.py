@@ -1,4 +1,4 @@
-"""What a process prints, in the form in which its notebook prints it."""
+"""The readings of a process, in the form in which its notebook prints them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

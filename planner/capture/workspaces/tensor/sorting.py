@@ -83,7 +83,7 @@ def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
-    """Without replacement, hold exponential noise over the weights, whose largest win (Distributions.cpp)."""
+    """Hold exponential noise over the weights where samples are not replaced (Distributions.cpp)."""
     replacement = argument(args, 2, False)
     if replacement and args[1] > 1:
         return (2 * tensor_bytes(args[0]),)  # normalised weights and their running sums

@@ -15,7 +15,7 @@ from planner.report.units import SCHEMA, mib, mib_text
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What a call measured or imported."""
+    """The runs that a call measured or imported."""
 
     folder: Path
     new: int  # runs made by this call

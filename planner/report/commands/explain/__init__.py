@@ -1,1 +1,1 @@
-"""Where the memory of a batch goes, by category, module, tensor and workspace."""
+"""Reports of the memory of a batch by category, module, tensor and workspace."""

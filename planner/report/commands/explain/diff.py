@@ -31,7 +31,7 @@ class ExtraGroup:
 
     @property
     def bytes(self) -> int:
-        """The size of the blocks of all steps."""
+        """Return the size of the blocks of all steps."""
         return self.size_bytes * len(self.steps)
 
 

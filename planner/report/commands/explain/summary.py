@@ -1,4 +1,4 @@
-"""What the page and the pictures of an explanation say of its run: of a plan here, of a command in `run`."""
+"""The run of an explanation, for the page and the pictures: of a plan here, of a command in `run`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Summary:
 
     @property
     def process_bytes(self) -> int:
-        """The size of the process."""
+        """Return the size of the process."""
         return sum(self.parts.values())
 
 

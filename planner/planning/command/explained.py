@@ -10,8 +10,7 @@ from planner.allocator import MemoryLimits, replay_trace
 from planner.emulator import Course, EmulatedRun, GpuRecord, History
 from planner.errors import DataFileError, UsageError
 from planner.hardware import MIB, Device
-from planner.planning import attribution as explanation
-from planner.planning.attribution import Explanation
+from planner.planning.attribution import Explanation, explain
 from planner.planning.command.attribution import attributed_trace
 from planner.planning.command.fit import limits_of
 from planner.program import Outcome, Trace, workspace_bytes
@@ -50,7 +49,7 @@ def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
     try:
         trace = attributed_trace(history, BATCH, _kept_bytes(history, device))
         limits = _limits(history, run, device, trace)
-        found = explanation.explain(trace, BATCH, limits)
+        found = explain(trace, BATCH, limits)
     except (ValueError, UsageError) as error:
         raise DataFileError(f"the run cannot be explained: {error}; try --stop-after 3") from error
     notes = (*_notes(history, run), *_differences(run.largest, found))

@@ -892,5 +892,5 @@ def test_unknown_name() -> None:
         "max_batch",
     ]
     assert all(getattr(planner, name) is not None for name in planner.__all__)
-    with pytest.raises(AttributeError, match="No planner attribute nothing"):
+    with pytest.raises(AttributeError, match="module 'planner' has no attribute 'nothing'"):
         planner.nothing  # noqa: B018

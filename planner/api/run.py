@@ -8,7 +8,7 @@ from typing import Any
 from planner.api.budget import DEFAULT_CONFIDENCE
 from planner.api.request import find_multiple
 from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
-from planner.errors import UsageError, unsaved
+from planner.errors import UnsavedError, UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device
 from planner.jobs import check_count
 from planner.planning import Shown
@@ -97,7 +97,11 @@ def run(
         output=stdout,
         progress_seconds=progress_seconds,
     )
-    found = run_emulated(command, options, compiled_dir(), on_progress)
+    try:
+        found = run_emulated(command, options, compiled_dir(), on_progress)
+    except UnsavedError as error:  # the allocator's history could not be written, and the run is there
+        assert isinstance(error.result, EmulatedRun)
+        raise UnsavedError(error, RunResult(error.result)) from error
     result = RunResult(found)
     with unsaved(result):
         return RunResult(found, explain_run(found, options.device)) if explain else result

@@ -16,9 +16,7 @@ from planner.hardware.calibration.model import Fit
 from planner.hardware.device import Device, FigureKind, SourcedBytes
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.max_batch import estimate_batch, find_max_batch
-from planner.program import FIT_BATCHES
-from planner.program.events import Outcome, Trace
-from planner.program.fit import fit_traces
+from planner.program.events import Outcome
 from tests.helpers.structs import replace
 from tests.helpers.traces import RunTraces
 
@@ -104,8 +102,6 @@ def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() ->
     assert held.ran and held.agrees
     assert abs(held.errors["allocated"]) < 0.05
     beyond = -(-plan.search.largest * 105 // 100)
-    whole = fit_traces(*(record(RESNET50, batch, capability) for batch in FIT_BATCHES))
-    assert isinstance(whole, Trace)
-    said = estimate_batch(RESNET50, whole, beyond, budget)
+    said = estimate_batch(RESNET50, record(RESNET50, beyond, capability), beyond, budget)
     assert said.outcome is Outcome.DOES_NOT_FIT
     assert not verify(RESNET50, beyond, said).ran

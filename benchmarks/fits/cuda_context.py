@@ -1,4 +1,4 @@
-"""Where the constants of `planner/hardware/context.py` come from; prints them, and published contexts beside
+"""Print the constants of `planner/hardware/context.py` from their sources, and published contexts beside
 it.
 
     python -m benchmarks.fits.cuda_context

@@ -1,4 +1,4 @@
-"""Where the constants of the generic card in `planner/hardware/device.py` come from; prints them.
+"""Print the constants of the generic GPU in `planner/hardware/device.py` from their sources.
 
     python -m benchmarks.fits.generic_device
 

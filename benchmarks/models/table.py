@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a benchmark plans and says of it."""
+    """The plans of a benchmark, with the words around them."""
 
     name: str  # of the module and of the files
     title: str

@@ -93,7 +93,10 @@ class _TimeLimit:
 def _ending(returncode: int | None) -> str:
     if returncode is None:
         return "gave no answer in time"
-    return f"ended with {signal.Signals(-returncode).name if returncode < 0 else f'code {returncode}'}"
+    if returncode >= 0:
+        return f"ended with code {returncode}"
+    names = {number.value: number.name for number in signal.Signals}  # not of all real-time signals
+    return f"ended with {names.get(-returncode, f'signal {-returncode}')}"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

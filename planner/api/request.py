@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,6 +44,9 @@ from planner.planning import (
 )
 from planner.program import LARGEST_BATCH, ProgramSet, ignore_progress
 from planner.store import BundledStore, ProgramStore, UserCache, open_cache
+
+if TYPE_CHECKING:
+    from planner.planning.estimators import Build
 
 Model = str | Job | Factory
 
@@ -91,6 +94,14 @@ class Request(Struct, frozen=True):
         if limit_seconds is None:
             return trace_workload(wanted, self.chosen_batch, self.factory, target, mode)
         return isolated_workload(wanted, self.chosen_batch, self.factory, target, mode, limit_seconds)
+
+    def open_builder(self) -> "tuple[Build, float]":
+        """Return what builds the model for methods without a trace, and the seconds that its import takes."""
+        from planner.planning.estimators import open_builder
+
+        start = perf_counter()
+        build = open_builder(self.job, self.factory, self.on_progress)
+        return build, perf_counter() - start
 
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
         """Write the trace file of the options, if there is one. Raises UnsavedError."""

@@ -1,8 +1,7 @@
-"""The narrow waist: what a training process asked of the GPU's allocator, as plain data.
+"""Events of a training process on the GPU's allocator, as plain data.
 
-The tracer writes a `Trace`, everything after it only reads one. No algorithm stands here beyond the checks
-that make a trace trustworthy; `affine.py` aligns traces, `replay.py` runs them, `trace_file.py` saves and
-loads them.
+Capture writes a `Trace`, everything after it only reads one. No algorithm stands here beyond the checks that
+make a trace trustworthy; `fit` fits two of them to a program, `planner.allocator` replays them.
 """
 
 from enum import StrEnum

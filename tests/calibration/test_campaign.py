@@ -186,7 +186,7 @@ def test_a_good_guess_saves_runs(guess: int) -> None:
 
 
 def test_a_limit_without_an_end_is_not_exact() -> None:
-    """What lives at every batch has no limit."""
+    """A job that lives at every batch has no limit."""
     assert find_limit(lambda batch: True, 8) == Limit(2**20, None)
 
 

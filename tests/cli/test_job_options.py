@@ -60,6 +60,6 @@ def test_shells_complete_the_choices(option: JobOption) -> None:
 
 
 def test_methods_are_those_of_the_estimators() -> None:
-    """What the table says of methods names methods that there are."""
+    """The table names methods that there are."""
     named = {method for option in JOB_OPTIONS for method in option.methods}
     assert named == {str(method) for method in Method} - {"trace"}

@@ -1,6 +1,6 @@
 """Published figures of the seed documents, measured or estimated, each with its provenance.
 
-The figures stand in measured/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
+The figures stand in measurements/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
 where known, `when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An
 item of `figures` has `model` (its name in models.yaml), `batch`, `points` (what was measured where) or
 `estimates`, and perhaps a `note` and `kept` (models that were still on the GPU with their gradients, so that

@@ -1,7 +1,7 @@
 """A process as people write it, step after step, in the nouns of a notebook: no algorithm beyond the check.
 
-`process_replay` runs one through the simulated allocator, `process_file` reads one, and
-`trace/tensorflow_probe` measures the plain tensors of one on a GPU.
+`run` replays one through the simulated allocator, `file` reads one, and `calibration.probe.tensorflow`
+measures the plain tensors of one on a GPU.
 """
 
 from collections.abc import Iterator

@@ -158,7 +158,7 @@ class Attention(nn.Module):
 
 
 def taken(trace: Trace, name: str) -> list[Row]:
-    """What operators with this name asked for, in order: the direction, the category, bytes."""
+    """Return the requests of operators with this name, in order: the direction, the category, bytes."""
     return [
         ("backward" if "backward" in trace.sites[e.site].op else "forward", e.category, e.size_bytes)
         for e in trace.events

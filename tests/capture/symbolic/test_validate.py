@@ -101,7 +101,7 @@ def test_a_model_that_takes_another_path_is_run() -> None:
 
 
 def test_the_end_of_the_valid_range_is_bisected() -> None:
-    """Where a large batch diverges and a smaller one agrees, the end lies within 1/32 of the truth."""
+    """The end lies within 1/32 of the truth if a large batch diverges and a smaller one agrees."""
     program = program_of([alloc(0, 0, 2**20)])
 
     def divergence(batch: int) -> str:

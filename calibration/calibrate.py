@@ -167,8 +167,8 @@ def _replayed(
 ) -> list[Point]:
     """Return each run with its peak in a replay without a limit."""
     source = open_source(key.job, _target(key), tell)
-    rules = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
-    limits = replace(UNLIMITED, rules=rules)
+    config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
+    limits = replace(UNLIMITED, config=config)
     batches = sorted({observation.batch for observation in observations})
     peaks = {batch: replay_trace(source(batch), batch, limits).peak_reserved_bytes for batch in batches}
     return [Point(observation, peaks[observation.batch]) for observation in observations]

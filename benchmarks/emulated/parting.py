@@ -28,7 +28,7 @@ class Parting:
 
 def find_parting(trace: Trace, batch: int, recording: Recording) -> Parting | None:
     """Return the first difference of the events; None where there is none."""
-    traced = births_of_trace(trace, batch, recording.rules)
+    traced = births_of_trace(trace, batch, recording.config)
     recorded = births_of_recording(recording)
     at = _first_difference(traced, recorded)
     if at is None:

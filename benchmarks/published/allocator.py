@@ -6,10 +6,10 @@ from planner.allocator.config import AllocatorConfig, config_of_torch
 from planner.allocator.replay import MemoryLimits, Replay, replay_trace
 from planner.program.events import Trace
 
-PUBLISHED_RULES: Final[AllocatorConfig] = config_of_torch("2.11")
-PUBLISHED: Final = MemoryLimits(rules=PUBLISHED_RULES)
+PUBLISHED_CONFIG: Final[AllocatorConfig] = config_of_torch("2.11")
+PUBLISHED: Final = MemoryLimits(config=PUBLISHED_CONFIG)
 
 
 def replay_published(trace: Trace, batch: int, capacity_bytes: int | None = None) -> Replay:
     """Replay a trace as a published run, by default on a GPU without end."""
-    return replay_trace(trace, batch, MemoryLimits(capacity_bytes, rules=PUBLISHED_RULES))
+    return replay_trace(trace, batch, MemoryLimits(capacity_bytes, config=PUBLISHED_CONFIG))

@@ -55,9 +55,9 @@ def training_history(seed: int) -> list[Event]:
     return events
 
 
-def replay(events: list[Event], rules: AllocatorConfig, capacity_bytes: int | None) -> CachingAllocator:
+def replay(events: list[Event], config: AllocatorConfig, capacity_bytes: int | None) -> CachingAllocator:
     """Run a history; blocks that did not fit are left out."""
-    allocator = CachingAllocator(rules, capacity_bytes)
+    allocator = CachingAllocator(config, capacity_bytes)
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block | None] = {}
     for name, size_bytes in events:
@@ -71,26 +71,26 @@ def replay(events: list[Event], rules: AllocatorConfig, capacity_bytes: int | No
 
 
 def time_replay(
-    events: list[Event], rules: AllocatorConfig, capacity_bytes: int | None
+    events: list[Event], config: AllocatorConfig, capacity_bytes: int | None
 ) -> tuple[float, CachingAllocator]:
     """Seconds of the fastest of several replays, and what the last one came to."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        allocator = replay(events, rules, capacity_bytes)
+        allocator = replay(events, config, capacity_bytes)
         seconds.append(time.perf_counter() - start)
     return min(seconds), allocator
 
 
 def main() -> None:
-    """Print one line per set of rules."""
+    """Print one line per configuration."""
     events = training_history(seed=1)
     print(f"{len(events)} events, best of {REPEATS}")
     for conf in ("", "expandable_segments:True", "roundup_power2_divisions:8", "max_split_size_mb:64"):
-        rules = parse_alloc_conf(conf)
-        free_peak_bytes = replay(events, rules, None).peak_reserved_bytes
+        config = parse_alloc_conf(conf)
+        free_peak_bytes = replay(events, config, None).peak_reserved_bytes
         for capacity_bytes in (None, int(free_peak_bytes * 0.95)):
-            best, allocator = time_replay(events, rules, capacity_bytes)
+            best, allocator = time_replay(events, config, capacity_bytes)
             title = (conf or "defaults") + ("" if capacity_bytes is None else ", capacity 5 % short")
             print(
                 f"{title:48} {best * 1e6 / len(events):5.2f} us/event {best * 1e3:6.2f} ms  "

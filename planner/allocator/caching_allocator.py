@@ -35,7 +35,7 @@ class CachingAllocator:
 
     def __init__(
         self,
-        rules: AllocatorConfig,
+        config: AllocatorConfig,
         capacity_bytes: int | None = None,
         *,
         fraction_limit_bytes: int | None = None,
@@ -46,8 +46,8 @@ class CachingAllocator:
         """Start empty.
 
         capacity_bytes: what CUDA can hand out to this allocator in all; None: any amount.
-        fraction_limit_bytes: what `set_per_process_memory_fraction` allows; None: what the rules allow.
-        device_total_bytes: the device's memory as torch sees it. Needed where the rules name a fraction of
+        fraction_limit_bytes: what `set_per_process_memory_fraction` allows; None: what `config` allows.
+        device_total_bytes: the device's memory as torch sees it. Needed where `config` names a fraction of
             it; also sizes the address space of expandable segments, which otherwise follows the capacity.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
             addresses fall and never come back, as published peaks say, which come out where of equal blocks
@@ -55,29 +55,29 @@ class CachingAllocator:
             the recorded ones. From torch 2.12 on addresses decide nothing.
         segment_events: a list to which every change of the reserved memory is appended.
 
-        Raises UsageError where the rules name a fraction of a total that is not given.
+        Raises UsageError where the configuration names a fraction of a total that is not given.
         """
         self.allocated_bytes = 0
         self.peak_allocated_bytes = 0
         self.retries = 0
         self.ooms = 0
-        self._rules = rules
+        self._config = config
         self._limit_bytes = fraction_limit_bytes
-        if fraction_limit_bytes is None and rules.per_process_memory_fraction < 1.0:
+        if fraction_limit_bytes is None and config.per_process_memory_fraction < 1.0:
             if device_total_bytes is None:
                 raise UsageError("per_process_memory_fraction needs the total memory of the GPU")
-            self._limit_bytes = rules.memory_limit_bytes(device_total_bytes)
-        # The option knows only the fraction of the rules, not one set by a call (`throw_on_cudamalloc_oom`).
-        self._fails_at_limit = rules.throw_on_cudamalloc_oom and fraction_limit_bytes is None
+            self._limit_bytes = config.memory_limit_bytes(device_total_bytes)
+        # The option knows only the fraction in `config`, not one set by a call (`throw_on_cudamalloc_oom`).
+        self._fails_at_limit = config.throw_on_cudamalloc_oom and fraction_limit_bytes is None
         self._segments = Segments(
-            rules, capacity_bytes, self._limit_bytes, device_total_bytes, address_of, segment_events
+            config, capacity_bytes, self._limit_bytes, device_total_bytes, address_of, segment_events
         )
-        self._small, self._large = _make_pools(rules)
-        self._oversize_bytes = sys.maxsize if rules.max_split_bytes is None else rules.max_split_bytes
-        self._collects_garbage = rules.garbage_collection_threshold > 0 and self._limit_bytes is not None
-        self._rounds_to_512 = max(rules.roundup_power2_divisions) <= 1
+        self._small, self._large = _make_pools(config)
+        self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes
+        self._collects_garbage = config.garbage_collection_threshold > 0 and self._limit_bytes is not None
+        self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._searches_plainly = not (
-            rules.expandable_segments or rules.max_split_bytes is not None or self._collects_garbage
+            config.expandable_segments or config.max_split_bytes is not None or self._collects_garbage
         )
 
     @property
@@ -106,7 +106,7 @@ class CachingAllocator:
         if self._rounds_to_512:
             size_bytes = (requested_bytes + BLOCK_ROUNDING_BYTES - 1) & -BLOCK_ROUNDING_BYTES
         else:
-            size_bytes = self._rules.block_bytes(requested_bytes)
+            size_bytes = self._config.block_bytes(requested_bytes)
         pool = self._small if size_bytes <= LARGEST_SMALL_BYTES else self._large
         cached = pool.cached
         if self._searches_plainly:
@@ -192,7 +192,7 @@ class CachingAllocator:
         place = bisect_left(cached, (size_bytes,))
         if place == len(cached):
             return place
-        if self._rules.expandable_segments:
+        if self._config.expandable_segments:
             # A block counts with the unmapped space behind it: the growing end of a segment is used last.
             max_reserved_bytes = _room_bytes(cached[place][2])
             while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < max_reserved_bytes:
@@ -202,14 +202,14 @@ class CachingAllocator:
         if size_bytes < self._oversize_bytes:
             fits = found_bytes < self._oversize_bytes
         else:
-            fits = found_bytes < size_bytes + self._rules.max_non_split_rounding_bytes
+            fits = found_bytes < size_bytes + self._config.max_non_split_rounding_bytes
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
         """Get a block of new memory, releasing cached memory where CUDA refuses (second half of `malloc`)."""
         if self._collects_garbage:
             self._collect_garbage()
-        segment_bytes = self._rules.segment_bytes(size_bytes)
+        segment_bytes = self._config.segment_bytes(size_bytes)
         block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
         if block is not None:
             return block
@@ -231,7 +231,7 @@ class CachingAllocator:
 
         The smallest one that is large enough, else several from the largest down. True: enough was released.
         """
-        if self._rules.max_split_bytes is None or self._rules.expandable_segments:
+        if self._config.max_split_bytes is None or self._config.expandable_segments:
             return False
         wanted_bytes = max(size_bytes, self._oversize_bytes)
         cached = pool.cached
@@ -248,7 +248,7 @@ class CachingAllocator:
     def _collect_garbage(self) -> None:
         """Above the threshold, release large segments long unused (`garbage_collect_cached_blocks`)."""
         assert self._limit_bytes is not None
-        threshold_bytes = int(self._rules.garbage_collection_threshold * self._limit_bytes)
+        threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes
         pool = self._large
         idle = [block for _, _, block in pool.cached if not block.is_split and block.virtual_range is None]
@@ -262,13 +262,13 @@ class CachingAllocator:
             idle = [block for block in idle if block.cached]
 
 
-def _make_pools(rules: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
+def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
     never = sys.maxsize
     small = BlockPool("small", SMALL_SEGMENT_BYTES, BLOCK_ROUNDING_BYTES, never)
-    if rules.expandable_segments:
-        return small, BlockPool("large", rules.large_segment_bytes, BLOCK_ROUNDING_BYTES, never)
-    below_bytes = never if rules.max_split_bytes is None else rules.max_split_bytes
-    return small, BlockPool("large", rules.large_segment_bytes, LARGEST_SMALL_BYTES + 1, below_bytes)
+    if config.expandable_segments:
+        return small, BlockPool("large", config.large_segment_bytes, BLOCK_ROUNDING_BYTES, never)
+    below_bytes = never if config.max_split_bytes is None else config.max_split_bytes
+    return small, BlockPool("large", config.large_segment_bytes, LARGEST_SMALL_BYTES + 1, below_bytes)
 
 
 def _room_bytes(block: Block) -> int:

@@ -130,10 +130,10 @@ def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -
     large_bytes = DEFAULT_LARGE_SEGMENT_BYTES
     if large_mib is not None:
         large_bytes = _mebibytes("large_segment_size_mb", large_mib, OWN_SEGMENT_BYTES // MIB + 1)
-    rules = replace(defaults, large_segment_bytes=large_bytes, max_non_split_rounding_bytes=large_bytes)
+    config = replace(defaults, large_segment_bytes=large_bytes, max_non_split_rounding_bytes=large_bytes)
     for name, value in options.items():
-        rules = _apply_option(rules, name, value)
-    return rules
+        config = _apply_option(config, name, value)
+    return config
 
 
 _OPTION = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)")
@@ -151,27 +151,27 @@ def _split_options(text: str) -> dict[str, str]:
     return options
 
 
-def _apply_option(rules: AllocatorConfig, name: str, value: str) -> AllocatorConfig:
+def _apply_option(config: AllocatorConfig, name: str, value: str) -> AllocatorConfig:
     if name in _FIELDS:
         field, read = _FIELDS[name]
-        changes: dict[str, Any] = {field: read(rules, name, value)}
-        return replace(rules, **changes)
+        changes: dict[str, Any] = {field: read(config, name, value)}
+        return replace(config, **changes)
     if name in _WITHOUT_EFFECT:
-        _WITHOUT_EFFECT[name](rules, name, value)
-        return rules
+        _WITHOUT_EFFECT[name](config, name, value)
+        return config
     if name == "backend":
-        return _check_backend(rules, value)
+        return _check_backend(config, value)
     known = [*_FIELDS, *_WITHOUT_EFFECT, "backend", "large_segment_size_mb"]
     nearest = difflib.get_close_matches(name, known, n=1)
     raise _error(f"unknown option {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
 
 
-def _check_backend(rules: AllocatorConfig, value: str) -> AllocatorConfig:
+def _check_backend(config: AllocatorConfig, value: str) -> AllocatorConfig:
     if value == "cudaMallocAsync":
         raise _error("backend:cudaMallocAsync is not simulated, it leaves memory to CUDA; use backend:native")
     if value != "native":
         raise _error(f"unknown backend {value!r}; only native is simulated")
-    return rules
+    return config
 
 
 def _error(what: str) -> UsageError:
@@ -190,21 +190,21 @@ def _mebibytes(name: str, value: str, least_mib: int) -> int:
     return _whole(name, value, least_mib) * MIB
 
 
-def _size(rules: AllocatorConfig, name: str, value: str) -> int:
-    return _mebibytes(name, value, rules.large_segment_bytes // MIB)
+def _size(config: AllocatorConfig, name: str, value: str) -> int:
+    return _mebibytes(name, value, config.large_segment_bytes // MIB)
 
 
-def _truth(rules: AllocatorConfig, name: str, value: str) -> bool:
+def _truth(config: AllocatorConfig, name: str, value: str) -> bool:
     if value not in ("True", "False"):
         raise _error(f"{name} takes True or False, not {value!r}")
     return value == "True"
 
 
-def _count(rules: AllocatorConfig, name: str, value: str) -> int:
+def _count(config: AllocatorConfig, name: str, value: str) -> int:
     return _whole(name, value, 0)
 
 
-def _fraction(rules: AllocatorConfig, name: str, value: str) -> float:
+def _fraction(config: AllocatorConfig, name: str, value: str) -> float:
     try:
         fraction = float(value)
     except ValueError:
@@ -214,14 +214,14 @@ def _fraction(rules: AllocatorConfig, name: str, value: str) -> float:
     return fraction
 
 
-def _inner_fraction(rules: AllocatorConfig, name: str, value: str) -> float:
-    fraction = _fraction(rules, name, value)
+def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
+    fraction = _fraction(config, name, value)
     if fraction in (0.0, 1.0):
         raise _error(f"{name} must lie between 0 and 1, both excluded, not {value}")
     return fraction
 
 
-def _divisions(rules: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
+def _divisions(config: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
     """Read "4", or "[256:1,512:2,>:4]": divisions by size class in MiB.
 
     As torch does: the first entry also serves all smaller classes, ">" all after the entry before it, an

@@ -15,9 +15,9 @@ class MemoryLimits(Struct, frozen=True):
 
     capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
     limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
-    # The device's memory as torch sees it; a fraction of the rules refers to it.
+    # The device's memory as torch sees it; a fraction of the configuration refers to it.
     total_bytes: int | None = None
-    rules: AllocatorConfig = AllocatorConfig()
+    config: AllocatorConfig = AllocatorConfig()
 
     @property
     def allocator_limit_bytes(self) -> int | None:
@@ -86,7 +86,7 @@ def replay_trace(
     """Run all events of the trace at this batch size, up to the request that fails if one does.
 
     Changes of the reserved memory are appended to `segment_events`. Raises ValueError where the trace was
-    captured at another batch size, UsageError where the rules name a fraction of a total
+    captured at another batch size, UsageError where the configuration names a fraction of a total
     that the memory limits does not give.
     """
     check_batch(trace, batch)
@@ -174,18 +174,18 @@ def max_reserved_bytes(limits: MemoryLimits) -> int | None:
     Where segments expand, a request is held against the limit before it is rounded up to whole pages.
     """
     limit_bytes = limits.limit_bytes
-    if limit_bytes is not None and limits.rules.expandable_segments:
-        limit_bytes += limits.rules.large_segment_bytes
+    if limit_bytes is not None and limits.config.expandable_segments:
+        limit_bytes += limits.config.large_segment_bytes
     return _least(limits.capacity_bytes, limit_bytes)
 
 
 def new_allocator(limits: MemoryLimits, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
     """Return an allocator with these limits; changes of the reserved memory are appended to `segment_events`.
 
-    Raises UsageError where the rules name a fraction of a total that the limits do not give.
+    Raises UsageError where the configuration names a fraction of a total that the limits do not give.
     """
     return CachingAllocator(
-        limits.rules,
+        limits.config,
         limits.capacity_bytes,
         fraction_limit_bytes=limits.limit_bytes,
         device_total_bytes=limits.total_bytes,

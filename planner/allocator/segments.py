@@ -34,7 +34,7 @@ class Segments:
 
     def __init__(
         self,
-        rules: AllocatorConfig,
+        config: AllocatorConfig,
         capacity_bytes: int | None,
         limit_bytes: int | None,
         device_total_bytes: int | None,
@@ -47,9 +47,9 @@ class Segments:
         self.count = 0
         self.heads: dict[int, Block] = {}
         self.lowest_address = TOP_ADDRESS
-        self._expandable = rules.expandable_segments
+        self._expandable = config.expandable_segments
         # How far apart the ranks of one segment's blocks and the next one's are; 0: addresses alone rank.
-        self._rank_step = SEGMENT_RANK if rules.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
+        self._rank_step = SEGMENT_RANK if config.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
         self._first_rank = 0
         self._capacity_bytes = capacity_bytes
         self._limit_bytes = limit_bytes

@@ -38,7 +38,7 @@ def advise(model: Model | None = None, batch: int | None = None, **options: Unpa
     def open_traces(recipe: Recipe) -> TraceSource:
         return trace_workload(recipe.job, None, request.factory, target).open(on_progress)
 
-    recipe = Recipe(request.job, request.batch, request.budget.limits.rules)
+    recipe = Recipe(request.job, request.batch, request.budget.limits.config)
     open_traces(recipe)  # imports what is needed
     import_seconds = perf_counter() - request.start
     return AdviceResult(advise_on(recipe, request.budget, open_traces, on_progress), import_seconds)

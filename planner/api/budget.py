@@ -8,9 +8,9 @@ from planner.allocator import parse_alloc_conf
 from planner.api.options import Options
 from planner.errors import UsageError
 from planner.hardware import (
-    ENDLESS_BYTES,
     LARGEST_TOTAL_MIB,
     MIB,
+    UNLIMITED_BYTES,
     Budget,
     Device,
     find_device,
@@ -82,7 +82,7 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
     if found is None:
         return budget
     return make_device_budget(
-        budget.device, budget.confidence, budget.limits.rules, budget.cap_bytes, found, budget.likeness
+        budget.device, budget.confidence, budget.limits.config, budget.cap_bytes, found, budget.likeness
     )
 
 
@@ -93,7 +93,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
     `calibrate_budget`.
     """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
-    if budget.device.total.value >= ENDLESS_BYTES:
+    if budget.device.total.value >= UNLIMITED_BYTES:
         if given:
             raise UsageError("--calibrations: calibrations are those of a card; say which, such as --gpu L4")
         return ()

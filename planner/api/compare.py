@@ -66,8 +66,8 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
     if isinstance(measured, str):
         return budget
     defaults = config_of_torch(dict(measured.source.versions).get("torch", ""))
-    rules = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
-    return replace(budget, limits=replace(budget.limits, rules=rules))
+    config = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
+    return replace(budget, limits=replace(budget.limits, config=config))
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:

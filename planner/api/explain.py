@@ -14,7 +14,7 @@ from planner.api.gpus import gpus
 from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
 from planner.errors import ModelError
-from planner.hardware import ENDLESS_BYTES, Budget, Device, judge_budget, load_devices
+from planner.hardware import UNLIMITED_BYTES, Budget, Device, judge_budget, load_devices
 from planner.jobs import Job, Mode, check_count, reset_options
 from planner.planning import (
     BatchCurve,
@@ -149,7 +149,7 @@ def batch_curve(
         return None
     asked = make_budget(options)
     cards = list(load_devices() if devices is None else devices)
-    endless = asked.device.total.value >= ENDLESS_BYTES
+    endless = asked.device.total.value >= UNLIMITED_BYTES
     if not endless and asked.device not in cards:
         cards.insert(0, asked.device)
     # Where the guards of a stored program fail, each batch size is a run of the model: for so many of them, a

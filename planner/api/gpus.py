@@ -189,5 +189,5 @@ def _calibrated(budget: Budget, found: Correction | None) -> Budget:
     if found is None:
         return budget
     return make_device_budget(
-        budget.device, budget.confidence, budget.limits.rules, budget.cap_bytes, found, budget.likeness
+        budget.device, budget.confidence, budget.limits.config, budget.cap_bytes, found, budget.likeness
     )

@@ -81,10 +81,10 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
     )
     file = _read(source, options)
     alloc_conf = options.get("alloc_conf")
-    rules = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))
+    config = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))
     tracing = _Tracing(budget.device, options.get("on_progress") or ignore_progress)
     start = perf_counter()
-    account = run_process(file.process, tracing.trace, replace(budget.limits, rules=rules))
+    account = run_process(file.process, tracing.trace, replace(budget.limits, config=config))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
     return ProcessResult(
         process=file.process,
@@ -92,7 +92,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
         framework="torch",
         assumptions=(
             *_of_card(budget, alloc_conf, account.retries),
-            *_of_torch(file.torch, rules),
+            *_of_torch(file.torch, config),
             *tracing.assumptions(),
         ),
         unknown_ops=tracing.unknown_ops(),
@@ -148,8 +148,8 @@ def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[s
         yield f"the allocator runs with {alloc_conf}"
 
 
-def _of_torch(version: str, rules: AllocatorConfig) -> Iterator[str]:
-    if rules.reuse_order is ReuseOrder.LOWEST_ADDRESS:
+def _of_torch(version: str, config: AllocatorConfig) -> Iterator[str]:
+    if config.reuse_order is ReuseOrder.LOWEST_ADDRESS:
         yield f"of equal free blocks the one at the lowest address is reused, as by torch {version}"
 
 

@@ -27,7 +27,7 @@ from planner.allocator import AllocatorConfig, MemoryLimits
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import Correction
 from planner.hardware.calibration.model import Fit
-from planner.hardware.device import ENDLESS_BYTES, MIB, Device
+from planner.hardware.device import MIB, UNLIMITED_BYTES, Device
 from planner.hardware.likeness import Likeness, likeness_of, margins_of
 from planner.hardware.residuals import Spread
 from planner.jobs import Job
@@ -48,7 +48,7 @@ class Budget(Struct, frozen=True):
 def make_budget(
     device: Device,
     confidence: float,
-    rules: AllocatorConfig,
+    config: AllocatorConfig,
     cap_bytes: int | None = None,
     correction: Correction | None = None,
     likeness: Likeness = Likeness(),  # noqa: B008
@@ -70,7 +70,7 @@ def make_budget(
     if correction is not None and correction.context is not None:
         device = msgspec.structs.replace(device, context=correction.context)
     capacity = None
-    if device.usable.value < ENDLESS_BYTES:
+    if device.usable.value < UNLIMITED_BYTES:
         overhead, deviation, slope = process_overhead(device, correction)
         deviation = hypot(deviation, device.usable.spread)
         left = device.usable.value - overhead
@@ -79,10 +79,10 @@ def make_budget(
         )
         capacity = max(0, capacity)
     limit = None if cap_bytes is None else int(cap_bytes / scale)
-    # A fraction in the rules refers to the total, and bounds the allocator alone as a cap does.
-    total = int(device.usable.value / scale) if device.usable.value < ENDLESS_BYTES else None
+    # A fraction in the configuration refers to the total, and bounds the allocator alone as a cap does.
+    total = int(device.usable.value / scale) if device.usable.value < UNLIMITED_BYTES else None
     return Budget(
-        device, confidence, cap_bytes, MemoryLimits(capacity, limit, total, rules), correction, likeness
+        device, confidence, cap_bytes, MemoryLimits(capacity, limit, total, config), correction, likeness
     )
 
 
@@ -94,7 +94,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
     return make_budget(
         budget.device,
         budget.confidence,
-        budget.limits.rules,
+        budget.limits.config,
         budget.cap_bytes,
         budget.correction,
         likeness,

@@ -12,7 +12,7 @@ from planner.hardware.context import context_size, typical_context
 from planner.program import Target
 
 MIB = 2**20
-ENDLESS_BYTES = 2**60  # the "total" of a GPU that never runs out
+UNLIMITED_BYTES = 2**60  # the "total" of a GPU that never runs out
 SMALLEST_TOTAL_MIB = 100
 LARGEST_TOTAL_MIB = 10_000_000
 
@@ -141,7 +141,7 @@ def generic_device(total_mib: int) -> Device:
 
 def unlimited_device() -> Device:
     """Return a GPU that never runs out, with the generic context: for an estimate that names no GPU."""
-    endless = SourcedBytes(ENDLESS_BYTES, "no GPU given", kind=FigureKind.USER)
+    endless = SourcedBytes(UNLIMITED_BYTES, "no GPU given", kind=FigureKind.USER)
     return _ampere("unlimited", endless, endless)
 
 

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 from planner.allocator import MemoryLimits, Replay, replay_trace
 from planner.hardware.budget import Budget, is_fitted, process_overhead
-from planner.hardware.device import ENDLESS_BYTES
+from planner.hardware.device import UNLIMITED_BYTES
 from planner.hardware.likeness import margins_of
 from planner.hardware.residuals import Spread
 from planner.program import Outcome, Trace, live_bytes_bound
@@ -19,11 +19,11 @@ def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
     None where nothing bounds it, or where no published run is like the job and no calibration answers. `run`
-    is one that did not fail, in limits of the budget's rules. The batch's least need lies between the
+    is one that did not fail, in limits of the budget's configuration. The batch's least need lies between the
     bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters. The
     answer is never below the truth of the model.
     """
-    if budget.cap_bytes is None and budget.device.usable.value >= ENDLESS_BYTES:
+    if budget.cap_bytes is None and budget.device.usable.value >= UNLIMITED_BYTES:
         return None
     if budget.likeness.unlike and not is_fitted(budget):
         return None
@@ -34,7 +34,7 @@ def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float
         if most < CERTAIN or least > 1 - CERTAIN or most - least <= TOLERANCE * min(most, 1 - least):
             break
         middle = (low + high) / 2
-        limits = MemoryLimits(int(middle), rules=budget.limits.rules, total_bytes=budget.limits.total_bytes)
+        limits = MemoryLimits(int(middle), config=budget.limits.config, total_bytes=budget.limits.total_bytes)
         fails = replay_trace(trace, run.batch, limits).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return oom_probability_at(budget, high)
@@ -50,7 +50,7 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
     if budget.cap_bytes is not None:
         probabilities.append(probability_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
     device = budget.device
-    if device.usable.value < ENDLESS_BYTES:
+    if device.usable.value < UNLIMITED_BYTES:
         overhead, deviation, slope = process_overhead(device, budget.correction)
         deviation = hypot(deviation, device.usable.spread)
         spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)

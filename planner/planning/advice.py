@@ -133,7 +133,7 @@ def _hopeful(
 def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_tracer: Open) -> Trial:
     changed = apply_all(recipe, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
-    limits = replace(budget.limits, rules=changed.rules)
+    limits = replace(budget.limits, config=changed.config)
     found = estimate_batch(changed.job, trace, changed.batch, replace(budget, limits=limits))
     return Trial(
         changes, changed, found, _needed(trace, changed.batch, limits, found.run.peak_reserved_bytes)
@@ -145,6 +145,6 @@ def _needed(trace: Trace, batch: int, limits: MemoryLimits, most_bytes: int) -> 
     low, high = 0, most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2
-        run = replay_trace(trace, batch, MemoryLimits(middle * RESOLUTION_BYTES, rules=limits.rules))
+        run = replay_trace(trace, batch, MemoryLimits(middle * RESOLUTION_BYTES, config=limits.config))
         low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
     return high * RESOLUTION_BYTES

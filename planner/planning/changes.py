@@ -27,7 +27,7 @@ class Recipe(Struct, frozen=True):
 
     job: Job
     batch: int  # of one micro-batch, where the job accumulates
-    rules: AllocatorConfig
+    config: AllocatorConfig
 
 
 class Change(Struct, frozen=True):
@@ -67,11 +67,11 @@ def _change(name: str, cost: str, rank: int, group: str, **fields: object) -> Ch
 
 
 def _of_allocator(recipe: Recipe) -> list[Change]:
-    if recipe.rules.expandable_segments:
+    if recipe.config.expandable_segments:
         return []
 
     def expand(recipe: Recipe) -> Recipe:
-        return replace(recipe, rules=replace(recipe.rules, expandable_segments=True))
+        return replace(recipe, config=replace(recipe.config, expandable_segments=True))
 
     cost = "nothing in numbers or time; Linux only, set PYTORCH_ALLOC_CONF before the process starts"
     return [Change("--alloc-conf expandable_segments:True", cost, 0, "allocator", expand)]

@@ -85,5 +85,5 @@ def estimate_batch(
 
 
 def unlimited(limits: MemoryLimits) -> MemoryLimits:
-    """Return an limits with the same rules and memory that never runs out."""
-    return replace(UNLIMITED, rules=replace(limits.rules, per_process_memory_fraction=1.0))
+    """Return limits with the same configuration and memory that never runs out."""
+    return replace(UNLIMITED, config=replace(limits.config, per_process_memory_fraction=1.0))

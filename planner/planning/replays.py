@@ -171,6 +171,6 @@ class TargetReplays:
 
 def is_limit_independent(limits: MemoryLimits) -> bool:
     """Return whether nothing but a refused request lets the allocator act on how much memory there is."""
-    rules = limits.rules
-    fraction = rules.per_process_memory_fraction < 1
-    return not (rules.expandable_segments or rules.garbage_collection_threshold > 0 or fraction)
+    config = limits.config
+    fraction = config.per_process_memory_fraction < 1
+    return not (config.expandable_segments or config.garbage_collection_threshold > 0 or fraction)

@@ -36,7 +36,7 @@ def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
         _loop(estimate.job),
         *_lengths(estimate.budget.likeness),
         *_recipe(estimate.job),
-        *_allocator(estimate.budget.limits.rules),
+        *_allocator(estimate.budget.limits.config),
         *_capability(estimate.budget.device),
         *estimate.notes,
         *_unknown(estimate.unknown_ops),
@@ -163,12 +163,12 @@ def _recipe(job: Job) -> tuple[str, ...]:
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)
 
 
-def _allocator(rules: AllocatorConfig) -> tuple[str, ...]:
+def _allocator(config: AllocatorConfig) -> tuple[str, ...]:
     default = AllocatorConfig()
     changed = [
-        f"{field.name}={getattr(rules, field.name)}"
+        f"{field.name}={getattr(config, field.name)}"
         for field in fields(AllocatorConfig)
-        if getattr(rules, field.name) != getattr(default, field.name)
+        if getattr(config, field.name) != getattr(default, field.name)
     ]
     return (f"the allocator runs with {', '.join(changed)}",) if changed else ()
 

@@ -43,7 +43,7 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
         "allocator": {
             **in_mib(limits, "capacity", "limit"),
             **in_mib(budget, "cap"),
-            "rules": to_builtins(limits.rules),
+            "rules": to_builtins(limits.config),
         },
     }
 

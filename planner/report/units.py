@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.hardware import ENDLESS_BYTES, MIB, SourcedBytes
+from planner.hardware import MIB, UNLIMITED_BYTES, SourcedBytes
 from planner.planning import Estimate
 from planner.program import LARGEST_BATCH, Category
 from planner.report.document import Cell, Column, Table
@@ -105,7 +105,7 @@ def mib_column(title: str = "MiB") -> Column:
 
 def is_endless(figure: SourcedBytes) -> bool:
     """Return whether this is the memory of a GPU that never runs out."""
-    return figure.value >= ENDLESS_BYTES
+    return figure.value >= UNLIMITED_BYTES
 
 
 def signed_percent(share: float) -> str:

@@ -122,7 +122,7 @@ class Pair:
 
     def __init__(
         self,
-        rules: AllocatorConfig,
+        config: AllocatorConfig,
         capacity: int | None,
         *,
         limit: int | None = None,
@@ -132,7 +132,7 @@ class Pair:
         self.events: list[SegmentEvent] = []
         self.capacity = capacity
         self.fast = CachingAllocator(
-            rules,
+            config,
             capacity,
             fraction_limit_bytes=limit,
             device_total_bytes=total,
@@ -140,7 +140,7 @@ class Pair:
             segment_events=self.events,
         )
         address_of = falling_addresses() if seed is None else spread_addresses(seed)
-        self.slow = SlowAllocator(rules, capacity, limit, total, address_of)
+        self.slow = SlowAllocator(config, capacity, limit, total, address_of)
         self.live: list[tuple[Block, int]] = []
 
     def apply(self, action: str, argument: int) -> None:
@@ -241,12 +241,12 @@ def test_max_split_size_agrees_with_the_slow_allocator(
     order: ReuseOrder,
 ) -> None:
     """With unsplittable blocks about as large as the requests, and little capacity, both release the same."""
-    rules = AllocatorConfig(
+    config = AllocatorConfig(
         max_split_bytes=split_mib * MIB,
         max_non_split_rounding_bytes=rounding_mib * MIB,
         reuse_order=order,
     )
-    run(Pair(rules, capacity_mib * MIB, seed=seed), history)
+    run(Pair(config, capacity_mib * MIB, seed=seed), history)
 
 
 @settings(max_examples=400, deadline=None)
@@ -259,8 +259,8 @@ def test_garbage_collection_agrees_with_the_slow_allocator(
         (action, argument + place * growth * MIB if action == "malloc" else argument)
         for place, (action, argument) in enumerate(history)  # larger requests are not served from the cache
     ]
-    rules = AllocatorConfig(garbage_collection_threshold=threshold)
-    run(Pair(rules, None, limit=limit_mib * MIB), growing)
+    config = AllocatorConfig(garbage_collection_threshold=threshold)
+    run(Pair(config, None, limit=limit_mib * MIB), growing)
 
 
 @settings(max_examples=600, deadline=None)
@@ -276,5 +276,5 @@ def test_all_options_agree_with_the_slow_allocator(
 ) -> None:
     """Under any mixture of options, capacity and memory limit both allocators do the same."""
     total = (200 * MIB if capacity is None else capacity) + more
-    rules = parse_alloc_conf(rule_text, AllocatorConfig(reuse_order=order))
-    run(Pair(rules, capacity, limit=limit, total=total, seed=seed), history)
+    config = parse_alloc_conf(rule_text, AllocatorConfig(reuse_order=order))
+    run(Pair(config, capacity, limit=limit, total=total, seed=seed), history)

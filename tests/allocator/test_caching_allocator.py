@@ -226,10 +226,10 @@ def test_best_fit_takes_the_smallest_block_and_the_lowest_address() -> None:
 TORCH_2_11, TORCH_2_12 = config_of_torch("2.11.0+cu130"), config_of_torch("2.12.0+cu130")
 
 
-@pytest.mark.parametrize(("rules", "reused"), [(TORCH_2_11, "newer"), (TORCH_2_12, "older")])
-def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(rules: AllocatorConfig, reused: str) -> None:
+@pytest.mark.parametrize(("config", "reused"), [(TORCH_2_11, "newer"), (TORCH_2_12, "older")])
+def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(config: AllocatorConfig, reused: str) -> None:
     """New segments lie below older ones, so that the lowest address, reused before 2.12, is the newest's."""
-    allocator = CachingAllocator(rules)
+    allocator = CachingAllocator(config)
     older, newer = allocator.malloc(mib(30)), allocator.malloc(mib(30))
     assert older is not None and newer is not None
     assert newer.address + mib(30) == older.address
@@ -240,10 +240,10 @@ def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(rules: AllocatorCo
     assert block is not None and block.address == places[reused]
 
 
-@pytest.mark.parametrize("rules", [TORCH_2_11, TORCH_2_12])
-def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(rules: AllocatorConfig) -> None:
+@pytest.mark.parametrize("config", [TORCH_2_11, TORCH_2_12])
+def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(config: AllocatorConfig) -> None:
     """Blocks of a segment share its age, so that their addresses decide in all versions."""
-    allocator = CachingAllocator(rules)
+    allocator = CachingAllocator(config)
     blocks = [allocator.malloc(mib(4)) for _ in range(5)]
     lower, upper = blocks[1], blocks[3]
     assert lower is not None and upper is not None
@@ -254,8 +254,8 @@ def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(rules: AllocatorCon
     assert block is not None and block.address == place
 
 
-@pytest.mark.parametrize(("rules", "reused"), [(TORCH_2_11, mib(100)), (TORCH_2_12, mib(800))])
-def test_addresses_may_be_dictated(rules: AllocatorConfig, reused: int) -> None:
+@pytest.mark.parametrize(("config", "reused"), [(TORCH_2_11, mib(100)), (TORCH_2_12, mib(800))])
+def test_addresses_may_be_dictated(config: AllocatorConfig, reused: int) -> None:
     """With recorded addresses ties go to the lowest, or from torch 2.12 on to the oldest segment."""
     recorded = iter([mib(800), mib(100)])
     asked = []
@@ -264,7 +264,7 @@ def test_addresses_may_be_dictated(rules: AllocatorConfig, reused: int) -> None:
         asked.append(size_bytes)
         return next(recorded)
 
-    allocator = CachingAllocator(rules, address_of=address_of)
+    allocator = CachingAllocator(config, address_of=address_of)
     first, second = allocator.malloc(mib(30)), allocator.malloc(mib(29.5))
     assert first is not None and second is not None
     assert (asked, first.address, second.address) == ([mib(30), mib(30)], mib(800), mib(100))
@@ -456,7 +456,7 @@ def test_a_memory_fraction_limits_the_segments(conf: str, limit: int | None, tot
 
 
 def test_a_fraction_of_an_unknown_total_is_refused() -> None:
-    """A fraction in the rules needs the GPU's total memory."""
+    """A fraction in the configuration needs the GPU's total memory."""
     with pytest.raises(UsageError, match="per_process_memory_fraction needs the total memory of the GPU"):
         CachingAllocator(parse_alloc_conf("per_process_memory_fraction:0.5"), mib(100))
 

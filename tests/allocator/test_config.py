@@ -7,7 +7,7 @@ from planner.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("text", "rules"),
+    ("text", "config"),
     [
         ("", AllocatorConfig()),
         ("backend:native,", AllocatorConfig()),
@@ -60,9 +60,9 @@ from planner.errors import UsageError
         ),
     ],
 )
-def test_configurations_that_are_understood(text: str, rules: AllocatorConfig) -> None:
-    """Each text gives these rules; torch 2.13's own parser gives the same figures."""
-    assert parse_alloc_conf(text) == rules
+def test_configurations_that_are_understood(text: str, config: AllocatorConfig) -> None:
+    """Each text gives this configuration; torch 2.13's own parser gives the same figures."""
+    assert parse_alloc_conf(text) == config
 
 
 @pytest.mark.parametrize(

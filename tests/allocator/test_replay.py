@@ -198,7 +198,7 @@ def test_no_samples_no_memory() -> None:
 def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: int) -> None:
     """The allocator's options reach it."""
     trace = Trace((alloc(0, request_mib * MIB),), SITES, 1)
-    run = replay_trace(trace, 1, MemoryLimits(rules=parse_alloc_conf(conf)))
+    run = replay_trace(trace, 1, MemoryLimits(config=parse_alloc_conf(conf)))
     peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
     assert run == Replay(
         1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0, peaks
@@ -206,16 +206,16 @@ def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: in
 
 
 def test_fraction_of_the_total() -> None:
-    """A fraction in the rules limits the allocator by the total; without a total it is refused."""
-    rules = AllocatorConfig(per_process_memory_fraction=0.5)
+    """A fraction in the configuration limits the allocator by the total; without a total it is refused."""
+    config = AllocatorConfig(per_process_memory_fraction=0.5)
     trace = grow_after_free()
     outcomes = [
-        replay_trace(trace, 1, MemoryLimits(100 * MIB, total_bytes=total_mib * MIB, rules=rules)).outcome
+        replay_trace(trace, 1, MemoryLimits(100 * MIB, total_bytes=total_mib * MIB, config=config)).outcome
         for total_mib in (84, 44, 43)
     ]
     assert outcomes == [Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT]
     with pytest.raises(UsageError, match="needs the total memory of the GPU"):
-        replay_trace(trace, 1, MemoryLimits(100 * MIB, rules=rules))
+        replay_trace(trace, 1, MemoryLimits(100 * MIB, config=config))
 
 
 def test_another_batch_is_refused() -> None:
@@ -255,7 +255,7 @@ confs = st.sampled_from(
 def test_roles_add_up(program: Program, batch: int, capacity: int | None, conf: str) -> None:
     """Categories add up to the allocated peak at the peak, and to what is allocated at the end there."""
     trace = program.instantiate(batch)
-    limits = MemoryLimits(capacity, rules=parse_alloc_conf(conf))
+    limits = MemoryLimits(capacity, config=parse_alloc_conf(conf))
     recorder = TimelineRecorder()
     run = replay_trace(trace, batch, limits, recorder)
     _, at_peak = replay_with_breakdown(trace, batch, limits)
@@ -273,7 +273,7 @@ def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -
     comes with a retry.
     """
     trace = program.instantiate(batch)
-    run = replay_trace(trace, batch, MemoryLimits(capacity, rules=parse_alloc_conf(conf)))
+    run = replay_trace(trace, batch, MemoryLimits(capacity, config=parse_alloc_conf(conf)))
     assert run.end_allocated_bytes <= run.peak_allocated_bytes <= run.peak_reserved_bytes
     assert capacity is None or run.peak_reserved_bytes <= capacity
     assert (run.failure is not None) == (run.outcome is Outcome.DOES_NOT_FIT)
@@ -293,7 +293,7 @@ def test_more_memory_does_no_harm(
     """
     trace = program.instantiate(batch)
     small, large = sorted((one, other), key=lambda capacity: (capacity is None, capacity or 0))
-    rules = parse_alloc_conf(conf)
-    run = replay_trace(trace, batch, MemoryLimits(small, rules=rules))
+    config = parse_alloc_conf(conf)
+    run = replay_trace(trace, batch, MemoryLimits(small, config=config))
     if run.outcome is Outcome.FITS:
-        assert replay_trace(trace, batch, MemoryLimits(large, rules=rules)) == run
+        assert replay_trace(trace, batch, MemoryLimits(large, config=config)) == run

@@ -125,8 +125,8 @@ def test_a_card_smaller_than_a_context() -> None:
 
 def test_rules_are_passed_on() -> None:
     """The allocator's options reach the memory limits."""
-    rules = AllocatorConfig(expandable_segments=True)
-    assert make_budget(card(), 0.99, rules).limits.rules == rules
+    config = AllocatorConfig(expandable_segments=True)
+    assert make_budget(card(), 0.99, config).limits.config == config
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.49, 1.0, 1.5, 99, -1.0, nan, inf])

@@ -87,18 +87,18 @@ class SlowAllocator:
 
     def __init__(
         self,
-        rules: AllocatorConfig,
+        config: AllocatorConfig,
         capacity_bytes: int | None,
         limit_bytes: int | None,
         total_bytes: int | None,
         address_of: Callable[[int], int],
     ) -> None:
-        self.rules = rules
+        self.config = config
         self.capacity_bytes = capacity_bytes
         self.limit_bytes = limit_bytes
-        self.fails_at_limit = limit_bytes is None and rules.throw_on_cudamalloc_oom
-        if limit_bytes is None and rules.per_process_memory_fraction != 1.0 and total_bytes is not None:
-            self.limit_bytes = int(rules.per_process_memory_fraction * total_bytes)
+        self.fails_at_limit = limit_bytes is None and config.throw_on_cudamalloc_oom
+        if limit_bytes is None and config.per_process_memory_fraction != 1.0 and total_bytes is not None:
+            self.limit_bytes = int(config.per_process_memory_fraction * total_bytes)
         self.total_bytes = total_bytes
         self.address_of = address_of
         self.all_segments: list[Segment] = []
@@ -128,17 +128,17 @@ class SlowAllocator:
     def malloc(self, requested_bytes: int) -> tuple[int, int] | None:
         if requested_bytes == 0:
             return (0, 0)
-        wanted = rounded(requested_bytes, self.rules)
+        wanted = rounded(requested_bytes, self.config)
         pool: PoolName = "small" if wanted <= 1 * MIB else "large"
         place = self.best_fit(pool, wanted) or self.new_memory(pool, wanted)
         if place is None:
             return None
         segment, run = place
         rest = run.size_bytes - wanted
-        if pool == "small" or self.rules.expandable_segments:
+        if pool == "small" or self.config.expandable_segments:
             splits = rest >= 512
         else:
-            may_split = self.rules.max_split_bytes is None or wanted < self.rules.max_split_bytes
+            may_split = self.config.max_split_bytes is None or wanted < self.config.max_split_bytes
             splits = may_split and rest > 1 * MIB
         segment.used[run.address] = wanted if splits else run.size_bytes
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
@@ -171,7 +171,7 @@ class SlowAllocator:
     def free_places(self, pool: PoolName) -> list[tuple[Segment, Run]]:
         """The free blocks of a pool by size, then by the segment's age where that counts, then address."""
         segments = [segment for segment in self.all_segments if segment.pool == pool]  # the oldest first
-        by_age = self.rules.reuse_order is ReuseOrder.OLDEST_SEGMENT
+        by_age = self.config.reuse_order is ReuseOrder.OLDEST_SEGMENT
         places = [(s, run, age if by_age else 0) for age, s in enumerate(segments) for run in s.free_runs()]
         places.sort(key=lambda place: (place[1].size_bytes, place[2], place[1].address))
         return [(segment, run) for segment, run, _ in places]
@@ -182,17 +182,17 @@ class SlowAllocator:
         if not fitting:
             return None
         best = fitting[0]
-        if self.rules.expandable_segments:
+        if self.config.expandable_segments:
             for other in fitting[1:]:
                 if size_with_hole(other) >= size_with_hole(best):
                     break
                 best = other
-        limit = self.rules.max_split_bytes
+        limit = self.config.max_split_bytes
         if limit is not None:
             found = best[1].size_bytes
             if wanted < limit <= found:
                 return None
-            if wanted >= limit and found - wanted >= self.rules.max_non_split_rounding_bytes:
+            if wanted >= limit and found - wanted >= self.config.max_non_split_rounding_bytes:
                 return None
         return best
 
@@ -218,7 +218,7 @@ class SlowAllocator:
     def over_limit(self, wanted: int) -> bool:
         if self.limit_bytes is None:
             return False
-        return self.reserved_bytes + segment_size(wanted, self.rules) > self.limit_bytes
+        return self.reserved_bytes + segment_size(wanted, self.config) > self.limit_bytes
 
     def over_capacity(self, more_bytes: int) -> bool:
         return self.capacity_bytes is not None and self.reserved_bytes + more_bytes > self.capacity_bytes
@@ -226,9 +226,9 @@ class SlowAllocator:
     def ask_cuda(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
         if self.over_limit(wanted):
             return None
-        if self.rules.expandable_segments:
+        if self.config.expandable_segments:
             return self.expand(pool, wanted)
-        size = segment_size(wanted, self.rules)
+        size = segment_size(wanted, self.config)
         if self.over_capacity(size):
             return None
         segment = Segment(pool, self.address_of(size), size, size, False, {0})
@@ -267,7 +267,7 @@ class SlowAllocator:
                         start = run.address
                 if segment.unused_from(start) >= wanted:
                     return segment, start
-        page = 2 * MIB if pool == "small" else self.rules.large_segment_bytes
+        page = 2 * MIB if pool == "small" else self.config.large_segment_bytes
         if self.capacity_bytes is None:
             size = 2**47 // page * page
         else:
@@ -304,8 +304,8 @@ class SlowAllocator:
                     self.all_segments.remove(segment)
 
     def release_oversize(self, pool: PoolName, wanted: int) -> bool:
-        limit = self.rules.max_split_bytes
-        if limit is None or self.rules.expandable_segments:
+        limit = self.config.max_split_bytes
+        if limit is None or self.config.expandable_segments:
             return False
         target = max(wanted, limit)
         oversize = [place for place in self.free_places(pool) if place[1].size_bytes >= limit]
@@ -321,9 +321,9 @@ class SlowAllocator:
         return released >= target
 
     def collect_garbage(self) -> None:
-        if self.limit_bytes is None or self.rules.garbage_collection_threshold == 0:
+        if self.limit_bytes is None or self.config.garbage_collection_threshold == 0:
             return
-        threshold = int(self.rules.garbage_collection_threshold * self.limit_bytes)
+        threshold = int(self.config.garbage_collection_threshold * self.limit_bytes)
         to_free = self.reserved_bytes - threshold
         freed = 0
         while freed < to_free:
@@ -347,11 +347,11 @@ def size_with_hole(place: tuple[Segment, Run]) -> int:
     return run.size_bytes + sum(hole.size_bytes for hole in segment.holes() if hole.address == run.end)
 
 
-def rounded(requested_bytes: int, rules: AllocatorConfig) -> int:
+def rounded(requested_bytes: int, config: AllocatorConfig) -> int:
     size_class = 0
     while size_class < 15 and requested_bytes >= 2 * MIB * 2**size_class:
         size_class += 1
-    divisions = rules.roundup_power2_divisions[size_class]
+    divisions = config.roundup_power2_divisions[size_class]
     if divisions >= 2 and requested_bytes > 512 * divisions:
         power = 512
         while power * 2 <= requested_bytes:
@@ -363,9 +363,9 @@ def rounded(requested_bytes: int, rules: AllocatorConfig) -> int:
     return requested_bytes
 
 
-def segment_size(wanted: int, rules: AllocatorConfig) -> int:
+def segment_size(wanted: int, config: AllocatorConfig) -> int:
     if wanted <= 1 * MIB:
         return 2 * MIB
     if wanted < 10 * MIB:
-        return rules.large_segment_bytes
+        return config.large_segment_bytes
     return wanted if wanted % (2 * MIB) == 0 else (wanted // (2 * MIB) + 1) * 2 * MIB

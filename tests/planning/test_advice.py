@@ -205,6 +205,6 @@ def test_vit_at_512_on_24_gb() -> None:
     result = advise_model("vit_b_16", 512, gpu="RTX 4090")
     assert len(result.advice.sets) >= 3
     for trial in result.advice.sets[:3]:
-        conf = "expandable_segments:True" if trial.recipe.rules.expandable_segments else None
+        conf = "expandable_segments:True" if trial.recipe.config.expandable_segments else None
         again = estimate_model(trial.recipe.job, trial.recipe.batch, gpu="RTX 4090", alloc_conf=conf)
         assert again.fits != "no"

@@ -172,10 +172,10 @@ def sums(share: ModuleShare) -> bool:
 _all_limits = st.one_of(
     st.just(UNLIMITED),
     st.integers(1, 200).map(lambda size: MemoryLimits(capacity_bytes=size * MIB)),
-    st.just(MemoryLimits(rules=AllocatorConfig(expandable_segments=True))),
+    st.just(MemoryLimits(config=AllocatorConfig(expandable_segments=True))),
     st.integers(10, 300).map(
         lambda size: MemoryLimits(
-            size * MIB, rules=AllocatorConfig(max_split_bytes=32 * MIB, expandable_segments=False)
+            size * MIB, config=AllocatorConfig(max_split_bytes=32 * MIB, expandable_segments=False)
         )
     ),
 )

@@ -24,12 +24,12 @@ JOB = Job("made up")
 Size = Callable[[int], int]  # bytes at a batch size
 
 
-def budget_of(capacity_mib: int, confidence: float = 0.5, rules: AllocatorConfig | None = None) -> Budget:
+def budget_of(capacity_mib: int, confidence: float = 0.5, config: AllocatorConfig | None = None) -> Budget:
     """A card without uncertainty that leaves so much to the allocator, next to a context of 400 MiB."""
     usable = SourcedBytes((capacity_mib + 400) * MIB, "made up")
     context = SourcedBytes(400 * MIB, "made up")
     return make_budget(
-        Device("card", usable, usable, context, (8, 6)), confidence, rules or AllocatorConfig()
+        Device("card", usable, usable, context, (8, 6)), confidence, config or AllocatorConfig()
     )
 
 
@@ -323,10 +323,10 @@ def test_estimate_with_retries() -> None:
 
 
 def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
-    """Where a batch fails for a fraction of the rules, its peaks are those of a card without any bound."""
+    """Where a batch fails for a configured fraction, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
-    rules = AllocatorConfig(per_process_memory_fraction=0.1)
-    found = estimate_batch(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, rules))
+    config = AllocatorConfig(per_process_memory_fraction=0.1)
+    found = estimate_batch(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, config))
     assert found.outcome is Outcome.DOES_NOT_FIT
     assert found.run.peak_allocated_bytes == 50 * 64 * MIB
     assert found.run.failure is None

@@ -34,8 +34,8 @@ def test_what_the_bound_rules_out_does_not_fit(
 ) -> None:
     """A batch size whose tensors alone take more than there is fails, whatever the allocator does."""
     trace = program.instantiate(batch)
-    room, rules = room_mib * 2**20, AllocatorConfig(expandable_segments=expands)
-    limits = MemoryLimits(None, room, 2**40, rules) if is_limit else MemoryLimits(room, None, 2**40, rules)
+    room, config = room_mib * 2**20, AllocatorConfig(expandable_segments=expands)
+    limits = MemoryLimits(None, room, 2**40, config) if is_limit else MemoryLimits(room, None, 2**40, config)
     bound = max_reserved_bytes(limits)
     assert bound is not None
     if live_bytes_bound(program.events)(batch) > bound:

@@ -124,7 +124,7 @@ def test_a_point_of_a_literal_trace() -> None:
 
 
 _budgets = st.builds(
-    lambda mib, rules, cap: make_budget(generic_device(mib), 0.9, rules, cap),
+    lambda mib, config, cap: make_budget(generic_device(mib), 0.9, config, cap),
     st.integers(500, 2000),
     st.sampled_from([AllocatorConfig(), AllocatorConfig(expandable_segments=True)]),
     st.one_of(st.none(), st.integers(2 * MIB, 600 * MIB)),
@@ -134,7 +134,7 @@ _budgets = st.builds(
 @settings(UNTIMED, max_examples=40)
 @given(programs(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
 def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: int, batch: int) -> None:
-    """Whatever the job, cards and rules: a point says what an estimate of that batch on that card says."""
+    """Whatever the job, GPUs and limits: a point says what an estimate of that batch on that card says."""
     judged = [judge_budget(one, JOB, program.instantiate(2)) for one in (*budgets, NOBODY)]
     curve = take_curve(
         [*((one, most) for one in judged[:-1]), (judged[-1], None)], OneProgram(program), batch + 1

@@ -441,6 +441,6 @@ def test_assumed_loop() -> None:
 def test_assumed_allocator() -> None:
     """Options of the allocator that differ from torch's defaults are told."""
     card = replace(
-        budget(450), limits=MemoryLimits(450 * MIB, rules=AllocatorConfig(expandable_segments=True))
+        budget(450), limits=MemoryLimits(450 * MIB, config=AllocatorConfig(expandable_segments=True))
     )
     assert "the allocator runs with expandable_segments=True" in assumptions(estimated(2, card))

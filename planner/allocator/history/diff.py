@@ -106,8 +106,8 @@ class Difference(Struct, frozen=True):
 
 def compare_with_recording(trace: Trace, batch: int, recording: Recording) -> Difference:
     """Align a trace at a batch size with a recording of the same job at that batch size."""
-    rules = recording.rules
-    traced = births_of_trace(trace, batch, rules)
+    config = recording.config
+    traced = births_of_trace(trace, batch, config)
     recorded = births_of_recording(recording)
     cuts = common_cuts(marks_of_trace(trace), recording.marks, (len(traced), len(recorded)))
     pairs: list[Pair] = []
@@ -117,8 +117,8 @@ def compare_with_recording(trace: Trace, batch: int, recording: Recording) -> Di
         pairs += [(one + t0, other + r0) for one, other in found]
     pairs = _prefer_equal_lives(traced, recorded, pairs)
     recorded = _name_recorded(traced, recorded, pairs, cuts)
-    traced_peak = peak_of(traced, rules)
-    recorded_peak = peak_of(recorded, rules)
+    traced_peak = peak_of(traced, config)
+    recorded_peak = peak_of(recorded, config)
     extras = _extras(traced, recorded, pairs, cuts, (traced_peak.at, recorded_peak.at))
     alone = [
         sum(extra.size_bytes for extra in extras if extra.at_peak and _is_traced(extra) is side)

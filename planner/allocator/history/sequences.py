@@ -35,7 +35,7 @@ class Recording(Struct, frozen=True):
     """The record of a GPU's allocator, as far as a diff needs it."""
 
     about: str  # which GPU and torch, and where the record is from
-    rules: AllocatorConfig
+    config: AllocatorConfig
     blocks: tuple[RecordedBlock, ...]  # by rising birth
     marks: tuple[RecordedMark, ...]
     peak_reserved_bytes: int | None  # None where the record tells nothing of segments
@@ -58,15 +58,15 @@ class Birth(Struct, frozen=True):
 
 def births_of_recording(recording: Recording) -> list[Birth]:
     """Return the births of a recording, of which nothing else is known yet."""
-    rules = recording.rules
+    config = recording.config
     return [
-        Birth(block.requested_bytes, rules.block_bytes(block.requested_bytes), block.died, where=block.where)
+        Birth(block.requested_bytes, config.block_bytes(block.requested_bytes), block.died, where=block.where)
         for block in recording.blocks
     ]
 
 
-def births_of_trace(trace: Trace, batch: int, rules: AllocatorConfig) -> list[Birth]:
-    """Return the births of a trace at a batch size, rounded by the rules of the recording."""
+def births_of_trace(trace: Trace, batch: int, config: AllocatorConfig) -> list[Birth]:
+    """Return the births of a trace at a batch size, rounded by the configuration of the recording."""
     deaths: dict[int, int] = {}
     births = 0
     for event in trace.events:
@@ -84,7 +84,7 @@ def births_of_trace(trace: Trace, batch: int, rules: AllocatorConfig) -> list[Bi
             found.append(
                 Birth(
                     size,
-                    rules.block_bytes(size),
+                    config.block_bytes(size),
                     deaths.get(event.block),
                     mark.step,
                     mark.phase,
@@ -145,11 +145,11 @@ class Peak(Struct, frozen=True):
     at: int  # the birth that reaches the allocated peak
 
 
-def peak_of(births: Sequence[Birth], rules: AllocatorConfig) -> Peak:
+def peak_of(births: Sequence[Birth], config: AllocatorConfig) -> Peak:
     """Return the peaks of a row of births and deaths in an allocator without end; both sides by the same
     measure.
     """
-    allocator = CachingAllocator(replace(rules, per_process_memory_fraction=1.0))
+    allocator = CachingAllocator(replace(config, per_process_memory_fraction=1.0))
     dying: dict[int, list[int]] = {}
     for index, birth in enumerate(births):
         if birth.died is not None:

@@ -172,7 +172,7 @@ def _segment(segment: SegmentState, live: dict[int, _Live], limits: MemoryLimits
         "stream": 0,
         "segment_type": segment.pool,
         "segment_pool_id": (0, 0),
-        "is_expandable": limits.rules.expandable_segments,
+        "is_expandable": limits.config.expandable_segments,
         "frames": [],
         "blocks": [
             {
@@ -188,10 +188,10 @@ def _segment(segment: SegmentState, live: dict[int, _Live], limits: MemoryLimits
 
 
 def _settings(limits: MemoryLimits) -> dict[str, Any]:
-    rules = limits.rules
+    config = limits.config
     return {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if rules.expandable_segments else "",
-        "max_split_size": -1 if rules.max_split_bytes is None else rules.max_split_bytes,
-        "garbage_collection_threshold": rules.garbage_collection_threshold,
-        "expandable_segments": rules.expandable_segments,
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if config.expandable_segments else "",
+        "max_split_size": -1 if config.max_split_bytes is None else config.max_split_bytes,
+        "garbage_collection_threshold": config.garbage_collection_threshold,
+        "expandable_segments": config.expandable_segments,
     }

@@ -83,7 +83,7 @@ def _limits(history: History, run: EmulatedRun, device: Device, trace: Trace) ->
     """Return the GPU's room, or one without end where the simulator needs more than the run did."""
     limits = limits_of(history, run, device)
     if replay_trace(trace, BATCH, limits).outcome is Outcome.DOES_NOT_FIT:
-        return MemoryLimits(total_bytes=limits.total_bytes, rules=limits.rules)
+        return MemoryLimits(total_bytes=limits.total_bytes, config=limits.config)
     return limits
 
 

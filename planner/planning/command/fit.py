@@ -8,7 +8,7 @@ from msgspec import Struct
 from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
 from planner.emulator import EmulatedRun, History, trace_of
 from planner.errors import UsageError
-from planner.hardware import ENDLESS_BYTES, Device
+from planner.hardware import UNLIMITED_BYTES, Device
 from planner.program import (
     AffineAlloc,
     Event,
@@ -120,11 +120,11 @@ def limits_of(history: History, run: EmulatedRun, device: Device) -> MemoryLimit
     record = next(one for one in run.records if (one.rank, one.device) == _key(history))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
     limit = None if history.fraction >= 1 else int(history.fraction * usable)
-    return MemoryLimits(usable - device.context.value - outside, limit, usable, _rules(history, run))
+    return MemoryLimits(usable - device.context.value - outside, limit, usable, _config(history, run))
 
 
-def _rules(history: History, run: EmulatedRun) -> AllocatorConfig:
-    """Return the rules of the allocator that a history is from, by its options and the version of torch."""
+def _config(history: History, run: EmulatedRun) -> AllocatorConfig:
+    """Return the configuration of the allocator of a history, by its options and the version of torch."""
     version = dict(run.largest.versions).get("torch", "")
     return parse_alloc_conf(history.alloc_conf, config_of_torch(version))
 
@@ -136,6 +136,6 @@ def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
     """
     for history in run.histories:
         with suppress(ValueError, UsageError):
-            limits = MemoryLimits(total_bytes=ENDLESS_BYTES, rules=_rules(history, run))
+            limits = MemoryLimits(total_bytes=UNLIMITED_BYTES, config=_config(history, run))
             found = replay_trace(trace_of(history, batch), batch, limits)
             yield found.end_allocated_bytes, found.peak_reserved_bytes

@@ -385,7 +385,7 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
     )
     found = load_recording(path, JOB, 8)
     assert found.blocks == (RecordedBlock(700, None, "net/model.py:12 forward"),)
-    assert found.rules == AllocatorConfig(expandable_segments=True)
+    assert found.config == AllocatorConfig(expandable_segments=True)
     assert found.about == f"GPU 1, torch unknown, {path}"
 
 

@@ -208,7 +208,7 @@ def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch
 def test_histories_of_the_simulator_replay_alike(
     seed: int, alloc_conf: str, limit_bytes: int | None, torch: str
 ) -> None:
-    """Whatever the options, the limit and CUDA's addresses, a history made by our rules has no difference."""
+    """Whatever options, limits and CUDA's addresses, a history made by our allocator has no difference."""
     history = made_by_simulator(seed, alloc_conf, limit_bytes, torch)
     found = check_history(history)
     assert found.difference is None

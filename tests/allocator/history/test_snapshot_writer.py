@@ -185,7 +185,7 @@ _all_limits = st.one_of(
     st.just(UNLIMITED),
     st.integers(1, 100).map(lambda size: MemoryLimits(capacity_bytes=size * MIB)),
     st.integers(100, 400).map(
-        lambda size: MemoryLimits(size * MIB, rules=AllocatorConfig(expandable_segments=True))
+        lambda size: MemoryLimits(size * MIB, config=AllocatorConfig(expandable_segments=True))
     ),
 )
 

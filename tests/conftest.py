@@ -1,8 +1,13 @@
 """What all tests share: tests marked `gpu` are skipped, visibly, where torch sees no GPU."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from planner.program.events import Site
+from tests.helpers.command_line import MIB, saved, toy_events
+from tests.helpers.traces import program_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,3 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def toy_trace(tmp_path: Path) -> Path:
+    """A saved trace of 3 MiB and 2 MiB a sample, for any batch size; made without torch."""
+    return saved(tmp_path / "toy.trace", program_of(toy_events(2 * MIB), (Site("fc", "to"),)))

@@ -1,0 +1,135 @@
+"""The functions of planner: they give what the commands print, and refuse what would mean nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.errors import UsageError
+from planner.jobs import Loss, TensorSpec
+from tests.helpers.command_line import Capture, outcome, without_seconds
+from tests.helpers.structs import replace
+
+
+def test_python_gives_the_json(capsys: Capture, toy_trace: Path) -> None:
+    """The functions give what the commands print."""
+    _, out, _ = outcome(f"max-batch --trace {toy_trace} --gpu-mib 8000 --json", capsys)
+    result = planner.max_batch(trace=toy_trace, gpu_mib=8000)
+    assert without_seconds(json.loads(json.dumps(result.to_dict()))) == without_seconds(json.loads(out))
+    assert (result.max_batch, result.comfortable_batch) == (json.loads(out)["max_batch"],) * 2
+    _, out, _ = outcome(f"estimate --trace {toy_trace} --batch 9 --json", capsys)
+    found = planner.estimate(trace=toy_trace, batch=9)
+    assert without_seconds(json.loads(json.dumps(found.to_dict()))) == without_seconds(json.loads(out))
+    assert found.fits == "yes"
+
+
+def test_python_prints_the_report(capsys: Capture, toy_trace: Path) -> None:
+    """Printed, a result is the report of the command."""
+    _, out, _ = outcome(f"estimate --trace {toy_trace}", capsys)
+    assert str(planner.estimate(trace=toy_trace)).splitlines()[:-1] == out.splitlines()[:-1]
+
+
+def test_python_takes_a_factory() -> None:
+    """A module factory is traced like any model and gives the job its name."""
+    from torch import nn
+
+    def tiny() -> nn.Module:
+        return nn.Linear(1024, 1024)
+
+    found = planner.estimate(tiny, 256, input="1024", loss="sum", optimizer="adam", steps=2).to_dict()
+    assert (found["model"], found["batch"]) == ("tiny", 256)
+    assert found["breakdown_mib"]["parameters"] == 4.004
+    assert found["breakdown_mib"]["optimizer"] > 8
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"optimiser": "adam"}, "there is no option 'optimiser'; the nearest: optimizer, optimizer_impl"),
+        ({"zzz": 3}, "there is no option 'zzz'"),
+        ({"input": (3, 8, 8)}, "tensor 3: write one sample as a text, such as '3x224x224' or '128:int64'"),
+        ({"target": 5}, "tensor 5: write one sample as a text, such as '3x224x224' or '128:int64'"),
+    ],
+)
+def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], told: str) -> None:
+    """A misspelled option, or a shape that is no text, is told and not passed over."""
+    for ask in (planner.estimate, planner.max_batch, planner.gpus, planner.explain, planner.advise):
+        batch = {} if ask is planner.max_batch else {"batch": 2}
+        card = {} if ask is planner.gpus else {"gpu": "L4"}
+        with pytest.raises(UsageError) as caught:
+            ask("torchvision:alexnet", **batch, **card, **options)
+        assert str(caught.value) == told
+
+
+def test_python_wants_what_builds_a_module() -> None:
+    """A module that is built already is callable, but it is not what builds one."""
+    from torch import nn
+
+    with pytest.raises(UsageError, match=r"^Linear: this module is built already; give the class, or a func"):
+        planner.estimate(nn.Linear(2, 2), 2, input="2", loss="sum")
+
+
+def test_one_argument_of_a_constructor_needs_no_list() -> None:
+    """As with other options that may be given more than once."""
+    options = {"input": "3x64x64", "target": "scalar:int64", "steps": 1}
+    one, several = (
+        planner.estimate("torchvision:alexnet", 2, model_arg=given, **options).estimate.job
+        for given in ("num_classes=7", ["num_classes=7"])
+    )
+    assert one == several
+
+
+def test_python_takes_jobs_and_devices(toy_trace: Path) -> None:
+    """A `Job` and a `Device` may be given as objects, with options over the job."""
+    from planner.hardware.device import generic_device
+
+    card: planner.Device = replace(generic_device(2000), name="mine")
+    job = planner.Job("pair", source="zoo:ConvPair", inputs=(TensorSpec((1, 32, 32)),), loss=Loss.SUM)
+    result = planner.max_batch(job, gpu=card, optimizer="adam").to_dict()
+    assert (result["device"]["name"], result["model"]) == ("mine", "pair")
+    assert result["job"]["optimizer"] == "adam"
+    assert result["max_batch"] > 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "line"),
+    [
+        (lambda: 3, "<lambda>: gives a int, not an nn.Module; name a callable that returns one"),
+        (
+            lambda: 1 // 0,
+            "<lambda>: its constructor fails: ZeroDivisionError: integer division or modulo by zero; "
+            "check --model-arg, or see the traceback with --debug",
+        ),
+    ],
+)
+def test_factory_that_makes_no_model(factory: Callable[[], object], line: str) -> None:
+    """A factory that fails or returns something else is a model that cannot be built."""
+    from planner.errors import ModelError
+
+    with pytest.raises(ModelError) as caught:
+        planner.estimate(factory, 2, input="4", loss="sum")
+    assert str(caught.value) == line
+
+
+def test_unknown_name() -> None:
+    """The package has its public names and no other."""
+    assert sorted(planner.__all__) == [
+        "AdviceResult",
+        "Device",
+        "EstimateResult",
+        "ExplainResult",
+        "GpusResult",
+        "Job",
+        "MaxBatchResult",
+        "advise",
+        "estimate",
+        "explain",
+        "gpus",
+        "max_batch",
+    ]
+    assert all(getattr(planner, name) is not None for name in planner.__all__)
+    with pytest.raises(AttributeError, match="module 'planner' has no attribute 'nothing'"):
+        planner.nothing  # noqa: B018

@@ -1,17 +1,9 @@
-"""Traces held against recordings: exact alignment, what is found, named and counted; files that are read."""
+"""A trace against a recorded history: what is aligned, what differs, and how it is said."""
 
-import gzip
-import json
-import os
-import pickle
-import tracemalloc
 from collections.abc import Sequence
-from pathlib import Path
 
-import pytest
 from hypothesis import given, strategies as st
 
-from calibration.records.load import load_recording, recording_of
 from planner.allocator.config import MIB, AllocatorConfig
 from planner.allocator.history.diff import (
     Difference,
@@ -22,20 +14,14 @@ from planner.allocator.history.diff import (
     SidePeak,
     compare_with_recording,
 )
-from planner.allocator.history.file import save_history
-from planner.allocator.history.history import History, HistoryEvent, HistoryMark
 from planner.allocator.history.lcs import align_rows
 from planner.allocator.history.sequences import RecordedBlock, RecordedMark, Recording
-from planner.allocator.history.snapshot_reader import load_snapshot
-from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
-from planner.allocator.replay import UNLIMITED
-from planner.errors import DataFileError, UsageError
-from planner.jobs import Job, complete_job, parse_tensor_spec
-from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
+from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
 from planner.program.program import Program
 from planner.report.commands.explain.diff import difference_sections, group_extras
 from planner.report.document import Document
 from planner.report.plain import render_plain
+from tests.helpers.histories import CONV, COPY, LITERAL, NORM
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, programs
 
@@ -164,26 +150,6 @@ def test_random_insertions_and_deletions_are_recovered(
     assert found.matched == count - len(dropped)
 
 
-# ---- names
-
-CONV, NORM, COPY = "aten.convolution.default", "aten.native_batch_norm.default", "aten.copy"
-SITES = (Site("", COPY), Site("a.conv", CONV), Site("a.norm", NORM))
-EVENTS = (
-    *(PhaseStart(1, Phase.INPUTS), Alloc(0, 3 * MIB, Category.INPUT, 0)),
-    *(
-        PhaseStart(1, Phase.FORWARD),
-        Alloc(1, 8 * MIB, Category.ACTIVATION, 1),
-        Alloc(2, 8 * MIB, Category.TEMPORARY, 2),
-    ),
-    *(
-        Alloc(3, 1024, Category.WORKSPACE, 2),
-        Free(3),
-        Free(2),
-        Alloc(4, 5 * MIB, Category.ACTIVATION, 1),
-    ),
-    PhaseStart(1, Phase.END),
-)
-LITERAL = Trace(EVENTS, SITES, 8)
 MARKS = (RecordedMark(0, 1, Phase.INPUTS), RecordedMark(1, 1, Phase.FORWARD))
 
 
@@ -312,236 +278,3 @@ def test_sameness_is_said() -> None:
     """Where there is nothing to tell, the text says so."""
     text = difference_text(against(*SAME), 5)
     assert text.endswith("\n\nTrace and recording are the same, block by block")
-
-
-# ---- files
-
-HISTORY = History(
-    "Some GPU",
-    "2.13.0",
-    "",
-    None,
-    None,
-    (
-        HistoryEvent("segment_alloc", 2**32, 20 * MIB),
-        HistoryEvent("alloc", 2**32, 3 * MIB),
-        HistoryEvent("alloc", 2**32 + 4 * MIB, 8 * MIB),
-        HistoryEvent("free_requested", 2**32, 3 * MIB),
-        HistoryEvent("free_completed", 2**32, 3 * MIB),
-        HistoryEvent("alloc", 2**32, 0),
-        HistoryEvent("alloc", 2**32, 512),
-        HistoryEvent("segment_alloc", 2**33, 4 * MIB),
-        HistoryEvent("segment_free", 2**33, 4 * MIB),
-    ),
-    (HistoryMark(1, 1, Phase.FORWARD),),
-)
-BLOCKS = (RecordedBlock(3 * MIB, 2), RecordedBlock(8 * MIB, None), RecordedBlock(512, None))
-JOB = Job("any", source="zoo:Any")
-
-
-def test_a_history_becomes_births_and_deaths() -> None:
-    """Sizes as asked for, deaths in births, empty requests left out, the reserved peak as recorded."""
-    marks = (RecordedMark(1, 1, Phase.FORWARD),)
-    expected = Recording("Some GPU, torch 2.13.0, x", RULES, BLOCKS, marks, 24 * MIB)
-    assert recording_of(HISTORY, "x") == expected
-
-
-def test_our_own_file_is_read(tmp_path: Path) -> None:
-    """A history that `calibration` wrote."""
-    path = tmp_path / "b8.history.json.gz"
-    save_history(HISTORY, path)
-    assert load_recording(path, JOB, 8) == recording_of(HISTORY, str(path))
-
-
-def test_what_began_late_is_said() -> None:
-    """A death without a birth, and marks that are not there, are noted; the reserved peak is not believed."""
-    late = replace(HISTORY, events=HISTORY.events[2:], marks=())
-    found = recording_of(late, "x")
-    assert found.peak_reserved_bytes is None
-    assert found.notes == (
-        "1 blocks die that were born before the recording began, or whose birth torch had dropped: record "
-        "from before the first tensor, with more entries",
-        "the record does not say where phases begin, so that it is aligned as one row",
-    )
-
-
-def entry(action: str, address: int, size: int, *frames: tuple[str, int, str]) -> dict[str, object]:
-    stack = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
-    return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1, "frames": stack}
-
-
-def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
-    """Events of the device that has any, with the innermost frame that is the user's."""
-    path = tmp_path / "snapshot.pickle"
-    stack = (
-        ("/x/torch/nn/modules/conv.py", 4, "f"),
-        ("<eval>", 1, "e"),
-        ("/home/me/net/model.py", 12, "forward"),
-    )
-    events = [entry("alloc", 4096, 700, *stack), entry("snapshot", 0, 0), entry("user_defined", 0, 0)]
-    settings = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "max_split_size": -1}
-    path.write_bytes(
-        pickle.dumps({"segments": [], "device_traces": [[], events], "allocator_settings": settings})
-    )
-    found = load_recording(path, JOB, 8)
-    assert found.blocks == (RecordedBlock(700, None, "net/model.py:12 forward"),)
-    assert found.config == AllocatorConfig(expandable_segments=True)
-    assert found.about == f"GPU 1, torch unknown, {path}"
-
-
-@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x1f", b"p536870911\n"])
-def test_a_snapshot_that_asks_for_all_memory_is_refused(put: bytes, tmp_path: Path) -> None:
-    """A few bytes that remember an object at place 2**29 would take 8 GiB, wherever they stand."""
-    texts = b"\x8c\x03abcX\x02\x00\x00\x00xyK\x07"
-    path = tmp_path / "hostile.pickle"
-    path.write_bytes(b"\x80\x04]" + texts + put + b".")
-    tracemalloc.start()
-    with pytest.raises(DataFileError, match="it remembers an object at place 536870911 of 2[0-9] bytes"):
-        load_snapshot(path)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 2**20
-
-
-def test_a_snapshot_of_ours_is_the_trace(tmp_path: Path) -> None:
-    """What `--snapshot` writes is read by `--against` without a difference."""
-    path = tmp_path / "snapshot.pickle"
-    save_snapshot(LITERAL, 8, UNLIMITED, path)
-    assert compare_with_recording(LITERAL, 8, load_recording(path, JOB, 8)).is_empty
-
-
-class Harmful:
-    """Unpickled as usual, it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
-    """A pickle that names a function is refused in one line, and the function is not called."""
-    path, made = tmp_path / "x.pickle", tmp_path / "made"
-    path.write_bytes(pickle.dumps({"device_traces": [[Harmful(made)]]}, protocol=protocol))
-    with pytest.raises(DataFileError) as caught:
-        load_recording(path, JOB, 8)
-    assert str(caught.value) == (
-        f"{path}: broken memory snapshot: it names posix.mkdir, which no snapshot does; dump it anew"
-    )
-    assert not made.exists()
-
-
-GOOD = {"device_traces": [[entry("alloc", 4096, 700)]]}
-
-
-@pytest.mark.parametrize(
-    ("said", "problem"),
-    [
-        ([], "no mapping with device_traces"),
-        ({"device_traces": 3}, "no mapping with device_traces"),
-        ({"device_traces": [3]}, "device_traces: a list of events for each device is wanted"),
-        ({"device_traces": [[]] * 65}, "device_traces: a list of events for each device is wanted"),
-        (
-            {"device_traces": [[], []]},
-            "no history was recorded: call torch.cuda.memory._record_memory_history() first",
-        ),
-        ({"device_traces": [[{"addr": 1}]]}, "device_traces: an event without an action"),
-        ({"device_traces": [[entry("alloc", -1, 7)]]}, "device_traces: addr '-1' is no size or address"),
-        ({"device_traces": [[entry("alloc", 1, True)]]}, "device_traces: size 'True' is no size or address"),
-    ],
-)
-def test_a_broken_snapshot_is_refused(said: object, problem: str, tmp_path: Path) -> None:
-    """What is no snapshot with a history is refused in one line that says why."""
-    path = tmp_path / "x.pickle"
-    path.write_bytes(pickle.dumps(said))
-    with pytest.raises(DataFileError) as caught:
-        load_snapshot(path)
-    assert str(caught.value) == f"{path}: broken memory snapshot: {problem}; dump it anew"
-
-
-@UNTIMED
-@given(st.integers(0, 10**6), st.integers(0, 255))
-def test_damaged_pickles_are_refused_or_read(
-    tmp_path_factory: pytest.TempPathFactory, at: int, byte: int
-) -> None:
-    """One byte changed or the end cut off: an error of ours, or a snapshot, but nothing else."""
-    path = tmp_path_factory.mktemp("damaged") / "x.pickle"
-    whole = bytearray(pickle.dumps(make_snapshot(LITERAL, 8, UNLIMITED), protocol=4))
-    whole[at % len(whole)] = byte
-    for content in (bytes(whole), bytes(whole[: at % len(whole)])):
-        path.write_bytes(content)
-        try:
-            load_snapshot(path)
-        except DataFileError as error:
-            assert "\n" not in str(error)
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    """In one line."""
-    path = tmp_path / "none"
-    with pytest.raises(DataFileError, match="none: cannot read the history: No such file or directory"):
-        load_recording(path, JOB, 8)
-
-
-WHAT = {
-    **{"model": "torchvision:resnet50", "inp": "3x224x224", "target": "10", "loss": "cross_entropy"},
-    **{"precision": "fp32", "optimizer": "sgd", "impl": "foreach", "memory_format": "contiguous"},
-    **{"mode": "train", "zero_grad": "before-forward", "benchmark": False, "alloc_conf": ""},
-    "kwargs": {"num_classes": 10},
-}
-MACHINE = {
-    **{
-        "gpu": "Some GPU",
-        "capability": [8, 0],
-        "total_torch": 40_000 * MIB,
-        "torch": "2.9.0",
-        "cuda": "12.8",
-    },
-    **{"torchvision": "0.24.0", "cudnn": 91002, "driver": "570.12", "nvml_total": 40_960 * MIB},
-    **{"alloc_conf": None, "tf32_matmul": False, "tf32_cudnn": True},
-}
-
-
-@pytest.fixture
-def records(tmp_path: Path) -> Path:
-    """A folder of the measuring script with one history, of a ResNet-50 at batch 32."""
-    (tmp_path / "versions.json").write_text(json.dumps(MACHINE))
-    events = [[event.action, event.address, event.size_bytes] for event in HISTORY.events]
-    result = {"events": events, "marks": [["built", 0], ["model", 0], ["forward0", 2], ["backward0", 3]]}
-    record = {"key": "k", "kind": "history", "job": WHAT, "arg": 32, "ok": True, "result": result}
-    (tmp_path / "history.jsonl.gz").write_bytes(gzip.compress((json.dumps(record) + "\n").encode()))
-    return tmp_path
-
-
-def resnet(classes: int = 10) -> Job:
-    return complete_job(
-        Job(
-            "mine",
-            (("num_classes", classes),),
-            (parse_tensor_spec("3x224x224"),),
-            parse_tensor_spec("10"),
-            source="torchvision:resnet50",
-            steps=7,
-        )
-    )
-
-
-@pytest.mark.parametrize("name", ["", "history.jsonl.gz"])
-def test_measuring_records_are_read(name: str, records: Path) -> None:
-    """Of a folder, or its file of histories, the record of this model at this batch size is taken."""
-    found = load_recording(records / name, resnet(), 32)
-    assert found.blocks == BLOCKS
-    assert found.marks[1:] == (RecordedMark(1, 1, Phase.FORWARD), RecordedMark(2, 1, Phase.BACKWARD))
-
-
-@pytest.mark.parametrize(("classes", "batch"), [(10, 64), (1000, 32)])
-def test_records_of_something_else_are_refused(classes: int, batch: int, records: Path) -> None:
-    """Another batch size or another model is no record of this job, and the error says what there is."""
-    with pytest.raises(UsageError) as caught:
-        load_recording(records, resnet(classes), batch)
-    assert str(caught.value) == (
-        f"--against {records}: no history of this job at batch {batch}; "
-        "it has torchvision:resnet50 at batch 32"
-    )

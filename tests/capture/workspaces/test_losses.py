@@ -1,0 +1,64 @@
+"""Workspaces of losses, distances and Fourier transforms."""
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.workspaces.ops import Hold
+from planner.jobs import Mode
+from tests.capture.recorder.test_recorder import Apply
+from tests.helpers.models import born, job_of, trace_of
+from tests.helpers.workspaces import REST, aten, meta, steps
+
+
+def test_a_mean_squared_error_is_made_in_full_first() -> None:
+    """The result, then a loss per element; without reduction the result is that loss."""
+    x = meta(4, 5)
+    assert steps(aten.mse_loss.default, x, x) == (REST, Hold(80))
+    assert steps(aten.mse_loss.default, x, x, 0) == ()
+
+
+def test_cross_entropy_of_logits_takes_two_tensors() -> None:
+    """The logarithm of the sigmoid and the loss per element, before the result."""
+    x = meta(4, 5)
+    func = aten.binary_cross_entropy_with_logits.default
+    assert steps(func, x, x) == (Hold(80), Hold(80), REST)
+    assert steps(func, x, x, None, None, 0) == (Hold(80), REST)
+
+
+def test_binary_cross_entropy_keeps_the_whole_loss() -> None:
+    """Its mean lies in the storage of the loss per element, which lives as long as the mean does."""
+
+    def loss(x: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy(x, torch.empty_like(x))
+
+    trace = trace_of(lambda: Apply(loss), job_of("25", mode=Mode.INFER), 2)
+    assert born(trace, "binary_cross_entropy") == [200, 4]
+
+
+def test_ctc_loss_keeps_the_forward_variables() -> None:
+    """Four samples, 50 steps, targets of up to 30 labels with blanks between: 61 states."""
+
+    def loss(x: Tensor) -> Tensor:
+        targets = torch.empty(4, 30, dtype=torch.int64, device=x.device)
+        scores = x.transpose(0, 1).log_softmax(2)
+        return nn.functional.ctc_loss(scores, targets, torch.full((4,), 50), torch.tensor([30, 7, 9, 2]))
+
+    trace = trace_of(lambda: Apply(loss), job_of("50x20"), 4)
+    assert born(trace, "_ctc_loss") == [32, 32, 32, 16, 4 * 50 * 61 * 4]
+
+
+# ---- transforms
+
+
+def test_distances_extend_both_sets_of_points() -> None:
+    """30 and 40 points of 5 coordinates, extended to 7."""
+    x, y = meta(2, 30, 5), meta(2, 40, 5)
+    found = steps(aten._euclidean_dist.default, x, y)
+    assert found[-3:] == (Hold(2 * 30 * 7 * 4), Hold(2 * 40 * 7 * 4), REST)
+
+
+def test_fourier_transforms_take_a_work_area() -> None:
+    """As large as the larger of input and output; to real values the input is copied as well."""
+    x, y = meta(2, 8, 8), meta(2, 8, 5, dtype=torch.complex64)
+    assert steps(aten._fft_r2c.default, x, [1, 2], 0, True) == (REST, 640)
+    assert steps(aten._fft_c2r.default, y, [1, 2], 2, 8) == (REST, Hold(640), 640)

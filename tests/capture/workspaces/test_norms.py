@@ -1,0 +1,154 @@
+"""Workspaces and copies of norms, softmax and resampling."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.capture.workspaces.ops import Hold, Op, Output, Release
+from tests.helpers.workspaces import OUTPUT, REST, X_BYTES, X, aten, crossed, index, last, meta, steps
+
+
+def test_the_second_output_comes_first() -> None:
+    """The mask of dropout before its result, the total weight of nll_loss2d before the loss."""
+    assert steps(aten.native_dropout.default, meta(2, 3), 0.1, True) == (Output(1), OUTPUT)
+    args = (meta(2, 5, 8, 8), index(2, 8, 8), None, 1, -100)
+    assert steps(aten.nll_loss2d_forward.default, *args) == (Output(1), OUTPUT)
+
+
+def test_upsampling_copies_a_gradient_beside_its_result() -> None:
+    """A slice of channels, as `cat` gives back; either format is read as it is."""
+    size = ([32, 32], [4, 8, 16, 16], 2.0, 2.0)
+    part = meta(4, 16, 32, 32)[:, :8]
+    for grad in (meta(4, 8, 32, 32), last(4, 8, 32, 32)):
+        assert steps(aten.upsample_nearest2d_backward.default, grad, *size) == (REST,)
+    assert steps(aten.upsample_nearest2d_backward.default, part, *size) == (REST, Hold(131_072))
+    same = ([32, 32], [4, 8, 32, 32], False, 1.0, 1.0)  # bilinear, of no other size: copied as it is
+    assert steps(aten.upsample_bilinear2d_backward.default, part, *same) == ()
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 16, 16), (4, 8, 1, 1), (64, 32)])
+def test_the_native_batch_norm_makes_the_gradients_of_its_scale_first(shape: tuple[int, ...]) -> None:
+    """From sums that it holds, for channels last, images of one pixel and matrices; the input comes last."""
+    x = last(*shape, dtype=torch.bfloat16) if shape[-1] == 16 else meta(*shape, dtype=torch.bfloat16)
+    scale = meta(shape[1], dtype=torch.bfloat16)
+    args = (x, x, scale, scale, scale, scale, scale, True, 1e-5, [True, True, True])
+    sums = Hold(4 * shape[1])
+    made = steps(aten.native_batch_norm_backward.default, *args, out=(x, scale, scale))
+    assert made == (sums, sums, Output(1), Output(1), REST)
+
+
+def test_softmax_multiplies_gradient_and_output_first() -> None:
+    """The product stands beside the result; it and the output are copied where they are not contiguous."""
+    plain, other, size = meta(*X), crossed(*X), Hold(X_BYTES)
+
+    def backward(grad: Tensor, output: Tensor) -> tuple[Op, ...]:
+        args = (grad, output, -1, torch.float32)
+        return steps(aten._softmax_backward_data.default, *args, out=plain)
+
+    assert backward(plain, plain) == (REST, size)
+    assert backward(meta(4, 16, 1, 20).expand(X), plain) == (REST, size)
+    assert backward(other, plain) == backward(plain, other) == (REST, size, size)
+    assert backward(other, other) == (REST, size, size, size)
+
+
+# ---- normalisation
+
+
+def test_layer_norm_copies_strided_inputs_first() -> None:
+    """The copy is made before the outputs and lives beside them."""
+    weight = meta(6)
+    x = meta(2, 6, 4).transpose(1, 2)
+    assert steps(aten.native_layer_norm.default, x, [6], weight, weight, 1e-5) == (Hold(192), REST)
+    assert steps(aten.native_layer_norm.default, meta(2, 4, 6), [6], weight, weight, 1e-5) == (REST,)
+
+
+def backward_of_layer_norm(rows: int, columns: int) -> tuple[Op, ...]:
+    x, weight, figure = meta(rows, columns), meta(columns), meta(rows, 1)
+    args = (x, x, [columns], figure, figure, weight, weight, [True, True, True])
+    return steps(aten.native_layer_norm_backward.default, *args)
+
+
+def test_layer_norm_with_many_rows_sums_in_two_passes() -> None:
+    """401,408 rows of 96 (ConvNeXt at batch 128): 10,922 rows of partial sums for each of two gradients."""
+    partial = Hold(10_922 * 96 * 4)
+    summed = (OUTPUT, Hold(4 * 96 * 86 * 64), Hold(8), Release(2))  # 86 blocks per output
+    assert backward_of_layer_norm(128 * 56 * 56, 96) == (
+        OUTPUT, Hold(384), Hold(384), partial, partial, *summed, *summed,
+    )  # fmt: skip
+    assert backward_of_layer_norm(128 * 197, 768) == (OUTPUT, REST)
+    assert backward_of_layer_norm(64 * 1024, 96) == (OUTPUT, REST)
+
+
+def test_group_norm() -> None:
+    """Scale and shift per sample and channel; in the backward pass two sums and three coefficients."""
+    x, weight, figure = meta(2, 6, 4, 4), meta(6), meta(2, 3)
+    assert steps(aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5) == (
+        REST, Hold(48), Hold(48),
+    )  # fmt: skip
+    assert steps(aten.native_group_norm.default, x, None, None, 2, 6, 16, 3, 1e-5) == (REST,)
+    args = (x, x, figure, figure, weight, 2, 6, 16, 3, [True, True, True])
+    assert steps(aten.native_group_norm_backward.default, *args) == (
+        REST, Hold(48), Hold(48), Hold(48), Hold(24), Hold(24),
+    )  # fmt: skip
+
+
+def test_group_norm_over_channels_last() -> None:
+    """Moments per sample, group and row of 24 bytes; 4 rows of 4 pixels."""
+    x, weight = last(2, 6, 4, 4), meta(6)
+    found = steps(
+        aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5, out=(x, meta(2, 3), meta(2, 3))
+    )
+    assert found == (REST, 2 * 3 * 4 * 24, Hold(48), Hold(48))
+
+
+def test_batch_norm_in_bfloat16_and_channels_last() -> None:
+    """No cuDNN for bfloat16: staging of 4 figures for 64 channels and 98 rows of blocks, and semaphores."""
+    x, weight = last(32, 64, 56, 56, dtype=torch.bfloat16), meta(64)
+    args = (x, weight, weight, weight, weight, True, 0.1, 1e-5)
+    assert steps(aten.native_batch_norm.default, *args) == (Hold(4 * 64 * 128 * 4), Hold(8))
+    plain = (meta(32, 64, 56, 56, dtype=torch.bfloat16), *args[1:])
+    assert steps(aten.native_batch_norm.default, *plain) == ()
+
+
+def test_batch_norm_wants_the_gradient_in_the_inputs_format() -> None:
+    """A contiguous gradient of a channels-last activation is copied, and an expanded one."""
+    weight = meta(6)
+    for x, grad, size in (
+        (last(2, 6, 4, 4), meta(2, 6, 4, 4), 768),
+        (meta(2, 6, 4, 4), last(2, 6, 4, 4), 768),
+        (meta(2, 6, 4, 4), meta(2, 6, 1, 1).expand(2, 6, 4, 4), 768),
+        (last(2, 6, 4, 4), last(2, 6, 4, 4), 0),
+    ):
+        args = (grad, x, weight, weight, weight, weight, weight, True, 1e-5, [True] * 3)
+        expected = (Hold(size), REST) if size else (REST,)
+        assert steps(aten.native_batch_norm_backward.default, *args, out=(x, weight, weight)) == expected
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "copied"),
+    [
+        (aten._softmax.default, (meta(2, 3, 4).transpose(1, 2), -1, False), 96),
+        (aten._log_softmax.default, (last(2, 3, 4, 4), 1, False), 384),
+        (aten.max_pool2d_with_indices.default, (meta(2, 6, 4, 4)[:, ::2], [2, 2]), 384),
+        (aten.max_pool2d_with_indices.default, (last(2, 6, 4, 4), [2, 2]), 0),
+        (aten.avg_pool3d.default, (last(1, 2, 4, 4, 4), [2, 2, 2]), 512),
+        (aten.cumsum.default, (meta(4, 5).t(), 0), 80),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_kernels_copy_what_they_cannot_read(func: Any, args: tuple[Any, ...], copied: int) -> None:
+    """A contiguous copy before the outputs, held beside them; no copy where the kernel takes the format."""
+    assert steps(func, *args) == ((Hold(copied), REST) if copied else ())
+
+
+def test_an_average_pools_gradient_follows_the_input() -> None:
+    """A contiguous gradient is copied for an input in channels last, but adaptive pools read any strides."""
+    grad, x = meta(2, 6, 2, 2), last(2, 6, 4, 4)
+    pool = (grad, x, [2, 2], [2, 2], [0, 0], False, True, None)
+    assert steps(aten.avg_pool2d_backward.default, *pool) == (Hold(192), REST)
+    assert steps(aten._adaptive_avg_pool2d_backward.default, grad, x) == (REST,)

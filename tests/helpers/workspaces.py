@@ -1,0 +1,47 @@
+"""Operators on meta tensors, and the steps of their workspace rules."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.workspaces.ops import Op, Output, Outputs
+from planner.capture.workspaces.registry import RULES
+from planner.program.target import Target
+from tests.helpers.models import AMPERE
+
+aten = torch.ops.aten
+REST, OUTPUT = Outputs(), Output()
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A contiguous tensor."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def index(*shape: int) -> Tensor:
+    """A contiguous tensor of indices."""
+    return meta(*shape, dtype=torch.int64)
+
+
+def last(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor in the channels-last format."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return meta(*shape, dtype=dtype).to(memory_format=formats[len(shape)])
+
+
+def steps(func: Any, *args: Any, out: Any = None, capability: tuple[int, int] = AMPERE) -> tuple[Op, ...]:
+    """What the operator's rule says of these arguments; the result is torch's own where it is not given."""
+    result = func(*args) if out is None else out
+    return tuple(RULES[func](args, result, Target.for_capability(capability)))
+
+
+# ---- copies of a convolution's operands, as an allocator recorded them with torch 2.13 on an emulated GPU
+
+X, W, Y = (4, 16, 20, 20), (32, 16, 3, 3), (4, 32, 20, 20)
+X_BYTES, W_BYTES, Y_BYTES = 102_400, 18_432, 204_800
+
+
+def crossed(batch: int, channels: int, height: int, width: int) -> Tensor:
+    """A tensor in neither format."""
+    return meta(batch, height, channels, width).transpose(1, 2)

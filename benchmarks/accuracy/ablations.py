@@ -39,14 +39,15 @@ TERMS = {**SCRATCH_TERMS, **OTHER_TERMS}
 
 def scratch_families() -> Mapping[str, str]:
     """Operators, as sites name them, to the term that their scratch memory belongs to."""
+    from planner.capture.operator_table import operator_table
     from planner.capture.workspaces.nn import attention, convolution, losses, norms
     from planner.capture.workspaces.tensor import gemm, reductions
 
     families = {
-        "no_reductions": {*reductions.RULES, *norms.RULES, *losses.RULES},
-        "no_attention_scratch": set(attention.RULES),
-        "no_cublas": {*gemm.BLAS_OPS, *gemm.RULES},
-        "no_convolution_scratch": {*convolution.RULES, *convolution.CUDNN_OPS},
+        "no_reductions": operator_table({**reductions.RULES, **norms.RULES, **losses.RULES}),
+        "no_attention_scratch": operator_table(attention.RULES),
+        "no_cublas": {*gemm.BLAS_OPS, *operator_table(gemm.RULES)},
+        "no_convolution_scratch": convolution.CUDNN_OPS,
     }
     return {str(op): term for term, ops in families.items() for op in ops}
 

@@ -196,7 +196,7 @@ def cudnn_rnn_backward(
     return dx, dhx, dcx, views
 
 
-KERNELS: dict[Any, Callable[..., Any]] = {
-    aten._cudnn_rnn.default: cudnn_rnn,
-    aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
+KERNELS: dict[str, Callable[..., Any]] = {
+    "_cudnn_rnn": cudnn_rnn,
+    "_cudnn_rnn_backward": cudnn_rnn_backward,
 }

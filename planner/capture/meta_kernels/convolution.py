@@ -15,8 +15,6 @@ from planner.capture.meta_kernels.strides import (
     suggests_channels_last,
 )
 
-aten = torch.ops.aten
-
 
 def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
@@ -70,7 +68,7 @@ def _cudnn_format(x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int,
     return contiguous(shape)
 
 
-KERNELS: Mapping[Any, Callable[..., Any]] = {
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
 }

@@ -21,8 +21,6 @@ from planner.capture.meta_kernels.strides import (
 )
 from planner.capture.workspaces.nn.norms import is_cudnn_batch_norm
 
-aten = torch.ops.aten
-
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which kernels accumulate (ATen/AccumulateType.h)."""
@@ -227,20 +225,18 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
     return empty(x.shape, x.dtype)
 
 
-KERNELS: Mapping[Any, Callable[..., Any]] = {
-    aten.native_layer_norm.default: _native_layer_norm,
-    aten.native_layer_norm_backward.default: _native_layer_norm_backward,
-    aten._fused_rms_norm.default: _fused_rms_norm,
-    aten._fused_rms_norm_backward.default: _fused_rms_norm_backward,
-    aten.native_batch_norm.default: _native_batch_norm,
-    aten.native_batch_norm_backward.default: _native_batch_norm_backward,
-    aten._grouped_mm.default: _grouped_mm,
-    aten.binary_cross_entropy.default: _binary_cross_entropy,
-    aten._ctc_loss.default: _ctc_loss,
-    aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    aten.roll.default: _roll,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten.masked_fill.Scalar: _masked_fill,
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "native_layer_norm": _native_layer_norm,
+    "native_layer_norm_backward": _native_layer_norm_backward,
+    "_fused_rms_norm": _fused_rms_norm,
+    "_fused_rms_norm_backward": _fused_rms_norm_backward,
+    "native_batch_norm": _native_batch_norm,
+    "native_batch_norm_backward": _native_batch_norm_backward,
+    "_grouped_mm": _grouped_mm,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
+    "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,
+    "roll": _roll,
+    "_softmax_backward_data": _softmax_backward,
+    "masked_fill.Scalar": _masked_fill,
 }

@@ -15,8 +15,6 @@ from planner.capture.meta_kernels.strides import (
     pointwise_strides,
 )
 
-aten = torch.ops.aten
-
 
 def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     """Return one output over all operands: floating-point tensors, broadcast or not.
@@ -124,41 +122,18 @@ def _foreach_unary(tensors: Sequence[Tensor]) -> Any:
     return [empty(x.shape, x.dtype) for x in tensors] if fits else NotImplemented
 
 
-KERNELS: Mapping[Any, Callable[..., Any]] = {
-    **dict.fromkeys(
-        (
-            aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
-            aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.hardtanh.default,
-        ),
-        pointwise_output,
-    ),
-    **dict.fromkeys(
-        (
-            aten.clamp_min.default, aten.relu.default, aten.gelu.default, aten.silu.default,
-            aten.sigmoid.default, aten.tanh.default, aten.hardswish.default, aten.hardsigmoid.default,
-            aten.leaky_relu.default, aten.elu.default, aten.exp.default, aten.neg.default, aten.rsqrt.default,
-            aten.sqrt.default, aten.reciprocal.default, aten.sin.default, aten.cos.default, aten.log.default,
-            aten.abs.default,
-        ),
-        _alone,
-    ),
-    **dict.fromkeys(
-        (aten.eq.Scalar, aten.ne.Scalar, aten.ge.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.lt.Scalar),
-        _truth,
-    ),
-    **dict.fromkeys(
-        (
-            aten.gelu_backward.default, aten.silu_backward.default, aten.sigmoid_backward.default,
-            aten.tanh_backward.default, aten.hardtanh_backward.default, aten.hardswish_backward.default,
-            aten.hardsigmoid_backward.default,
-        ),
-        _derivative,
-    ),
-    **dict.fromkeys((aten.threshold_backward.default, aten.leaky_relu_backward.default), _input_first),
-    aten.elu_backward.default: _elu_backward,
-    aten.clamp.default: _clamp,
-    aten.pow.Tensor_Scalar: _power,
-    aten.where.self: _where,
-    aten._foreach_sqrt.default: _foreach_unary,
-    aten._foreach_neg.default: _foreach_unary,
-}  # fmt: skip
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor mul.Scalar div.Scalar": pointwise_output,
+    "rsub.Scalar hardtanh": pointwise_output,
+    "clamp_min relu gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu": _alone,
+    "exp neg rsqrt sqrt reciprocal sin cos log abs": _alone,
+    "eq.Scalar ne.Scalar ge.Scalar le.Scalar gt.Scalar lt.Scalar": _truth,
+    "gelu_backward silu_backward sigmoid_backward tanh_backward": _derivative,
+    "hardtanh_backward hardswish_backward hardsigmoid_backward": _derivative,
+    "threshold_backward leaky_relu_backward": _input_first,
+    "elu_backward": _elu_backward,
+    "clamp": _clamp,
+    "pow.Tensor_Scalar": _power,
+    "where.self": _where,
+    "_foreach_sqrt _foreach_neg": _foreach_unary,
+}

@@ -16,13 +16,14 @@ from torch.utils._pytree import tree_leaves
 from planner.capture.cuda import rnn
 from planner.capture.meta_kernels import convolution, cuda_layouts, pointwise
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
+from planner.capture.operator_table import operator_table
 from planner.program import Phase
 
 aten = torch.ops.aten
 
-META_KERNELS: Mapping[Any, Callable[..., Any]] = {
-    **pointwise.KERNELS, **cuda_layouts.KERNELS, **convolution.KERNELS, **rnn.KERNELS,
-}  # fmt: skip
+META_KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
+    {**pointwise.KERNELS, **cuda_layouts.KERNELS, **convolution.KERNELS, **rnn.KERNELS}
+)
 _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 
 

@@ -3,12 +3,12 @@
 An operator has a rule, is declared to need no workspace, or is unknown. Every answer names unknown operators.
 """
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import torch
 
+from planner.capture.operator_table import operator_table
 from planner.capture.workspaces.nn import attention, convolution, detection, losses, norms, rnn, softmax
 from planner.capture.workspaces.no_workspace import NO_WORKSPACE_OPS
 from planner.capture.workspaces.ops import Rule
@@ -18,9 +18,9 @@ _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
     softmax, sorting, fft,
 )  # fmt: skip
-RULES: Mapping[Any, Rule] = {func: rule for module in _MODULES for func, rule in module.RULES.items()}
+RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
 # Positions of results that a CUDA kernel keeps on the CPU.
-CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = attention.CPU_OUTPUTS
+CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
 class Coverage(StrEnum):

@@ -24,6 +24,7 @@ from planner.capture.cuda.autocast.op_lists import (
     LOWER_PRECISION,
     WIDEST,
 )
+from planner.capture.operator_table import overload
 
 Kernel = Callable[..., Any]
 
@@ -100,15 +101,9 @@ def _is_weight(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
-def _overload(name: str) -> Kernel:
-    packet, _, overload = name.partition(".")
-    kernel: Kernel = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return kernel
-
-
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
     """Return a kernel that casts all tensors among the arguments, in lists too, to one dtype."""
-    run = _overload(name)
+    run = overload(name)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, Tensor):
@@ -141,7 +136,7 @@ def _widest(args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _with_dtype(name: str) -> Kernel:
-    run: Any = _overload(name)
+    run = overload(name)
     position = [argument.name for argument in run._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -155,7 +150,7 @@ def _with_dtype(name: str) -> Kernel:
 
 
 def _with_other_overload(other: str) -> Kernel:
-    run: Any = _overload(other)
+    run = overload(other)
     defaults: dict[str, Any] = {"p": 2, "keepdim": False}  # of the overload called; the other has none
     names = [argument.name for argument in run._schema.arguments if not argument.kwarg_only]
 

@@ -7,15 +7,12 @@ native/cudnn/MHA.cpp.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target
-
-aten = torch.ops.aten
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
@@ -74,17 +71,14 @@ def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
     return (Outputs(), Hold(copy), workspace)
 
 
-RULES: Mapping[Any, Rule] = {
-    aten._safe_softmax.default: _safe_softmax,
-    aten._scaled_dot_product_flash_attention.default: _no_workspace,
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention.default: efficient_attention.forward,
-    aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention.backward,
-    aten._scaled_dot_product_cudnn_attention.default: _no_workspace,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+RULES: Mapping[str, Rule] = {
+    "_safe_softmax": _safe_softmax,
+    "_scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention": _no_workspace,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": efficient_attention.forward,
+    "_scaled_dot_product_efficient_attention_backward": efficient_attention.backward,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
 }
 
 # The generator's seed and offset stay on the CPU outside graph capture.
-CPU_OUTPUTS: Mapping[Any, tuple[int, ...]] = {
-    aten._scaled_dot_product_efficient_attention.default: (2, 3),
-}
+CPU_OUTPUTS: Mapping[str, tuple[int, ...]] = {"_scaled_dot_product_efficient_attention": (2, 3)}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.operator_table import operator_table
 from planner.capture.workspaces._rule import released, tensor_bytes
 from planner.capture.workspaces.nn.conv_operands import (
     ConvOperand,
@@ -273,8 +274,5 @@ def _is_native_depthwise(call: _Call) -> bool:
     return not (channels >= 512 or (channels >= 256 and width >= 28))
 
 
-RULES: Mapping[Any, Rule] = {
-    aten.convolution.default: _forward,
-    aten.convolution_backward.default: _backward,
-}
-CUDNN_OPS = frozenset(RULES)  # unknown unless a cuDNN library is queried
+RULES: Mapping[str, Rule] = {"convolution": _forward, "convolution_backward": _backward}
+CUDNN_OPS = frozenset(operator_table(RULES))  # unknown unless a cuDNN library is queried

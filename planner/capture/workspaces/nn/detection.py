@@ -5,15 +5,12 @@ ATen/native/cuda/Nonzero.cu; torchvision/csrc/ops/cuda/nms_kernel.cu and roi_ali
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
 from planner.capture.workspaces.tensor.sorting import sort_ops
 from planner.program import Target
-
-aten = torch.ops.aten
 
 _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: one bit for each of so many boxes
 
@@ -58,7 +55,7 @@ def _roi_align_backward(args: Args, out: Tensor, target: Target) -> Ops:
     return (Outputs(), *contiguous_copies(args[1])) if args[0].numel() else ()
 
 
-RULES: dict[Any, Rule] = {aten.nonzero.default: _nonzero}
+RULES: dict[str, Rule] = {"nonzero": _nonzero}
 # By name, since torchvision's operators exist only once it, or the shim for it, is imported.
 RULES_BY_NAME: dict[str, Rule] = {
     "torchvision::nms": _nms,

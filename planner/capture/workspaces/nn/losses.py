@@ -6,7 +6,6 @@ ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu.
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
@@ -14,8 +13,6 @@ from planner.capture.workspaces._rule import argument, contiguous_copies, tensor
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program import Target
-
-aten = torch.ops.aten
 
 _NONE = 0  # at::Reduction::None
 
@@ -68,15 +65,12 @@ def _ctc_loss_backward(args: Args, out: Any, target: Target) -> Ops:
     return Outputs(), Hold(tensor_bytes(alpha)), Hold(samples), Hold(samples), Hold(samples)
 
 
-RULES: dict[Any, Rule] = {
-    aten.mse_loss.default: _result_first(2),
-    aten.smooth_l1_loss.default: _result_first(2),
-    aten.huber_loss.default: _result_last(2, 1),
-    aten.soft_margin_loss.default: _result_last(2, 2),
-    aten.binary_cross_entropy.default: _binary_cross_entropy,
-    aten.binary_cross_entropy_with_logits.default: _result_last(4, 2),
-    aten._ctc_loss.default: _ctc_loss,
-    aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+RULES: dict[str, Rule] = {
+    "mse_loss smooth_l1_loss": _result_first(2),
+    "huber_loss": _result_last(2, 1),
+    "soft_margin_loss": _result_last(2, 2),
+    "binary_cross_entropy": _binary_cross_entropy,
+    "binary_cross_entropy_with_logits": _result_last(4, 2),
+    "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
+    "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,
 }

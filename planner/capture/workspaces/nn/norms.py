@@ -20,9 +20,6 @@ from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Output, Outputs,
 from planner.capture.workspaces.tensor.reductions import Matrix, reduction
 from planner.program import Target
 
-aten = torch.ops.aten
-
-
 # ---- layer norm and RMS norm: ATen/native/cuda/layer_norm_kernel.cu
 
 
@@ -183,13 +180,13 @@ def _reads_channels_last(x: Tensor) -> bool:
     return x.stride(1) == 1 or suggests_channels_last(x)
 
 
-RULES: dict[Any, Rule] = {
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
-    aten._fused_rms_norm.default: _rms_norm,
-    aten._fused_rms_norm_backward.default: _rms_norm_backward,
+RULES: dict[str, Rule] = {
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm_backward,
 }

@@ -10,14 +10,11 @@ formulas. Newer versions, half precision, dropout and projections are assumed to
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.workspaces._rule import contiguous_copies, released, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rule
 from planner.program import Target
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,4 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
     return (*of_input, *contiguous_copies(x), Outputs(), space) if mask[3] else of_input
 
 
-RULES: dict[Any, Rule] = {
-    aten._cudnn_rnn.default: _forward,
-    aten._cudnn_rnn_backward.default: _backward,
-}
+RULES: dict[str, Rule] = {"_cudnn_rnn": _forward, "_cudnn_rnn_backward": _backward}

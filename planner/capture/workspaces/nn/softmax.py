@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
 from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target
-
-aten = torch.ops.aten
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
@@ -31,4 +28,4 @@ def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
     return pointwise_strides(shape, [tuple(grad.stride()), tuple(output.stride())]) == contiguous(shape)
 
 
-RULES: Mapping[Any, Rule] = {aten._softmax_backward_data.default: _backward}
+RULES: Mapping[str, Rule] = {"_softmax_backward_data": _backward}

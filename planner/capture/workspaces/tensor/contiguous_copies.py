@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import suggests_channels_last
 from planner.capture.workspaces._rule import argument, contiguous_copies, copies_in_format_of, dense_copies
 from planner.capture.workspaces.ops import Args, Ops, Output, Outputs, Rule
 from planner.program import Target
-
-aten = torch.ops.aten
 
 
 def _copies_of(
@@ -40,21 +37,11 @@ _FIRST_CONTIGUOUS = """
     _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
     cumsum cumprod logcumsumexp cummax cummin
 """
-_OTHERS_CONTIGUOUS: Mapping[Any, tuple[int, ...]] = {
-    aten._log_softmax_backward_data.default: (0, 1),
-    aten.nll_loss_forward.default: (0, 1, 2),
-    aten.nll_loss_backward.default: (2,),
-    aten.nll_loss2d_backward.default: (2,),
-}
 # ATen/native/cuda: DilatedMaxPool2d.cu, AveragePool2d.cu, AdaptiveAveragePooling.cu, UpSampleNearest2d.cu,
 # UpSampleBilinear2d.cu
 _FIRST_DENSE = """
     max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d upsample_nearest2d max_pool3d_with_indices
 """
-
-
-def _default_overloads(names: str) -> list[Any]:
-    return [getattr(aten, name).default for name in names.split()]
 
 
 def _gradient_like_input(args: Args, out: Any, target: Target) -> Ops:
@@ -89,20 +76,17 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
     return (Output(1), Output())
 
 
-RULES: Mapping[Any, Rule] = {
-    aten.native_dropout.default: _dropout,
-    aten.nll_loss2d_forward.default: _nll_loss2d,
-    aten.max_pool3d_with_indices_backward.default: _gradient_like_input,
-    aten.upsample_nearest2d_backward.default: _gradient_after_output,
-    aten.upsample_bilinear2d_backward.default: _gradient_of_bilinear,
-    aten.max_pool2d_with_indices_backward.default: _gradient_like_input,
-    aten.avg_pool2d_backward.default: _gradient_like_input,
-    aten._adaptive_avg_pool2d_backward.default: _gradient_of_adaptive_pool,
-    aten.adaptive_max_pool2d_backward.default: _gradient_of_adaptive_pool,
-    **dict.fromkeys(_default_overloads(_FIRST_CONTIGUOUS), partial(_copies_of, contiguous_copies, (0,))),
-    **dict.fromkeys(_default_overloads(_FIRST_DENSE), partial(_copies_of, dense_copies, (0,))),
-    **{
-        func: partial(_copies_of, contiguous_copies, positions)
-        for func, positions in _OTHERS_CONTIGUOUS.items()
-    },
+RULES: Mapping[str, Rule] = {
+    "native_dropout": _dropout,
+    "nll_loss2d_forward": _nll_loss2d,
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward": _gradient_like_input,
+    "avg_pool2d_backward": _gradient_like_input,
+    "upsample_nearest2d_backward": _gradient_after_output,
+    "upsample_bilinear2d_backward": _gradient_of_bilinear,
+    "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward": _gradient_of_adaptive_pool,
+    _FIRST_CONTIGUOUS: partial(_copies_of, contiguous_copies, (0,)),
+    _FIRST_DENSE: partial(_copies_of, dense_copies, (0,)),
+    "_log_softmax_backward_data": partial(_copies_of, contiguous_copies, (0, 1)),
+    "nll_loss_forward": partial(_copies_of, contiguous_copies, (0, 1, 2)),
+    "nll_loss_backward nll_loss2d_backward": partial(_copies_of, contiguous_copies, (2,)),
 }

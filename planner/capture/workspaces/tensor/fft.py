@@ -1,15 +1,10 @@
 """Workspaces of Fourier transforms and distances."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
-
-aten = torch.ops.aten
 
 
 def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
@@ -39,9 +34,8 @@ def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
     return (*ops, Hold(tensor_bytes(x)), Hold(extended[0]), Hold(extended[1]), Outputs())
 
 
-RULES: dict[Any, Rule] = {
-    aten._fft_c2c.default: _fourier,
-    aten._fft_r2c.default: _fourier,
-    aten._fft_c2r.default: _fourier_to_real,
-    aten._euclidean_dist.default: _euclidean_distance,
+RULES: dict[str, Rule] = {
+    "_fft_c2c _fft_r2c": _fourier,
+    "_fft_c2r": _fourier_to_real,
+    "_euclidean_dist": _euclidean_distance,
 }

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Ops, Rule
 from planner.program import Phase, Target, workspace_bytes
 
 aten = torch.ops.aten
 
-BLAS_OPS = frozenset({
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addbmm.default,
-    aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default,
-    aten._native_multi_head_attention.default, aten._euclidean_dist.default,
-})  # fmt: skip
+_BLAS_NAMES = """
+    mm addmm bmm baddbmm addbmm mv addmv dot vdot _native_multi_head_attention _euclidean_dist
+"""
+BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 
 
 class CublasWorkspaces:
@@ -74,9 +74,4 @@ def _product_and_sum(args: Args, out: Any, target: Target) -> Ops:
     return (*_copy_for_cublas(args[1]), *_copy_for_cublas(args[2]))
 
 
-RULES: Mapping[Any, Rule] = {
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.addmm.default: _product_and_sum,
-    aten.baddbmm.default: _product_and_sum,
-}
+RULES: Mapping[str, Rule] = {"mm bmm": _product, "addmm baddbmm": _product_and_sum}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +11,6 @@ from planner.capture.workspaces._rule import accumulator_bytes, argument, contig
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program import Target
-
-aten = torch.ops.aten
 
 _FEW_INDICES = 3072  # up to here, one kernel without sorting (ATen/native/cuda/Embedding.cu)
 _MASKS = (torch.bool, torch.uint8)
@@ -106,11 +103,8 @@ def _width(index: Tensor) -> int:
     return index.dim() if index.dtype in _MASKS else 1
 
 
-RULES: dict[Any, Rule] = {
-    aten.embedding_dense_backward.default: _embedding_backward,
-    aten._embedding_bag_backward.default: _embedding_bag_backward,
-    aten.index_put.default: _index_put,
-    aten.index_put_.default: _index_put,
-    aten._unsafe_index_put.default: _index_put,
-    aten._index_put_impl_.default: _index_put,
+RULES: dict[str, Rule] = {
+    "embedding_dense_backward": _embedding_backward,
+    "_embedding_bag_backward": _embedding_bag_backward,
+    "index_put index_put_ _unsafe_index_put _index_put_impl_": _index_put,
 }

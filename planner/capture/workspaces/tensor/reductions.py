@@ -24,8 +24,6 @@ from planner.capture.workspaces._rule import (
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target, threads_per_sm
 
-aten = torch.ops.aten
-
 _VECTOR = 4  # values that a thread loads at once (vt0 and input_vec_size of most kernels)
 _MAX_THREADS = 512
 _WARP = 32
@@ -174,33 +172,12 @@ def _foreach_norm(args: Args, out: Any, target: Target) -> Ops:
     return (Hold(len(tensors) * chunks * _partial_bytes(tensors[0])),)
 
 
-RULES: dict[Any, Rule] = {
-    **dict.fromkeys(
-        (
-            aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.nansum.default,
-            aten.prod.dim_int, aten.any.dims, aten.all.dims,
-        ),
-        _accumulating,
-    ),
-    **dict.fromkeys(
-        (
-            aten.sum.default, aten.mean.default, aten.prod.default, aten.max.default, aten.min.default,
-            aten.any.default, aten.all.default, aten.count_nonzero.default,
-        ),
-        _over_everything,
-    ),
-    **dict.fromkeys(
-        (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.aminmax.default),
-        _extremum,
-    ),
-    **dict.fromkeys(
-        (aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction),
-        _variance,
-    ),
-    aten.any.dim: _extremum,
-    aten.all.dim: _extremum,
-    aten.linalg_vector_norm.default: _norm,
-    aten.norm.ScalarOpt_dim: _norm,
-    aten.logsumexp.default: _logsumexp,
-    aten._foreach_norm.Scalar: _foreach_norm,
-}  # fmt: skip
+RULES: dict[str, Rule] = {
+    "sum.dim_IntList mean.dim amax amin nansum prod.dim_int any.dims all.dims": _accumulating,
+    "sum mean prod max min any all count_nonzero": _over_everything,
+    "max.dim min.dim argmax argmin aminmax any.dim all.dim": _extremum,
+    "var.correction std.correction var_mean.correction std_mean.correction": _variance,
+    "linalg_vector_norm norm.ScalarOpt_dim": _norm,
+    "logsumexp": _logsumexp,
+    "_foreach_norm.Scalar": _foreach_norm,
+}

@@ -6,14 +6,11 @@ CUB's radix sort.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from planner.capture.workspaces._rule import argument, ceil_div, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
 from planner.program import Target
-
-aten = torch.ops.aten
 
 _SMALL = 4096  # up to here, rows are sorted in place (should_use_small_sort)
 _LARGE = 1_000_000  # from here on, rows are sorted one after the other
@@ -90,14 +87,11 @@ def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
     return Hold(tensor_bytes(args[0])), Outputs()
 
 
-RULES: dict[Any, Rule] = {
-    aten.sort.default: _sort,
-    aten.sort.stable: _sort_stable,
-    aten.argsort.default: _sort,
-    aten.topk.default: _topk,
-    aten.median.default: _median,
-    aten.nanmedian.default: _median,
-    aten.randperm.default: _randperm,
-    aten.randperm.generator: _randperm,
-    aten.multinomial.default: _multinomial,
+RULES: dict[str, Rule] = {
+    "sort argsort": _sort,
+    "sort.stable": _sort_stable,
+    "topk": _topk,
+    "median nanmedian": _median,
+    "randperm randperm.generator": _randperm,
+    "multinomial": _multinomial,
 }

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.program import Phase
-from tests.capture.meta_kernels.test_meta_kernels import layout, operands, torchs
+from tests.capture.meta_kernels.test_pointwise import operands
+from tests.helpers.meta_kernels import layout, torchs
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benchmarks.published.allocator import PUBLISHED
-from planner.allocator.replay import MemoryLimits
+from planner.allocator.config import MemoryLimits
 from planner.capture.session import record
 from planner.hardware.device import unlimited_device
 from planner.jobs import Job

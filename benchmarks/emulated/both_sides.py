@@ -12,8 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from planner.allocator.config import MemoryLimits
 from planner.allocator.history.file import load_history
-from planner.allocator.replay import MemoryLimits, replay_trace
+from planner.allocator.replay import replay_trace
 from planner.errors import PlannerError
 from planner.hardware.device import Device
 from planner.jobs import Job

@@ -10,8 +10,8 @@ is missed by galloping and bisection alone, and by the search with its neighbour
 import random
 import sys
 
-from planner.allocator.config import MIB
-from planner.allocator.replay import MemoryLimits, replay_trace
+from planner.allocator.config import MIB, MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, Optimizer, TensorSpec
 from planner.planning.search import _boundary, largest

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from planner.allocator.config import AllocatorConfig, config_of_torch
-from planner.allocator.replay import MemoryLimits, Replay, replay_trace
+from planner.allocator.config import AllocatorConfig, MemoryLimits, config_of_torch
+from planner.allocator.replay import Replay, replay_trace
 from planner.program.events import Trace
 
 PUBLISHED_CONFIG: Final[AllocatorConfig] = config_of_torch("2.11")

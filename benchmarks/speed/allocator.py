@@ -11,7 +11,7 @@ import time
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, AllocatorConfig, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, parse_alloc_conf
 
 STEPS = 3
 LAYERS = 300
@@ -57,7 +57,7 @@ def training_history(seed: int) -> list[Event]:
 
 def replay(events: list[Event], config: AllocatorConfig, capacity_bytes: int | None) -> CachingAllocator:
     """Run a history; blocks that did not fit are left out."""
-    allocator = CachingAllocator(config, capacity_bytes)
+    allocator = CachingAllocator(MemoryLimits(capacity_bytes, config=config))
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block | None] = {}
     for name, size_bytes in events:

@@ -15,7 +15,6 @@ from time import perf_counter
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig
 from planner.allocator.replay import replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, TensorSpec
@@ -40,7 +39,7 @@ def milliseconds(action: Callable[[], object]) -> float:
 
 def run_allocator(requests: list[tuple[int, int]]) -> None:
     """The calls of a replay, prepared: (block, bytes) takes, (block, 0) gives back."""
-    allocator = CachingAllocator(AllocatorConfig())
+    allocator = CachingAllocator()
     blocks: dict[int, Block | None] = {}
     for name, size_bytes in requests:
         if size_bytes:

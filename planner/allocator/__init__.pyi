@@ -1,12 +1,12 @@
 from .blocks import Block as Block, SegmentEvent as SegmentEvent, SegmentState as SegmentState
 from .caching_allocator import CachingAllocator as CachingAllocator
 from .config import (
-    AllocatorConfig as AllocatorConfig, ReuseOrder as ReuseOrder, config_of_torch as config_of_torch,
+    AllocatorConfig as AllocatorConfig, MemoryLimits as MemoryLimits, ReuseOrder as ReuseOrder,
+    UNLIMITED as UNLIMITED, config_of_torch as config_of_torch, max_reserved_bytes as max_reserved_bytes,
     parse_alloc_conf as parse_alloc_conf,
 )
 from .replay import (
-    Failure as Failure, MemoryLimits as MemoryLimits, Replay as Replay, UNLIMITED as UNLIMITED,
-    max_reserved_bytes as max_reserved_bytes, new_allocator as new_allocator, replay_trace as replay_trace,
+    Failure as Failure, Replay as Replay, replay_trace as replay_trace,
     replay_with_breakdown as replay_with_breakdown, retry_optional as retry_optional,
 )
 from .timeline import (

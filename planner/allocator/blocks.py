@@ -1,6 +1,7 @@
 """The nouns of the allocator simulator: blocks, the pools that cache them, frozen pictures of both."""
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -34,15 +35,12 @@ class SegmentState(Struct, frozen=True):
     pool: PoolName
     blocks: tuple[BlockState, ...]
 
-
-class VirtualRange:
-    """The addresses that one expandable segment may fill with pages."""
-
-    __slots__ = ("address", "size_bytes")
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.address = address
-        self.size_bytes = size_bytes
+    @classmethod
+    def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
+        """Return the state of neighbours of which each is in use or cached."""
+        states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
+        size_bytes = sum(block.size_bytes for block in piece)
+        return cls(piece[0].address, size_bytes, piece[0].pool.name, states)
 
 
 class Block:
@@ -52,19 +50,6 @@ class Block:
     Free blocks of equal size are taken by rising `rank`, which no two blocks share.
     """
 
-    __slots__ = (
-        "address",
-        "cached",
-        "freed_at_search",
-        "in_use",
-        "next",
-        "pool",
-        "prev",
-        "rank",
-        "size_bytes",
-        "virtual_range",
-    )
-
     def __init__(
         self,
         pool: "BlockPool",
@@ -73,7 +58,7 @@ class Block:
         size_bytes: int,
         prev: "Block | None" = None,
         next: "Block | None" = None,
-        virtual_range: VirtualRange | None = None,
+        range_address: int | None = None,
     ) -> None:
         self.pool = pool
         self.address = address
@@ -81,7 +66,7 @@ class Block:
         self.size_bytes = size_bytes
         self.prev = prev
         self.next = next
-        self.virtual_range = virtual_range  # None: the segment is one cudaMalloc
+        self.range_address = range_address  # of the expandable segment; None: the segment is one cudaMalloc
         self.in_use = False
         self.cached = False
         self.freed_at_search = 0  # the pool's count of searches at that time; garbage collection reads it
@@ -102,7 +87,7 @@ class Block:
             rest_bytes,
             self,
             upper,
-            self.virtual_range,
+            self.range_address,
         )
         if upper is not None:
             upper.prev = rest
@@ -120,16 +105,6 @@ class Block:
 
 class BlockPool:
     """The cached blocks of one size class (small or large) and the rules in which the two differ."""
-
-    __slots__ = (
-        "cached",
-        "name",
-        "page_bytes",
-        "searches",
-        "split_below_bytes",
-        "split_from_bytes",
-        "unmapped",
-    )
 
     def __init__(
         self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int
@@ -158,23 +133,9 @@ class BlockPool:
         insort(self.unmapped, block, key=attrgetter("address"))
 
 
-def picture_segment(head: Block) -> list[SegmentState]:
-    """Picture the segment that starts with `head`, one state per contiguous reserved piece of it."""
-    states: list[SegmentState] = []
-    piece: list[BlockState] = []
+def iterate_segment(head: Block) -> Iterator[Block]:
+    """Yield the blocks of the segment that starts with `head`, by rising address."""
     block: Block | None = head
     while block is not None:
-        if block.in_use or block.cached:
-            piece.append(BlockState(block.address, block.size_bytes, block.in_use))
-        elif piece:
-            states.append(_picture_piece(head.pool.name, piece))
-            piece = []
+        yield block
         block = block.next
-    if piece:
-        states.append(_picture_piece(head.pool.name, piece))
-    return states
-
-
-def _picture_piece(pool: PoolName, blocks: list[BlockState]) -> SegmentState:
-    size_bytes = sum(block.size_bytes for block in blocks)
-    return SegmentState(blocks[0].address, size_bytes, pool, tuple(blocks))

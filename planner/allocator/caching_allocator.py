@@ -14,12 +14,16 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from planner.allocator.blocks import Block, BlockPool, SegmentEvent, SegmentState
 from planner.allocator.config import (
     BLOCK_ROUNDING_BYTES,
     LARGEST_SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
+    UNLIMITED,
     AllocatorConfig,
+    MemoryLimits,
 )
 from planner.allocator.segments import Segments
 from planner.errors import UsageError
@@ -35,20 +39,14 @@ class CachingAllocator:
 
     def __init__(
         self,
-        config: AllocatorConfig,
-        capacity_bytes: int | None = None,
-        *,
-        fraction_limit_bytes: int | None = None,
-        device_total_bytes: int | None = None,
+        limits: MemoryLimits = UNLIMITED,
         address_of: Callable[[int], int] | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
         """Start empty.
 
-        capacity_bytes: what CUDA can hand out to this allocator in all; None: any amount.
-        fraction_limit_bytes: what `set_per_process_memory_fraction` allows; None: what `config` allows.
-        device_total_bytes: the device's memory as torch sees it. Needed where `config` names a fraction of
-            it; also sizes the address space of expandable segments, which otherwise follows the capacity.
+        limits: `total_bytes` also sizes the address space of expandable segments, which otherwise follows the
+            capacity.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
             addresses fall and never come back, as published peaks say, which come out where of equal blocks
             the newest segment's is taken (benchmarks/fits/address_order.py). For a recorded history, return
@@ -61,17 +59,15 @@ class CachingAllocator:
         self.peak_allocated_bytes = 0
         self.retries = 0
         self.ooms = 0
-        self._config = config
-        self._limit_bytes = fraction_limit_bytes
-        if fraction_limit_bytes is None and config.per_process_memory_fraction < 1.0:
-            if device_total_bytes is None:
-                raise UsageError("per_process_memory_fraction needs the total memory of the GPU")
-            self._limit_bytes = config.memory_limit_bytes(device_total_bytes)
+        self._config = config = limits.config
         # The option knows only the fraction in `config`, not one set by a call (`throw_on_cudamalloc_oom`).
-        self._fails_at_limit = config.throw_on_cudamalloc_oom and fraction_limit_bytes is None
-        self._segments = Segments(
-            config, capacity_bytes, self._limit_bytes, device_total_bytes, address_of, segment_events
-        )
+        self._fails_at_limit = config.throw_on_cudamalloc_oom and limits.limit_bytes is None
+        if limits.limit_bytes is None and config.per_process_memory_fraction < 1.0:
+            if limits.total_bytes is None:
+                raise UsageError("per_process_memory_fraction needs the total memory of the GPU")
+            limits = replace(limits, limit_bytes=config.memory_limit_bytes(limits.total_bytes))
+        self._limit_bytes = limits.limit_bytes
+        self._segments = Segments(limits, address_of, segment_events)
         self._small, self._large = _make_pools(config)
         self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes
         self._collects_garbage = config.garbage_collection_threshold > 0 and self._limit_bytes is not None
@@ -251,7 +247,7 @@ class CachingAllocator:
         threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes
         pool = self._large
-        idle = [block for _, _, block in pool.cached if not block.is_split and block.virtual_range is None]
+        idle = [block for _, _, block in pool.cached if not block.is_split and block.range_address is None]
         released_bytes = 0
         while idle and released_bytes < excess_bytes:
             mean_age = sum(pool.searches - block.freed_at_search for block in idle) / len(idle)

@@ -73,7 +73,7 @@ class AllocatorConfig(Struct, frozen=True):
             divisions = self.roundup_power2_divisions[min(max(size_class, 0), DIVISION_CLASSES - 1)]
             if divisions > 1 and requested_bytes > BLOCK_ROUNDING_BYTES * divisions:
                 return _next_division(requested_bytes, divisions)
-        return _round_up(requested_bytes, BLOCK_ROUNDING_BYTES)
+        return round_up(requested_bytes, BLOCK_ROUNDING_BYTES)
 
     def segment_bytes(self, block_bytes: int) -> int:
         """Size of the segment that is asked of CUDA when no cached block serves a block of `block_bytes`."""
@@ -81,7 +81,7 @@ class AllocatorConfig(Struct, frozen=True):
             return SMALL_SEGMENT_BYTES
         if block_bytes < OWN_SEGMENT_BYTES:
             return self.large_segment_bytes
-        return _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
+        return round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
 
     def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
         """Return the limit that `per_process_memory_fraction` sets on a device of `device_total_bytes`; None:
@@ -94,14 +94,48 @@ class AllocatorConfig(Struct, frozen=True):
         return int(self.per_process_memory_fraction * device_total_bytes)
 
 
-def _round_up(size_bytes: int, step_bytes: int) -> int:
+class MemoryLimits(Struct, frozen=True):
+    """The memory that the allocator may take, and its configuration."""
+
+    capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
+    limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
+    # The device's memory as torch sees it; a fraction of the configuration refers to it.
+    total_bytes: int | None = None
+    config: AllocatorConfig = AllocatorConfig()
+
+    @property
+    def allocator_limit_bytes(self) -> int | None:
+        """Return what is left to the allocator: the least of the bounds; None: there is no end."""
+        return _least(self.capacity_bytes, self.limit_bytes)
+
+
+UNLIMITED = MemoryLimits()
+
+
+def max_reserved_bytes(limits: MemoryLimits) -> int | None:
+    """Return the most that the allocator can come to hold; None: there is no end.
+
+    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
+    """
+    limit_bytes = limits.limit_bytes
+    if limit_bytes is not None and limits.config.expandable_segments:
+        limit_bytes += limits.config.large_segment_bytes
+    return _least(limits.capacity_bytes, limit_bytes)
+
+
+def _least(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def round_up(size_bytes: int, step_bytes: int) -> int:
+    """Return the next multiple of the step."""
     return -(-size_bytes // step_bytes) * step_bytes
 
 
 def _next_division(size_bytes: int, divisions: int) -> int:
     """Round up to the next of `divisions` equal steps between two powers of two."""
     floor_bytes = 1 << (size_bytes.bit_length() - 1)
-    return _round_up(size_bytes, floor_bytes // divisions)
+    return round_up(size_bytes, floor_bytes // divisions)
 
 
 def config_of_torch(version: str) -> AllocatorConfig:

@@ -6,13 +6,15 @@ Facts: c10/cuda/CUDACachingAllocator.cpp (`ExpandableSegment`, `find_expandable_
 """
 
 from collections.abc import Callable
+from itertools import accumulate, takewhile
 
-from planner.allocator.blocks import Block, BlockPool
+from planner.allocator.blocks import Block, BlockPool, iterate_segment
+from planner.allocator.config import round_up
 
 
 def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
     """Address space of one expandable segment: 9/8 of the device's memory in whole pages, one at least."""
-    return max(page_bytes, _round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
+    return max(page_bytes, round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
 
 
 def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
@@ -23,12 +25,8 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
     """
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
-        max_reserved_bytes = 0
-        block: Block | None = start
-        while max_reserved_bytes < size_bytes and block is not None and not block.in_use:
-            max_reserved_bytes += block.size_bytes
-            block = block.next
-        if max_reserved_bytes >= size_bytes:
+        free = takewhile(lambda block: not block.in_use, iterate_segment(start))
+        if any(room_bytes >= size_bytes for room_bytes in accumulate(block.size_bytes for block in free)):
             return start
     return None
 
@@ -54,10 +52,10 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
     Returns the unmapped block that is the whole range, when nothing of the range is mapped any more.
     """
-    assert block.virtual_range is not None
+    assert block.range_address is not None
     pool = block.pool
-    base = block.virtual_range.address
-    first = base + _round_up(block.address - base, pool.page_bytes)
+    base = block.range_address
+    first = base + round_up(block.address - base, pool.page_bytes)
     end = base + (block.address + block.size_bytes - base) // pool.page_bytes * pool.page_bytes
     if first >= end:
         return None
@@ -89,7 +87,7 @@ def _insert_gap(gap: Block) -> Block | None:
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
     """Map the first pages of an unmapped block, merge it with cached neighbours, return the cached block."""
     pool = gap.pool
-    mapped_bytes = _round_up(size_bytes, pool.page_bytes)
+    mapped_bytes = round_up(size_bytes, pool.page_bytes)
     if not map_pages(gap.address, mapped_bytes):
         return None
     pool.unmapped.remove(gap)
@@ -109,7 +107,3 @@ def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> 
 
 def _is_unmapped(block: Block) -> bool:
     return not block.cached and not block.in_use
-
-
-def _round_up(size_bytes: int, step_bytes: int) -> int:
-    return -(-size_bytes // step_bytes) * step_bytes

@@ -1,4 +1,4 @@
-"""The readings of a process, in the form in which its notebook prints them."""
+"""Replay a trace through the simulated allocator."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,26 +6,8 @@ from msgspec import Struct
 
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig
+from planner.allocator.config import UNLIMITED, MemoryLimits
 from planner.program import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
-
-
-class MemoryLimits(Struct, frozen=True):
-    """The memory that the allocator may take, and its configuration."""
-
-    capacity_bytes: int | None = None  # what CUDA can hand out; None: any amount
-    limit_bytes: int | None = None  # as `set_per_process_memory_fraction` allows; None: not set
-    # The device's memory as torch sees it; a fraction of the configuration refers to it.
-    total_bytes: int | None = None
-    config: AllocatorConfig = AllocatorConfig()
-
-    @property
-    def allocator_limit_bytes(self) -> int | None:
-        """Return what is left to the allocator: the least of the bounds; None: there is no end."""
-        return _least(self.capacity_bytes, self.limit_bytes)
-
-
-UNLIMITED = MemoryLimits()
 
 
 class Failure(Struct, frozen=True):
@@ -89,8 +71,9 @@ def replay_trace(
     captured at another batch size, UsageError where the configuration names a fraction of a total
     that the memory limits does not give.
     """
-    check_batch(trace, batch)
-    allocator = new_allocator(limits, segment_events)
+    if trace.batch != batch:
+        raise ValueError(f"the trace was taken at batch {trace.batch} and says nothing about {batch}")
+    allocator = CachingAllocator(limits, segment_events=segment_events)
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
     block: Block | None
@@ -168,43 +151,8 @@ def replay_with_breakdown(
     return run, totals
 
 
-def max_reserved_bytes(limits: MemoryLimits) -> int | None:
-    """Return the most that the allocator can come to hold; None: there is no end.
-
-    Where segments expand, a request is held against the limit before it is rounded up to whole pages.
-    """
-    limit_bytes = limits.limit_bytes
-    if limit_bytes is not None and limits.config.expandable_segments:
-        limit_bytes += limits.config.large_segment_bytes
-    return _least(limits.capacity_bytes, limit_bytes)
-
-
-def new_allocator(limits: MemoryLimits, segment_events: list[SegmentEvent] | None = None) -> CachingAllocator:
-    """Return an allocator with these limits; changes of the reserved memory are appended to `segment_events`.
-
-    Raises UsageError where the configuration names a fraction of a total that the limits do not give.
-    """
-    return CachingAllocator(
-        limits.config,
-        limits.capacity_bytes,
-        fraction_limit_bytes=limits.limit_bytes,
-        device_total_bytes=limits.total_bytes,
-        segment_events=segment_events,
-    )
-
-
-def check_batch(trace: Trace, batch: int) -> None:
-    """Raise ValueError where the trace was taken at another batch size."""
-    if trace.batch != batch:
-        raise ValueError(f"the trace was taken at batch {trace.batch} and says nothing about {batch}")
-
-
 def retry_optional(allocator: CachingAllocator, is_optional: bool) -> Block | None:
     """Return what a refused request comes to: no block, which ends the run, or where it was optional one of
     no bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
     """
     return allocator.malloc(0) if is_optional else None
-
-
-def _least(*bounds: int | None) -> int | None:
-    return min((bound for bound in bounds if bound is not None), default=None)

@@ -7,6 +7,7 @@ Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the 
 """
 
 from collections.abc import Callable
+from itertools import groupby
 
 from planner.allocator.blocks import (
     Block,
@@ -14,10 +15,9 @@ from planner.allocator.blocks import (
     SegmentAction,
     SegmentEvent,
     SegmentState,
-    VirtualRange,
-    picture_segment,
+    iterate_segment,
 )
-from planner.allocator.config import AllocatorConfig, ReuseOrder
+from planner.allocator.config import MemoryLimits, ReuseOrder
 from planner.allocator.expandable_segments import find_room, grow, range_bytes, shrink
 
 TOP_ADDRESS = 2**52  # below which simulated segments lie; 0 is the address of no memory
@@ -34,10 +34,7 @@ class Segments:
 
     def __init__(
         self,
-        config: AllocatorConfig,
-        capacity_bytes: int | None,
-        limit_bytes: int | None,
-        device_total_bytes: int | None,
+        limits: MemoryLimits,
         address_of: Callable[[int], int] | None,
         events: list[SegmentEvent] | None,
     ) -> None:
@@ -47,19 +44,18 @@ class Segments:
         self.count = 0
         self.heads: dict[int, Block] = {}
         self.lowest_address = TOP_ADDRESS
-        self._expandable = config.expandable_segments
+        self._expandable = limits.config.expandable_segments
         # How far apart the ranks of one segment's blocks and the next one's are; 0: addresses alone rank.
-        self._rank_step = SEGMENT_RANK if config.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
+        self._rank_step = SEGMENT_RANK if limits.config.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
         self._first_rank = 0
-        self._capacity_bytes = capacity_bytes
-        self._limit_bytes = limit_bytes
-        self._device_total_bytes = device_total_bytes or capacity_bytes or 0
+        self._limits = limits
         self._address_of = address_of
         self._events = events
 
     def exceeds_limit(self, segment_bytes: int) -> bool:
         """Return whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""
-        return self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes
+        limit_bytes = self._limits.limit_bytes
+        return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def ask_cuda(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
         """Try once to get new memory, a free block that is in no index; None: refused (`alloc_block`).
@@ -93,7 +89,7 @@ class Segments:
     def release_pool(self, pool: BlockPool) -> None:
         """Release what is wholly free, by rising size, then rank (`release_blocks`)."""
         for _, _, block in tuple(pool.cached):
-            if block.virtual_range is not None:
+            if block.range_address is not None:
                 emptied = shrink(block, self._unmap_pages)
                 if emptied is not None:
                     pool.unmapped.remove(emptied)
@@ -103,20 +99,26 @@ class Segments:
 
     def picture(self) -> tuple[SegmentState, ...]:
         """Return all reserved memory by rising address, one state per contiguous piece."""
-        heads = [self.heads[address] for address in sorted(self.heads)]
-        return tuple(state for head in heads for state in picture_segment(head))
+        pieces = []
+        for address in sorted(self.heads):
+            chain = iterate_segment(self.heads[address])
+            for is_mapped, run in groupby(chain, key=lambda block: block.in_use or block.cached):
+                if is_mapped:
+                    pieces.append(SegmentState.of(tuple(run)))
+        return tuple(pieces)
 
     def _exceeds_capacity(self, size_bytes: int) -> bool:
-        return self._capacity_bytes is not None and self.reserved_bytes + size_bytes > self._capacity_bytes
+        capacity_bytes = self._limits.capacity_bytes
+        return capacity_bytes is not None and self.reserved_bytes + size_bytes > capacity_bytes
 
     def _new_range(self, pool: BlockPool) -> Block:
-        if self._capacity_bytes is None:
+        if self._limits.capacity_bytes is None:
             size_bytes = UNLIMITED_RANGE_BYTES // pool.page_bytes * pool.page_bytes
         else:
-            size_bytes = range_bytes(self._device_total_bytes, pool.page_bytes)
+            size_bytes = range_bytes(self._limits.total_bytes or self._limits.capacity_bytes, pool.page_bytes)
         address = self._new_address(size_bytes)
         rank = self._new_rank(address)
-        block = Block(pool, address, rank, size_bytes, virtual_range=VirtualRange(address, size_bytes))
+        block = Block(pool, address, rank, size_bytes, range_address=address)
         self.heads[address] = block
         pool.insert_unmapped(block)
         return block

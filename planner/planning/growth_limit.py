@@ -3,7 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import Block, MemoryLimits, max_reserved_bytes, new_allocator, retry_optional
+from planner.allocator import Block, CachingAllocator, MemoryLimits, max_reserved_bytes, retry_optional
 from planner.program import (
     Action,
     Category,
@@ -51,7 +51,7 @@ def _without_categories(step: tuple[Action, ...]) -> list[Action]:
 
 def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
     """Return the steps that fit before one that does not, None where `most` steps do."""
-    allocator = new_allocator(limits)
+    allocator = CachingAllocator(limits)
     blocks: dict[tuple[int, int], Block] = {}
     for number in range(most + 1):
         asked = 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from planner.allocator.blocks import Block, BlockPool, BlockState, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, AllocatorConfig, ReuseOrder, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, ReuseOrder, parse_alloc_conf
 from tests.helpers.reference_allocator import SlowAllocator
 
 BOUNDARIES = [512, 1024, *(mib * MIB for mib in (1, 2, 10, 19, 20, 21, 22, 30, 31, 32))]
@@ -112,8 +112,8 @@ def assert_index(pool: BlockPool, segments: list[tuple[BlockState, ...]]) -> Non
         assert block.cached and not block.in_use and block.pool is pool
     assert [block.address for block in pool.unmapped] == sorted(block.address for block in pool.unmapped)
     for block in pool.unmapped:
-        assert not block.cached and not block.in_use and block.virtual_range is not None
-        assert (block.address - block.virtual_range.address) % pool.page_bytes == 0
+        assert not block.cached and not block.in_use and block.range_address is not None
+        assert (block.address - block.range_address) % pool.page_bytes == 0
         assert block.size_bytes % pool.page_bytes == 0
 
 
@@ -132,10 +132,7 @@ class Pair:
         self.events: list[SegmentEvent] = []
         self.capacity = capacity
         self.fast = CachingAllocator(
-            config,
-            capacity,
-            fraction_limit_bytes=limit,
-            device_total_bytes=total,
+            MemoryLimits(capacity, limit, total, config),
             address_of=None if seed is None else spread_addresses(seed),
             segment_events=self.events,
         )

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from planner.allocator.config import MIB, AllocatorConfig, parse_alloc_conf
-from planner.allocator.replay import Failure, MemoryLimits, Peaks, Replay, replay_trace, replay_with_breakdown
+from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, parse_alloc_conf
+from planner.allocator.replay import Failure, Peaks, Replay, replay_trace, replay_with_breakdown
 from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace

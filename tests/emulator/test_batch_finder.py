@@ -7,7 +7,7 @@ import pytest
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig
+from planner.allocator.config import MemoryLimits
 from planner.emulator.history import History, HistoryEvent, StepEnd, trace_of
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
@@ -69,7 +69,7 @@ class HandRuns:
 
 def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
     """Return what the recorder would write of a job at a batch size."""
-    allocator = CachingAllocator(AllocatorConfig(), capacity_bytes)
+    allocator = CachingAllocator(MemoryLimits(capacity_bytes))
     live: dict[str, Block] = {}
     events: list[HistoryEvent] = []
     ends: list[StepEnd] = []

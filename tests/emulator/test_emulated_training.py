@@ -342,7 +342,8 @@ def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> No
 
 def test_a_replayed_history_is_the_run(emulator: Emulator, tmp_path: Path) -> None:
     """The simulator's peaks are torch's, with a scaler, accumulation and validation."""
-    from planner.allocator.replay import UNLIMITED, replay_trace
+    from planner.allocator.config import UNLIMITED
+    from planner.allocator.replay import replay_trace
     from planner.emulator.compiled import compiled_dir
     from planner.emulator.history import trace_of
     from planner.emulator.launch import RunOptions, run_emulated

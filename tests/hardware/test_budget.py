@@ -6,8 +6,8 @@ from statistics import NormalDist
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.allocator.config import MIB, AllocatorConfig
-from planner.allocator.replay import MemoryLimits, replay_trace
+from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.errors import UsageError
 from planner.hardware.budget import make_budget, upper_process_bytes
 from planner.hardware.device import Device, SourcedBytes, unlimited_device

@@ -7,7 +7,6 @@ from torch import nn
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig
 from planner.capture.session import record
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec
 from planner.jobs.catalogue import load_catalogue
@@ -52,7 +51,7 @@ def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
     """After each birth in this phase: the module that asked, and what the allocator has allocated, in
     bytes.
     """
-    allocator = CachingAllocator(AllocatorConfig())
+    allocator = CachingAllocator()
     blocks: dict[int, Block] = {}
     seen = []
     now = Phase.SETUP

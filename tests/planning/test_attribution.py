@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from planner.allocator.config import MIB, AllocatorConfig
-from planner.allocator.replay import UNLIMITED, MemoryLimits, replay_trace
+from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig, MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.allocator.timeline import PhasePeak, Timeline, TimelineRecorder, thin
 from planner.errors import DataFileError
 from planner.planning.attribution import (

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from planner import gpus, max_batch
-from planner.allocator.config import AllocatorConfig
-from planner.allocator.replay import MemoryLimits, max_reserved_bytes, replay_trace
+from planner.allocator.config import AllocatorConfig, MemoryLimits, max_reserved_bytes
+from planner.allocator.replay import replay_trace
 from planner.api.gpus import GpusResult
 from planner.cli import run
 from planner.errors import UsageError

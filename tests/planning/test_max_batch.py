@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from planner.allocator.config import MIB, AllocatorConfig
-from planner.allocator.replay import Failure, MemoryLimits, Peaks, Replay, replay_trace
+from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits
+from planner.allocator.replay import Failure, Peaks, Replay, replay_trace
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes, generic_device, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner import advise, estimate, gpus, max_batch
-from planner.allocator.replay import MemoryLimits, replay_trace
+from planner.allocator.config import MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.database import find_device

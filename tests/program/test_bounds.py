@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from planner.allocator.config import AllocatorConfig
-from planner.allocator.replay import MemoryLimits, max_reserved_bytes, replay_trace
+from planner.allocator.config import AllocatorConfig, MemoryLimits, max_reserved_bytes
+from planner.allocator.replay import replay_trace
 from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Free, Outcome
 from planner.program.program import Program

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from planner.allocator.config import MIB, AllocatorConfig
-from planner.allocator.replay import UNLIMITED, MemoryLimits, replay_trace
+from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig, MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.api.explain import batch_curve
 from planner.cli import run
 from planner.hardware.budget import judge_budget, make_budget

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, config_of_torch, parse_alloc_conf
+from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_alloc_conf
 from planner.program import Phase
 
 SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -99,12 +99,14 @@ def check_history(history: History) -> HistoryCheck:
     made: list[SegmentEvent] = []
     addresses = _Addresses()
     allocator = CachingAllocator(
-        parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch)),
-        history.total_bytes,
-        fraction_limit_bytes=history.limit_bytes,
-        device_total_bytes=history.total_bytes,
-        address_of=addresses.next,
-        segment_events=made,
+        MemoryLimits(
+            history.total_bytes,
+            history.limit_bytes,
+            history.total_bytes,
+            parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch)),
+        ),
+        addresses.next,
+        made,
     )
     blocks: dict[int, Block] = {}
     allocations = segment_events = index = 0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig
+from planner.allocator.config import AllocatorConfig, MemoryLimits
 from planner.allocator.history.lcs import Pair
 from planner.program import Alloc, Category, Free, Phase, PhaseStart, Trace
 
@@ -149,7 +149,7 @@ def peak_of(births: Sequence[Birth], config: AllocatorConfig) -> Peak:
     """Return the peaks of a row of births and deaths in an allocator without end; both sides by the same
     measure.
     """
-    allocator = CachingAllocator(replace(config, per_process_memory_fraction=1.0))
+    allocator = CachingAllocator(MemoryLimits(config=replace(config, per_process_memory_fraction=1.0)))
     dying: dict[int, list[int]] = {}
     for index, birth in enumerate(births):
         if birth.died is not None:

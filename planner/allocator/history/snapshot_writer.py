@@ -15,7 +15,8 @@ from msgspec import Struct
 from planner._support.atomic_write import save
 from planner.allocator.blocks import Block, SegmentEvent, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.replay import MemoryLimits, replay_trace
+from planner.allocator.config import MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
 
 PROTOCOL = 4  # the latest that MemoryViz.js reads

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from planner.allocator import UNLIMITED, Block, MemoryLimits, new_allocator, retry_optional
+from planner.allocator import UNLIMITED, Block, CachingAllocator, MemoryLimits, retry_optional
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, ZeroGrad
 from planner.planning.process.model import (
@@ -99,7 +99,7 @@ class _Machine:
         self.loop_step: int | None = None
         self.phase: Phase | None = None
         self._tracer = tracer
-        self._allocator = new_allocator(limits)
+        self._allocator = CachingAllocator(limits)
         self._tensors: dict[str, Block] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # whose names live

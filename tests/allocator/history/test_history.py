@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from planner.allocator.blocks import SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, config_of_torch, parse_alloc_conf
+from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_alloc_conf
 from planner.allocator.history.file import load_history, save_history
 from planner.allocator.history.history import (
     SEGMENT_ACTIONS,
@@ -166,10 +166,9 @@ def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch
     places = iter(chance.sample(range(1, 4000), 3999))
     segments: list[SegmentEvent] = []
     allocator = CachingAllocator(
-        parse_alloc_conf(alloc_conf, config_of_torch(torch)),
-        1024 * MIB,
-        fraction_limit_bytes=limit_bytes,
-        device_total_bytes=1024 * MIB,
+        MemoryLimits(
+            1024 * MIB, limit_bytes, 1024 * MIB, parse_alloc_conf(alloc_conf, config_of_torch(torch))
+        ),
         address_of=lambda size_bytes: next(places) * 2048 * MIB,
         segment_events=segments,
     )

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from torch.cuda import _memory_viz
 
-from planner.allocator.config import MIB, AllocatorConfig
+from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig, MemoryLimits
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
-from planner.allocator.replay import UNLIMITED, MemoryLimits, replay_trace
+from planner.allocator.replay import replay_trace
 from planner.allocator.segments import TOP_ADDRESS
 from planner.errors import DataFileError
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace

@@ -3,7 +3,8 @@
 import pytest
 
 from planner import max_batch
-from planner.allocator.replay import UNLIMITED, replay_trace
+from planner.allocator.config import UNLIMITED
+from planner.allocator.replay import replay_trace
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
 from planner.capture.session import record
 from planner.jobs import FIELD_OPTIONS, Job, Optimizer, parse_tensor_spec, resolve_job

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.allocator.replay import UNLIMITED
+from planner.allocator.config import UNLIMITED
 from planner.emulator.history import Course, History, HistoryEvent, StepEnd
 from planner.hardware.device import MIB
 from planner.planning.attribution import explain

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.allocator.config import AllocatorConfig
-from planner.allocator.replay import MemoryLimits
+from planner.allocator.config import AllocatorConfig, MemoryLimits
 from planner.api.compare import compare as compare_job
 from planner.cli import run
 from planner.errors import DataFileError, UsageError

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.allocator.config import AllocatorConfig
-from planner.allocator.replay import MemoryLimits
+from planner.allocator.config import AllocatorConfig, MemoryLimits
 from planner.errors import UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device

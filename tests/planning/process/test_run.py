@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from planner.allocator.replay import MemoryLimits, replay_trace
+from planner.allocator.config import MemoryLimits
+from planner.allocator.replay import replay_trace
 from planner.errors import ModelError
 from planner.jobs import DTYPES, Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
 from planner.planning.process.model import (

@@ -10,7 +10,6 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
@@ -163,7 +162,7 @@ def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -
     large_mib = options.pop("large_segment_size_mb", None)
     large_bytes = DEFAULT_LARGE_SEGMENT_BYTES
     if large_mib is not None:
-        large_bytes = _mebibytes("large_segment_size_mb", large_mib, OWN_SEGMENT_BYTES // MIB + 1)
+        large_bytes = _whole("large_segment_size_mb", large_mib, OWN_SEGMENT_BYTES // MIB + 1) * MIB
     config = replace(defaults, large_segment_bytes=large_bytes, max_non_split_rounding_bytes=large_bytes)
     for name, value in options.items():
         config = _apply_option(config, name, value)
@@ -186,26 +185,19 @@ def _split_options(text: str) -> dict[str, str]:
 
 
 def _apply_option(config: AllocatorConfig, name: str, value: str) -> AllocatorConfig:
-    if name in _FIELDS:
-        field, read = _FIELDS[name]
-        changes: dict[str, Any] = {field: read(config, name, value)}
-        return replace(config, **changes)
-    if name in _WITHOUT_EFFECT:
-        _WITHOUT_EFFECT[name](config, name, value)
-        return config
-    if name == "backend":
-        return _check_backend(config, value)
-    known = [*_FIELDS, *_WITHOUT_EFFECT, "backend", "large_segment_size_mb"]
-    nearest = difflib.get_close_matches(name, known, n=1)
-    raise _error(f"unknown option {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+    if name not in _OPTIONS:
+        nearest = difflib.get_close_matches(name, [*_OPTIONS, "large_segment_size_mb"], n=1)
+        raise _error(f"unknown option {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+    field, read = _OPTIONS[name]
+    changes: dict[str, Any] = {field: read(config, name, value)}
+    return replace(config, **changes) if field else config
 
 
-def _check_backend(config: AllocatorConfig, value: str) -> AllocatorConfig:
+def _backend(config: AllocatorConfig, name: str, value: str) -> None:
     if value == "cudaMallocAsync":
         raise _error("backend:cudaMallocAsync is not simulated, it leaves memory to CUDA; use backend:native")
     if value != "native":
         raise _error(f"unknown backend {value!r}; only native is simulated")
-    return config
 
 
 def _error(what: str) -> UsageError:
@@ -220,12 +212,8 @@ def _whole(name: str, value: str, least: int) -> int:
     return int(value)
 
 
-def _mebibytes(name: str, value: str, least_mib: int) -> int:
-    return _whole(name, value, least_mib) * MIB
-
-
 def _size(config: AllocatorConfig, name: str, value: str) -> int:
-    return _mebibytes(name, value, config.large_segment_bytes // MIB)
+    return _whole(name, value, config.large_segment_bytes // MIB) * MIB
 
 
 def _truth(config: AllocatorConfig, name: str, value: str) -> bool:
@@ -289,31 +277,25 @@ def _power_of_two(name: str, value: str) -> int:
 
 _Reader = Callable[[AllocatorConfig, str, str], Any]
 
-_FIELDS: Final[Mapping[str, tuple[str, _Reader]]] = MappingProxyType(
-    {
-        "max_split_size_mb": ("max_split_bytes", _size),
-        "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _size),
-        "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
-        "garbage_collection_threshold": ("garbage_collection_threshold", _inner_fraction),
-        "expandable_segments": ("expandable_segments", _truth),
-        "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
-        "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _truth),
-    }
-)
-
-# Host memory, locks and graph captures: nothing that one stream without a capture would notice.
-_WITHOUT_EFFECT: Final[Mapping[str, _Reader]] = MappingProxyType(
-    {
-        "release_lock_on_cudamalloc": _truth,
-        "release_lock_on_hipmalloc": _truth,
-        "graph_capture_record_stream_reuse": _truth,
-        "pinned_use_cuda_host_register": _truth,
-        "pinned_use_hip_host_register": _truth,
-        "pinned_use_background_threads": _truth,
-        "pinned_free_catch_all": _truth,
-        "pinned_num_register_threads": _count,
-        "pinned_reserve_segment_size_mb": _count,
-        "pinned_max_round_threshold_mb": _count,
-        "pinned_max_cached_size_mb": _count,
-    }
-)
+_OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {  # the field, "" for none, and how its value is read
+    "max_split_size_mb": ("max_split_bytes", _size),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _size),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _inner_fraction),
+    "expandable_segments": ("expandable_segments", _truth),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _truth),
+    "backend": ("", _backend),
+    # Host memory, locks and graph captures: nothing that one stream without a capture would notice.
+    "release_lock_on_cudamalloc": ("", _truth),
+    "release_lock_on_hipmalloc": ("", _truth),
+    "graph_capture_record_stream_reuse": ("", _truth),
+    "pinned_use_cuda_host_register": ("", _truth),
+    "pinned_use_hip_host_register": ("", _truth),
+    "pinned_use_background_threads": ("", _truth),
+    "pinned_free_catch_all": ("", _truth),
+    "pinned_num_register_threads": ("", _count),
+    "pinned_reserve_segment_size_mb": ("", _count),
+    "pinned_max_round_threshold_mb": ("", _count),
+    "pinned_max_cached_size_mb": ("", _count),
+}

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig, config_of_torch
+from planner.allocator.config import AllocatorConfig, MemoryLimits, config_of_torch
 from tests.helpers.allocator_steps import Result, Step, alloc, mib, replay
 
 # Rounding, segments, splitting
@@ -71,7 +71,7 @@ def test_small_remainder_of_512_bytes_is_split() -> None:
 
 def test_zero_bytes_take_no_memory() -> None:
     """A request of zero bytes succeeds, changes nothing, and may be freed, even twice."""
-    allocator = CachingAllocator(AllocatorConfig(), capacity_bytes=0)
+    allocator = CachingAllocator(MemoryLimits(0))
     block = allocator.malloc(0)
     assert block is not None
     allocator.free(block)
@@ -83,12 +83,12 @@ def test_zero_bytes_take_no_memory() -> None:
 def test_a_negative_size_is_refused() -> None:
     """A negative request is a mistake of the caller, not an allocation."""
     with pytest.raises(ValueError, match="cannot allocate -1 bytes"):
-        CachingAllocator(AllocatorConfig()).malloc(-1)
+        CachingAllocator().malloc(-1)
 
 
 def test_a_block_freed_twice_is_refused() -> None:
     """Freeing a block that is not in use is a mistake of the caller, also when it has merged since."""
-    allocator = CachingAllocator(AllocatorConfig())
+    allocator = CachingAllocator()
     lower, upper = allocator.malloc(512), allocator.malloc(512)
     assert lower is not None and upper is not None
     allocator.free(lower)
@@ -128,7 +128,7 @@ TORCH_2_11, TORCH_2_12 = config_of_torch("2.11.0+cu130"), config_of_torch("2.12.
 @pytest.mark.parametrize(("config", "reused"), [(TORCH_2_11, "newer"), (TORCH_2_12, "older")])
 def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(config: AllocatorConfig, reused: str) -> None:
     """New segments lie below older ones, so that the lowest address, reused before 2.12, is the newest's."""
-    allocator = CachingAllocator(config)
+    allocator = CachingAllocator(MemoryLimits(config=config))
     older, newer = allocator.malloc(mib(30)), allocator.malloc(mib(30))
     assert older is not None and newer is not None
     assert newer.address + mib(30) == older.address
@@ -142,7 +142,7 @@ def test_of_equal_blocks_torch_2_12_reuses_the_oldest_segment(config: AllocatorC
 @pytest.mark.parametrize("config", [TORCH_2_11, TORCH_2_12])
 def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(config: AllocatorConfig) -> None:
     """Blocks of a segment share its age, so that their addresses decide in all versions."""
-    allocator = CachingAllocator(config)
+    allocator = CachingAllocator(MemoryLimits(config=config))
     blocks = [allocator.malloc(mib(4)) for _ in range(5)]
     lower, upper = blocks[1], blocks[3]
     assert lower is not None and upper is not None
@@ -163,7 +163,7 @@ def test_addresses_may_be_dictated(config: AllocatorConfig, reused: int) -> None
         asked.append(size_bytes)
         return next(recorded)
 
-    allocator = CachingAllocator(config, address_of=address_of)
+    allocator = CachingAllocator(MemoryLimits(config=config), address_of=address_of)
     first, second = allocator.malloc(mib(30)), allocator.malloc(mib(29.5))
     assert first is not None and second is not None
     assert (asked, first.address, second.address) == ([mib(30), mib(30)], mib(800), mib(100))

@@ -4,7 +4,7 @@ import pytest
 
 from planner.allocator.blocks import BlockState, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import parse_alloc_conf
+from planner.allocator.config import MemoryLimits, parse_alloc_conf
 from tests.helpers.allocator_steps import FIRST_ADDRESS, Change, Result, Step, mib, replay, rising
 
 
@@ -231,7 +231,8 @@ def test_oversize_expandable_blocks_are_found_by_growing() -> None:
 
 def test_snapshot_shows_contiguous_pieces_of_an_expandable_segment() -> None:
     """An expandable segment appears as one state per stretch of mapped pages, and counts as no segment."""
-    allocator = CachingAllocator(parse_alloc_conf("expandable_segments:True"), address_of=rising())
+    limits = MemoryLimits(config=parse_alloc_conf("expandable_segments:True"))
+    allocator = CachingAllocator(limits, address_of=rising())
     first, second, third = (allocator.malloc(mib(size)) for size in (20, 20, 25))
     assert first is not None and second is not None and third is not None
     allocator.free(second)

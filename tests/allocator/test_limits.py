@@ -4,7 +4,7 @@ import pytest
 
 from planner.allocator.blocks import BlockState, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import AllocatorConfig, parse_alloc_conf
+from planner.allocator.config import MemoryLimits, parse_alloc_conf
 from planner.errors import UsageError
 from tests.helpers.allocator_steps import FIRST_ADDRESS, Result, Step, alloc, mib, release, replay, rising
 
@@ -82,7 +82,7 @@ def test_empty_cache_releases_wholly_free_segments() -> None:
 
 def test_peaks_can_be_reset() -> None:
     """After a reset the peaks start from what is held now."""
-    allocator = CachingAllocator(AllocatorConfig())
+    allocator = CachingAllocator()
     block = allocator.malloc(mib(30))
     assert block is not None and allocator.malloc(512) is not None
     allocator.free(block)
@@ -93,7 +93,7 @@ def test_peaks_can_be_reset() -> None:
 
 def test_snapshot_shows_every_block() -> None:
     """A snapshot lists the segments by address and in each the blocks, in use and free."""
-    allocator = CachingAllocator(AllocatorConfig(), address_of=rising())
+    allocator = CachingAllocator(address_of=rising())
     for size_bytes in (mib(3), mib(4), 512):
         assert allocator.malloc(size_bytes) is not None
     assert allocator.snapshot() == (
@@ -148,7 +148,7 @@ def test_a_memory_fraction_limits_the_segments(conf: str, limit: int | None, tot
 def test_a_fraction_of_an_unknown_total_is_refused() -> None:
     """A fraction in the configuration needs the GPU's total memory."""
     with pytest.raises(UsageError, match="per_process_memory_fraction needs the total memory of the GPU"):
-        CachingAllocator(parse_alloc_conf("per_process_memory_fraction:0.5"), mib(100))
+        CachingAllocator(MemoryLimits(mib(100), config=parse_alloc_conf("per_process_memory_fraction:0.5")))
 
 
 def test_throw_on_cudamalloc_oom_releases_nothing() -> None:

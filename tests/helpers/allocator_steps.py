@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MIB, parse_alloc_conf
+from planner.allocator.config import MIB, MemoryLimits, parse_alloc_conf
 
 
 def mib(number: float) -> int:
@@ -56,10 +56,7 @@ def replay(
     """Run a history: ("a", size) allocates a block named a, "-a" frees it, "empty_cache" does that."""
     log: list[SegmentEvent] = []
     allocator = CachingAllocator(
-        parse_alloc_conf(conf),
-        capacity,
-        fraction_limit_bytes=limit,
-        device_total_bytes=total,
+        MemoryLimits(capacity, limit, total, parse_alloc_conf(conf)),
         address_of=rising(),
         segment_events=log,
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from calibration.records.load import load_recording, recording_of
-from planner.allocator.config import MIB, AllocatorConfig
+from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig
 from planner.allocator.history.diff import (
     compare_with_recording,
 )
@@ -20,7 +20,6 @@ from planner.allocator.history.history import History, HistoryEvent, HistoryMark
 from planner.allocator.history.sequences import RecordedBlock, RecordedMark, Recording
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
-from planner.allocator.replay import UNLIMITED
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, complete_job, parse_tensor_spec
 from planner.program.events import Phase

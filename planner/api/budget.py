@@ -112,7 +112,12 @@ def calibration_query(budget: Budget, job: Job, options: Options) -> Calibration
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 
 
+def has_memory_limit(options: Options) -> bool:
+    """Return whether the options name a GPU or bound the allocator."""
+    return any(options.get(name) is not None for name in ("gpu", "gpu_mib", "allocator_cap_mib"))
+
+
 def require_memory_limit(options: Options) -> None:
     """Raise UsageError where nothing limits the memory."""
-    if all(options.get(name) is None for name in ("gpu", "gpu_mib", "allocator_cap_mib")):
+    if not has_memory_limit(options):
         raise UsageError("no GPU to fit: give --gpu NAME, --gpu-mib N or --allocator-cap-mib N")

@@ -2,15 +2,17 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from planner.api.budget import has_memory_limit
+from planner.api.integrations.settings import model_errors
 from planner.api.max_batch import MaxBatchResult, max_batch
 from planner.api.options import Options
-from planner.errors import ModelError, PlannerError
+from planner.errors import ModelError
 from planner.jobs import FIELD_OPTIONS
 from planner.planning import Estimate
 
@@ -43,20 +45,14 @@ def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
     Raises the errors of `planner.errors` and no other: what goes wrong unexpectedly is a ModelError.
     """
     try:
-        with warnings.catch_warnings():
+        with model_errors(f"{type(loop.module).__name__}: cannot be planned"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a step logs to a trainer which is not there
             return _planned(loop, options)
     except ModelError as error:
-        told = str(error)
-        if _HINT not in told:
+        message = str(error)
+        if _HINT not in message:
             raise
-        raise ModelError(told.replace(_HINT, "check that the step runs on the sample batch")) from error
-    except PlannerError:
-        raise
-    except Exception as error:
-        kind = type(loop.module).__name__
-        text = " ".join(str(error).split())[:200] or "no message"
-        raise ModelError(f"{kind}: cannot be planned: {type(error).__name__}: {text}") from error
+        raise ModelError(message.replace(_HINT, "check that the step runs on the sample batch")) from error
 
 
 def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
@@ -68,7 +64,12 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
         loop.module, loop.sample, loop.step, loop.stand_ins, optimizer, loop.prepare, loop.held_bytes
     )
     job = replace(live_job(type(loop.module).__name__, model), **{**fields_of_process(), **loop.fields})
-    result = max_batch(_Build(job.model, model.build), **_options_of(job, options))
+
+    def build() -> Any:
+        return model.build()
+
+    build.__name__ = job.model  # for the reports
+    result = max_batch(build, **_options_of(job, options))
     assert isinstance(result, MaxBatchResult)
     given = model.inputs[:-1] if loop.held_bytes else model.inputs
     shapes = f"every batch has the shapes of the sample: {', '.join(map(str, given))}"
@@ -99,31 +100,13 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
     return dataclasses.replace(result, plan=replace(result.plan, **changed))
 
 
-class _Build:
-    """A factory with a name for the reports."""
-
-    def __init__(self, name: str, build: Callable[[], object]) -> None:
-        self.__name__ = name
-        self._build = build
-
-    def __call__(self) -> object:
-        return self._build()
-
-
 def _options_of(job: Any, options: Options) -> Options:
-    """Return the job's fields as options, the user's own over them."""
+    """Return the job's fields as options, the user's over them; without a limit, for the local GPU."""
     chosen: dict[str, Any] = {
         "input": list(job.inputs),
         **{name: getattr(job, name) or None for name in FIELD_OPTIONS},
     }
     given = {name: value for name, value in options.items() if value is not None}
-    return {**chosen, **given}  # type: ignore[typeddict-item]
-
-
-def default_to_local_gpu(options: Options) -> Options:
-    """Return the options with the local card, where they name none and no bound of the allocator."""
-    named = any(options.get(name) is not None for name in ("gpu", "gpu_mib", "allocator_cap_mib"))
-    chosen = options.copy()
-    if not named:
+    if not has_memory_limit(options):
         chosen["gpu"] = "auto"
-    return chosen
+    return {**chosen, **given}  # type: ignore[typeddict-item]

@@ -7,19 +7,27 @@ The settings are read from an accelerator, which has them from its constructor o
 from collections.abc import Callable
 from typing import Any
 
-from planner.api.integrations.settings import COMPILED, Setting, planned, refused, stated, without_effect
+from planner.api.integrations.settings import (
+    COMPILED,
+    Setting,
+    planned,
+    refused,
+    stated,
+    text_of,
+    without_effect,
+)
 
 _BY_HAND = "train with DDP, or plan by hand with planner.max_batch"
 
 
 def _is(kind: str) -> Callable[[Any], bool]:
     """Return whether an accelerator distributes in this way."""
-    return lambda accelerator: str(getattr(accelerator.distributed_type, "value", "")) == kind
+    return lambda accelerator: text_of(accelerator.distributed_type) == kind
 
 
 def _has_dynamo(accelerator: Any) -> bool:
     plugin = getattr(accelerator.state, "dynamo_plugin", None)
-    return plugin is not None and str(getattr(plugin.backend, "value", plugin.backend)) != "NO"
+    return plugin is not None and text_of(plugin.backend) != "NO"
 
 
 def _is_parallel(accelerator: Any) -> bool:
@@ -35,18 +43,12 @@ def _dispatches(accelerator: Any) -> bool:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    *planned("mixed_precision", "gradient_accumulation_steps", "gradient_accumulation_plugin"),
+    *planned("mixed_precision gradient_accumulation_steps gradient_accumulation_plugin"),
     *planned("kwargs_handlers"),  # by `HANDLERS`
     *without_effect(
-        "device_placement",
-        "cpu",
-        "rng_types",
-        "log_with",
-        "project_dir",
-        "project_config",
-        "step_scheduler_with_optimizer",
-        "deepspeed_plugins",
-    ),  # fmt: skip
+        "device_placement cpu rng_types log_with project_dir project_config step_scheduler_with_optimizer "
+        "deepspeed_plugins"
+    ),
     refused("split_batches", "each batch is divided among the processes; leave it away", _splits),
     stated(
         "dataloader_config",
@@ -66,23 +68,22 @@ SETTINGS: tuple[Setting, ...] = (
 DDP: tuple[Setting, ...] = (
     *planned("gradient_as_bucket_view"),
     *without_effect(
-        "dim",
-        "broadcast_buffers",
-        "find_unused_parameters",
-        "check_reduction",
-        "static_graph",
-        "comm_state_option",
-    ),  # fmt: skip
-    stated("bucket_cap_mb", "gradient buckets are planned with 25 MiB", harmless=(25,)),
+        "dim broadcast_buffers find_unused_parameters check_reduction static_graph comm_state_option"
+    ),
+    stated(
+        "bucket_cap_mb",
+        "gradient buckets are planned with 25 MiB",
+        lambda handler: handler.bucket_cap_mb not in (None, 25),
+    ),
     stated(
         "comm_hook",
         "buckets are planned without it; compression keeps other copies of them",
-        lambda handler: str(getattr(handler.comm_hook, "value", handler.comm_hook)) not in ("no", "None"),
+        lambda handler: text_of(handler.comm_hook) not in ("no", "None"),
     ),
     stated(
         "comm_wrapper",
         "buckets are planned without it",
-        lambda handler: _value(handler) not in ("no", "None"),
+        lambda handler: text_of(handler.comm_wrapper) not in ("no", "None"),
     ),
 )
 
@@ -101,23 +102,17 @@ AUTOCAST: tuple[Setting, ...] = (
 
 SCALER: tuple[Setting, ...] = (
     *planned("enabled"),
-    *without_effect("init_scale", "growth_factor", "backoff_factor", "growth_interval"),
+    *without_effect("init_scale growth_factor backoff_factor growth_interval"),
 )
 
-# Classes of `kwargs_handlers`, the attribute that an accelerator keeps each under, and its table. Recipes for
-# FP8 come with mixed_precision="fp8", which is refused; the rest decides no memory of the GPU.
+# Classes of `kwargs_handlers`, the attribute that an accelerator has each under, and the settings of each.
 HANDLERS: dict[str, tuple[str, tuple[Setting, ...]]] = {
     "DistributedDataParallelKwargs": ("ddp_handler", DDP),
     "AutocastKwargs": ("autocast_handler", AUTOCAST),
     "GradScalerKwargs": ("scaler_handler", SCALER),
-    "InitProcessGroupKwargs": ("init_handler", ()),
-    "ProfileKwargs": ("profile_handler", ()),
-    "FP8RecipeKwargs": ("fp8_recipe_handler", ()),
-    "AORecipeKwargs": ("ao_recipe_handler", ()),
-    "TERecipeKwargs": ("te_recipe_handler", ()),
-    "MSAMPRecipeKwargs": ("msamp_recipe_handler", ()),
 }
 
-
-def _value(handler: Any) -> str:
-    return str(getattr(handler.comm_wrapper, "value", handler.comm_wrapper))
+# Recipes for FP8 come with mixed_precision="fp8", which is refused.
+OTHER_HANDLERS = without_effect(
+    "InitProcessGroupKwargs ProfileKwargs FP8RecipeKwargs AORecipeKwargs TERecipeKwargs MSAMPRecipeKwargs"
+)

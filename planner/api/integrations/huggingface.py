@@ -14,24 +14,19 @@ Needs `pip install 'gpu-batch-planner[hf]'` or `'gpu-batch-planner[accelerate]'`
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
-from typing import Any, ParamSpec, Unpack
+from functools import partial
+from typing import Any, Unpack
 
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
-from planner.api.integrations._live_model import (
-    LiveLoop,
-    default_to_local_gpu,
-    largest_at_ease,
-    plan_live_model,
-)
+from planner.api.integrations._live_model import LiveLoop, largest_at_ease, plan_live_model
 from planner.api.integrations.batch_choice import Choice, Split, check_multiple, choose_batch, split, split_up
-from planner.api.integrations.settings import notes_of
+from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
 from planner.api.options import Options
 from planner.capture.models import prepare_torchvision
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import UsageError
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
 
 prepare_torchvision()  # transformers imports torchvision where it is installed
@@ -45,30 +40,7 @@ _OPTIMIZERS = {
     "rmsprop": (Optimizer.RMSPROP, OptimizerImpl.FOREACH),
 }
 _NEGLIGIBLE_BYTES = 2**20
-_ACCELERATE_PRECISIONS = {
-    "no": Precision.FP32,
-    "fp16": Precision.AMP_FP16,
-    "bf16": Precision.AMP_BF16,
-}
-
-
-P = ParamSpec("P")
-
-
-def _reading(read: Callable[P, LiveLoop]) -> Callable[P, LiveLoop]:
-    """Turn whatever goes wrong while a model and its settings are read into the planner's errors."""
-
-    @wraps(read)
-    def reading(*args: P.args, **kwargs: P.kwargs) -> LiveLoop:
-        try:
-            return read(*args, **kwargs)
-        except PlannerError:
-            raise
-        except Exception as error:
-            text = " ".join(str(error).split())[:200] or "no message"
-            raise ModelError(f"the job cannot be read: {type(error).__name__}: {text}") from error
-
-    return reading
+_ACCELERATE_PRECISIONS = {"no": Precision.FP32, "fp16": Precision.AMP_FP16, "bf16": Precision.AMP_BF16}
 
 
 def plan_training_arguments(
@@ -116,9 +88,7 @@ def max_batch_of_arguments(
     Its assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
     """
     loop = _loop_of_arguments(model, arguments, sample)
-    return plan_live_model(
-        _accumulating(loop, arguments.gradient_accumulation_steps), default_to_local_gpu(options)
-    )
+    return plan_live_model(_accumulating(loop, arguments.gradient_accumulation_steps), options)
 
 
 def plan_batch_size(
@@ -143,17 +113,12 @@ def max_batch_of_loop(
 
     Takes what `plan_batch_size` takes; its assumptions name the settings that are not planned.
     """
-    return plan_live_model(
-        _loop_of_accelerator(model, sample, optimizer, accelerator), default_to_local_gpu(options)
-    )
+    return plan_live_model(_loop_of_accelerator(model, sample, optimizer, accelerator), options)
 
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:
     """Return what `TrainingArguments` decide of a job. Raises UsageError for an optimizer not planned."""
-    name = str(getattr(arguments.optim, "value", arguments.optim))
-    if name not in _OPTIMIZERS:
-        raise UsageError(f"optim {name} is not planned; use one of {', '.join(_OPTIMIZERS)}")
-    kind, implementation = _OPTIMIZERS[name]
+    kind, implementation = look_up(_OPTIMIZERS, text_of(arguments.optim), "optim")
     precision = Precision.FP32
     if arguments.fp16 or arguments.bf16:
         precision = Precision.AMP_FP16 if arguments.fp16 else Precision.AMP_BF16
@@ -175,12 +140,10 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
 def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
     """Return what an `Accelerator` decides of a job. Raises UsageError for a precision not planned."""
     name = str(accelerator.mixed_precision)
-    if name not in _ACCELERATE_PRECISIONS:
-        known = ", ".join(_ACCELERATE_PRECISIONS)
-        raise UsageError(f"mixed precision {name} is not planned; use one of {known}")
+    precision = look_up(_ACCELERATE_PRECISIONS, name, "mixed precision")
     scaler, ddp = accelerator.scaler_handler, accelerator.ddp_handler
     return {
-        "precision": _ACCELERATE_PRECISIONS[name],
+        "precision": precision,
         "grad_scaler": name == "fp16" and (scaler is None or scaler.enabled),
         "accumulate": accelerator.gradient_accumulation_steps,
         "ddp": accelerator.num_processes > 1,
@@ -204,7 +167,7 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
     return notes
 
 
-@_reading
+@model_errors("the job cannot be read")
 def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) -> LiveLoop:
     from planner.capture.models import loss_step, notes_of_optimizer, optimizer_of, prepare_for_training
 
@@ -222,7 +185,7 @@ def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) ->
     )
 
 
-@_reading
+@model_errors("the job cannot be read")
 def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any) -> LiveLoop:
     from planner.capture.models import fields_of_optimizer, in_float32, notes_of_optimizer, read_optimizer
 
@@ -231,9 +194,8 @@ def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, 
     if "_original_forward" in vars(model) or type(model).__name__ == "DistributedDataParallel":
         raise UsageError("the model is prepared already; plan before accelerator.prepare(model)")
     notes = notes_of_accelerator(accelerator)
-    fields = fields_of_accelerator(accelerator)
-    plain = _unwrapped(optimizer)
-    fields |= fields_of_optimizer(plain)
+    plain = optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
+    fields = {**fields_of_accelerator(accelerator), **fields_of_optimizer(plain)}
     live = read_optimizer(plain, model)
 
     def step(module: Any, batch: Mapping[str, Any]) -> Any:
@@ -266,13 +228,8 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
     )
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer in an `AcceleratedOptimizer`, or itself."""
-    return optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
-
-
 def _choice(loop: LiveLoop, multiple: int, options: Options) -> Choice:
-    result, at_ease = largest_at_ease(loop, default_to_local_gpu(options))
+    result, at_ease = largest_at_ease(loop, options)
     return choose_batch(result.max_batch, at_ease, multiple)
 
 

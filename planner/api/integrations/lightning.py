@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr  # noqa: E402
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn  # noqa: E402
 
-from planner.api.integrations._live_model import default_to_local_gpu, largest_at_ease  # noqa: E402
+from planner.api.integrations._live_model import largest_at_ease  # noqa: E402
 from planner.api.integrations.batch_choice import check_multiple, choose_batch  # noqa: E402
 from planner.api.integrations.lightning_loop import loop_of_trainer  # noqa: E402
 from planner.api.max_batch import MaxBatchResult  # noqa: E402
@@ -50,8 +50,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         check_multiple(multiple_of)
         self.result: MaxBatchResult | None = None
         self.batch_size: int | None = None
-        self._name, self._multiple, self._sample = batch_arg_name, multiple_of, sample
-        self._options = default_to_local_gpu(options)
+        self._name, self._multiple, self._sample, self._options = batch_arg_name, multiple_of, sample, options
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan and set the batch size; the data is loaded afterwards."""

@@ -1,16 +1,18 @@
 """The job that a Lightning trainer, its module and its data make."""
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, lightning_settings
 from planner.api.integrations._live_model import LiveLoop
-from planner.api.integrations.settings import COMPILED, Effect, is_used, notes_of
+from planner.api.integrations.settings import COMPILED, look_up, notes_of
 from planner.api.integrations.trainer_view import TrainerView
 from planner.capture.models import fields_of_optimizer, notes_of_optimizer, read_optimizer
 from planner.errors import UsageError
@@ -33,7 +35,9 @@ def loop_of_trainer(trainer: Trainer, module: LightningModule, sample: Any) -> L
     if not module.automatic_optimization:
         raise UsageError("manual optimization does as it likes; plan its model with planner.max_batch")
     unplanned = (*notes_of_trainer(trainer), *notes_of_module(module))
-    optimizer = _one_of(trainer.optimizers)
+    if len(trainer.optimizers) != 1:
+        raise UsageError(f"{len(trainer.optimizers)} optimizers are configured; plans are made for one")
+    (optimizer,) = trainer.optimizers
     live = read_optimizer(optimizer, module)
     view = TrainerView(trainer)
 
@@ -97,8 +101,7 @@ def validates(trainer: Trainer, module: LightningModule) -> bool:
 def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
     """Return what a trainer decides of a job. Raises UsageError for a precision that is not planned."""
     name = str(trainer.precision)
-    if name not in _PRECISIONS:
-        raise UsageError(f"precision {name} is not planned; use one of {', '.join(_PRECISIONS)}")
+    precision = look_up(_PRECISIONS, name, "precision")
     clip = ClipGradients.NONE
     if trainer.gradient_clip_val:
         by_value = str(trainer.gradient_clip_algorithm or "norm") == "value"
@@ -106,12 +109,12 @@ def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
     ddp = lightning_settings.strategy_name(trainer) == "DDPStrategy"
     views = ddp and bool(trainer.strategy._ddp_kwargs.get("gradient_as_bucket_view"))
     return {
-        "precision": _PRECISIONS[name],
+        "precision": precision,
         "grad_scaler": name == "16-mixed",
         "zero_grad": ZeroGrad.BEFORE_BACKWARD,  # lightning/pytorch/loops/optimization/automatic.py
         "accumulate": _accumulation(trainer),
         "clip_gradients": clip,
-        "ema": any(lightning_settings.average_on_gpu(one) for one in _averages(trainer)),
+        "ema": any(map(lightning_settings.averages_on_gpu, _of_class(trainer, "WeightAveraging"))),
         "ddp": ddp,
         "ddp_bucket_view": views,
     }
@@ -119,16 +122,9 @@ def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
 
 def _accumulation(trainer: Trainer) -> int:
     """Return the most micro-batches in a step over all epochs."""
-    schedules = [getattr(callback, "scheduling", {}) for callback in _of_class(trainer, _SCHEDULER)]
-    steps = [int(most) for one in schedules for most in one.values()]
-    return max([int(trainer.accumulate_grad_batches), *steps])
-
-
-_SCHEDULER = "GradientAccumulationScheduler"
-
-
-def _averages(trainer: Trainer) -> list[Any]:
-    return _of_class(trainer, "WeightAveraging")
+    schedules = [callback.scheduling for callback in _of_class(trainer, "GradientAccumulationScheduler")]
+    steps = [max(schedule.values()) for schedule in schedules]
+    return int(max([trainer.accumulate_grad_batches, *steps]))
 
 
 def _of_class(trainer: Trainer, name: str) -> list[Any]:
@@ -139,42 +135,34 @@ def notes_of_trainer(trainer: Trainer) -> tuple[str, ...]:
     """Return sentences on settings that are not planned. Raises UsageError for one that is refused."""
     notes = list(notes_of(lightning_settings.TRAINER, trainer, "Trainer"))
     for callback in trainer.callbacks:
-        notes += _note_of_class(lightning_settings.CALLBACKS, callback)
+        notes += _notes_of_callback(callback)
     kind = type(trainer.precision_plugin).__name__
     if kind not in lightning_settings.PRECISION_PLUGINS and str(trainer.precision) in _PRECISIONS:
         raise UsageError(f"Trainer: plugins: {kind} is not planned; leave it away, or plan by hand")
     if lightning_settings.strategy_name(trainer) == "DDPStrategy":
         strategy = trainer.strategy
-        given = {**strategy._ddp_kwargs, "comm_hook": strategy._ddp_comm_hook or "no"}
-        notes += notes_of(accelerate_settings.DDP, _Fields(given), "DDPStrategy")
-    for scheduler in _of_class(trainer, _SCHEDULER):
+        defaults = {"bucket_cap_mb": None, "comm_wrapper": "no"}
+        hook = {"comm_hook": strategy._ddp_comm_hook or "no"}
+        given = SimpleNamespace(**{**defaults, **strategy._ddp_kwargs, **hook})
+        notes += notes_of(accelerate_settings.DDP, given, "DDPStrategy")
+    for scheduler in _of_class(trainer, "GradientAccumulationScheduler"):
         notes.append(
             f"GradientAccumulationScheduler: planned for the most micro-batches of its schedule, "
             f"{max(scheduler.scheduling.values())}"
         )
-    if len(_averages(trainer)) > 1:
-        notes.append(f"{len(_averages(trainer))} weight averages are in use; one is counted")
+    averages = len(_of_class(trainer, "WeightAveraging"))
+    if averages > 1:
+        notes.append(f"{averages} weight averages are in use; one is counted")
     return tuple(dict.fromkeys(notes))
 
 
-class _Fields:
-    """Keywords as attributes; those that are not given are None."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.comm_wrapper = "no"
-        self.__dict__.update(given)
-
-
-def _note_of_class(table: Any, thing: Any) -> list[str]:
-    setting = lightning_settings.setting_of(table, thing)
-    kind = type(thing).__name__
-    if setting is None or setting.effect not in (Effect.STATED, Effect.REFUSED):
-        return []
-    if setting.when is not None and not is_used(setting, thing):
-        return []
-    if setting.effect is Effect.REFUSED:
-        raise UsageError(f"Trainer: {kind} is not planned: {setting.says}")
-    return [f"Trainer: {kind}: {setting.says}"]
+def _notes_of_callback(callback: Any) -> tuple[str, ...]:
+    """Return the sentence of the callback's nearest class in the table."""
+    settings = {setting.name: setting for setting in lightning_settings.CALLBACKS}
+    kinds = [kind.__name__ for kind in type(callback).__mro__]
+    setting = settings[next((kind for kind in kinds if kind in settings), "Callback")]
+    is_used = setting.when or (lambda callback: True)
+    return notes_of([replace(setting, name=kinds[0], when=is_used)], callback, "Trainer")
 
 
 def notes_of_module(module: LightningModule) -> tuple[str, ...]:
@@ -182,10 +170,3 @@ def notes_of_module(module: LightningModule) -> tuple[str, ...]:
     changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
     notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []
     return (*notes, *([COMPILED] if module._compiler_ctx is not None else []))
-
-
-def _one_of(optimizers: list[Any]) -> Any:
-    """Return the only optimizer. Raises UsageError for several."""
-    if len(optimizers) != 1:
-        raise UsageError(f"{len(optimizers)} optimizers are configured; plans are made for one")
-    return optimizers[0]

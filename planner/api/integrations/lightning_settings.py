@@ -6,6 +6,7 @@ Parameters are read from the trainer that they made; callbacks, strategies and p
 from typing import Any
 
 from planner.api.integrations.settings import Setting, planned, refused, stated, without_effect
+from planner.capture.models import is_deterministic
 
 
 def _is_sharded(trainer: Any) -> bool:
@@ -18,6 +19,11 @@ def strategy_name(trainer: Any) -> str:
     return next((name for name in names if name in STRATEGIES), names[0])
 
 
+def averages_on_gpu(callback: Any) -> bool:
+    """Return whether an average of the weights is kept where they are."""
+    return callback._device is None or not str(callback._device).startswith("cpu")
+
+
 def _syncs(trainer: Any) -> bool:
     return getattr(trainer.strategy, "_layer_sync", None) is not None
 
@@ -26,57 +32,25 @@ def _is_foreign(trainer: Any) -> bool:
     return type(trainer.accelerator).__name__ not in ("CPUAccelerator", "CUDAAccelerator")
 
 
-def _is_deterministic(trainer: Any) -> bool:
-    from planner.capture.models import is_deterministic
-
-    return is_deterministic()
-
-
 # Strategies that are planned; any other is refused.
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 
+# `devices` and `num_nodes` go by the strategy and the number of processes, `callbacks` by `CALLBACKS`,
+# `plugins` by `PRECISION_PLUGINS`; the last two say whether there is an evaluation.
 TRAINER: tuple[Setting, ...] = (
     *planned(
-        "precision",
-        "accumulate_grad_batches",
-        "gradient_clip_val",
-        "gradient_clip_algorithm",
-        "benchmark",
-        "devices",
-        "num_nodes",  # by the strategy and the number of processes
-        "callbacks",  # by `CALLBACKS`
-        "plugins",  # by `PLUGINS`
-        "limit_val_batches",
-        "num_sanity_val_steps",  # whether there is an evaluation
-    ),  # fmt: skip
+        "precision accumulate_grad_batches gradient_clip_val gradient_clip_algorithm benchmark devices "
+        "num_nodes callbacks plugins limit_val_batches num_sanity_val_steps"
+    ),
     # When and how long it trains, what it prints and saves
     *without_effect(
-        "logger",
-        "fast_dev_run",
-        "max_epochs",
-        "min_epochs",
-        "max_steps",
-        "min_steps",
-        "max_time",
-        "limit_train_batches",
-        "limit_test_batches",
-        "limit_predict_batches",
-        "overfit_batches",
-        "val_check_interval",
-        "check_val_every_n_epoch",
-        "log_every_n_steps",
-        "enable_checkpointing",
-        "enable_progress_bar",
-        "enable_model_summary",
-        "use_distributed_sampler",
-        "profiler",
-        "barebones",
-        "reload_dataloaders_every_n_epochs",
-        "default_root_dir",
-        "enable_autolog_hparams",
-        "model_registry",
-        "inference_mode",
-    ),  # fmt: skip
+        "logger fast_dev_run max_epochs min_epochs max_steps min_steps max_time limit_train_batches "
+        "limit_test_batches limit_predict_batches overfit_batches val_check_interval "
+        "check_val_every_n_epoch log_every_n_steps enable_checkpointing enable_progress_bar "
+        "enable_model_summary use_distributed_sampler profiler barebones "
+        "reload_dataloaders_every_n_epochs default_root_dir enable_autolog_hparams model_registry "
+        "inference_mode"
+    ),
     refused(
         "strategy", "it shards or splits the model; train with strategy='ddp', or plan by hand", _is_sharded
     ),
@@ -85,37 +59,24 @@ TRAINER: tuple[Setting, ...] = (
     stated(
         "deterministic",
         "deterministic kernels may take more scratch memory than is planned",
-        _is_deterministic,
+        lambda trainer: is_deterministic(),
     ),
     stated(
         "detect_anomaly",
         "the comparison of each gradient with itself takes memory that is not counted",
-        lambda trainer: bool(trainer._detect_anomaly),
+        lambda trainer: trainer._detect_anomaly,
     ),
 )
 
 # Classes of callbacks; a subclass counts as its nearest ancestor here, `Callback` as one of the user's own.
 CALLBACKS: tuple[Setting, ...] = (
-    *planned("EMAWeightAveraging", "WeightAveraging", "GradientAccumulationScheduler"),
+    *planned("EMAWeightAveraging WeightAveraging GradientAccumulationScheduler"),
     *without_effect(
-        "BasePredictionWriter",
-        "Checkpoint",
-        "DeviceStatsMonitor",
-        "EarlyStopping",
-        "LearningRateFinder",
-        "LearningRateMonitor",
-        "ModelCheckpoint",
-        "ModelSummary",
-        "OnExceptionCheckpoint",
-        "ProgressBar",
-        "RichModelSummary",
-        "RichProgressBar",
-        "SpikeDetection",
-        "ThroughputMonitor",
-        "Timer",
-        "TQDMProgressBar",
-        "BatchSizePlanner",
-    ),  # fmt: skip
+        "BasePredictionWriter Checkpoint DeviceStatsMonitor EarlyStopping LearningRateFinder "
+        "LearningRateMonitor ModelCheckpoint ModelSummary OnExceptionCheckpoint ProgressBar "
+        "RichModelSummary RichProgressBar SpikeDetection ThroughputMonitor Timer TQDMProgressBar "
+        "BatchSizePlanner"
+    ),
     refused("BatchSizeFinder", "it sets the batch size as well; use one of the two"),
     refused(
         "BaseFinetuning",
@@ -127,51 +88,18 @@ CALLBACKS: tuple[Setting, ...] = (
     stated(
         "StochasticWeightAveraging",
         "an averaged model on the GPU is not counted: as much as the weights",
-        lambda callback: _is_on_gpu(callback._device),
+        averages_on_gpu,
     ),
     stated("LambdaCallback", "what its functions keep on the GPU is not counted"),
     stated("Callback", "what a callback of your own keeps on the GPU is not counted"),
 )
 
-# Classes of precision and other plugins; any precision that is not among the planned ones is refused.
+# Classes of precision plugins that are planned; any other is refused. Other plugins change no memory.
 PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision")
-PLUGINS: tuple[Setting, ...] = (
-    *planned(*PRECISION_PLUGINS, "TorchSyncBatchNorm", "LayerSync"),
-    *without_effect("AsyncCheckpointIO", "CheckpointIO", "TorchCheckpointIO", "XLACheckpointIO"),
-    *(
-        refused(name, "its tensors take other memory; use precision='bf16-mixed', or plan by hand")
-        for name in (
-            "BitsandbytesPrecision", "DeepSpeedPrecision", "DoublePrecision", "TransformerEnginePrecision",
-            "FSDPPrecision", "XLAPrecision",
-        )
-    ),
-)  # fmt: skip
 
 # Hooks of a module that change what a step does; overridden, they are named.
 MODULE_HOOKS = (
-    "backward",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
+    *("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"),
+    *("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_before_zero_grad"),
 )
-
-
-def setting_of(table: tuple[Setting, ...], thing: object) -> Setting | None:
-    """Return the setting of the nearest class of a thing that the table has."""
-    settings = {one.name: one for one in table}
-    return next((settings[one.__name__] for one in type(thing).__mro__ if one.__name__ in settings), None)
-
-
-def _is_on_gpu(device: object) -> bool:
-    return device is None or not str(device).startswith("cpu")
-
-
-def average_on_gpu(callback: Any) -> bool:
-    """Return whether a `WeightAveraging` keeps its model where the weights are."""
-    return _is_on_gpu(callback._device)

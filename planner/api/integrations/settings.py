@@ -4,12 +4,16 @@ Each setting is planned, without effect on GPU memory, stated in the answer, or 
 setting of the installed library, which a test checks, so that a new one cannot be ignored in silence.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from planner.errors import UsageError
+from msgspec import Struct
+
+from planner.errors import ModelError, PlannerError, UsageError
+
+T = TypeVar("T")
 
 COMPILED = (
     "torch.compile is planned as eager code: compiled code fuses operators and usually keeps fewer "
@@ -26,41 +30,33 @@ class Effect(StrEnum):
     REFUSED = "refused"  # not planned, and too large to go on without
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """A setting of a framework."""
 
     name: str
     effect: Effect
     says: str = ""  # STATED: the sentence; REFUSED: why, and what to do
-    when: Callable[[Any], bool] | None = (
-        None  # whether it is in use; None: its value is neither empty nor off
-    )
-    harmless: tuple[object, ...] = ()  # values that change nothing, besides those
+    when: Callable[[Any], object] | None = None  # whether it is in use; None: its value is not off
 
 
-def planned(*names: str) -> tuple[Setting, ...]:
+def planned(names: str) -> tuple[Setting, ...]:
     """Return settings that are planned."""
-    return tuple(Setting(name, Effect.PLANNED) for name in names)
+    return tuple(Setting(name, Effect.PLANNED) for name in names.split())
 
 
-def without_effect(*names: str) -> tuple[Setting, ...]:
+def without_effect(names: str) -> tuple[Setting, ...]:
     """Return settings that change no GPU memory."""
-    return tuple(Setting(name, Effect.NONE) for name in names)
+    return tuple(Setting(name, Effect.NONE) for name in names.split())
 
 
-def stated(
-    name: str, says: str, when: Callable[[Any], bool] | None = None, harmless: tuple[object, ...] = ()
-) -> Setting:
+def stated(name: str, says: str, when: Callable[[Any], object] | None = None) -> Setting:
     """Return a setting that the answer names."""
-    return Setting(name, Effect.STATED, says, when, harmless)
+    return Setting(name, Effect.STATED, says, when)
 
 
-def refused(
-    name: str, says: str, when: Callable[[Any], bool] | None = None, harmless: tuple[object, ...] = ()
-) -> Setting:
+def refused(name: str, says: str, when: Callable[[Any], object] | None = None) -> Setting:
     """Return a setting that ends the plan."""
-    return Setting(name, Effect.REFUSED, says, when, harmless)
+    return Setting(name, Effect.REFUSED, says, when)
 
 
 def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str, ...]:
@@ -71,17 +67,35 @@ def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str,
     """
     notes = []
     for setting in table:
-        if setting.effect not in (Effect.STATED, Effect.REFUSED) or not is_used(setting, source):
+        if setting.effect not in (Effect.STATED, Effect.REFUSED):
             continue
-        if setting.effect is Effect.REFUSED:
+        is_used = setting.when(source) if setting.when else getattr(source, setting.name, None)
+        if is_used and setting.effect is Effect.REFUSED:
             raise UsageError(f"{owner}: {setting.name} is not planned: {setting.says}")
-        notes.append(f"{owner}: {setting.name}: {setting.says}")
+        if is_used:
+            notes.append(f"{owner}: {setting.name}: {setting.says}")
     return tuple(notes)
 
 
-def is_used(setting: Setting, source: object) -> bool:
-    """Return whether the setting departs from what changes nothing."""
-    if setting.when is not None:
-        return setting.when(source)
-    value = getattr(source, setting.name, None)
-    return bool(value) and value not in setting.harmless
+def look_up(known: Mapping[str, T], name: str, what: str) -> T:
+    """Return what a name stands for in a plan. Raises UsageError for one that is not planned."""
+    if name not in known:
+        raise UsageError(f"{what} {name} is not planned; use one of {', '.join(known)}")
+    return known[name]
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a member of an enumeration, or of any other value."""
+    return str(getattr(value, "value", value))
+
+
+@contextmanager
+def model_errors(what: str) -> Iterator[None]:
+    """Raise ModelError for whatever goes wrong but for the planner's own errors."""
+    try:
+        yield
+    except PlannerError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200] or "no message"
+        raise ModelError(f"{what}: {type(error).__name__}: {text}") from error

@@ -2,13 +2,20 @@
 
 from typing import Any
 
-from planner.api.integrations.settings import COMPILED, Setting, planned, refused, stated, without_effect
+from planner.api.integrations.settings import (
+    COMPILED,
+    Setting,
+    planned,
+    refused,
+    stated,
+    text_of,
+    without_effect,
+)
 
 
 def evaluates(arguments: Any) -> bool:
     """Return whether the trainer evaluates while it trains."""
-    strategy = getattr(arguments.eval_strategy, "value", arguments.eval_strategy)
-    return str(strategy) != "no" or bool(arguments.eval_on_start)
+    return text_of(arguments.eval_strategy) != "no" or bool(arguments.eval_on_start)
 
 
 def _gathers_predictions(arguments: Any) -> bool:
@@ -17,12 +24,8 @@ def _gathers_predictions(arguments: Any) -> bool:
 
 
 def _offloads(arguments: Any) -> bool:
-    return any(dict(given or {}).get("offload") for given in _checkpointing_kwargs(arguments))
-
-
-def _checkpointing_kwargs(arguments: Any) -> list[Any]:
     names = ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
-    return [getattr(arguments, name, None) for name in names]
+    return any(dict(getattr(arguments, name, None) or {}).get("offload") for name in names)
 
 
 def _splits_batches(arguments: Any) -> bool:
@@ -31,127 +34,48 @@ def _splits_batches(arguments: Any) -> bool:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    *planned(
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "optim",  # an optimizer that is not planned is refused by name
-        "optim_args",
-        "weight_decay",
-        "max_grad_norm",
-        "bf16",
-        "fp16",
-        "label_smoothing_factor",
-        "use_cache",
-        "neftune_noise_alpha",
-        "activation_checkpointing",
-        "activation_checkpointing_kwargs",
-        "gradient_checkpointing",
-        "gradient_checkpointing_kwargs",
-        "eval_strategy",
-        "eval_on_start",
-        "per_device_eval_batch_size",
+    *planned(  # an optimizer that is not planned is refused by name
+        "per_device_train_batch_size gradient_accumulation_steps optim optim_args weight_decay "
+        "max_grad_norm bf16 fp16 label_smoothing_factor use_cache neftune_noise_alpha "
+        "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "
+        "gradient_checkpointing_kwargs eval_strategy eval_on_start per_device_eval_batch_size"
     ),
     # How long, how fast and in which order it trains
     *without_effect(
-        "num_train_epochs",
-        "max_steps",
-        "learning_rate",
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "seed",
-        "data_seed",
-        "ignore_data_skip",
-        "restore_callback_states_from_checkpoint",
-        "resume_from_checkpoint",
-        "output_dir",
-        "do_train",
-        "do_eval",
-        "do_predict",
-        "average_tokens_across_devices",
-        "tf32",
-    ),  # fmt: skip
+        "num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps "
+        "adam_beta1 adam_beta2 adam_epsilon seed data_seed ignore_data_skip "
+        "restore_callback_states_from_checkpoint resume_from_checkpoint output_dir do_train do_eval "
+        "do_predict average_tokens_across_devices tf32"
+    ),
     # Read by optimizers alone that `optim` refuses
     *without_effect("optim_target_modules"),
     # Logs, checkpoints and uploads are made of copies on the CPU
     *without_effect(
-        "logging_strategy",
-        "logging_steps",
-        "logging_first_step",
-        "log_on_each_node",
-        "logging_nan_inf_filter",
-        "include_num_input_tokens_seen",
-        "log_level",
-        "log_level_replica",
-        "disable_tqdm",
-        "report_to",
-        "run_name",
-        "project",
-        "trackio_space_id",
-        "trackio_bucket_id",
-        "trackio_static_space_id",
-        "save_only_model",
-        "save_strategy",
-        "save_steps",
-        "save_on_each_node",
-        "save_total_limit",
-        "enable_jit_checkpoint",
-        "push_to_hub",
-        "hub_token",
-        "hub_private_repo",
-        "hub_model_id",
-        "hub_strategy",
-        "hub_always_push",
-        "hub_revision",
-        "load_best_model_at_end",
-        "metric_for_best_model",
-        "greater_is_better",
-        "skip_memory_metrics",
-    ),  # fmt: skip
+        "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
+        "include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name "
+        "project trackio_space_id trackio_bucket_id trackio_static_space_id save_only_model save_strategy "
+        "save_steps save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token "
+        "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision load_best_model_at_end "
+        "metric_for_best_model greater_is_better skip_memory_metrics"
+    ),
     # Data is loaded on the CPU; the shapes of a batch are those of the sample
     *without_effect(
-        "dataloader_drop_last",
-        "dataloader_num_workers",
-        "dataloader_pin_memory",
-        "dataloader_persistent_workers",
-        "dataloader_prefetch_factor",
-        "dataloader_multiprocessing_context",
-        "dataloader_in_order",
-        "remove_unused_columns",
-        "label_names",
-        "length_column_name",
-    ),  # fmt: skip
+        "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
+        "remove_unused_columns label_names length_column_name"
+    ),
     # When evaluations come, and evaluations outside training
-    *without_effect(
-        "eval_steps",
-        "eval_delay",
-        "eval_use_gather_object",
-        "bf16_full_eval",
-        "fp16_full_eval",
-    ),  # fmt: skip
+    *without_effect("eval_steps eval_delay eval_use_gather_object bf16_full_eval fp16_full_eval"),
     # How processes find and wait for each other; the plan is for a GPU whatever trains here
     *without_effect(
-        "ddp_find_unused_parameters",
-        "ddp_broadcast_buffers",
-        "ddp_static_graph",
-        "ddp_backend",
-        "ddp_timeout",
-        "local_rank",
-        "use_cpu",
-    ),  # fmt: skip
+        "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
+        "local_rank use_cpu"
+    ),
     # Said together with the setting that they belong to
     *without_effect(
-        "torch_compile_backend",
-        "torch_compile_mode",
-        "liger_kernel_config",
-        "fsdp_config",
-        "prediction_loss_only",
-        "batch_eval_metrics",
-        "eval_do_concat_batches",
-    ),  # fmt: skip
+        "torch_compile_backend torch_compile_mode liger_kernel_config fsdp_config prediction_loss_only "
+        "batch_eval_metrics eval_do_concat_batches"
+    ),
     stated("torch_compile", COMPILED),
     stated(
         "use_liger_kernel",

@@ -46,13 +46,13 @@ def test_every_parameter_of_a_trainer_has_its_effect() -> None:
     assert known(lightning_settings.TRAINER) == parameters_of(lightning.pytorch.Trainer)
 
 
-def test_every_callback_and_plugin_of_lightning_has_its_effect() -> None:
-    """Each callback, plugin and strategy that Lightning exports stands in its table."""
+def test_every_callback_of_lightning_has_its_effect() -> None:
+    """Each callback that Lightning exports stands in its table; what is planned exists."""
     from lightning.pytorch import plugins, strategies
 
     assert set(callbacks.__all__) <= known(lightning_settings.CALLBACKS)
     assert known(lightning_settings.CALLBACKS) - set(callbacks.__all__) == {"BatchSizePlanner"}
-    assert set(plugins.__all__) <= known(lightning_settings.PLUGINS)
+    assert set(lightning_settings.PRECISION_PLUGINS) <= set(plugins.__all__)
     assert set(lightning_settings.STRATEGIES) <= set(strategies.__all__)
 
 
@@ -71,7 +71,7 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
         if inspect.isclass(kind) and issubclass(kind, handlers.KwargsHandler)
     }
     plugins = {"KwargsHandler", "GradientAccumulationPlugin", "TorchDynamoPlugin"}
-    assert set(accelerate_settings.HANDLERS) == kinds - plugins
+    assert {*accelerate_settings.HANDLERS, *known(accelerate_settings.OTHER_HANDLERS)} == kinds - plugins
     assert known(accelerate_settings.DDP) == fields_of(handlers.DistributedDataParallelKwargs)
     assert known(accelerate_settings.AUTOCAST) == fields_of(handlers.AutocastKwargs)
     assert known(accelerate_settings.SCALER) == fields_of(handlers.GradScalerKwargs)
@@ -86,7 +86,6 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
         accelerate_settings.DDP,
         lightning_settings.TRAINER,
         lightning_settings.CALLBACKS,
-        lightning_settings.PLUGINS,
     ],
 )
 def test_what_is_said_is_one_sentence(table: tuple[Setting, ...]) -> None:
@@ -102,7 +101,7 @@ def test_the_page_names_what_is_not_planned() -> None:
     page = (Path(__file__).parents[3] / "docs" / "hooks.md").read_text(encoding="utf-8")
     tables = (
         *transformers_settings.SETTINGS, *lightning_settings.TRAINER, *lightning_settings.CALLBACKS,
-        *lightning_settings.PLUGINS, *accelerate_settings.SETTINGS, *accelerate_settings.DDP,
+        *accelerate_settings.SETTINGS, *accelerate_settings.DDP,
     )  # fmt: skip
     told = (Effect.STATED, Effect.REFUSED)
     assert [one.name for one in tables if one.effect in told and f"| `{one.name}` |" not in page] == []
@@ -110,7 +109,10 @@ def test_the_page_names_what_is_not_planned() -> None:
 
 def test_notes_and_refusals() -> None:
     """A setting counts where its value is neither off nor harmless; a refusal names owner and setting."""
-    table = (stated("cap", "planned with 25", harmless=(25,)), stated("on", "x", lambda one: one.cap == 7))
+    table = (
+        stated("cap", "planned with 25", lambda one: one.cap not in (None, 25)),
+        stated("on", "x", lambda one: one.cap == 7),
+    )
     assert notes_of(table, SimpleNamespace(cap=25, on=True), "Some") == ()
     assert notes_of(table, SimpleNamespace(cap=None), "Some") == ()
     assert notes_of(table, SimpleNamespace(cap=7), "Some") == ("Some: cap: planned with 25", "Some: on: x")

@@ -82,8 +82,3 @@ def load_observation(path: Path) -> Observation:
     except (ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200]
         raise DataFileError(f"{path}: broken observation: {problem}; remove it to measure anew") from error
-
-
-def load_observations(folder: Path) -> tuple[Observation, ...]:
-    """Return all runs of a folder, by file name; none where there is no folder. Raises DataFileError."""
-    return tuple(map(load_observation, sorted(folder.glob("*.json"))))

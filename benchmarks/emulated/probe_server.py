@@ -47,9 +47,11 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], answer: Path) -> None:
     """Run the job in this fork, which ends with it."""
     os.dup2(2, 1)  # what libraries print is not the answer
-    from calibration.probe.__main__ import _reply
+    from calibration.probe import __main__ as probe
+    from planner._support.worker import reply_of
 
-    _write(answer, _reply(request["probe"]))
+    reply = reply_of(probe.FAILURE, probe.answer, request["probe"])
+    _write(answer, reply.get("answer", reply))
     os._exit(0)
 
 

@@ -1,14 +1,13 @@
 """The probe: one job at one batch size for a few steps in a fresh process, and what memory it took.
 
-`python -m calibration.probe` takes a JSON request on standard input and answers with one line of JSON on
-standard output; `calibration.probe.client` asks it. Nothing is timed. Running out of memory is a value.
+`python -m calibration.probe` is a worker of `planner._support.worker`, which `calibration.probe.client` sends
+one request. Nothing is timed. Running out of memory is a value.
 
 The process's memory is sampled by NVML from inside. Where NVML does not show the process (in virtual machines
 and in containers with process numbers of their own) it is the device's used memory less its level before;
 nothing else may then use the GPU.
 """
 
-import json
 import os
 import re
 import sys
@@ -19,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
-from msgspec.structs import replace, replace as replace_struct
+from msgspec.structs import replace
 
 from calibration.observations import observation_to_json, read_job
 from calibration.probe.client import DetectedGpu, ProbeRequest
 from planner._support.versions import format_cudnn_version
+from planner._support.worker import serve
 from planner.allocator.history import MOST_EVENTS, History
 from planner.errors import ModelError, NoGpuError, PlannerError
 from planner.hardware.calibration import Observation, Settings, Versions, origin_of
-from planner.planning.process import Reading
 from planner.program import Phase
 
+FAILURE = "the probe fails: {}"
 NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then plan from its calibrations"
 # How memory ends other than by OutOfMemoryError: kernels that find no room to be loaded, cuBLAS handles, and
 # cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
@@ -37,47 +37,21 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engi
 
 
 def main() -> None:
-    """Answer the request on standard input."""
-    answer_to = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is not the answer
-    reply = _reply(json.loads(sys.stdin.read()))
-    with os.fdopen(answer_to, "w") as out:
-        out.write(json.dumps(reply) + "\n")
+    """Answer the requests on standard input."""
+    serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
     os._exit(0)  # CUDA's tear-down takes long and has nothing to say
 
 
-def _reply(document: dict[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any]
-    try:
-        match document.pop("ask"):
-            case "gpu":
-                _prepare("", "", "cuda")
-                answer = to_builtins(_detect("cuda", None))
-            case "tensors":
-                answer = {"readings": to_builtins(observe_tensors(Path(document["process"])))}
-            case _:
-                history = document["history"] and Path(document["history"])
-                fields = document | {"job": read_job(document["job"]), "history": history}
-                answer = observation_to_json(observe(ProbeRequest(**fields)))
-        return answer
-    except PlannerError as error:
-        return {"error": type(error).__name__, "message": str(error)}
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        return {"error": "ModelError", "message": f"the probe fails: {type(error).__name__}: {text}"}
-
-
-def observe_tensors(path: Path) -> tuple[Reading, ...]:
-    """Measure a process file of plain tensors by TensorFlow, in this process, which must be fresh.
-
-    Raises DataFileError, UsageError for steps that are no plain tensors', ModelError without TensorFlow,
-    NoGpuError without a GPU.
-    """
-    from calibration.probe.tensorflow import load_tensorflow, measure as measure_tensors
-    from planner.planning.process import read_process
-
-    return measure_tensors(read_process(path, {}).process, load_tensorflow())
+def answer(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the GPU, or the observation of a run, as JSON."""
+    if message.pop("ask") == "gpu":
+        _prepare("", "", "cuda")
+        found: dict[str, Any] = to_builtins(_detect("cuda", None))
+        return found
+    history = message["history"] and Path(message["history"])
+    fields = message | {"job": read_job(message["job"]), "history": history}
+    return observation_to_json(observe(ProbeRequest(**fields)))
 
 
 def observe(request: ProbeRequest) -> Observation:
@@ -95,7 +69,7 @@ def observe(request: ProbeRequest) -> Observation:
     torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
     gpu = _detect(request.device, gauge)
     versions, cap_bytes = gpu.versions, request.allocator_cap_bytes
-    settings = replace_struct(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
+    settings = replace(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
     limit_bytes = _set_cap(cap_bytes, versions.torch_total_bytes or 0)
     run = CudaRun(gauge.level if gauge else lambda: None)
     run.sample()

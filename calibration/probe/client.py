@@ -1,22 +1,20 @@
 """Client of the probe: each request runs in a process of its own, which leaves nothing to the next."""
 
-import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict
 
 from calibration.observations import observation_from_json
-from planner import errors
 from planner._support.conversion import convert
-from planner.errors import ModelError, PlannerError
+from planner._support.worker import Worker, WorkerError
+from planner.errors import ModelError
 from planner.hardware.calibration import Observation, Settings, Versions
 from planner.jobs import Job, job_to_json
-from planner.planning.process import Reading
 
 T = TypeVar("T")
 
@@ -45,7 +43,7 @@ Measure = Callable[[ProbeRequest, float], Observation]  # the request, and the s
 
 def find_gpu() -> DetectedGpu:
     """Return the GPU that probes would run on. Raises NoGpuError where there is none."""
-    return _ask({"ask": "gpu"}, lambda answer: convert(answer, DetectedGpu), timeout_seconds=120)
+    return _request({"ask": "gpu"}, lambda answer: convert(answer, DetectedGpu), timeout_seconds=120)
 
 
 def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:
@@ -56,41 +54,23 @@ def measure(request: ProbeRequest, timeout_seconds: float = 600) -> Observation:
     """
     history = None if request.history is None else str(request.history.absolute())
     fields = asdict(request) | {"job": job_to_json(request.job), "history": history}
-    return _ask({"ask": "steps"} | to_builtins(fields), observation_from_json, timeout_seconds)
+    return _request({"ask": "steps"} | to_builtins(fields), observation_from_json, timeout_seconds)
 
 
-def measure_tensors(process: Path, timeout_seconds: float = 600) -> tuple[Reading, ...]:
-    """Return TensorFlow's measurements of a process file of plain tensors, in a fresh process.
-
-    So the variable of the seed's notebook is measured again (processes/variable.yaml). Raises the errors
-    of the file, ModelError without TensorFlow, NoGpuError without a GPU.
-    """
-    document = {"ask": "tensors", "process": str(process.absolute())}
-    return _ask(document, lambda answer: convert(answer["readings"], tuple[Reading, ...]), timeout_seconds)
-
-
-def _ask(document: dict[str, Any], read: Callable[[Any], T], timeout_seconds: float) -> T:
-    # -P: a folder of the user's that is called like this package must not be run in its place.
-    command = [sys.executable, "-P", "-m", "calibration.probe"]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(document), capture_output=True, text=True, timeout=timeout_seconds
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelError(
-            f"a probe gave no answer in {timeout_seconds:.0f} s; allow more, or less batch"
-        ) from error
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or ["nothing"])[-1][:200]
-        raise ModelError(f"a probe died with code {done.returncode}, its last words: {last}") from None
-    if "error" in answer:
-        kind = getattr(errors, answer["error"], None)
-        if isinstance(kind, type) and issubclass(kind, PlannerError):
-            raise kind(answer["message"])
-        raise ModelError(answer["message"])
-    try:
-        return read(answer)
-    except (LookupError, ValueError) as error:
-        raise ModelError(f"the probe's answer is malformed: {error}; report it") from error
+def _request(message: dict[str, Any], read: Callable[[Any], T], timeout_seconds: float) -> T:
+    with TemporaryFile() as output:
+        # -P: a folder of the user's that is called like this package must not be run in its place.
+        worker = Worker([sys.executable, "-P", "-m", "calibration.probe"], output)
+        try:
+            return read(worker.request(message, timeout_seconds))
+        except WorkerError as error:
+            if error.returncode is None:
+                problem = f"a probe gave no answer in {timeout_seconds:.0f} s; allow more, or less batch"
+                raise ModelError(problem) from error
+            output.seek(0)
+            last = (output.read().decode(errors="replace").strip().splitlines() or ["nothing"])[-1][:200]
+            raise ModelError(f"a probe died with code {error.returncode}, its last words: {last}") from None
+        except (LookupError, ValueError) as error:
+            raise ModelError(f"the probe's answer is malformed: {error}; report it") from error
+        finally:
+            worker.close()

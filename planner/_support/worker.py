@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from threading import Lock, Timer
 from typing import IO, Any
+
+from planner import errors
+from planner.errors import ModelError, PlannerError
 
 MAX_ANSWER_BYTES = 2**24
 
@@ -27,7 +31,7 @@ class Worker:
     """A child process in a session of its own, which ends with all its children once it is not referenced.
 
     A request carries a `number`, which its answer has to repeat: an answer that an interrupted caller left
-    unread is skipped.
+    unread is skipped. `serve` is the child's side.
     """
 
     def __init__(self, command: Sequence[str], stderr: int | IO[bytes] | None = None) -> None:
@@ -40,54 +44,84 @@ class Worker:
         )
         self._numbers = count()
         self._lock = Lock()
+        self._is_late = False
         self.close = weakref.finalize(self, _end, self._process)
 
     def request(self, message: Mapping[str, Any], limit_seconds: float | None = None) -> Any:
-        """Send a message and return the `answer` to it. Raises WorkerError where none comes."""
+        """Send a message and return the answer to it; each line of the child restarts the time limit.
+
+        Raises WorkerError where no answer comes, and the error that the child answers with.
+        """
         with self._lock:
-            limit = _TimeLimit(limit_seconds, self._process)
             try:
-                return self._exchange(next(self._numbers), message, limit)
+                reply = self._exchange({"number": next(self._numbers), "message": message}, limit_seconds)
             except (OSError, ValueError, LookupError, TypeError):
                 self.close()
-                raise WorkerError(None if limit.is_over else self._process.returncode) from None
-            finally:
-                limit.cancel()
+                raise WorkerError(None if self._is_late else self._process.returncode) from None
+        if "error" in reply:
+            kind: Any = vars(errors).get(str(reply["error"]))
+            is_ours = isinstance(kind, type) and issubclass(kind, PlannerError)
+            raise (kind if is_ours else ModelError)(str(reply.get("message"))[:1000])
+        return reply["answer"]
 
-    def _exchange(self, number: int, message: Mapping[str, Any], limit: "_TimeLimit") -> Any:
+    def _exchange(self, request: Mapping[str, Any], limit_seconds: float | None) -> dict[str, Any]:
+        """Return the line that has the answer to a request, or an error."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"number": number, "message": message}).encode() + b"\n")
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         while True:
-            answered = json.loads(self._process.stdout.readline(MAX_ANSWER_BYTES))
-            if answered["number"] != number:
-                continue
-            if "answer" in answered:
-                return answered["answer"]
-            limit.restart()
+            with self._time_limit(limit_seconds):
+                reply: dict[str, Any] = json.loads(self._process.stdout.readline(MAX_ANSWER_BYTES))
+            if reply["number"] == request["number"] and ("answer" in reply or "error" in reply):
+                return reply
 
-
-class _TimeLimit:
-    """Kills a process when its time is over; each line that it writes without an answer restarts it."""
-
-    def __init__(self, seconds: float | None, process: "subprocess.Popen[bytes]") -> None:
-        self._seconds, self._process, self.is_over = seconds, process, False
-        self._timer: Timer | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        self.cancel()
-        if self._seconds is not None:
-            self._timer = Timer(self._seconds, self._stop)
-            self._timer.start()
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    @contextmanager
+    def _time_limit(self, seconds: float | None) -> Iterator[None]:
+        """Kill the process where this takes longer."""
+        if seconds is None:
+            yield
+            return
+        timer = Timer(seconds, self._stop)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _stop(self) -> None:
-        self.is_over = True
+        self._is_late = True
         _kill(self._process)
+
+
+def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> None:
+    """Answer the requests of a `Worker` until the input ends; what is printed otherwise is no answer.
+
+    `answer` gets a message, and a function that restarts its time limit. The text of an error that is none of
+    the planner's takes the place of {} in `failure`.
+    """
+    requests, lines = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    for line in requests:
+        request = json.loads(line)
+
+        def send(number: int = request["number"], **reply: Any) -> None:
+            lines.write(json.dumps({"number": number, **reply}).encode() + b"\n")
+            lines.flush()
+
+        send(**reply_of(failure, answer, request["message"], send))
+
+
+def reply_of(failure: str, answer: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Return the `answer` of a call, or the class of the `error` that it ends with and its `message`."""
+    try:
+        return {"answer": answer(*arguments)}
+    except PlannerError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    except BaseException as error:  # a model's own, or one that it caused
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return {"error": ModelError.__name__, "message": failure.format(text)}
 
 
 def _ending(returncode: int | None) -> str:

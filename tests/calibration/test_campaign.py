@@ -11,7 +11,7 @@ from calibration.calibrate import calibrate, calibrate_campaign, keep_observatio
 from calibration.campaign import CampaignResult, MeasurementSetup, describe, run_campaign
 from calibration.campaign_file import BatchSeries, load_campaign
 from calibration.limits import Limit, find_limit, guess_limit
-from calibration.observations import load_observation, load_observations, observation_path, save_observation
+from calibration.observations import load_observation, observation_path, save_observation
 from calibration.probe.client import ProbeRequest
 from calibration.verify import Verification, verify
 from planner._support.atomic_write import write_bytes
@@ -54,7 +54,7 @@ def test_a_campaign_runs_in_order_and_writes_each_run(tmp_path: Path) -> None:
     result = run(tmp_path, measure, heard=heard)
     assert [(asked.job, asked.batch) for asked in measure.asked] == [(JOB, 8), (JOB, 16), (OTHER_JOB, 4)]
     assert (result.new, result.remaining, result.failures) == (3, 0, [])
-    assert set(load_observations(tmp_path)) == set(result.observations)
+    assert set(map(load_observation, tmp_path.glob("*.json"))) == set(result.observations)
     assert all(observation_path(tmp_path, one).exists() for one in result.observations)
     assert heard[0] == ("torchvision:resnet18 batch 8: allocated 180 MiB, reserved 180 MiB, process 600 MiB")
 

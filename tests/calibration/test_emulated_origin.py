@@ -21,14 +21,13 @@ from planner.hardware.calibration.files import (
     add_points,
     load_calibration,
     load_folders,
-    save_calibration,
 )
 from planner.hardware.calibration.fit import fit_points, includes_context
 from planner.hardware.calibration.lookup import CalibrationQuery, find_calibration, find_run, is_same_gpu
 from planner.hardware.calibration.model import Calibration, Fit, NoFit, Point
 from planner.hardware.calibration.observation import Observation, origin_of
 from planner.hardware.database import device_key, is_emulated
-from tests.helpers.calibrations import CARD, FIT, JOB, KEY, calibration, observation, points
+from tests.helpers.calibrations import CARD, FIT, JOB, KEY, calibration, observation, points, save_calibration
 from tests.helpers.structs import replace
 
 GPU = "NVIDIA GeForce RTX 3060 (emulated)"

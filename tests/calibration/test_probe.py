@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import calibration.probe.run
 from calibration.observations import observation_from_json, observation_to_json
 from calibration.probe.__main__ import _nvml_handle, _own_bytes, _run_until_oom, _set_cap, observe
-from calibration.probe.client import ProbeRequest, find_gpu, measure, measure_tensors
+from calibration.probe.client import ProbeRequest, find_gpu, measure
 from calibration.probe.memory_sampler import CudaRun
 from calibration.probe.run import build_real_model, host_batch, run_real
 from planner._support.versions import format_cudnn_version
@@ -29,8 +29,6 @@ from planner.errors import ModelError, NoGpuError, UsageError
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.jobs import Job, Loss, Mode, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.process.file import find_process_file
-from planner.planning.process.model import Reading
 from planner.program.events import Alloc, Phase, PhaseStart
 from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.helpers.runs import RUN
@@ -457,66 +455,3 @@ def test_an_answer_that_no_probe_gives_is_refused(key: str, value: object, words
     with pytest.raises(ValueError) as error:
         observation_from_json(observation_to_json(RUN) | {key: value})
     assert words in str(error.value)
-
-
-TENSORFLOW = """
-from contextlib import nullcontext
-from types import SimpleNamespace
-from weakref import finalize
-
-import numpy
-
-seen = {"current": 0, "peak": 0}
-
-
-class Tensor:
-    pass
-
-
-def count(size):
-    seen["current"] += size
-    seen["peak"] = max(seen["peak"], seen["current"])
-
-
-def constant(array):
-    tensor = Tensor()
-    count(array.nbytes)
-    finalize(tensor, count, -array.nbytes)
-    return tensor
-
-
-def device(name):
-    return nullcontext()
-
-
-def as_dtype(name):
-    return SimpleNamespace(as_numpy_dtype=numpy.dtype(name))
-
-
-experimental = SimpleNamespace(
-    set_memory_growth=lambda gpu, on: None,
-    reset_memory_stats=lambda gpu: seen.update(peak=seen["current"]),
-    get_memory_info=lambda gpu: dict(seen),
-)
-config = SimpleNamespace(experimental=experimental, list_physical_devices=lambda kind: ["the GPU"])
-"""
-
-
-def test_the_second_framework_measures_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh process brings the notebook's tensor to the GPU by TensorFlow and reads its counters."""
-    (tmp_path / "tensorflow.py").write_text(TENSORFLOW, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
-    small = tmp_path / "small.yaml"
-    text = find_process_file("variable").read_text(encoding="utf-8")
-    small.write_text(text.replace("268435456", "1024"), encoding="utf-8")
-    assert measure_tensors(small) == (
-        Reading("Tensor variable", "Initial", 0, None, 0),
-        Reading("Tensor variable", "Define", 4096, None, 4096),
-        Reading("Tensor variable", "Delete", 0, None, 4096),
-    )
-
-
-def test_without_the_second_framework_there_is_one_line() -> None:
-    """Where TensorFlow is not installed, the probe names the extra."""
-    with pytest.raises(ModelError, match="pip install 'gpu-batch-planner\\[tensorflow\\]'"):
-        measure_tensors(find_process_file("variable"))

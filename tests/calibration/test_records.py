@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calibration.calibrate import import_records
-from calibration.observations import load_observations
+from calibration.observations import load_observation
 from calibration.records.reader import SkippedRecord, read_measured_records
 from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
@@ -305,7 +305,12 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
     assert [point.observation.batch for point in calibration.points] == [16, 32]
     assert calibration.points[1].observation == SEEN
     assert isinstance(calibration.fit, NoFit)
-    assert sorted(run.batch for run in load_observations(out / "runs")) == [16, 32, 40, 41]
+    assert sorted(run.batch for run in map(load_observation, (out / "runs").glob("*.json"))) == [
+        16,
+        32,
+        40,
+        41,
+    ]
     (history,) = (out / "runs").glob("*.history.json.gz")
     assert check_history(load_history(history)).allocations == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli import paths, run
-from planner.hardware.calibration.files import TABLES_FOLDER, load_folders, save_calibration
+from planner.hardware.calibration.files import TABLES_FOLDER, load_folders
 from planner.hardware.calibration.model import Fit, Point
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
@@ -19,7 +19,7 @@ from planner.program import TraceSource
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Site, Trace
 from planner.program.program import AffineAlloc, Program
 from planner.program.target import Target
-from tests.helpers.calibrations import FIT, JOB, KEY, REFUSAL, calibration, observation
+from tests.helpers.calibrations import FIT, JOB, KEY, REFUSAL, calibration, observation, save_calibration
 from tests.helpers.runs import CARD, FakeMeasure
 from tests.helpers.structs import replace
 from tests.helpers.traces import RunTraces, program_of, save_trace

@@ -1,7 +1,9 @@
 """Made-up runs and calibrations for the tests of calibration."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from planner.hardware.calibration.files import file_name, write_calibration
 from planner.hardware.calibration.model import Calibration, Fit, Key, NoFit, Point
 from planner.hardware.calibration.observation import Observation, Settings, Versions
 from planner.hardware.device import MIB, Device, SourcedBytes
@@ -54,6 +56,13 @@ def points(replayed: Sequence[float], measured: Sequence[float]) -> list[Point]:
         Point(observation(10 * number, y), round(x * MIB))
         for number, (x, y) in enumerate(zip(replayed, measured, strict=True), 1)
     ]
+
+
+def save_calibration(folder: Path, stored: Calibration) -> Path:
+    """Write the file of a calibration into a folder."""
+    path = folder / file_name(stored.key)
+    write_calibration(path, stored)
+    return path
 
 
 def calibration(key: Key = KEY, fit: Fit | NoFit = FIT) -> Calibration:

@@ -91,14 +91,13 @@ def little_room() -> Iterator[None]:
 # Who opens something for writing that is no file to be kept, and what it is.
 NO_FILES = {
     "planner/_support/atomic_write.py": "the one writer",
+    "planner/_support/worker.py": "the pipe to the parent",
     "planner/cli/__init__.py": "standard output and standard error",
     "planner/emulator/child/boot.py": "a reason for the planner, in a folder that goes with the run",
     "planner/emulator/child/build.py": "a library, in a folder that is renamed when it is whole; a lock",
     "planner/emulator/child/history.py": "a history, in a folder that goes with the run",
     "planner/emulator/child/recorder.py": "a record, replaced when whole, in a folder that goes with the run",
-    "planner/capture/subprocess/worker.py": "the pipe to the parent",
     "planner/report/plots/_axes.py": "a picture in memory",
-    "calibration/probe/__main__.py": "the pipe to the parent",
 }
 WRITING = ("savefig", "write_text", "write_html", "write_image", "tofile")
 OPENING = ("open", "fdopen")

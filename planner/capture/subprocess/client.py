@@ -10,14 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from planner._support.worker import Worker, WorkerError
-from planner.errors import BatchTooLargeError, DataFileError, ModelError, PlannerError, UsageError
+from planner.errors import ModelError
 from planner.jobs import Job, job_to_json
 from planner.program import FIT_BATCHES, Program, Target
 from planner.store import load_programs
-
-_KINDS: dict[str, type[PlannerError]] = {
-    kind.__name__: kind for kind in (UsageError, ModelError, BatchTooLargeError, DataFileError)
-}
 
 
 class TracerProcess:
@@ -50,15 +46,12 @@ class TracerProcess:
         gpu = {"capability": target.capability, "multiprocessors": target.sm_count}
         message = {**self._job, **gpu, "kind": kind, "batch": batch, "path": str(path)}
         try:
-            answer = self._worker.request(message, self._limit_seconds)
+            self._worker.request(message, self._limit_seconds)
         except WorkerError as error:
             raise ModelError(f"{self._model}: no trace of batch {batch}{self._cause(error)}") from None
-        except BaseException:
+        except KeyboardInterrupt:
             self._worker.close()
             raise
-        if "error" in answer:
-            error_type = _KINDS.get(str(answer["error"]), ModelError)
-            raise error_type(str(answer.get("message"))[:1000])
         if not path.is_file():  # a pipe would never end
             raise ModelError(f"{self._model}: its process left no trace of batch {batch}")
         file = load_programs(path)

@@ -148,17 +148,8 @@ def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins
             points=merged,
             fit=fit(merged),
         )
-        _write(path, calibration)
+        write_calibration(path, calibration)
     return calibration
-
-
-def save_calibration(folder: Path, calibration: Calibration) -> Path:
-    """Write the file of a calibration in place of an earlier one of the same key; raises as `add_points`."""
-    path = folder / file_name(calibration.key)
-    with _locked(folder):
-        _load_own(path, calibration.key)
-        _write(path, calibration)
-    return path
 
 
 def key_of(observation: Observation) -> Key:
@@ -235,7 +226,8 @@ def _load_own(path: Path, key: Key) -> Calibration | None:
     return stored
 
 
-def _write(path: Path, calibration: Calibration) -> None:
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write the file of a calibration. Raises DataFileError."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -17,14 +17,13 @@ from planner.hardware.calibration.files import (
     key_of,
     load_calibration,
     load_folders,
-    save_calibration,
     search_path,
 )
 from planner.hardware.calibration.fit import fit_points
 from planner.hardware.calibration.lookup import CalibrationQuery, MatchLevel, find_calibration
 from planner.hardware.calibration.model import Fit, NoFit, Point
 from planner.hardware.database import find_device
-from tests.helpers.calibrations import JOB, KEY, REFUSAL, calibration, observation, points
+from tests.helpers.calibrations import JOB, KEY, REFUSAL, calibration, observation, points, save_calibration
 from tests.helpers.structs import replace
 
 ORIGINS = Origins("measured", "made up", "2.13.0")
@@ -167,7 +166,6 @@ def test_broken_files(tmp_path: Path) -> None:
         for attempt in (
             lambda path=path: load_calibration(path),
             lambda folder=folder: add_points(folder, KEY, points([1], [1]), ORIGINS, fit_points),
-            lambda folder=folder: save_calibration(folder, calibration()),
         ):
             with pytest.raises(DataFileError) as raised:
                 attempt()
@@ -188,11 +186,11 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     with pytest.raises(DataFileError, match="not readable"):
-        save_calibration(tmp_path, calibration())
+        add_points(tmp_path, KEY, [], ORIGINS, fit_points)
     path.rmdir()
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataFileError, match="not readable"):
-        save_calibration(tmp_path, calibration())
+        add_points(tmp_path, KEY, [], ORIGINS, fit_points)
 
 
 def test_foreign_calibration(tmp_path: Path) -> None:
@@ -201,7 +199,7 @@ def test_foreign_calibration(tmp_path: Path) -> None:
     path = other.rename(tmp_path / file_name(KEY))
     text = path.read_text()
     with pytest.raises(DataFileError, match="move it away"):
-        save_calibration(tmp_path, calibration())
+        add_points(tmp_path, KEY, [], ORIGINS, fit_points)
     assert path.read_text() == text
 
 

@@ -5,12 +5,14 @@ after it, which may need new segments, so that the reserved peak of two epochs c
 number of full batches. Such a loop is put together from the steps of a trace at the batch size and one at
 that of the last batch: full steps, the smaller one, and a full one, as the next epoch begins.
 
-What lives from one batch to the next (inputs, output, loss, gradients, optimizer state) is the same at all
-batch sizes up to its size: it is known by how many batches before it was born, by its category, and by its
-module, or where its size does not depend on the batch size, by that.
+Both traces are of one program, so that what lives from one batch to the next (inputs, output, loss,
+gradients, optimizer state) is the same variable in both. It is named by its category and its number there,
+counted from the end of the batch that it is from, since some state is made at the start of one batch alone.
 """
 
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,16 +30,15 @@ from planner.program import (
     Phase,
     PhaseStart,
     ProgramSet,
-    Site,
     Target,
     TensorProvenance,
     Trace,
     TraceSource,
 )
 
-_FIXED = frozenset((Category.GRADIENT, Category.OPTIMIZER, Category.PARAMETER))  # as large for any batch size
-
 _Order = tuple[tuple[int, bool], ...]  # steps of a trace, from 1, and whether the batch is the smaller one
+_Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
+_Variable = tuple[Category, int]  # what outlives a segment: its number in its category, from the end
 
 
 def last_batch_size(job: Job, batch: int) -> int:
@@ -78,7 +79,7 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
     except ModelError as error:
         return _noted(full, f"{ends}, which is not counted, since the model fails there: {error}")
     for order in _orders(job, job.dataset_size // batch):
-        joined = _Stitcher(full, smaller, batch, last).play(order)
+        joined = _stitch(full, smaller, order)
         if joined is not None:
             before = next(number for number, (_, is_smaller) in enumerate(order) if is_smaller)
             steps = f"{before} step" + "s" * (before > 1)
@@ -134,156 +135,93 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
 
 
 class _Segment(Struct, frozen=True):
-    """Events from one batch's copying to the next one's; the first stretch is the set-up."""
+    """The events from the copying of one batch to that of the next; the first segment is the set-up."""
 
     step: int
-    events: tuple[Event, ...]
+    events: list[Event]
 
 
-class _BlockKey(Struct, frozen=True):
-    """The key of a block that outlives its stretch, apart from when it was born."""
-
-    category: Category
-    of: str | int  # its module, or its size in bytes where that does not depend on the batch size
-    number: int  # among such blocks of the stretch
-
-
-class _Parted(Struct, frozen=True):
-    """A trace as stretches, and its blocks that outlive theirs."""
-
-    trace: Trace
-    batch: int
-    stretches: tuple[_Segment, ...]
-    live_across: dict[int, tuple[int, _BlockKey]]  # with the index of the stretch that they were born in
-
-    def kinds(self, index: int) -> list[_BlockKey]:
-        """Return what outlives a stretch, by birth."""
-        return [kind for born, kind in self.live_across.values() if born == index]
-
-    def of_step(self, step: int) -> list[int]:
-        """Return the stretches of a step, by index."""
-        return [index for index, stretch in enumerate(self.stretches) if stretch.step == step]
-
-
-def _part(trace: Trace, batch: int) -> _Parted:
-    stretches: list[_Segment] = []
-    events: list[Event] = []
-    step = 0
+def _split(trace: Trace) -> list[_Segment]:
+    segments = [_Segment(0, [])]
     for event in trace.events:
-        if isinstance(event, PhaseStart) and (event.phase is Phase.INPUTS or event.step > step):
-            stretches.append(_Segment(step, tuple(events)))
-            events, step = [], event.step
-        if not isinstance(event, PhaseStart) or event.phase is not Phase.END:
-            events.append(event)
-    stretches.append(_Segment(step, tuple(events)))
-    live_across: dict[int, tuple[int, _BlockKey]] = {}
-    for index, stretch in enumerate(stretches):
-        gone = {event.block for event in stretch.events if isinstance(event, Free)}
-        counts: dict[tuple[Category, str | int], int] = {}
-        for event in stretch.events:
-            if isinstance(event, Alloc) and event.block not in gone:
-                is_fixed = event.category in _FIXED
-                of = event.size_bytes if is_fixed else trace.sites[event.site].module
-                key = event.category, of
-                live_across[event.block] = index, _BlockKey(*key, counts.get(key, 0))
-                counts[key] = counts.get(key, 0) + 1
-    return _Parted(trace, batch, tuple(stretches), live_across)
+        if isinstance(event, PhaseStart):
+            if event.phase is Phase.INPUTS or event.step > segments[-1].step:
+                segments.append(_Segment(event.step, []))
+            if event.phase is Phase.END:
+                continue
+        segments[-1].events.append(event)
+    return segments
 
 
-def _match(kind: _BlockKey, ours: list[_BlockKey], theirs: list[_BlockKey]) -> _BlockKey:
-    """Return the counterpart of a block in another trace, where those of its category that differ are equally
-    many.
+def _find_variables(segments: Sequence[_Segment]) -> dict[int, tuple[int, _Variable]]:
+    """Return the variables of the blocks that outlive their segment, each with the index of the segment."""
+    variables: dict[int, tuple[int, _Variable]] = {}
+    for index, segment in enumerate(segments):
+        freed = {event.block for event in segment.events if isinstance(event, Free)}
+        counts: Counter[Category] = Counter()
+        for event in reversed(segment.events):
+            if isinstance(event, Alloc) and event.block not in freed:
+                variables[event.block] = index, (event.category, counts[event.category])
+                counts[event.category] += 1
+    return variables
 
-    The gradient of one sample may be a view of a larger block, where that of several is a sum of its own.
-    """
-    left = [one for one in ours if one.category is kind.category and one not in theirs]
-    others = [one for one in theirs if one.category is kind.category and one not in ours]
-    return others[left.index(kind)] if kind in left and len(left) == len(others) else kind
 
-
-class _Stitcher:
-    """Puts stretches of two traces one after another; one player makes one trace."""
-
-    def __init__(self, full: Trace, smaller: Trace, batch: int, last: int) -> None:
-        self._full, self._smaller = _part(full, batch), _part(smaller, last)
-        self._events: list[Event] = []
-        self._details: list[TensorProvenance] = []
-        self._asked: list[ConvWorkspace] = []
-        self._sites: dict[Site, int] = {}
-        self._alive: dict[tuple[int, _BlockKey], int] = {}  # by the stretch of the new trace
-        self._played: list[list[_BlockKey]] = []  # what outlived each stretch
-        self._born = 0
-
-    def play(self, order: _Order) -> Trace | None:
-        """Return the steps in this order, after the set-up; None where a step cannot stand after the one
-        before.
-        """
-        full, smaller = self._full, self._smaller
-        steps = [stretch.step for stretch in full.stretches]
-        if steps != [stretch.step for stretch in smaller.stretches] or max(steps) < max(s for s, _ in order):
-            return None
-        plan = [(full, index, 0) for index in full.of_step(0)]
-        for number, (step, is_smaller) in enumerate(order, 1):
-            stretches = full.of_step(step)
-            for place, index in enumerate(stretches):
-                is_last = is_smaller and place == len(stretches) - 1
-                plan.append((smaller if is_last else full, index, number))
-        for place, (parted, index, number) in enumerate(plan):
-            if not self._play(parted, index, place, number):
-                return None
-        if isinstance(full.trace.events[-1], PhaseStart) and full.trace.events[-1].phase is Phase.END:
-            self._events.append(PhaseStart(len(order), Phase.END))
-        return self._trace()
-
-    def _play(self, parted: _Parted, index: int, place: int, step: int) -> bool:
-        """Return one stretch; False where a block dies that is not there."""
-        names: dict[int, int] = {}
-        self._played.append(parted.kinds(index))
-        sites = [self._sites.setdefault(site, len(self._sites)) for site in parted.trace.sites]
-        for event in parted.stretches[index].events:
-            if isinstance(event, Alloc):
-                names[event.block] = number = self._born
-                self._born += 1
-                site = sites[event.site]
-                self._events.append(Alloc(number, event.size_bytes, event.category, site, event.may_fail))
-                if event.block in parted.live_across:
-                    self._alive[place, parted.live_across[event.block][1]] = number
-            elif isinstance(event, Free):
-                block = names.get(event.block)
-                if block is None:
-                    block = self._live_across_key(parted, event.block, index, place)
-                if block is None:
-                    return False
-                self._events.append(Free(block))
+def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
+    """Return the set-up and the steps in this order; None where one frees a block that is not there."""
+    traces = full, smaller
+    segments = [_split(trace) for trace in traces]
+    variables = [_find_variables(parts) for parts in segments]
+    steps = [segment.step for segment in segments[0]]
+    if steps != [segment.step for segment in segments[1]] or steps[-1] < max(step for step, _ in order):
+        return None
+    sites = {site: index for index, site in enumerate(dict.fromkeys((*full.sites, *smaller.sites)))}
+    live: dict[tuple[int, _Variable], int] = {}  # blocks by their variable, of a segment of the new trace
+    events: list[Event] = []
+    provenance: list[TensorProvenance] = []
+    conv_workspaces: list[ConvWorkspace] = []
+    count = 0
+    for place, (which, index, step) in enumerate(_plan(steps, order)):
+        made: dict[int, int] = {}
+        for event in segments[which][index].events:
+            if isinstance(event, PhaseStart):
+                events.append(PhaseStart(step, event.phase))
+            elif isinstance(event, Alloc):
+                made[event.block] = count
+                site = sites[traces[which].sites[event.site]]
+                events.append(Alloc(count, event.size_bytes, event.category, site, event.may_fail))
+                if event.block in variables[which]:
+                    live[place, variables[which][event.block][1]] = count
+                count += 1
             else:
-                self._events.append(PhaseStart(step, event.phase))
-        self._details += [
-            replace(detail, block=names[detail.block])
-            for detail in parted.trace.provenance
-            if detail.block in names
-        ]
-        self._asked += [
-            replace(row, block=names[row.block]) for row in parted.trace.conv_workspaces if row.block in names
-        ]
-        return True
+                block = made.get(event.block)
+                if block is None:
+                    born, number = variables[which][event.block]
+                    block = live.pop((born and place - index + born, number), None)
+                if block is None:
+                    return None
+                events.append(Free(block))
+        provenance += _renumber(traces[which].provenance, made)
+        conv_workspaces += _renumber(traces[which].conv_workspaces, made)
+    if full.events[-1] == PhaseStart(steps[-1], Phase.END):
+        events.append(PhaseStart(step, Phase.END))
+    return replace(
+        full,
+        events=tuple(events),
+        sites=tuple(sites),
+        unknown_ops=tuple(sorted({*full.unknown_ops, *smaller.unknown_ops})),
+        notes=tuple(dict.fromkeys((*full.notes, *smaller.notes))),
+        provenance=tuple(provenance),
+        conv_workspaces=tuple(conv_workspaces),
+    )
 
-    def _live_across_key(self, parted: _Parted, block: int, index: int, place: int) -> int | None:
-        """Return the block that here is what `block` was in its trace."""
-        born, kind = parted.live_across[block]
-        there = 0 if born == 0 else place - (index - born)
-        if (there, kind) not in self._alive and 0 <= there < len(self._played):
-            kind = _match(kind, parted.kinds(born), self._played[there])
-        return self._alive.pop((there, kind), None)
 
-    def _trace(self) -> Trace:
-        full, smaller = self._full.trace, self._smaller.trace
-        return Trace(
-            tuple(self._events),
-            tuple(self._sites),
-            self._full.batch,
-            tuple(sorted({*full.unknown_ops, *smaller.unknown_ops})),
-            (*full.notes, *(note for note in smaller.notes if note not in full.notes)),
-            tuple(self._details),
-            tuple(self._asked),
-            full.growth_sources,
-        )
+def _renumber(rows: Iterable[_Row], blocks: Mapping[int, int]) -> Iterator[_Row]:
+    return (replace(row, block=blocks[row.block]) for row in rows if row.block in blocks)
+
+
+def _plan(steps: Sequence[int], order: _Order) -> Iterator[tuple[int, int, int]]:
+    """Yield the segments of the set-up and of an order: of which trace, its index there, its step here."""
+    for number, (step, is_smaller) in enumerate(((0, False), *order)):
+        indices = [index for index, one in enumerate(steps) if one == step]
+        for index in indices:
+            yield int(is_smaller and index == indices[-1]), index, number

@@ -7,8 +7,6 @@ import pytest
 
 from tests.helpers.command_line import ESTIMATE_KEYS, MAX_BATCH_KEYS, Capture, outcome
 
-# ---- answers -------------------------------------------------------------------------------------
-
 
 def test_max_batch(capsys: Capture) -> None:
     """`max-batch` prints a report and exits with 0."""

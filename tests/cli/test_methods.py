@@ -7,8 +7,6 @@ import pytest
 
 from tests.helpers.command_line import ESTIMATE_KEYS, MAX_BATCH_KEYS, Capture, outcome
 
-# ---- other methods -------------------------------------------------------------------------------
-
 
 def test_estimate_by_formula_is_the_seeds(capsys: Capture) -> None:
     """`--method formula` prints the notebook's seven lines of the CNN."""

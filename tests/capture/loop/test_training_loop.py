@@ -13,8 +13,9 @@ from planner.capture.loop.training_loop import run_loop
 from planner.jobs import ClipGradients, Job, Mode, ZeroGrad
 from planner.program.events import Alloc, Category, Phase, PhaseStart, validate
 from planner.report.assumptions import run_assumptions
-from tests.calibration.test_probe import heard_on_cpu, heard_on_meta, training
+from tests.calibration.test_training_loop import heard_on_cpu, heard_on_meta
 from tests.helpers.models import job_of, story_of_tensors, trace_of
+from tests.helpers.probes import training
 from tests.report.test_text import budget, estimated
 
 

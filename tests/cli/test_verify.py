@@ -1,0 +1,165 @@
+"""`verify` on the command line, with a GPU whose runs a trace answers."""
+
+import json
+
+import pytest
+
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
+from planner.jobs import Job
+from planner.planning.workload import Workload
+from planner.program.target import Target
+from tests.helpers.calibrating import JOB_OPTIONS, tracer
+from tests.helpers.command_line import Capture, outcome
+from tests.helpers.runs import CARD, FakeMeasure
+from tests.helpers.structs import replace
+from tests.helpers.traces import RunTraces
+
+
+def verified(options: str, capsys: Capture) -> tuple[int, str]:
+    code, out, err = outcome(f"verify --model models.py:Fine --batch 8 {options}", capsys)
+    assert err == ""
+    return code, out
+
+
+@pytest.mark.usefixtures("linear", "emulated")
+def test_an_emulated_verification_is_called_that(gpu: FakeMeasure, capsys: Capture) -> None:
+    """The verdict is "emulated", and nothing in the answer is called measured."""
+    gpu.context_mib = 150
+    code, out = verified(f"{JOB_OPTIONS} --json --confidence 0.999999", capsys)
+    found = json.loads(out)
+    assert (code, found["holds"], found["verdict"], found["measured"]) == (0, True, "emulated", None)
+    assert found["emulated"]["peak_reserved_mib"] == 180
+    code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
+    assert out.splitlines()[0] == (
+        "Emulated, not measured; there confidence 0.999999 held: batch 8 was said to fit and ran"
+    )
+    assert "measured" not in out.split("\n", 1)[1]
+
+
+@pytest.mark.usefixtures("linear")
+def test_verify_that_did_not_hold(gpu: FakeMeasure, capsys: Capture) -> None:
+    """The made-up run takes 180 MiB more than the linear layer, more than this card's bound."""
+    code, out = verified(f"{JOB_OPTIONS} --json --confidence 0.6", capsys)
+    found = json.loads(out)
+    assert (code, found["ran"], found["agrees"], found["holds"]) == (1, True, True, False)
+    assert found["measured"]["process_peak_mib"] == 600
+    assert found["errors"]["process"] == pytest.approx(found["estimate"]["process_mib"] / 600 - 1, abs=1e-5)
+    assert found["estimate"]["device"]["name"] == find_device("RTX 3060 12GB").name
+    code, out = verified(f"{JOB_OPTIONS} --confidence 0.6", capsys)
+    assert (code, out.splitlines()[0]) == (
+        1,
+        "Confidence 0.6 did NOT hold: batch 8 was said to fit and ran, but took more than the upper bound",
+    )
+
+
+@pytest.mark.usefixtures("linear")
+def test_verify_that_held(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Of a card with a smaller context the run holds; each peak stands beside what was said of it."""
+    gpu.context_mib = 150
+    code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
+    lines = out.splitlines()
+    assert (code, lines[0]) == (0, "Confidence 0.999999 held: batch 8 was said to fit and ran")
+    assert [line.split()[0] for line in lines[-4:]] == ["peak", "peak", "process", "process,"]
+    assert lines[-2].split()[2] == "330.0"
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.usefixtures("linear")
+def test_verify_runs_under_the_cap(gpu: FakeMeasure, capsys: Capture) -> None:
+    """A cap is set for the run as well; here the run dies in it, though it was said to fit."""
+    code, out = verified(f"{JOB_OPTIONS} --allocator-cap-mib 150", capsys)
+    assert (code, gpu.asked[0].allocator_cap_bytes) == (1, 150 * MIB)
+    assert out.splitlines()[0] == (
+        "Confidence 0.99 did NOT hold: batch 8 was said to fit and ran out of memory"
+    )
+
+
+@pytest.mark.usefixtures("linear")
+def test_verify_on_another_card(gpu: FakeMeasure, capsys: Capture) -> None:
+    """A run here says nothing of another card."""
+    code, _, err = outcome(f"verify --model models.py:Fine {JOB_OPTIONS} --batch 8 --gpu L4", capsys)
+    assert (code, err) == (
+        2,
+        "planner: --gpu L4: this machine has NVIDIA GeForce RTX 3060; leave --gpu away\n",
+    )
+
+
+@pytest.mark.usefixtures("linear")
+def test_verify_on_an_unknown_card(
+    gpu: FakeMeasure, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A card that is in no database is taken as the driver and torch describe it."""
+    monkeypatch.setattr("calibration.probe.client.find_gpu", lambda: replace(CARD, name="NVIDIA Z9"))
+    device = json.loads(verified(f"{JOB_OPTIONS} --json", capsys)[1])["estimate"]["device"]
+    assert (device["name"], device["total_mib"], device["usable_mib"]) == ("NVIDIA Z9", 12_288, 12_037)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any model's traces follow the formula of the made-up runs."""
+
+    def workload(job: Job, batch: int | None, chip: Target, shelves: object) -> Workload:
+        return Workload(job, batch, chip, lambda tell: RunTraces(tracer(job, chip.capability, tell)))
+
+    monkeypatch.setattr("planner.api.request.kept_workload", workload)
+
+
+LIMIT = "verify --model torchvision:resnet18 --allocator-cap-mib 1000"
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Under a cap of 1,000 MiB 86 is the answer with its margin: it, the next and 1.05 of it are run."""
+    gpu.context_mib = 150
+    code, out, err = outcome(f"{LIMIT} --json", capsys)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [(asked.batch, asked.allocator_cap_bytes) for asked in gpu.asked] == [
+        (batch, 1_000 * MIB) for batch in (86, 87, 91)
+    ]
+    assert (found["max_batch"], found["holds"]) == (86, True)
+    assert found["true_largest"] == {"at_least": 87, "at_most": 90}
+    told = [(run["batch"], run["ran"], run["estimate"]["fits"]) for run in found["runs"]]
+    assert told == [(86, True, "yes"), (87, True, "no"), (91, False, "no")]
+    assert found["runs"][0]["errors"]["allocated"] == 0
+    lines = outcome(LIMIT, capsys)[1].splitlines()
+    assert lines[0] == ("Confidence 0.99 held: the largest batch was said to be 86; it lies from 87 to 90")
+    assert [line for line in lines if line.startswith("Batch")] == [
+        "Batch 86 was said to fit and ran",
+        "Batch 87 was said not to fit and ran",
+        "Batch 91 was said not to fit and ran out of memory",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Where the largest batch dies, nothing larger is run, the confidence did not hold, and the code is 1."""
+    gpu.besides_mib = 100
+    code, out, _ = outcome(f"{LIMIT} --json", capsys)
+    found = json.loads(out)
+    assert (code, [asked.batch for asked in gpu.asked]) == (1, [86])
+    assert (found["holds"], found["true_largest"]) == (False, {"at_least": 0, "at_most": 85})
+    assert outcome(LIMIT, capsys)[1].splitlines()[0] == (
+        "Confidence 0.99 did NOT hold: the largest batch was said to be 86; it is smaller than 86"
+    )
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Without a cap the largest batch and the next are run, as far as the card has memory."""
+    found = json.loads(outcome(LIMIT.partition(" --alloc")[0] + " --json", capsys)[1])
+    largest = found["max_batch"]
+    assert [asked.batch for asked in gpu.asked] == [largest, largest + 1]
+    assert found["true_largest"] == {"at_least": largest + 1, "at_most": None}
+
+
+@pytest.mark.usefixtures("traced")
+def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
+    """Where not even 1 fits, 1 is run, and dies here as it was said to."""
+    code, out, _ = outcome(LIMIT.replace("1000", "101"), capsys)
+    assert (code, [asked.batch for asked in gpu.asked]) == (0, [1])
+    assert out.splitlines()[0] == (
+        "Confidence 0.99 held: the largest batch was said to be 0; it is smaller than 1"
+    )

@@ -9,12 +9,17 @@ from collections.abc import Collection
 from pathlib import Path
 
 from planner._support.strict_yaml import Entry, read_entry
-from planner.errors import UsageError
 from planner.jobs.job import CatalogueEntry
 from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.parse import SOURCES
 from planner.jobs.resolve import complete_job, default_job, is_completed_by_library, merge_job
-from planner.jobs.yaml_fields import read_arguments, read_count, read_options, read_source
+from planner.jobs.yaml_fields import (
+    parse_entry,
+    read_arguments,
+    read_count,
+    read_options,
+    read_source,
+)
 
 MAX_BATCH = 2**31
 
@@ -50,10 +55,7 @@ def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEnt
     job = merge_job(default_job(name, _source(values["source"], sources)), options)
     if not job.inputs and not is_completed_by_library(job):
         raise entry.broken("missing inputs, for which its source has no default")
-    try:
-        complete_job(job)
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
+    parse_entry(entry, complete_job, job)
     return CatalogueEntry(job, batch, values["about"].text())
 
 

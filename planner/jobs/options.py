@@ -5,26 +5,15 @@ that shells complete, and the options that each `--method` supports.
 """
 
 from collections.abc import Callable, Mapping
-from enum import Enum, StrEnum, auto
+from enum import Enum, EnumMeta, StrEnum, auto
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from msgspec.structs import replace
 
 from planner.errors import UsageError
-from planner.jobs.job import (
-    Checkpoint,
-    ClipGradients,
-    Job,
-    Lengths,
-    Loss,
-    MemoryFormat,
-    Mode,
-    Optimizer,
-    OptimizerImpl,
-    Precision,
-    ZeroGrad,
-)
+from planner.jobs.job import Job
 from planner.jobs.parse import check_count, choose, parse_loss, shown
 from planner.program import parse_workspace_config
 
@@ -68,15 +57,13 @@ class JobOption(NamedTuple):
         where = where or self.flag
         if self.kind is OptionKind.COUNT:
             return check_count(where, value, self.maximum)
-        if self.kind is OptionKind.FLAG:
-            return _checked(where, value, bool)
         if self.kind is OptionKind.PATTERNS:
             patterns = [value] if isinstance(value, str) else value
             return tuple(_checked(where, pattern, str) for pattern in patterns)
-        text = _checked(where, value, str)
+        checked = _checked(where, value, bool if self.kind is OptionKind.FLAG else str)
         if self.parse is not None:
-            return self.parse(text)
-        return text if self.choices is None else choose(self.choices, text, where)
+            return self.parse(checked)
+        return checked if self.choices is None else choose(self.choices, checked, where)
 
 
 def _checked(where: str, value: object, kind: type[bool] | type[str]) -> Any:
@@ -96,25 +83,23 @@ def _parse_cublas_config(text: str) -> str:
     return text
 
 
-def _flag(name: str, help: str, **more: Any) -> JobOption:
-    return JobOption(name, OptionKind.FLAG, help, **more)
-
-
-def _count(name: str, maximum: int, help: str, **more: Any) -> JobOption:
-    return JobOption(name, OptionKind.COUNT, help, "N", maximum=maximum, **more)
-
-
-def _choice(name: str, metavar: str, choices: type[StrEnum], help: str, **more: Any) -> JobOption:
-    return JobOption(name, OptionKind.CHOICE, help, metavar, choices, **more)
-
-
-def _text(name: str, metavar: str, parse: Callable[[str], Any], help: str, **more: Any) -> JobOption:
-    return JobOption(name, OptionKind.TEXT, help, metavar, parse=parse, **more)
-
-
+_KINDS = {bool: OptionKind.FLAG, int: OptionKind.COUNT, tuple[str, ...]: OptionKind.PATTERNS}
 _STATIC = ("formula", "torchinfo", "torchsummary", "modelsize", "memtracker")  # all methods but `trace`
+_RECIPE = ("formula", "memtracker")
 _LOOP = ("memtracker",)
-_TRAINING = {"is_for_training": True}
+
+
+def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
+    """Return the option of a field of `Job`, whose type says what its values are."""
+    hint = Job.__annotations__[name]
+    choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
+    kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)
+    number = "N" if kind is OptionKind.COUNT else None
+    return JobOption(name, kind, help, metavar or number, choices, **more)
+
+
+_training = partial(_option, is_for_training=True)
+
 
 JOB_OPTIONS: tuple[JobOption, ...] = (
     JobOption(
@@ -140,103 +125,71 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "SHAPE[:DTYPE]",
         methods=_LOOP,
     ),
-    _text(
+    _option(
         "loss",
-        "NAME",
-        parse_loss,
         "cross_entropy, mse, bce_with_logits, sum, output: the model's own, or FILE.py:NAME.",
-        choices=Loss,
+        "NAME",
+        parse=parse_loss,
         methods=_LOOP,
     ),
-    _choice(
-        "mode",
-        "MODE",
-        Mode,
-        "train, infer, generate, or forward: train without a backward pass.",
-        methods=("formula", "memtracker"),
+    _option(
+        "mode", "train, infer, generate, or forward: train without a backward pass.", "MODE", methods=_RECIPE
     ),
-    _choice(
+    _option(
         "optimizer",
-        "NAME",
-        Optimizer,
         "sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad or adafactor.",
-        methods=("formula", "memtracker"),
-    ),
-    _choice(
-        "optimizer_impl",
         "NAME",
-        OptimizerImpl,
-        "foreach (the default, as on CUDA), for-loop or fused.",
-        methods=_LOOP,
+        methods=_RECIPE,
     ),
-    _choice(
-        "zero_grad",
-        "WHEN",
-        ZeroGrad,
-        "before-forward (the default), before-backward or after-step.",
-        methods=_LOOP,
+    _option("optimizer_impl", "foreach (the default, as on CUDA), for-loop or fused.", "NAME", methods=_LOOP),
+    _option(
+        "zero_grad", "before-forward (the default), before-backward or after-step.", "WHEN", methods=_LOOP
     ),
-    _flag("keep_grads", "Plan for zero_grad(set_to_none=False): gradients stay allocated.", methods=_LOOP),
-    _count("steps", 100, "Number of traced steps; 3 by default.", methods=_LOOP),
-    _choice("precision", "NAME", Precision, "fp32 (the default), amp-fp16, amp-bf16, or pure fp16 or bf16."),
-    _flag("grad_scaler", "Scale the loss; by default with amp-fp16 only.", is_negatable=True, **_TRAINING),
-    _flag("backward_in_autocast", "Run the backward pass inside the autocast region too."),
-    _choice("memory_format", "NAME", MemoryFormat, "contiguous (the default) or channels_last."),
-    _choice(
-        "checkpoint",
-        "WHAT",
-        Checkpoint,
-        "none (the default), or blocks: recompute repeated blocks in the backward pass.",
-        **_TRAINING,
+    _option("keep_grads", "Plan for zero_grad(set_to_none=False): gradients stay allocated.", methods=_LOOP),
+    _option("steps", "Number of traced steps; 3 by default.", maximum=100, methods=_LOOP),
+    _option("precision", "fp32 (the default), amp-fp16, amp-bf16, or pure fp16 or bf16.", "NAME"),
+    _training("grad_scaler", "Scale the loss; by default with amp-fp16 only.", is_negatable=True),
+    _option("backward_in_autocast", "Run the backward pass inside the autocast region too."),
+    _option("memory_format", "contiguous (the default) or channels_last.", "NAME"),
+    _training(
+        "checkpoint", "none (the default), or blocks: recompute repeated blocks in the backward pass.", "WHAT"
     ),
-    _count("accumulate", 2**20, "Micro-batches per optimizer step, each of the batch size.", **_TRAINING),
-    _choice("clip_gradients", "HOW", ClipGradients, "none (the default), norm or value.", **_TRAINING),
-    _flag("ema", "Keep a moving average of the weights on the GPU.", **_TRAINING),
-    _flag("evaluate", "Evaluate without gradients between the steps, with the same batch size.", **_TRAINING),
-    _count("eval_batch", 2**24, "Batch size of the evaluation; implies --evaluate.", **_TRAINING),
-    _count(
+    _training("accumulate", "Micro-batches per optimizer step, each of the batch size.", maximum=2**20),
+    _training("clip_gradients", "none (the default), norm or value.", "HOW"),
+    _training("ema", "Keep a moving average of the weights on the GPU."),
+    _training("evaluate", "Evaluate without gradients between the steps, with the same batch size."),
+    _training("eval_batch", "Batch size of the evaluation; implies --evaluate.", maximum=2**24),
+    _training(
         "dataset_size",
-        2**50,
         "Samples per epoch; the last batch may be smaller.",
+        maximum=2**50,
         changes_trace=False,
-        **_TRAINING,
     ),
-    _choice(
+    _option(
         "lengths",
-        "WHICH",
-        Lengths,
         "Sizes of real samples: fixed, or varying: padded to the longest of their batch. Decides margins "
         "alone; by default varying for token ids.",
+        "WHICH",
         changes_trace=False,
     ),
-    _flag("ddp", "Train with DistributedDataParallel's gradient buckets.", **_TRAINING),
-    _flag("ddp_bucket_view", "DDP with gradient_as_bucket_view=True; implies --ddp.", **_TRAINING),
-    JobOption(
-        "freeze",
-        OptionKind.PATTERNS,
-        "Parameters that are not trained, such as 'backbone.*'; repeatable.",
-        "PATTERN",
-    ),
-    JobOption(
-        "train_only",
-        OptionKind.PATTERNS,
-        "Train only these parameters, such as '*lora*'; repeatable.",
-        "PATTERN",
-    ),
-    _count("new_tokens", 2**20, "Tokens that --mode generate adds to the prompt, which is --input."),
-    _flag("cudnn_benchmark", "Plan for torch.backends.cudnn.benchmark = True."),
-    _text(
+    _training("ddp", "Train with DistributedDataParallel's gradient buckets."),
+    _training("ddp_bucket_view", "DDP with gradient_as_bucket_view=True; implies --ddp."),
+    _option("freeze", "Parameters that are not trained, such as 'backbone.*'; repeatable.", "PATTERN"),
+    _option("train_only", "Train only these parameters, such as '*lora*'; repeatable.", "PATTERN"),
+    _option("new_tokens", "Tokens that --mode generate adds to the prompt, which is --input.", maximum=2**20),
+    _option("cudnn_benchmark", "Plan for torch.backends.cudnn.benchmark = True."),
+    _option(
         "cudnn",
-        "WHICH",
-        _parse_cudnn,
         "Source of convolution workspaces: published (the default: fitted to published runs), installed (the "
         "installed cuDNN, 9.8 or newer), or the folder of a libcudnn.so.9. Needs no GPU.",
+        "WHICH",
+        parse=_parse_cudnn,
     ),
-    _text(
+    _option(
         "cublas_workspace_config",
-        "TEXT",
-        _parse_cublas_config,
         "Value of CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.",
+        "TEXT",
+        parse=_parse_cublas_config,
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)

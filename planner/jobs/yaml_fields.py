@@ -4,9 +4,9 @@ A file that somebody sent may be read without a thought, because nothing that it
 runs only if the user named it on the command line, or allowed the file to name it with --allow-code.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from planner._support.strict_yaml import Entry
 from planner.allocator import parse_alloc_conf
@@ -24,6 +24,7 @@ from planner.jobs.parse import (
 )
 from planner.jobs.resolve import resolve_job
 
+T = TypeVar("T")
 MAX_VALUES = 10_000  # of the arguments of one model; aliases of aliases of lists could make billions
 OPTION_KEYS = (*FIELD_OPTIONS, "input", "target")  # of files that describe jobs
 FILE = "file"  # source of a FILE.py:NAME
@@ -61,14 +62,19 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
     return entry.text()
 
 
+def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: Any) -> T:
+    """Return what `parse` makes of what is given; its UsageError becomes a DataFileError of the entry."""
+    try:
+        return parse(*given, **options)
+    except UsageError as error:
+        raise entry.broken(str(error).removeprefix("--loss: ")) from None
+
+
 def read_sample(entry: Entry) -> TensorSpec:
     """Return one sample of a tensor, such as 3x224x224. Raises DataFileError, as all of these."""
     # A sample of one size, such as 10, is a number to YAML.
     text = str(entry.node.value) if entry.node.tag.endswith(":int") else entry.text()
-    try:
-        return parse_tensor_spec(text)
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
+    return parse_entry(entry, parse_tensor_spec, text)
 
 
 def _read_target(entry: Entry) -> dict[str, Any]:
@@ -111,10 +117,7 @@ def read_items(entry: Entry) -> list[Entry]:
 
 def read_alloc_conf(entry: Entry) -> str:
     """Return a text of PYTORCH_ALLOC_CONF."""
-    try:
-        parse_alloc_conf(entry.text())
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
+    parse_entry(entry, parse_alloc_conf, entry.text())
     return entry.text()
 
 
@@ -155,25 +158,21 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
     """Return the source of a model that a file names, "" for a catalogue name. Raises DataFileError."""
-    try:
-        source = split_model(model).source
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
-    if source == FILE and FILE not in sources:
-        raise entry.broken(f"{model!r} would run code; --allow-code lets files name code that you trust")
+    source = parse_entry(entry, split_model, model).source
+    _check_code(entry, model, source == FILE, sources)
     return source
 
 
 def read_loss(entry: Entry, sources: Collection[str]) -> str:
     """Return the loss that a file names. Raises DataFileError, also for code that is not allowed."""
     text = entry.text()
-    try:
-        loss = parse_loss(text)
-    except UsageError as error:
-        raise entry.broken(str(error).removeprefix("--loss: ")) from None
-    if is_code(loss) and FILE not in sources:
-        raise entry.broken(f"{text!r} would run code; --allow-code lets files name code that you trust")
+    _check_code(entry, text, is_code(parse_entry(entry, parse_loss, text)), sources)
     return text
+
+
+def _check_code(entry: Entry, name: str, runs_code: bool, sources: Collection[str]) -> None:
+    if runs_code and FILE not in sources:
+        raise entry.broken(f"{name!r} would run code; --allow-code lets files name code that you trust")
 
 
 def read_model(
@@ -185,7 +184,4 @@ def read_model(
     """Return the job of a model that a file names. Raises DataFileError with file, line and key."""
     name = entry.text()
     read_source(entry, name, sources)
-    try:
-        return resolve_job(name, catalogue, **options)
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
+    return parse_entry(entry, resolve_job, name, catalogue, **options)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import SdpaBackend, SdpaCall, select
+from planner.capture.cuda.sdpa_backend import CUDNN, EFFICIENT, FLASH, SdpaCall, select
 
 aten = torch.ops.aten
 
@@ -25,18 +25,8 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
         call = SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        match select(call, capability):
-            case SdpaBackend.FLASH:
-                return _flash(call, scale)
-            case SdpaBackend.EFFICIENT:
-                return _efficient(call, scale)
-            case SdpaBackend.CUDNN:
-                mask = _additive(attn_mask, query.dtype)
-                return aten._scaled_dot_product_cudnn_attention(
-                    query, key, value, mask, call.needs_grad, dropout_p, is_causal, False, scale=scale
-                )[0]
-            case SdpaBackend.MATH:
-                return _math(call, scale)
+        run = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn}.get(select(call, capability), _math)
+        return run(call, scale)
 
     return {"scaled_dot_product_attention": attend}
 
@@ -59,6 +49,13 @@ def _efficient(call: SdpaCall, scale: float | None) -> Any:
     return aten._scaled_dot_product_efficient_attention(
         call.query, call.key, call.value, mask, call.needs_grad, call.dropout_p,
         call.is_causal, scale=scale,
+    )[0]  # fmt: skip
+
+
+def _cudnn(call: SdpaCall, scale: float | None) -> Any:
+    return aten._scaled_dot_product_cudnn_attention(
+        call.query, call.key, call.value, _additive(call.mask, call.query.dtype), call.needs_grad,
+        call.dropout_p, call.is_causal, False, scale=scale,
     )[0]  # fmt: skip
 
 

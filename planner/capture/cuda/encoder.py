@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import SdpaBackend, SdpaCall, select
+from planner.capture.cuda.sdpa_backend import MATH, SdpaCall, select
 
 Kernels = dict[str, Callable[..., Any]]
 
@@ -30,7 +30,7 @@ def kernels(capability: tuple[int, int]) -> Kernels:
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         kernel = select(SdpaCall(heads, heads, heads), capability)
-        if mask is None and not need_weights and kernel is not SdpaBackend.MATH:
+        if mask is None and not need_weights and kernel != MATH:
             return _fused(query, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias), None
         context, weights = _unfused(query, num_head, qkv_weight, mask)
         weights = weights if need_weights else None

@@ -6,10 +6,10 @@ comment says where they differ. Nested tensors are not covered.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
 Capability = tuple[int, int]
 
@@ -17,23 +17,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)  # the last architecture that the fused kernels of 2.13 accept
 
 
-class SdpaBackend(StrEnum):
-    """The four implementations of scaled_dot_product_attention on CUDA."""
-
-    MATH = "math"
-    FLASH = "flash"
-    EFFICIENT = "efficient"
-    CUDNN = "cudnn"
-
-
-# at::SDPBackend (ATen/SDPBackend.h), as torch._C numbers them; 4 is for out-of-tree devices.
-_NUMBERS = {0: SdpaBackend.MATH, 1: SdpaBackend.FLASH, 2: SdpaBackend.EFFICIENT, 3: SdpaBackend.CUDNN}
-_DEFAULT_ORDER = (
-    SdpaBackend.FLASH,
-    SdpaBackend.EFFICIENT,
-    SdpaBackend.MATH,
-    SdpaBackend.CUDNN,
-)  # ATen/Context.h
+MATH, FLASH = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
+EFFICIENT, CUDNN = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION
+_DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)  # ATen/Context.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,47 +40,34 @@ class SdpaCall:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
-def select(call: SdpaCall, capability: Capability) -> SdpaBackend:
+def select(call: SdpaCall, capability: Capability) -> SDPBackend:
     """Return the backend that a GPU of this compute capability runs.
 
     Follows torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_*_sdp where the process set them.
     Raises RuntimeError where every backend that would accept the call is disabled.
     """
-    accepts = {
-        SdpaBackend.FLASH: _flash_accepts,
-        SdpaBackend.EFFICIENT: _efficient_accepts,
-        SdpaBackend.CUDNN: _cudnn_accepts,
-        SdpaBackend.MATH: lambda *_: True,
-    }
+    accepts = {FLASH: _flash_accepts, EFFICIENT: _efficient_accepts, CUDNN: _cudnn_accepts}
+    enabled = _cur_sdpa_kernel_backends()
     for backend in _order(capability):
-        if _is_enabled(backend) and accepts[backend](call, capability):
+        if backend in enabled and (backend == MATH or accepts[backend](call, capability)):
             return backend
     raise RuntimeError(
         "no available kernel for scaled_dot_product_attention: all that would fit are disabled"
     )
 
 
-def _order(capability: Capability) -> tuple[SdpaBackend, ...]:
+def _order(capability: Capability) -> tuple[SDPBackend, ...]:
     """Return the backends by priority: cuDNN first on compute capability 9.0 and 10.x, else last, after math.
 
     By version: torch 2.5.0 preferred it on 9.0, 2.5.1 took that back, 2.9 preferred it again; since 2.10
     it takes cuDNN newer than 9.15.0, which the wheels for CUDA 13 have and those for CUDA 12 have not. The
     default wheel of 2.13 is taken here. TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
     """
-    order = tuple(_NUMBERS[n] for n in torch._C._get_sdp_priority_order() if n in _NUMBERS)
+    known = map(SDPBackend, torch._C._get_sdp_priority_order())
+    order = tuple(backend for backend in known if backend in _DEFAULT_ORDER)
     if order == _DEFAULT_ORDER and capability in ((9, 0), (10, 0), (10, 3)):
-        return (SdpaBackend.CUDNN, SdpaBackend.FLASH, SdpaBackend.EFFICIENT, SdpaBackend.MATH)
+        return (CUDNN, FLASH, EFFICIENT, MATH)
     return order
-
-
-def _is_enabled(backend: SdpaBackend) -> bool:
-    queries = {
-        SdpaBackend.FLASH: torch._C._get_flash_sdp_enabled,
-        SdpaBackend.EFFICIENT: torch._C._get_mem_efficient_sdp_enabled,
-        SdpaBackend.CUDNN: torch._C._get_cudnn_sdp_enabled,
-        SdpaBackend.MATH: torch._C._get_math_sdp_enabled,
-    }
-    return queries[backend]()
 
 
 # ---- the backends one by one

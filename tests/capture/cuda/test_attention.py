@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from planner.capture.cuda.sdpa_backend import SdpaBackend, SdpaCall, select
+from planner.capture.cuda.sdpa_backend import CUDNN, EFFICIENT, FLASH, MATH, SdpaCall, select
 from planner.capture.workspaces.nn.mem_efficient_attention import Variant, backward_variant
 from planner.jobs import Mode
 from planner.program.events import Alloc, Category, Trace
@@ -18,7 +18,6 @@ from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 A100, VOLTA, TURING, ADA = (8, 0), (7, 0), (7, 5), (8, 9)
 B200, B300, RTX5090 = (10, 0), (10, 3), (12, 0)
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-FLASH, EFFICIENT, CUDNN, MATH = SdpaBackend.FLASH, SdpaBackend.EFFICIENT, SdpaBackend.CUDNN, SdpaBackend.MATH
 
 
 def call(
@@ -90,28 +89,28 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "capability", "kernel"), CASES)
-def test_the_selector(call: SdpaCall, capability: tuple[int, int], kernel: SdpaBackend) -> None:
+def test_the_selector(call: SdpaCall, capability: tuple[int, int], kernel: SDPBackend) -> None:
     """The kernel of sdp_utils.cpp in torch 2.13."""
-    assert select(call, capability) is kernel
+    assert select(call, capability) == kernel
 
 
 def test_strides_decide() -> None:
     """A last dimension that is strided, in the query or in a mask, leaves only math."""
     turned = torch.empty(2, 12, 64, 64, dtype=F16, device="meta").transpose(-1, -2)
-    assert select(SdpaCall(turned, turned, turned), HOPPER) is MATH
+    assert select(SdpaCall(turned, turned, turned), HOPPER) == MATH
     plain = torch.empty(2, 12, 64, 64, dtype=F16, device="meta")
     mask = torch.empty(1, 1, 64, 1, dtype=F16, device="meta").expand(2, 1, 64, 64)
-    assert select(SdpaCall(plain, plain, plain, mask), AMPERE) is MATH
+    assert select(SdpaCall(plain, plain, plain, mask), AMPERE) == MATH
 
 
 def test_the_process_decides_too() -> None:
     """sdpa_kernel and deterministic algorithms are honoured; no kernel left is an error."""
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        assert select(call(), AMPERE) is EFFICIENT
+        assert select(call(), AMPERE) == EFFICIENT
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        assert select(call(), AMPERE) is CUDNN
+        assert select(call(), AMPERE) == CUDNN
     with _deterministic():
-        assert select(call(), HOPPER) is FLASH
+        assert select(call(), HOPPER) == FLASH
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="no available kernel"):
         select(call(dtype=F32), AMPERE)
 
@@ -444,13 +443,14 @@ def test_an_encoder_with_a_padding_mask_runs_unfused() -> None:
     ],
 )
 def test_transformers_get_the_kernel_that_the_gpu_gives_them(
-    family: str, dtype: str, masked: bool, capability: tuple[int, int], kernel: SdpaBackend
+    family: str, dtype: str, masked: bool, capability: tuple[int, int], kernel: SDPBackend
 ) -> None:
     """As transformers' sdpa integration calls it (transformers/integrations/sdpa_attention.py)."""
     build = lambda: _Likeness(family, getattr(torch, dtype), masked)  # noqa: E731
     trace = trace_of(build, job_of(f"64x64:{dtype}", mode=Mode.TRAIN), 2, capability)
     ops = {op for op, _ in forward_of(trace)}
-    fused = {k for k in (FLASH, EFFICIENT, CUDNN) if f"_scaled_dot_product_{k}_attention" in ops}
+    names = {FLASH: "flash", EFFICIENT: "efficient", CUDNN: "cudnn"}
+    fused = {k for k, name in names.items() if f"_scaled_dot_product_{name}_attention" in ops}
     math = {MATH} if "_safe_softmax" in ops else set()
     assert fused | math == {kernel}
 

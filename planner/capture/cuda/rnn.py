@@ -6,12 +6,14 @@ it is on the GPU (`flatten_parameters`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from planner.capture.workspaces.nn.rnn import MODES, reserve_bytes, weight_elements
+from planner.capture.operator_table import overload
+from planner.capture.workspaces.nn.rnn import MODE_NUMBERS, RnnSizes
 
 aten = torch.ops.aten
 
@@ -25,12 +27,12 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
     Yields the buffer once it is made; the weights' own storages are released when the caller goes on.
     Other modules stay as they are.
     """
-    if not isinstance(layer, nn.RNNBase) or layer.mode not in MODES or not _is_whole(layer):
+    if not isinstance(layer, nn.RNNBase) or layer.mode not in MODE_NUMBERS or not _is_whole(layer):
         return
-    count = weight_elements(
-        MODES[layer.mode], layer.input_size, layer.hidden_size, layer.proj_size, layer.num_layers,
+    count = RnnSizes(
+        MODE_NUMBERS[layer.mode], layer.input_size, layer.hidden_size, layer.proj_size, layer.num_layers,
         layer.bidirectional,
-    )  # fmt: skip
+    ).weight_elements()  # fmt: skip
     weights: list[Any] = list(layer._flat_weights)
     buffer = torch.empty(count, dtype=weights[0].dtype, device="meta")
     yield buffer
@@ -51,58 +53,38 @@ def _is_whole(layer: nn.RNNBase) -> bool:
     return apart and len(kinds) == 1 and next(iter(kinds)).is_floating_point
 
 
-class _DropoutState:
-    """The state of cuDNN's dropout, made at its first use and shared by all layers for good."""
-
-    def __init__(self) -> None:
-        self._state: Tensor | None = None
-
-    def state(self, p: float, train: bool) -> Tensor | None:
-        if train and p > 0 and self._state is None:
-            self._state = torch.empty(DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta")
-        return self._state
-
-
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     """Return kernels by operator name, for a GPU of this compute capability."""
-    dropout = _DropoutState()
-    by_name: dict[str, Callable[..., Any]] = {}
-    for mode in MODES.values():
-        name = mode.operator
-        by_name[f"{name}.input"] = _padded(mode.number, name, dropout, capability)
-        by_name[f"{name}.data"] = _packed(mode.number, name, dropout, capability)
-    return by_name
+
+    @cache
+    def dropout_state() -> Tensor:
+        """Return the state of cuDNN's dropout, made at its first use and shared by all layers for good."""
+        return torch.empty(DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta")
+
+    return {
+        f"{name.lower()}.{layout}": _kernel(number, f"{name.lower()}.{layout}", dropout_state, capability)
+        for name, number in MODE_NUMBERS.items()
+        for layout in ("input", "data")
+    }
 
 
-def _padded(mode: int, name: str, dropout: _DropoutState, capability: tuple[int, int]) -> Callable[..., Any]:
-    decompose = getattr(aten, name).input.decompose
+def _kernel(
+    mode: int, name: str, dropout_state: Callable[[], Tensor], capability: tuple[int, int]
+) -> Callable[..., Any]:
+    """Return the kernel of a layer: `NAME.input` takes samples of one length, `NAME.data` packed ones."""
+    decompose = overload(name).decompose
 
-    def run(
-        x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int, p: float, train: bool,
-        bidirectional: bool, batch_first: bool,
-    ) -> Any:  # fmt: skip
+    def run(x: Tensor, *args: Any) -> Any:
         if not _is_cudnn(x, capability):
-            return decompose(x, hidden, weights, biases, layers, p, train, bidirectional, batch_first)
-        return _run(
-            mode, x, hidden, weights, biases, layers, p, train, bidirectional, batch_first, [], dropout
-        )
-
-    return run
-
-
-def _packed(mode: int, name: str, dropout: _DropoutState, capability: tuple[int, int]) -> Callable[..., Any]:
-    decompose = getattr(aten, name).data.decompose
-
-    def run(
-        data: Tensor, batch_sizes: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int,
-        p: float, train: bool, bidirectional: bool,
-    ) -> Any:  # fmt: skip
-        if not _is_cudnn(data, capability):
-            return decompose(data, batch_sizes, hidden, weights, biases, layers, p, train, bidirectional)
-        sizes = batch_sizes.tolist()  # on the CPU, and real
-        return _run(
-            mode, data, hidden, weights, biases, layers, p, train, bidirectional, False, sizes, dropout
-        )
+            return decompose(x, *args)
+        sizes: list[int] = []
+        if name.endswith(".data"):
+            sizes = args[0].tolist()  # on the CPU, and real
+            args = (*args[1:], False)
+        hidden, weights, biases, layers, p, train, bidirectional, batch_first = args
+        dropout = dropout_state() if train and p > 0 else None
+        options = layers, batch_first, p, train, bidirectional, sizes, dropout
+        return _run(mode, x, hidden, weights, biases, options)
 
     return run
 
@@ -115,20 +97,18 @@ def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
 
 
 def _run(
-    mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, layers: int, p: float,
-    train: bool, bidirectional: bool, batch_first: bool, batch_sizes: list[int], dropout: _DropoutState,
-) -> Any:  # fmt: skip
+    mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, options: tuple[Any, ...]
+) -> Any:
     """Call the operator, with the weight buffer where the weights still lie in one (`_cudnn_impl`)."""
     hx, cx = hidden if isinstance(hidden, (tuple, list)) else (hidden, None)
-    buffer = _shared_buffer(weights)
     width, projected = hx.shape[2], 0
     if cx is not None and cx.shape[2] != hx.shape[2]:
         width, projected = cx.shape[2], hx.shape[2]
     per_layer = (4 if biases else 2) + (1 if projected else 0)
+    buffer = _shared_buffer(weights)
     output, hy, cy, *_ = aten._cudnn_rnn(
-        x, weights, per_layer, buffer, hx, cx, mode, width, projected, layers, batch_first, p, train,
-        bidirectional, batch_sizes, dropout.state(p, train),
-    )  # fmt: skip
+        x, weights, per_layer, buffer, hx, cx, mode, width, projected, *options
+    )
     return (output, hy) if cx is None else (output, hy, cy)
 
 
@@ -152,8 +132,8 @@ def cudnn_rnn(
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
     """Return output, last states, reserve space and the weight buffer, which is new where none was given."""
-    directions = 2 if bidirectional else 1
-    width = (projected or hidden) * directions
+    sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
+    width, states = sizes.width * sizes.directions, layers * sizes.directions
     if batch_sizes:
         rows, samples = x.shape[0], batch_sizes[0]
         output = x.new_empty((rows, width))
@@ -162,10 +142,10 @@ def cudnn_rnn(
         rows = steps * samples
         output = x.new_empty((steps, samples, width))
         output = output.transpose(0, 1) if batch_first else output
-    hy = hx.new_empty((layers * directions, samples, projected or hidden))
-    cy = hx.new_empty((0,)) if cx is None else cx.new_empty((layers * directions, samples, hidden))
-    size = reserve_bytes(mode, rows, hidden, projected, layers, directions, x.element_size()) if train else 0
-    reserve = torch.empty(size, dtype=torch.uint8, device=x.device)
+    hy = hx.new_empty((states, samples, sizes.width))
+    cy = hx.new_empty((0,)) if cx is None else cx.new_empty((states, samples, hidden))
+    kept_bytes = sizes.reserve_bytes(rows, x.element_size()) if train else 0
+    reserve = torch.empty(kept_bytes, dtype=torch.uint8, device=x.device)
     if buffer is None:
         buffer = x.new_empty(sum(w.numel() for w in weight))
     return output, hy, cy, reserve, buffer

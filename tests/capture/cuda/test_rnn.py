@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from planner.capture.workspaces.nn.rnn import MODES, reserve_bytes, weight_elements, workspace_bytes
+from planner.capture.workspaces.nn.rnn import MODE_NUMBERS, RnnSizes
 from planner.jobs import Mode, Precision
 from planner.program.events import Alloc, Free, Trace, validate
 from tests.capture.recorder.test_recorder import story
@@ -29,8 +29,9 @@ def of_operator(trace: Trace, op: str) -> list[str]:
 
 def test_sizes_are_those_that_nvidia_reported() -> None:
     """Reserve space and workspace of LSTM and GRU in pytorch/pytorch issue 2895."""
-    assert [reserve_bytes(mode, 25_000, 320, 0, 4, 1, 4) for mode in (2, 3)] == [736_000_000, 864_000_000]
-    assert [workspace_bytes(mode, 123, 100, 320, 0, 4, 1, 4) for mode in (2, 3)] == [17_730_560, 13_169_920]
+    layers = [RnnSizes(mode, 123, 320, 0, 4, False) for mode in (2, 3)]
+    assert [layer.reserve_bytes(25_000, 4) for layer in layers] == [736_000_000, 864_000_000]
+    assert [layer.workspace_bytes(100, 4) for layer in layers] == [17_730_560, 13_169_920]
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -41,7 +42,7 @@ def test_weights_are_counted_as_torch_counts_them(
 ) -> None:
     """The flattened weights are the layer's parameters, and nothing between them."""
     layer = kind(5, 7, layers, bidirectional=bidirectional, device="meta")
-    counted = weight_elements(MODES[layer.mode], 5, 7, 0, layers, bidirectional)
+    counted = RnnSizes(MODE_NUMBERS[layer.mode], 5, 7, 0, layers, bidirectional).weight_elements()
     assert counted == sum(p.numel() for p in layer.parameters())
 
 
@@ -183,7 +184,7 @@ def test_packed_sequences_count_their_steps() -> None:
     """Seven rows instead of three times four."""
     trace = trace_of(Packed, job_of("4x3", mode=Mode.TRAIN), 3)
     assert born(trace, CUDNN)[0] == 7 * 5 * 4
-    assert born(trace, CUDNN)[-1] == reserve_bytes(3, 7, 5, 0, 1, 1, 4)
+    assert born(trace, CUDNN)[-1] == RnnSizes(3, 3, 5, 0, 1, False).reserve_bytes(7, 4)
     validate(trace)
 
 
@@ -203,14 +204,14 @@ def test_gradients_are_views_of_one_buffer() -> None:
     """All gradients of a layer share a storage, as its weights do; nothing is copied to accumulate them."""
     trace = trace_of(lambda: Last(nn.LSTM(3, 5, 2)), job_of("7x3", mode=Mode.TRAIN, steps=2), 4)
     gradients = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category == "gradients"]
-    assert gradients == [4 * weight_elements(MODES["LSTM"], 3, 5, 0, 2, False)] * 2
+    assert gradients == [4 * RnnSizes(2, 3, 5, 0, 2, False).weight_elements()] * 2
 
 
 def test_autocast_casts_the_weights_into_a_new_buffer() -> None:
     """Input, states and all weights in float16, at every call; gradients of the weights in float32 again."""
     job = job_of("7x4", mode=Mode.TRAIN, precision=Precision.AMP_FP16)
     trace = trace_of(lambda: Last(nn.GRU(4, 8)), job, 4)
-    weights = weight_elements(MODES["GRU"], 4, 8, 0, 1, False)
+    weights = RnnSizes(3, 4, 8, 0, 1, False).weight_elements()
     assert born(trace, CUDNN)[0] == 4 * 7 * 8 * 2
     assert 2 * weights in born(trace, "aten.zeros.default")
     gradients = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category == "gradients"]

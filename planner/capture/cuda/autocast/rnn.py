@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.cuda.autocast.mode import KEYS, CastCache, is_eligible
-from planner.capture.workspaces.nn.rnn import MODES, weight_elements
+from planner.capture.workspaces.nn.rnn import RnnSizes
 
 aten = torch.ops.aten
 
@@ -27,9 +27,8 @@ def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
         with torch._C._ExcludeDispatchKeyGuard(KEYS):
             given = weight[0] if buffer is None else buffer
             if is_eligible(given) and given.dtype is not torch.float16:
-                kind = next(kind for kind in MODES.values() if kind.number == mode)
-                count = weight_elements(kind, x.shape[-1], hidden, projected, layers, bidirectional)
-                buffer, weight = _flattened(weight, count)
+                sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
+                buffer, weight = _flattened(weight, sizes.weight_elements())
             cx = None if cx is None else cache.cast(cx, torch.float16)  # from the last argument to the first
             hx = cache.cast(hx, torch.float16)
             x = cache.cast(x, torch.float16)

@@ -7,8 +7,7 @@ names the number of parameters, from which layers and widths follow; steps and s
 formulas. Newer versions, half precision, dropout and projections are assumed to be alike.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,91 +16,77 @@ from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rul
 from planner.program import Target
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A kind of recurrent layer."""
+class Mode(NamedTuple):
+    """A kind of recurrent layer; its name is that of `nn.RNNBase.mode`."""
 
-    number: int  # cudnnRNNMode_t
-    operator: str
+    name: str
     gates: int
     kept: int  # vectors as wide as the hidden state that training keeps per layer, direction and step
 
 
-# nn.RNNBase.mode -> how cuDNN runs it
-MODES = {
-    "RNN_RELU": Mode(0, "rnn_relu", 1, 1),
-    "RNN_TANH": Mode(1, "rnn_tanh", 1, 1),
-    "LSTM": Mode(2, "lstm", 4, 5),  # the gates and the cell's state
-    "GRU": Mode(3, "gru", 3, 6),
-}
-_BY_NUMBER = {mode.number: mode for mode in MODES.values()}
+# By number in cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
+MODES = (Mode("RNN_RELU", 1, 1), Mode("RNN_TANH", 1, 1), Mode("LSTM", 4, 5), Mode("GRU", 3, 6))
+MODE_NUMBERS = {mode.name: number for number, mode in enumerate(MODES)}
 
 
-def weight_elements(
-    mode: Mode, inputs: int, hidden: int, projected: int, layers: int, bidirectional: bool
-) -> int:
-    """Return the elements of the flattened weights: matrices and both biases of every layer, used or not.
+class RnnSizes(NamedTuple):
+    """The sizes of a recurrent layer, as `aten::_cudnn_rnn` takes them.
 
-    >>> weight_elements(MODES["LSTM"], 123, 320, 0, 4, False)
+    >>> lstm, gru = (RnnSizes(mode, 123, 320, 0, 4, False) for mode in (2, 3))
+    >>> lstm.weight_elements()
     3034880
-    """
-    directions = 2 if bidirectional else 1
-    out = projected or hidden
-    total = 0
-    for layer in range(layers):
-        width = inputs if layer == 0 else out * directions
-        total += directions * (mode.gates * hidden * (width + out + 2) + projected * hidden)
-    return total
-
-
-def reserve_bytes(
-    number: int, rows: int, hidden: int, projected: int, layers: int, directions: int, element_bytes: int
-) -> int:
-    """Return the bytes that training keeps: states of the cells, and outputs of all layers but the last.
-
-    `rows` are steps times samples.
-
-    >>> reserve_bytes(2, 250 * 100, 320, 0, 4, 1, 4), reserve_bytes(3, 250 * 100, 320, 0, 4, 1, 4)
+    >>> lstm.reserve_bytes(250 * 100, 4), gru.reserve_bytes(250 * 100, 4)
     (736000000, 864000000)
-    """
-    mode = _BY_NUMBER[number]
-    cells = layers * (mode.kept * hidden + (hidden if projected else 0))
-    between = (layers - 1) * (projected or hidden)
-    return rows * directions * element_bytes * (cells + between)
-
-
-def workspace_bytes(
-    number: int, inputs: int, samples: int, hidden: int, projected: int, layers: int, directions: int,
-    element_bytes: int,
-) -> int:  # fmt: skip
-    """Return the bytes of the transposed matrices and some vectors per sample.
-
-    >>> workspace_bytes(2, 123, 100, 320, 0, 4, 1, 4), workspace_bytes(3, 123, 100, 320, 0, 4, 1, 4)
+    >>> lstm.workspace_bytes(100, 4), gru.workspace_bytes(100, 4)
     (17730560, 13169920)
     """
-    mode = _BY_NUMBER[number]
-    out = projected or hidden
-    matrices = 0
-    for layer in range(layers):
-        width = inputs if layer == 0 else out * directions
-        matrices += directions * mode.gates * hidden * (width + out)
-    vectors = layers * directions * samples * hidden * (3 * mode.gates - 1)
-    return element_bytes * (matrices + vectors)
+
+    mode: int  # cudnnRNNMode_t
+    inputs: int
+    hidden: int
+    projected: int  # 0: outputs are as wide as the hidden state
+    layers: int
+    bidirectional: bool
+
+    @property
+    def directions(self) -> int:
+        """Return 2 for a bidirectional layer."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def width(self) -> int:
+        """Return the width of one direction's output."""
+        return self.projected or self.hidden
+
+    def weight_elements(self) -> int:
+        """Return the elements of the flattened weights: all matrices, and both biases, used or not."""
+        per_row = 2 * MODES[self.mode].gates + self.projected
+        return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
+
+    def reserve_bytes(self, rows: int, element_bytes: int) -> int:
+        """Return the bytes that training keeps: states of the cells, and outputs of all layers but the last.
+
+        `rows` are steps times samples.
+        """
+        kept = MODES[self.mode].kept + (1 if self.projected else 0)
+        elements = self.layers * kept * self.hidden + (self.layers - 1) * self.width
+        return rows * self.directions * element_bytes * elements
+
+    def workspace_bytes(self, samples: int, element_bytes: int) -> int:
+        """Return the bytes of the transposed matrices and some vectors per sample."""
+        vectors = self.layers * self.directions * samples * self.hidden * (3 * MODES[self.mode].gates - 1)
+        return element_bytes * (self._matrix_elements() + vectors)
+
+    def _matrix_elements(self) -> int:
+        """Return the elements of the matrices: each layer after the first takes all directions' outputs."""
+        inputs = self.inputs + (self.layers - 1) * self.width * self.directions
+        return self.directions * MODES[self.mode].gates * self.hidden * (inputs + self.layers * self.width)
 
 
-def _workspace(
-    x: Tensor,
-    batch_sizes: list[int],
-    mode: int,
-    hidden: int,
-    projected: int,
-    layers: int,
-    bidirectional: bool,
-) -> int:
-    samples, directions = batch_sizes[0] if batch_sizes else x.shape[1], 2 if bidirectional else 1
-    return workspace_bytes(
-        mode, x.shape[-1], samples, hidden, projected, layers, directions, x.element_size()
-    )
+def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
+    """Return the bytes of the workspace; `sizes` are those of `RnnSizes` but for the inputs."""
+    samples = batch_sizes[0] if batch_sizes else x.shape[1]
+    return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(samples, x.element_size())
 
 
 def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:

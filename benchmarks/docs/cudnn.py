@@ -36,8 +36,9 @@ import planner
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import RUNS, set_up_bytes, trace_run
 from planner.capture.session import record
-from planner.capture.symbolic.kernel_calls import KernelCallLog
+from planner.capture.symbolic.kernel_calls import RecordedCall
 from planner.capture.workspaces.nn import convolution as rules
+from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs import resolve_job
@@ -187,13 +188,13 @@ def convolutions() -> Iterator[Convolution]:
     for model in MODELS:
         job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
         for batch in BATCHES:
-            calls = KernelCallLog()
+            calls: list[RecordedCall] = []
             record(job, batch, (8, 6), calls=calls)
-            for call in calls.calls:
-                if call.func in rules.RULES:
+            for call in calls:
+                if call.func in rules.CUDNN_OPS:
                     for kind, last in KINDS:
                         args, out = as_tensors(call.args, kind, last), as_tensors(call.out, kind, last)
-                        rules.RULES[call.func](args, out, Target((8, 6), 82, note))
+                        RULES[call.func](args, out, Target((8, 6), 82, note))
     return iter(seen)
 
 

@@ -31,7 +31,7 @@ from planner.capture.process_state import preserve_process_state
 from planner.capture.recorder.growth_sources import growth_sources
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.recorder.recorder import Recorder, Run
-from planner.capture.symbolic.kernel_calls import KernelCallLog
+from planner.capture.symbolic.kernel_calls import RecordedCall
 from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.packed_lengths import full_lengths
@@ -47,7 +47,7 @@ def record(
     capability: tuple[int, int],
     build: Callable[[Job], nn.Module] = build_model,
     provenance: ProvenanceCollector | None = None,
-    calls: KernelCallLog | None = None,
+    calls: list[RecordedCall] | None = None,
     path_of: tuple[int, int] | None = None,
     sm_count: int | None = None,
 ) -> Trace:
@@ -75,7 +75,7 @@ class _Session(Struct, frozen=True):
     sm_count: int | None
     build: Callable[[Job], nn.Module]
     provenance: ProvenanceCollector | None
-    calls: KernelCallLog | None
+    calls: list[RecordedCall] | None
 
     @preserve_process_state()
     def run(self, batch: int) -> Trace:
@@ -89,7 +89,7 @@ class _Session(Struct, frozen=True):
 
         def run_with_values(size: int, policy: ReadPolicy) -> Trace:
             if self.calls is not None:
-                self.calls.calls.clear()
+                self.calls.clear()
             with planned_device(capability=self.path_of) as placement, deterministic_values():
                 with construct_with_buffers() as buffers:
                     model = self.build(job)

@@ -12,9 +12,9 @@ from .events import (
     Trace as Trace,
 )
 from .expr import (
-    BATCH as BATCH, CONSTANT as CONSTANT, Guard as Guard, GuardedOps as GuardedOps, Node as Node,
-    OpExpr as OpExpr, SM_COUNT as SM_COUNT, constant_ops as constant_ops, first_matching as first_matching,
-    validate_ops as validate_ops,
+    BATCH as BATCH, COMPARISONS as COMPARISONS, CONSTANT as CONSTANT, Guard as Guard,
+    GuardedOps as GuardedOps, Node as Node, OPERATIONS as OPERATIONS, OpExpr as OpExpr, SM_COUNT as SM_COUNT,
+    constant_ops as constant_ops, first_matching as first_matching, validate_ops as validate_ops,
 )
 from .fit import (
     Affine as Affine, NotAffineError as NotAffineError, affine_through as affine_through,

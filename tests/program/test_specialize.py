@@ -11,7 +11,7 @@ from planner.capture.session import record
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.symbolic.capability_guards import GuardedCapability
 from planner.capture.symbolic.fit_program import fit_program
-from planner.capture.symbolic.kernel_calls import KernelCallLog, RecordedRun
+from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.jobs import Job, Mode, Optimizer, Precision
 from planner.program import NotAffineError, ignore_progress
 from planner.program.diff import first_divergence
@@ -210,9 +210,9 @@ def test_a_watched_capability_agrees_with_those_that_answer_alike(
 
 def test_calls_of_a_run() -> None:
     """Each operator with a rule is noted with the events that it made."""
-    calls = KernelCallLog()
+    calls: list[RecordedCall] = []
     run = record(job_of("8", mode=Mode.FORWARD), 4, AMPERE, on_meta(lambda: nn.Linear(8, 8)), calls=calls)
-    products = [call for call in calls.calls if call.func is torch.ops.aten.addmm.default]
+    products = [call for call in calls if call.func is torch.ops.aten.addmm.default]
     assert [call.site.op for call in products] == ["aten.addmm.default"]
     inside = run.events[products[0].start : products[0].end]
     assert [event.category for event in inside if isinstance(event, Alloc)] == [

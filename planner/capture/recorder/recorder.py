@@ -18,7 +18,7 @@ from planner.capture.recorder.allocation_log import AllocationLog, Block, Storag
 from planner.capture.recorder.module_tracker import ModuleTracker
 from planner.capture.recorder.operators import Operator, OutputKind, inspect_operator
 from planner.capture.recorder.provenance import ProvenanceCollector
-from planner.capture.symbolic.kernel_calls import KernelCallLog, to_meta
+from planner.capture.symbolic.kernel_calls import RecordedCall, to_meta
 from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.nn.convolution import CUDNN_OPS
 from planner.capture.workspaces.ops import (
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model: nn.Module,
         target: Target,
         provenance: ProvenanceCollector | None = None,
-        calls: KernelCallLog | None = None,
+        calls: list[RecordedCall] | None = None,
         run: Run | None = None,
         cublas_config: str = "",
     ) -> None:
@@ -172,7 +172,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(held.pop())
         if self._calls is not None and (op.rule is not None or op.uses_blas):
             site = Site(self._modules.name_in(self._phase), op.name)
-            self._calls.on_kernel(start, len(self._log.records), site, op.func, args, out, new)
+            takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
+            end = len(self._log.records)
+            self._calls.append(RecordedCall(start, end, site, op.func, to_meta(args), to_meta(out), takes))
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
         """Record a resized storage as a new block; the old one is freed once its contents are copied

@@ -16,7 +16,7 @@ from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
 from planner.capture.symbolic.capability_guards import GuardedCapability
 from planner.capture.symbolic.fit_program import fit_program
-from planner.capture.symbolic.kernel_calls import KernelCallLog, RecordedRun
+from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
 from planner.capture.symbolic.validate import find_valid_range, needs_batch_one
 from planner.jobs import Job, Mode
@@ -149,18 +149,12 @@ class ProgramBuilder:
     def _run(self, job: Job, batch: int, target: Target, guards: GuardedCapability) -> RecordedRun:
         major, minor = target.capability
         self.on_progress(f"tracing batch {batch} for compute capability {major}.{minor}")
-        calls = KernelCallLog()
-        recorded = record(
-            job,
-            batch,
-            target.capability,
-            self.build,
-            calls=calls,
-            path_of=guards,
-            sm_count=target.sm_count,
+        calls: list[RecordedCall] = []
+        trace = record(
+            job, batch, target.capability, self.build, None, calls, path_of=guards, sm_count=target.sm_count
         )
         self.runs += 1
-        return RecordedRun(recorded, tuple(calls.calls))
+        return RecordedRun(trace, tuple(calls))
 
 
 def _with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:

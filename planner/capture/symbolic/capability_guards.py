@@ -8,6 +8,16 @@ Capability = tuple[int, int]
 Comparison = tuple[str, Any]  # a comparison and its operand, or "item" and an index
 
 
+def _guarded(comparison: str) -> Any:
+    """Return the method of tuples of this name, which records its answer as a guard."""
+
+    def method(self: "GuardedCapability", operand: Any) -> Any:
+        answer = self.guards[comparison, operand] = getattr(tuple, comparison)(self, operand)
+        return answer
+
+    return method
+
+
 class GuardedCapability(tuple[int, int]):
     """Equal to the capability that it is made from; `guards` fills while it is used."""
 
@@ -18,38 +28,17 @@ class GuardedCapability(tuple[int, int]):
         self.guards = {}
         return self
 
-    def _note(self, comparison: str, operand: Any, answer: Any) -> Any:
-        self.guards[comparison, operand] = answer
-        return answer
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._note("__eq__", other, tuple.__eq__(self, other)))
-
-    def __ne__(self, other: object) -> bool:
-        return bool(self._note("__ne__", other, tuple.__ne__(self, other)))
-
-    def __lt__(self, other: tuple[int, ...]) -> bool:
-        return bool(self._note("__lt__", other, tuple.__lt__(self, other)))
-
-    def __le__(self, other: tuple[int, ...]) -> bool:
-        return bool(self._note("__le__", other, tuple.__le__(self, other)))
-
-    def __gt__(self, other: tuple[int, ...]) -> bool:
-        return bool(self._note("__gt__", other, tuple.__gt__(self, other)))
-
-    def __ge__(self, other: tuple[int, ...]) -> bool:
-        return bool(self._note("__ge__", other, tuple.__ge__(self, other)))
+    __eq__, __ne__, __getitem__ = map(_guarded, ("__eq__", "__ne__", "__getitem__"))
+    __lt__, __le__, __gt__, __ge__ = map(_guarded, ("__lt__", "__le__", "__gt__", "__ge__"))
 
     def __hash__(self) -> int:
         """Return the hash; a hash lookup depends on the exact value."""
-        return int(self._note("__hash__", None, tuple.__hash__(self)))
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._note("__getitem__", index, tuple.__getitem__(self, index))
+        value = self.guards["__hash__", None] = tuple.__hash__(self)
+        return value
 
     def __iter__(self) -> Any:
         """Iterate; unpacking depends on the exact value as well."""
-        self._note("__hash__", None, tuple.__hash__(self))
+        hash(self)
         return tuple.__iter__(self)
 
     def guards_hold(self, other: Capability) -> bool:

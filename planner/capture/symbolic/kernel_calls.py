@@ -4,8 +4,7 @@ Two runs at different batch sizes pass numbers that lie on straight lines; the r
 than its shape.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,20 +27,6 @@ class RecordedCall:
     outputs: tuple[bool, ...]  # which of the tensors that its rule makes take memory
 
 
-@dataclass(slots=True)
-class KernelCallLog:
-    """Collects the calls of one trace; a recorder tells it of each."""
-
-    calls: list[RecordedCall] = field(default_factory=list)
-
-    def on_kernel(
-        self, start: int, end: int, site: Site, func: Any, args: Any, out: Any, outputs: Sequence[Tensor]
-    ) -> None:
-        """Record the call of an operator after its events; `outputs` are those that its rule makes."""
-        takes = tuple(t.device.type == "meta" and t.untyped_storage().nbytes() > 0 for t in outputs)
-        self.calls.append(RecordedCall(start, end, site, func, to_meta(args), to_meta(out), takes))
-
-
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
     """The part of a tensor on meta that rules look at."""
@@ -58,13 +43,12 @@ class RecordedRun(Struct, frozen=True):
     calls: tuple[RecordedCall, ...]
 
 
-KernelSignature = tuple[
-    Any, Any, Any
-]  # operator, arguments and result of calls that are alike at every batch size
+# Operator, arguments and result of calls that are alike at every batch size.
+KernelSignature = tuple[Any, Any, Any]
 
 
 def to_meta(value: Any) -> Any:
-    """Arguments or results with each tensor as its `TensorMeta`, lists as tuples."""
+    """Return arguments or results with each tensor as its `TensorMeta`, lists as tuples."""
     if isinstance(value, Tensor):
         return TensorMeta(tuple(value.shape), tuple(value.stride()), value.dtype)
     if isinstance(value, (list, tuple)):

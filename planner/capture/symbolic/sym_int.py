@@ -5,12 +5,11 @@ What cannot be followed (a conversion to a plain number, a square root, a hash) 
 to its value: the variant then holds only where the expression has this value.
 """
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.program import BATCH, CONSTANT, Guard, Node
+from planner.program import BATCH, COMPARISONS, CONSTANT, OPERATIONS, Guard, Node
 
 ENDLESS = 2**62
 
@@ -32,6 +31,30 @@ class ShapeEnv:
             self._places[node] = len(self.nodes)
             self.nodes.append(node)
         return self._places[node]
+
+
+def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt", Any], Any]:
+    """Return the method of an operation; the reflected one has its operands exchanged."""
+
+    def method(self: "SymInt", other: Any) -> Any:
+        if not isinstance(other, int | SymInt):
+            return NotImplemented
+        return _result(self.env, letter, *((other, self) if is_reflected else (self, other)))
+
+    return method
+
+
+def _comparison(
+    letter: str, *, is_reflected: bool = False, is_negated: bool = False
+) -> Callable[["SymInt", object], bool]:
+    """Return the method of a comparison; with None or a string nothing is equal."""
+
+    def method(self: "SymInt", other: object) -> bool:
+        if not isinstance(other, int | SymInt):
+            return is_negated
+        return _holds(self.env, letter, *((other, self) if is_reflected else (self, other))) is not is_negated
+
+    return method
 
 
 class SymInt:
@@ -56,114 +79,37 @@ class SymInt:
             self._place = node
         return self._place
 
-    # ---- arithmetic
-
-    def _made(self, letter: str, left: Any, right: Any, value: int, line: tuple[int, int] | None) -> Any:
-        if line is not None:
-            return SymInt(self.env, value, line) if line[1] else value
-        a, b = (as_sym_int(self.env, side).place() for side in (left, right))
-        return SymInt(self.env, value, None, self.env.place((letter, a, b)))
-
-    def _with(self, letter: str, other: Any, left: Any, right: Any) -> Any:
-        if not isinstance(other, int | SymInt):
-            return NotImplemented
-        a, b = as_sym_int(self.env, left), as_sym_int(self.env, right)
-        value = _ARITHMETIC[letter](a.value, b.value)
-        return self._made(letter, a, b, value, _line(letter, a.line, b.line))
-
-    def __add__(self, other: Any) -> Any:
-        return self._with("+", other, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with("+", other, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with("-", other, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with("-", other, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with("*", other, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with("*", other, other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with("/", other, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._with("/", other, other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._with("%", other, self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._with("%", other, other, self)
-
-    def __lshift__(self, other: Any) -> Any:
-        return self._with("l", other, self, other)
-
-    def __rlshift__(self, other: Any) -> Any:
-        return self._with("l", other, other, self)
+    __add__, __radd__ = _arithmetic("+"), _arithmetic("+", is_reflected=True)
+    __sub__, __rsub__ = _arithmetic("-"), _arithmetic("-", is_reflected=True)
+    __mul__, __rmul__ = _arithmetic("*"), _arithmetic("*", is_reflected=True)
+    __floordiv__, __rfloordiv__ = _arithmetic("/"), _arithmetic("/", is_reflected=True)
+    __mod__, __rmod__ = _arithmetic("%"), _arithmetic("%", is_reflected=True)
+    __lshift__, __rlshift__ = _arithmetic("l"), _arithmetic("l", is_reflected=True)
+    __lt__, __gt__ = _comparison("<"), _comparison("<", is_reflected=True)
+    __le__, __ge__ = _comparison("L"), _comparison("L", is_reflected=True)
+    __eq__, __ne__ = _comparison("="), _comparison("=", is_negated=True)
 
     def __neg__(self) -> Any:
         return 0 - self
 
     def bit_length(self) -> Any:
         """Return the bits of the value, as a plain number does."""
-        return self._made("n", self, self, self.value.bit_length(), None)
-
-    # ---- comparisons
-
-    def _compared(self, comparison: str, left: Any, right: Any) -> bool:
-        if not isinstance(left, int | SymInt) or not isinstance(right, int | SymInt):
-            return False  # with None or a string: never equal, and never compared otherwise
-        a, b = as_sym_int(self.env, left), as_sym_int(self.env, right)
-        holds = _COMPARED[comparison](a.value, b.value)
-        difference = _line("-", a.line, b.line)
-        if difference is None:
-            self.env.guards[Guard(comparison, a.place(), b.place(), holds)] = None
-        else:
-            _refine_range(self.env, comparison, difference, holds)
-        return holds
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compared("<", self, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared("<", other, self)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared("L", self, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared("L", other, self)
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared("=", self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self._compared("=", self, other)
+        return _result(self.env, "n", self, self)
 
     def __bool__(self) -> bool:
-        return not self._compared("=", self, 0)
+        return self != 0
 
     # ---- what cannot be followed
 
     def specialize_to_hint(self) -> int:
         """Return the value, which the term has to have from now on."""
-        self._compared("=", self, self.value)
+        _holds(self.env, "=", self, self.value)
         return self.value
+
+    __int__ = __index__ = specialize_to_hint
 
     def __hash__(self) -> int:
         return hash(self.specialize_to_hint())
-
-    def __int__(self) -> int:
-        return self.specialize_to_hint()
-
-    def __index__(self) -> int:
-        return self.specialize_to_hint()
 
     def __float__(self) -> float:
         return float(self.specialize_to_hint())
@@ -178,16 +124,30 @@ class SymInt:
         return float(other) / self.specialize_to_hint()
 
 
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
-    "l": operator.lshift,
-}  # fmt: skip
-_COMPARED: dict[str, Callable[[int, int], bool]] = {"<": operator.lt, "L": operator.le, "=": operator.eq}
-
-
 def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
     """Return the number itself, or a plain one as a line without slope."""
     return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
+
+
+def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
+    """Return the result of an operation: a plain number where it does not depend on the batch size."""
+    a, b = as_sym_int(env, left), as_sym_int(env, right)
+    value, line = OPERATIONS[letter](a.value, b.value), _line(letter, a.line, b.line)
+    if line is None:
+        return SymInt(env, value, None, env.place((letter, a.place(), b.place())))
+    return SymInt(env, value, line) if line[1] else value
+
+
+def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
+    """Return the result of a comparison, which becomes a guard or narrows the range of batch sizes."""
+    a, b = as_sym_int(env, left), as_sym_int(env, right)
+    holds = COMPARISONS[letter](a.value, b.value)
+    difference = _line("-", a.line, b.line)
+    if difference is None:
+        env.guards[Guard(letter, a.place(), b.place(), holds)] = None
+    else:
+        _refine_range(env, letter, difference, holds)
+    return holds
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -203,8 +163,8 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
         return a[0] // b[0], a[1] // b[0]
     if letter == "%" and not b[1] and b[0] > 0 and a[1] % b[0] == 0:
         return a[0] % b[0], 0
-    if not a[1] and not b[1] and letter in _ARITHMETIC:
-        return _ARITHMETIC[letter](a[0], b[0]), 0
+    if not a[1] and not b[1] and letter != "n":
+        return OPERATIONS[letter](a[0], b[0]), 0
     return None
 
 

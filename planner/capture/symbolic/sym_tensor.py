@@ -8,9 +8,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from planner.capture.meta_kernels.strides import is_in_format
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt, as_sym_int
-from planner.capture.workspaces.ops import Op, Rule, kind_and_size
+from planner.capture.workspaces.ops import Rule, kind_and_size
 from planner.program import BATCH, CONSTANT, SM_COUNT, GuardedOps, OpExpr, Target
+
+_LEAVES = (BATCH, CONSTANT, SM_COUNT)
 
 
 class UnsupportedSymTensorOpError(Exception):
@@ -25,8 +28,8 @@ class SymSize(tuple[Any, ...]):
         return prod(self)
 
     def __getitem__(self, index: Any) -> Any:
-        found = tuple.__getitem__(self, index)
-        return SymSize(found) if isinstance(index, slice) else found
+        sizes = tuple.__getitem__(self, index)
+        return SymSize(sizes) if isinstance(index, slice) else sizes
 
 
 class SymTensor:
@@ -42,21 +45,12 @@ class SymTensor:
         """Return all strides, or that of one dimension."""
         return self._strides if dim is None else self._strides[dim]
 
-    def size(self, dim: int | None = None) -> Any:
-        """Return all sizes, or that of one dimension."""
-        return self.shape if dim is None else self.shape[dim]
-
     def dim(self) -> int:
         """Return the rank."""
         return len(self.shape)
 
-    @property
-    def ndim(self) -> int:
-        """Return the rank."""
-        return len(self.shape)
-
     def numel(self) -> Any:
-        """Elements."""
+        """Return the number of elements."""
         return self.shape.numel()
 
     def element_size(self) -> int:
@@ -64,16 +58,8 @@ class SymTensor:
         return self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
-        """c10/core/Contiguity.h: dimensions of size 1 may have any stride."""
-        expected: Any = 1
-        if self.numel() == 0:
-            return True
-        for size, stride in zip(reversed(self.shape), reversed(self._strides), strict=True):
-            if size != 1:
-                if stride != expected:
-                    return False
-                expected = expected * size
-        return True
+        """Return whether it is empty or its elements lie side by side in their order."""
+        return bool(self.numel() == 0) or is_in_format(self.shape, self._strides, is_last=False)
 
     def transpose(self, a: int, b: int) -> "SymTensor":
         """Return the same memory with two dimensions exchanged."""
@@ -86,7 +72,7 @@ class SymTensor:
         return self.transpose(0, 1)
 
     def reshape(self, *sizes: int) -> "SymTensor":
-        """Return all in a row, which is all that rules trace_rule for."""
+        """Return all in a row, as only rules of sorting need it."""
         if sizes != (-1,):
             raise UnsupportedSymTensorOpError(f"reshape{sizes}")
         return SymTensor([self.numel()], [1], self.dtype)
@@ -103,13 +89,8 @@ def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -
     """
     sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
     steps = rule(args, out, Target(target.capability, sm_count))  # type: ignore[arg-type]
-    ops = tuple(_op_expr(env, step) for step in steps)
+    ops = tuple(OpExpr(kind, as_sym_int(env, size).place()) for kind, size in map(kind_and_size, steps))
     return _pruned(GuardedOps(env.min_batch, env.max_batch, tuple(env.nodes), tuple(env.guards), ops))
-
-
-def _op_expr(env: ShapeEnv, op: Op) -> OpExpr:
-    kind, size = kind_and_size(op)
-    return OpExpr(kind, as_sym_int(env, size).place())
 
 
 def _pruned(variant: GuardedOps) -> GuardedOps:
@@ -118,12 +99,11 @@ def _pruned(variant: GuardedOps) -> GuardedOps:
     needed |= {op.node for op in variant.ops}
     for place in range(len(variant.nodes) - 1, -1, -1):
         operation, a, b = variant.nodes[place]
-        if place in needed and operation not in (BATCH, CONSTANT, SM_COUNT):
+        if place in needed and operation not in _LEAVES:
             needed |= {a, b}
     places = {old: new for new, old in enumerate(sorted(needed))}
-    leaves = (BATCH, CONSTANT, SM_COUNT)
     nodes = tuple(
-        (operation, a, b) if operation in leaves else (operation, places[a], places[b])
+        (operation, a, b) if operation in _LEAVES else (operation, places[a], places[b])
         for operation, a, b in (variant.nodes[old] for old in sorted(needed))
     )
     guards = tuple(

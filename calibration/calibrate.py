@@ -170,5 +170,5 @@ def _replayed(
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
     limits = replace(UNLIMITED, config=config)
     batches = sorted({observation.batch for observation in observations})
-    peaks = {batch: replay_trace(source(batch), batch, limits).peak_reserved_bytes for batch in batches}
+    peaks = {batch: replay_trace(source(batch), limits).peak_reserved_bytes for batch in batches}
     return [Point(observation, peaks[observation.batch]) for observation in observations]

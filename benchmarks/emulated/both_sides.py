@@ -146,7 +146,7 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
     limits = MemoryLimits(
         capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value
     )
-    run = replay_trace(trace, batch, limits)
+    run = replay_trace(trace, limits)
     side = Side(
         run.peak_allocated_bytes,
         run.peak_reserved_bytes,

@@ -28,12 +28,12 @@ class Parting:
 
 def find_parting(trace: Trace, batch: int, recording: Recording) -> Parting | None:
     """Return the first difference of the events; None where there is none."""
-    traced = births_of_trace(trace, batch, recording.config)
+    traced = births_of_trace(trace, recording.config)
     recorded = births_of_recording(recording)
     at = _first_difference(traced, recorded)
     if at is None:
         return None
-    difference = compare_with_recording(trace, batch, recording)
+    difference = compare_with_recording(trace, recording)
     causes = _count_causes(difference)
     ours, theirs = _at(traced, at), _at(recorded, at)
     if ours is not None and theirs is not None and ours.size_bytes == theirs.size_bytes:

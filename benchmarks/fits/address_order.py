@@ -43,7 +43,7 @@ def main() -> None:
         stood = set_up_bytes(taken, batch) if run["library"] == "torchvision" else 0
         measured = float(run["peak_nvml_delta_mib"]) + stood / MIB
         falling = measured - replay_published(taken, batch).peak_reserved_bytes / MIB
-        rising = measured - replay_trace(taken, batch).peak_reserved_bytes / MIB
+        rising = measured - replay_trace(taken).peak_reserved_bytes / MIB
         if rising != falling:
             differing.append((rising, falling))
             name = run["model"].partition("(")[0]

@@ -31,7 +31,7 @@ def outcomes_of(program: Program, limits: MemoryLimits) -> dict[int, Outcome]:
     last = batch = 0
     while batch < min(MOST_BATCHES, max(1.35 * last, last + 12)):
         batch += 1
-        outcomes[batch] = replay_trace(program.instantiate(batch), batch, limits).outcome
+        outcomes[batch] = replay_trace(program.instantiate(batch), limits).outcome
         if outcomes[batch] is not Outcome.DOES_NOT_FIT:
             last = batch
     return outcomes
@@ -46,7 +46,7 @@ def main() -> None:
             image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
             job = Job(f"torchvision:{model}", inputs=(image,), target=classes, optimizer=optimizer)
             program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))
-            least_bytes = replay_trace(program.instantiate(1), 1).peak_reserved_bytes
+            least_bytes = replay_trace(program.instantiate(1)).peak_reserved_bytes
             bisected = missed = probes = 0
             for _ in range(capacities):
                 limits = MemoryLimits(int(least_bytes * rng.uniform(1.02, 2.2)))

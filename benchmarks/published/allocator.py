@@ -12,4 +12,4 @@ PUBLISHED: Final = MemoryLimits(config=PUBLISHED_CONFIG)
 
 def replay_published(trace: Trace, batch: int, capacity_bytes: int | None = None) -> Replay:
     """Replay a trace as a published run, by default on a GPU without end."""
-    return replay_trace(trace, batch, MemoryLimits(capacity_bytes, config=PUBLISHED_CONFIG))
+    return replay_trace(trace, MemoryLimits(capacity_bytes, config=PUBLISHED_CONFIG))

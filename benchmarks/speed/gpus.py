@@ -75,7 +75,7 @@ def verdicts(model: str, fit: DeviceFit, alone: int) -> str:
             lambda job: construct_model(job, constructor),
             sm_count=chip.sm_count,
         )
-        said.append(f"{size} {replay_trace(taken, size, fit.budget.limits).outcome}")
+        said.append(f"{size} {replay_trace(taken, fit.budget.limits).outcome}")
     return ", ".join(said)
 
 

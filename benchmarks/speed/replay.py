@@ -68,7 +68,7 @@ def report(model: str) -> str:
     program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))
     trace = program.instantiate(BATCH)
     requests = requests_of(trace)
-    replaying = milliseconds(lambda: replay_trace(trace, BATCH))
+    replaying = milliseconds(lambda: replay_trace(trace))
     allocating = milliseconds(lambda: run_allocator(requests))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.trace"

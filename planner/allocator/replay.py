@@ -60,19 +60,15 @@ OnEvent = Callable[[CachingAllocator, int, Event, Block | None], None]
 
 def replay_trace(
     trace: Trace,
-    batch: int,
     limits: MemoryLimits = UNLIMITED,
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
-    """Run all events of the trace at this batch size, up to the request that fails if one does.
+    """Run all events of the trace, up to the request that fails if one does.
 
-    Changes of the reserved memory are appended to `segment_events`. Raises ValueError where the trace was
-    captured at another batch size, UsageError where the configuration names a fraction of a total
-    that the memory limits does not give.
+    Changes of the reserved memory are appended to `segment_events`. Raises UsageError where the configuration
+    names a fraction of a total that the memory limits do not give.
     """
-    if trace.batch != batch:
-        raise ValueError(f"the trace was taken at batch {trace.batch} and says nothing about {batch}")
     allocator = CachingAllocator(limits, segment_events=segment_events)
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
@@ -113,7 +109,7 @@ def replay_trace(
     else:
         outcome = Outcome.FITS_WITH_RETRIES if allocator.retries else Outcome.FITS
     return Replay(
-        batch=batch,
+        batch=trace.batch,
         outcome=outcome,
         peak_allocated_bytes=peak_bytes,
         peak_reserved_bytes=max(peaks.reserved_bytes for peaks in steps),
@@ -125,9 +121,7 @@ def replay_trace(
     )
 
 
-def replay_with_breakdown(
-    trace: Trace, batch: int, limits: MemoryLimits
-) -> tuple[Replay, Mapping[Category, int]]:
+def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
     """Replay the trace and return the bytes of the blocks in use at its allocated peak by category as well.
 
     Blocks count whole, as torch's `memory_allocated` counts them; unused categories are 0. Raises as
@@ -139,7 +133,7 @@ def replay_with_breakdown(
         if block is not None and isinstance(event, Alloc):
             sizes[event.block] = block.size_bytes
 
-    run = replay_trace(trace, batch, limits, record)
+    run = replay_trace(trace, limits, record)
     totals = dict.fromkeys(Category, 0)
     live: dict[int, Category] = {}
     for event in trace.events[: run.peak_event + 1]:

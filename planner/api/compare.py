@@ -56,7 +56,7 @@ def compare(
     traces = trace_workload(job, size, request.factory, budget.device.target).open(on_progress)
     build, _ = request.open_builder()
     on_progress(f"tracing batch {size}")
-    own = estimate_batch(job, with_last_batch(job, size, traces), size, budget)
+    own = estimate_batch(job, with_last_batch(job, size, traces), budget)
     others = run_estimators(job, size, budget, build, on_progress)
     return CompareResult(put_side_by_side(own, others, measured, perf_counter() - start))
 

@@ -77,7 +77,7 @@ def estimate(
     opened = perf_counter()
     request.on_progress(f"tracing batch {size}")
     trace = EpochPrograms(job, programs).trace(size, source.target)
-    found = estimate_batch(job, trace, size, request.budget, perf_counter() - opened)
+    found = estimate_batch(job, trace, request.budget, perf_counter() - opened)
     result = EstimateResult(found, opened - request.start)
     request.save_trace(result, size, programs)
     return result

@@ -57,7 +57,7 @@ class ExplainResult(Result):
         """Write the run on the card as torch's memory_viz reads it. Raises DataFileError."""
         from planner.allocator.history import save_snapshot
 
-        save_snapshot(self.trace, self.estimate.run.batch, self.estimate.budget.limits, path)
+        save_snapshot(self.trace, self.estimate.budget.limits, path)
 
     def save_page(self, path: Path, curve: BatchCurve | None = None) -> None:
         """Write one self-contained HTML page; `curve` lets its reader choose other batch sizes and GPUs.
@@ -104,13 +104,13 @@ def explain(
     trace = with_last_batch(job, size, traces)
     evaluation = _evaluate(request)
     traced = perf_counter()
-    found = estimate_batch(job, trace, size, budget, traced - opened)
+    found = estimate_batch(job, trace, budget, traced - opened)
     limits = budget.limits if found.failed is None else unlimited(budget.limits)
-    explanation = explain_run(trace, size, limits, evaluation)
+    explanation = explain_run(trace, limits, evaluation)
     difference = None
     if recording is not None:
         on_progress("aligning trace and recording")
-        difference = compare_with_recording(traces(size), size, recording)
+        difference = compare_with_recording(traces(size), recording)
     found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
     result = ExplainResult(found, explanation, trace, difference, shown, opened - request.start)
     request.save_trace(result, size)

@@ -141,7 +141,7 @@ def gpus(
 
 
 def _growth_notes(one: Trace, batch: int) -> tuple[str, ...]:
-    growth = find_growth(one, batch)
+    growth = find_growth(one)
     return () if growth is None else (f"at batch {batch}, {growth_text(growth, None)}",)
 
 

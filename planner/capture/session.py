@@ -127,7 +127,7 @@ def _record_loop(
             of_cudnn = notes_on_cudnn(job, recorder.capability)
             notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *of_cudnn)
             trace = recorder.finish(batch, notes)
-            return replace(trace, growth_sources=growth_sources(trace, batch, recorder))
+            return replace(trace, growth_sources=growth_sources(trace, recorder))
     except BatchTooLargeError as error:
         where = f"{job.model}: {recorder.place()} at batch {batch}{source_line(error)}"
         raise BatchTooLargeError(f"{where}: {error}; take that call out of the traced path") from error

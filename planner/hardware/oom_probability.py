@@ -35,7 +35,7 @@ def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float
             break
         middle = (low + high) / 2
         limits = MemoryLimits(int(middle), config=budget.limits.config, total_bytes=budget.limits.total_bytes)
-        fails = replay_trace(trace, run.batch, limits).outcome is Outcome.DOES_NOT_FIT
+        fails = replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return oom_probability_at(budget, high)
 

@@ -134,17 +134,15 @@ def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_trace
     changed = apply_all(recipe, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
     limits = replace(budget.limits, config=changed.config)
-    found = estimate_batch(changed.job, trace, changed.batch, replace(budget, limits=limits))
-    return Trial(
-        changes, changed, found, _needed(trace, changed.batch, limits, found.run.peak_reserved_bytes)
-    )
+    found = estimate_batch(changed.job, trace, replace(budget, limits=limits))
+    return Trial(changes, changed, found, _needed(trace, limits, found.run.peak_reserved_bytes))
 
 
-def _needed(trace: Trace, batch: int, limits: MemoryLimits, most_bytes: int) -> int:
+def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
     """Return the smallest capacity within which the replay does not fail."""
     low, high = 0, most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2
-        run = replay_trace(trace, batch, MemoryLimits(middle * RESOLUTION_BYTES, config=limits.config))
+        run = replay_trace(trace, MemoryLimits(middle * RESOLUTION_BYTES, config=limits.config))
         low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
     return high * RESOLUTION_BYTES

@@ -112,19 +112,18 @@ class Explanation(Struct, frozen=True):
     workspaces: tuple[LayerWorkspace, ...] = ()  # of convolutions, at the peak or not
 
 
-def explain(trace: Trace, batch: int, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
-    """Explain the run of a trace; `evaluation` is the trace of inference at the same batch.
+def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
+    """Explain the run of a trace; `evaluation` is the trace of inference.
 
-    A run that fails is explained up to its failure. Raises ValueError where a trace says nothing about this
-    batch size.
+    A run that fails is explained up to its failure. Raises ValueError for a trace without events.
     """
     recorder = TimelineRecorder()
-    run = replay_trace(trace, batch, limits, recorder)
+    run = replay_trace(trace, limits, recorder)
     timeline = recorder.timeline()
     if not timeline.allocated_bytes:
         raise ValueError("the trace has no event that could be run")
     peak, reserved_peak = timeline.peak_event, timeline.reserved_peak_event
-    live, fragmentation = _inspect(trace, batch, limits, peak, reserved_peak)
+    live, fragmentation = _inspect(trace, limits, peak, reserved_peak)
     phases = phase_peaks(timeline)
     return Explanation(
         run=run,
@@ -136,8 +135,8 @@ def explain(trace: Trace, batch: int, limits: MemoryLimits, evaluation: Trace | 
         phases=phases,
         steps=_by_step(phases),
         timeline=timeline,
-        evaluation=None if evaluation is None else replay_trace(evaluation, batch, limits),
-        workspaces=layer_workspaces(trace, batch),
+        evaluation=None if evaluation is None else replay_trace(evaluation, limits),
+        workspaces=layer_workspaces(trace),
     )
 
 
@@ -155,7 +154,7 @@ def moment_of(trace: Trace, event: int) -> Moment:
 
 
 def _inspect(
-    trace: Trace, batch: int, limits: MemoryLimits, peak: int, reserved_peak: int
+    trace: Trace, limits: MemoryLimits, peak: int, reserved_peak: int
 ) -> tuple[tuple[LiveBlock, ...], Fragmentation]:
     """Return the blocks in use after the event `peak` and the free memory after the event `reserved_peak`."""
     live: dict[int, tuple[Alloc, PhaseStart, Block]] = {}
@@ -172,19 +171,17 @@ def _inspect(
         elif isinstance(event, PhaseStart):
             mark = event
         if index == peak:
-            blocks = _live_blocks(trace, batch, live)
+            blocks = _live_blocks(trace, live)
         if index == reserved_peak:
             rounding = sum(block.size_bytes - event.size_bytes for event, _, block in live.values())
             fragmentation = _fragmentation(moment_of(trace, index), allocator, rounding)
 
-    replay_trace(trace, batch, limits, inspect)
+    replay_trace(trace, limits, inspect)
     assert fragmentation is not None
     return blocks, fragmentation
 
 
-def _live_blocks(
-    trace: Trace, batch: int, live: Mapping[int, tuple[Alloc, PhaseStart, Block]]
-) -> tuple[LiveBlock, ...]:
+def _live_blocks(trace: Trace, live: Mapping[int, tuple[Alloc, PhaseStart, Block]]) -> tuple[LiveBlock, ...]:
     details = {detail.block: detail for detail in trace.provenance}
     return tuple(
         LiveBlock(

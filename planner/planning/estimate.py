@@ -47,24 +47,22 @@ class Estimate(Struct, frozen=True):
     retry_costs: tuple[RetryCost, ...] = ()  # of each step, where the batch fits with retries alone
 
 
-def estimate_batch(
-    job: Job, trace: Trace, batch: int, budget: Budget, trace_seconds: float = 0.0
-) -> Estimate:
-    """Replay one batch size of a trace under the budget and say where the memory goes."""
+def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
+    """Replay a trace under the budget and say where the memory goes."""
     start = perf_counter()
     budget = judge_budget(budget, job, trace)
-    run, at_peak = replay_with_breakdown(trace, batch, budget.limits)
+    run, at_peak = replay_with_breakdown(trace, budget.limits)
     failed = None
     if run.outcome is Outcome.DOES_NOT_FIT:
         failed = run
-        run, at_peak = replay_with_breakdown(trace, batch, unlimited(budget.limits))
+        run, at_peak = replay_with_breakdown(trace, unlimited(budget.limits))
     chance = estimate_oom_probability(budget, trace, run)
-    growth = find_growth(trace, batch)
+    growth = find_growth(trace)
     limit = None
     if growth is not None and failed is None:
-        limit = find_step_limit(trace, batch, budget.limits, growth, run.peak_reserved_bytes)
+        limit = find_step_limit(trace, budget.limits, growth, run.peak_reserved_bytes)
     retries = run.outcome is Outcome.FITS_WITH_RETRIES and failed is None
-    costs = count_retries(trace, batch, budget.limits) if retries else ()
+    costs = count_retries(trace, budget.limits) if retries else ()
     return Estimate(
         job,
         budget,

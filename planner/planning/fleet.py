@@ -80,7 +80,7 @@ def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
     plain, limits = replace(budget, correction=None), unlimited(budget.limits)
     rows = []
     for size in sizes:
-        run = replay_trace(table.programs.trace(size, budget.device.target), size, limits)
+        run = replay_trace(table.programs.trace(size, budget.device.target), limits)
         rows.append((size, process_bytes(plain, run.peak_reserved_bytes)))
     return tuple(rows)
 

@@ -26,15 +26,13 @@ class StepLimit(Struct, frozen=True):
     is_exact: bool  # played to its end; else continued by the growth of a step
 
 
-def find_step_limit(
-    trace: Trace, batch: int, limits: MemoryLimits, growth: Growth, peak_bytes: int
-) -> StepLimit | None:
+def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
     """Return how many steps fit; None where memory has no end. The traced steps reserve `peak_bytes`."""
     room = max_reserved_bytes(limits)
     if room is None:
         return None
     guess = growth.steps + max(0, room - peak_bytes) // growth.bytes_per_step
-    loop = split_steps(trace, batch)
+    loop = split_steps(trace)
     steps = [_without_categories(step) for step in loop.steps]
     most = MOST_EVENTS // max(1, len(steps[-1]))
     if steps[-1] == steps[-2] and guess < most:

@@ -86,7 +86,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     found, too_large = group.search(budget.limits, multiple_of), group.replays.too_large
 
     def at(batch: int) -> Estimate:
-        result = estimate_batch(job, epochs.trace(batch, target), batch, budget, timed.seconds)
+        result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)
         if not too_large:
             return result
         least = min(too_large)

@@ -38,7 +38,7 @@ class ReplayCache:
                 if len(self._traces) >= _REMEMBERED_TRACES:
                     del self._traces[next(iter(self._traces))]
                 self._traces[number] = self.programs.trace(batch, target)
-            run = self._runs[number, limits] = replay_trace(self._traces[number], batch, limits)
+            run = self._runs[number, limits] = replay_trace(self._traces[number], limits)
             if run.outcome is Outcome.FITS and is_limit_independent(limits):
                 self._peaks[number] = run.peak_reserved_bytes
         return run

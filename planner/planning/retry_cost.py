@@ -16,7 +16,7 @@ class RetryCost(Struct, frozen=True):
     cuda_mallocs: int  # calls of cudaMalloc; with expandable segments, of cuMemMap
 
 
-def count_retries(trace: Trace, batch: int, limits: MemoryLimits) -> tuple[RetryCost, ...]:
+def count_retries(trace: Trace, limits: MemoryLimits) -> tuple[RetryCost, ...]:
     """Return the cost of each step, the first with the set-up before it, up to a failure if there is one."""
     changes: list[SegmentEvent] = []
     costs: list[RetryCost] = []
@@ -31,7 +31,7 @@ def count_retries(trace: Trace, batch: int, limits: MemoryLimits) -> tuple[Retry
                 changes.clear()
             step = event.step
 
-    run = replay_trace(trace, batch, limits, count, changes)
+    run = replay_trace(trace, limits, count, changes)
     return (*costs, _cost(changes, run.retries - retries))
 
 

@@ -36,9 +36,9 @@ class Growth(Struct, frozen=True):
         return all(site.source is not None and site.source.is_garbage for site in self.sites)
 
 
-def find_growth(trace: Trace, batch: int) -> Growth | None:
-    """Return what grows by every step at this batch size; None where nothing does, or too few steps tell."""
-    ends = _held_at_ends(trace, batch)
+def find_growth(trace: Trace) -> Growth | None:
+    """Return what grows by every step; None where nothing does, or too few steps tell."""
+    ends = _held_at_ends(trace)
     if len(ends) < FEWEST_STEPS:
         return None
     totals = [sum(held.values()) for held in ends]
@@ -65,7 +65,7 @@ def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
     return found
 
 
-def _held_at_ends(trace: Trace, batch: int) -> list[Counter[int]]:
+def _held_at_ends(trace: Trace) -> list[Counter[int]]:
     """Return the bytes that are live at the end of each step, by site, step 1 first."""
     held: Counter[int] = Counter()
     alive: dict[int, tuple[int, int]] = {}

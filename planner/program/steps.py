@@ -57,7 +57,7 @@ class StepSequence(Struct, frozen=True):
         return self.steps[min(number, len(self.steps)) - 1]
 
 
-def split_steps(trace: Trace, batch: int) -> StepSequence:
+def split_steps(trace: Trace) -> StepSequence:
     """Return the steps of a trace, without the phase that marks its end.
 
     Workspaces that are never given back are taken to be kept for the rest of the process.

@@ -36,7 +36,7 @@ def grow_after_free() -> Trace:
 def test_fits(capacity_mib: int | None) -> None:
     """A job that its capacity just holds fits; the peak's event is the first that reaches it."""
     limits = MemoryLimits(capacity_mib and capacity_mib * MIB)
-    assert replay_trace(JOB.instantiate(2), 2, limits) == Replay(
+    assert replay_trace(JOB.instantiate(2), limits) == Replay(
         batch=2,
         outcome=Outcome.FITS,
         peak_allocated_bytes=42 * MIB + 1024,
@@ -59,7 +59,7 @@ def test_fits(capacity_mib: int | None) -> None:
 )
 def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_event: int) -> None:
     """A failure says which request could not be served, and the figures stand as they were then."""
-    assert replay_trace(JOB.instantiate(2), 2, MemoryLimits(capacity_mib * MIB)) == Replay(
+    assert replay_trace(JOB.instantiate(2), MemoryLimits(capacity_mib * MIB)) == Replay(
         batch=2,
         outcome=Outcome.DOES_NOT_FIT,
         peak_allocated_bytes=peak_mib * MIB,
@@ -75,7 +75,7 @@ def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_e
 @pytest.mark.parametrize("limits", [MemoryLimits(41 * MIB), MemoryLimits(100 * MIB, limit_bytes=41 * MIB)])
 def test_fits_with_retries(limits: MemoryLimits) -> None:
     """Where cached memory has to be released for a request, by capacity or by limit, the batch fits so."""
-    assert replay_trace(grow_after_free(), 1, limits) == Replay(
+    assert replay_trace(grow_after_free(), limits) == Replay(
         batch=1,
         outcome=Outcome.FITS_WITH_RETRIES,
         peak_allocated_bytes=22 * MIB,
@@ -100,7 +100,7 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
     """Where an optional block is refused the run goes on, as if it had no bytes."""
     workspace = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
-    run = replay_trace(Trace(events, SITES, 1), 1, MemoryLimits(capacity_mib * MIB))
+    run = replay_trace(Trace(events, SITES, 1), MemoryLimits(capacity_mib * MIB))
     assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
 
 
@@ -113,7 +113,7 @@ def test_end_is_not_the_peak() -> None:
         Free(0),
         PhaseStart(1, Phase.END),
     )
-    assert replay_trace(Trace(events, SITES, 8), 8) == Replay(
+    assert replay_trace(Trace(events, SITES, 8)) == Replay(
         batch=8,
         outcome=Outcome.FITS,
         peak_allocated_bytes=5 * MIB,
@@ -142,7 +142,7 @@ def three_steps() -> Trace:
 
 def test_peaks_of_steps() -> None:
     """Each step has its own peaks, the set-up's counting for the first; cached segments stay reserved."""
-    run = replay_trace(three_steps(), 1)
+    run = replay_trace(three_steps())
     first, later = Peaks(50 * MIB, 64 * MIB), Peaks(64 * MIB, 78 * MIB)
     assert run.step_peaks == (first, later, later)
     assert (run.first_step, run.later_steps) == (first, later)
@@ -151,10 +151,10 @@ def test_peaks_of_steps() -> None:
 
 def test_peaks_of_steps_that_never_began() -> None:
     """A run that fails in its second step has peaks of two; one that fails in the first has none of later."""
-    second = replay_trace(three_steps(), 1, MemoryLimits(64 * MIB))
+    second = replay_trace(three_steps(), MemoryLimits(64 * MIB))
     assert second.failure == Failure(2, Phase.FORWARD, "", "to", 14 * MIB)
     assert second.step_peaks == (Peaks(50 * MIB, 64 * MIB), Peaks(50 * MIB, 64 * MIB))
-    first = replay_trace(three_steps(), 1, MemoryLimits(49 * MIB))
+    first = replay_trace(three_steps(), MemoryLimits(49 * MIB))
     assert first.failure == Failure(1, Phase.OPTIMIZER, "", "to", 20 * MIB)
     assert (first.first_step, first.later_steps) == (Peaks(42 * MIB, 44 * MIB), None)
 
@@ -168,21 +168,21 @@ def test_a_step_takes_at_least_what_the_one_before_left() -> None:
         Free(1),
         PhaseStart(2, Phase.FORWARD),
     )
-    assert replay_trace(Trace(events, SITES, 1), 1).later_steps == Peaks(30 * MIB, 70 * MIB)
+    assert replay_trace(Trace(events, SITES, 1)).later_steps == Peaks(30 * MIB, 70 * MIB)
 
 
 def test_empty_trace() -> None:
     """A trace without events takes nothing."""
     nothing = Trace((), (), 1)
-    assert replay_trace(nothing, 1) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
-    assert replay_with_breakdown(nothing, 1, MemoryLimits())[1] == dict.fromkeys(Category, 0)
+    assert replay_trace(nothing) == Replay(1, Outcome.FITS, 0, 0, 0, 0, None, 0, (Peaks(0, 0),))
+    assert replay_with_breakdown(nothing, MemoryLimits())[1] == dict.fromkeys(Category, 0)
 
 
 def test_no_samples_no_memory() -> None:
     """A block whose line is at zero for this batch size takes no memory."""
     trace = program_of((alloc(0, -MIB, MIB), alloc(1, 512), Free(0))).instantiate(1)
     peaks = (Peaks(512, 2 * MIB),)
-    assert replay_trace(trace, 1) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1, peaks)
+    assert replay_trace(trace) == Replay(1, Outcome.FITS, 512, 2 * MIB, 512, 0, None, 1, peaks)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_no_samples_no_memory() -> None:
 def test_rules(conf: str, request_mib: int, allocated_mib: int, reserved_mib: int) -> None:
     """The allocator's options reach it."""
     trace = Trace((alloc(0, request_mib * MIB),), SITES, 1)
-    run = replay_trace(trace, 1, MemoryLimits(config=parse_alloc_conf(conf)))
+    run = replay_trace(trace, MemoryLimits(config=parse_alloc_conf(conf)))
     peaks = (Peaks(allocated_mib * MIB, reserved_mib * MIB),)
     assert run == Replay(
         1, Outcome.FITS, allocated_mib * MIB, reserved_mib * MIB, allocated_mib * MIB, 0, None, 0, peaks
@@ -210,20 +210,12 @@ def test_fraction_of_the_total() -> None:
     config = AllocatorConfig(per_process_memory_fraction=0.5)
     trace = grow_after_free()
     outcomes = [
-        replay_trace(trace, 1, MemoryLimits(100 * MIB, total_bytes=total_mib * MIB, config=config)).outcome
+        replay_trace(trace, MemoryLimits(100 * MIB, total_bytes=total_mib * MIB, config=config)).outcome
         for total_mib in (84, 44, 43)
     ]
     assert outcomes == [Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT]
     with pytest.raises(UsageError, match="needs the total memory of the GPU"):
-        replay_trace(trace, 1, MemoryLimits(100 * MIB, config=config))
-
-
-def test_another_batch_is_refused() -> None:
-    """A trace of one batch size says nothing about another."""
-    trace = Trace((alloc(0, MIB),), SITES, 4)
-    assert replay_trace(trace, 4).peak_allocated_bytes == MIB
-    with pytest.raises(ValueError, match="taken at batch 4 and says nothing about 5"):
-        replay_trace(trace, 5)
+        replay_trace(trace, MemoryLimits(100 * MIB, config=config))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +231,7 @@ def test_another_batch_is_refused() -> None:
 def test_levels(event: int, alive: dict[Category, int]) -> None:
     """The blocks alive after an event count whole, each for its category."""
     recorder = TimelineRecorder()
-    replay_trace(JOB.instantiate(2), 2, on_event=recorder)
+    replay_trace(JOB.instantiate(2), on_event=recorder)
     levels = {category: column[event] for category, column in recorder.timeline().by_category.items()}
     assert levels == dict.fromkeys(Category, 0) | alive
 
@@ -257,8 +249,8 @@ def test_roles_add_up(program: Program, batch: int, capacity: int | None, conf: 
     trace = program.instantiate(batch)
     limits = MemoryLimits(capacity, config=parse_alloc_conf(conf))
     recorder = TimelineRecorder()
-    run = replay_trace(trace, batch, limits, recorder)
-    _, at_peak = replay_with_breakdown(trace, batch, limits)
+    run = replay_trace(trace, limits, recorder)
+    _, at_peak = replay_with_breakdown(trace, limits)
     assert sum(at_peak.values()) == run.peak_allocated_bytes
     columns = recorder.timeline().by_category
     if recorder.timeline().allocated_bytes:
@@ -273,7 +265,7 @@ def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -
     comes with a retry.
     """
     trace = program.instantiate(batch)
-    run = replay_trace(trace, batch, MemoryLimits(capacity, config=parse_alloc_conf(conf)))
+    run = replay_trace(trace, MemoryLimits(capacity, config=parse_alloc_conf(conf)))
     assert run.end_allocated_bytes <= run.peak_allocated_bytes <= run.peak_reserved_bytes
     assert capacity is None or run.peak_reserved_bytes <= capacity
     assert (run.failure is not None) == (run.outcome is Outcome.DOES_NOT_FIT)
@@ -294,6 +286,6 @@ def test_more_memory_does_no_harm(
     trace = program.instantiate(batch)
     small, large = sorted((one, other), key=lambda capacity: (capacity is None, capacity or 0))
     config = parse_alloc_conf(conf)
-    run = replay_trace(trace, batch, MemoryLimits(small, config=config))
+    run = replay_trace(trace, MemoryLimits(small, config=config))
     if run.outcome is Outcome.FITS:
-        assert replay_trace(trace, batch, MemoryLimits(large, config=config)) == run
+        assert replay_trace(trace, MemoryLimits(large, config=config)) == run

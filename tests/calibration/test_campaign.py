@@ -370,7 +370,7 @@ def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
     """Of the job of 100 MiB and 10 MiB a sample under a cap, on a card that shows what it is told to."""
     tracer = line(JOB, (8, 6), None)
     budget = make_budget(generic_device(12_288), 0.99, AllocatorConfig(), cap_mib * MIB)
-    said = estimate_batch(JOB, tracer(batch), batch, budget)
+    said = estimate_batch(JOB, tracer(batch), budget)
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, timeout_seconds: float) -> Observation:

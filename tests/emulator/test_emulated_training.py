@@ -372,7 +372,7 @@ for step in range(3):
     options = RunOptions(find_device("RTX 3090"), keeps_histories=True)
     run = run_emulated([emulator.python, str(script)], options, compiled_dir(), print)
     (history,) = run.histories
-    found = replay_trace(trace_of(history, 24), 24, UNLIMITED)
+    found = replay_trace(trace_of(history, 24), UNLIMITED)
     peak = run.largest.peak
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (
         peak.allocated_bytes,

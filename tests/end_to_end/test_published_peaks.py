@@ -15,16 +15,15 @@ from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 
 def end_bytes(trace: Trace, *roles: Category) -> int:
     """What blocks of these categories hold after the last step."""
-    batch = trace.batch
     recorder = TimelineRecorder()
-    replay_trace(trace, batch, on_event=recorder)
+    replay_trace(trace, on_event=recorder)
     live = {category: levels[-1] for category, levels in recorder.timeline().by_category.items()}
     return sum(live[category] for category in roles)
 
 
 def test_cnn_matches_the_notebook_to_the_last_digit() -> None:
     """530.9 MiB allocated, 604.0 reserved, 97.8 at the end, as the notebook prints for batch 128."""
-    run = replay_trace(trace_catalogue("cnn"), 128)
+    run = replay_trace(trace_catalogue("cnn"))
     figures = [run.peak_allocated_bytes, run.peak_reserved_bytes, run.end_allocated_bytes]
     assert [f"{figure / MIB:.1f}" for figure in figures] == ["530.9", "604.0", "97.8"]
 
@@ -37,7 +36,7 @@ def test_cnn_model_alone_matches_the_notebook() -> None:
 
 def test_one_gibibyte_is_one_gibibyte() -> None:
     """The notebook's tensor of 0.25 Gi floats: 1024.0 MiB allocated and reserved."""
-    run = replay_trace(trace_catalogue("tensor_1gib"), 1)
+    run = replay_trace(trace_catalogue("tensor_1gib"))
     assert (run.peak_allocated_bytes, run.peak_reserved_bytes) == (1024 * MIB, 1024 * MIB)
 
 
@@ -62,7 +61,7 @@ def test_peak_allocated_is_the_notebooks_less_what_earlier_models_left(
     """Within 1 % of the measured peak less the parameters and gradients of the models before."""
     earlier = ORDER[: ORDER.index(name)]
     left = sum(end_bytes(notebook[model], Category.PARAMETER, Category.GRADIENT) for model in earlier) / MIB
-    run = replay_trace(notebook[name], notebook[name].batch)
+    run = replay_trace(notebook[name])
     assert run.peak_allocated_bytes / MIB == pytest.approx(NOTEBOOK[name] - left, rel=0.01)
 
 
@@ -71,7 +70,7 @@ def test_vgg16_bn_lacks_only_cudnns_workspaces(notebook: dict[str, Trace]) -> No
     of it.
     """
     left = end_bytes(notebook["cnn"], Category.PARAMETER, Category.GRADIENT) / MIB
-    ratio = replay_trace(notebook["vgg16_bn"], 128).peak_allocated_bytes / MIB / (NOTEBOOK["vgg16_bn"] - left)
+    ratio = replay_trace(notebook["vgg16_bn"]).peak_allocated_bytes / MIB / (NOTEBOOK["vgg16_bn"] - left)
     assert 0.96 < ratio < 1
 
 
@@ -84,7 +83,7 @@ def test_allocated_after_training_is_the_notebooks(name: str, notebook: dict[str
     """Within 0.3 % of what is printed, with the parameters and gradients of the models before."""
     earlier = ORDER[: ORDER.index(name)]
     left = sum(end_bytes(notebook[model], Category.PARAMETER, Category.GRADIENT) for model in earlier)
-    run = replay_trace(notebook[name], notebook[name].batch)
+    run = replay_trace(notebook[name])
     assert (left + run.end_allocated_bytes) / MIB == pytest.approx(AFTER_TRAINING[name], rel=0.003)
 
 
@@ -101,7 +100,7 @@ def test_basic_encoder_stages_match_the_thread_to_the_digit() -> None:
 
 def test_smp_unet_matches_the_thread_to_the_kilobyte() -> None:
     """smp's U-Net with a ResNet-18 encoder: 385,224 KB allocated after the forward pass."""
-    run = replay_trace(trace_catalogue("smp_unet_resnet18"), 4)
+    run = replay_trace(trace_catalogue("smp_unet_resnet18"))
     assert run.end_allocated_bytes == 385_224 * 1024
 
 
@@ -110,7 +109,7 @@ def test_basic_unet_differs_from_the_thread_by_what_relu_saves() -> None:
 
     The thread measured 1787 MB with PyTorch of its time; today 1380.6 MiB are held.
     """
-    run = replay_trace(trace_catalogue("basic_unet"), 4)
+    run = replay_trace(trace_catalogue("basic_unet"))
     assert round(run.end_allocated_bytes / MIB, 1) == 1380.6
 
 

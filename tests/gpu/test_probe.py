@@ -102,6 +102,6 @@ def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() ->
     assert held.ran and held.agrees
     assert abs(held.errors["allocated"]) < 0.05
     beyond = -(-plan.search.largest * 105 // 100)
-    said = estimate_batch(RESNET50, record(RESNET50, beyond, capability), beyond, budget)
+    said = estimate_batch(RESNET50, record(RESNET50, beyond, capability), budget)
     assert said.outcome is Outcome.DOES_NOT_FIT
     assert not verify(RESNET50, beyond, said).ran

@@ -247,7 +247,7 @@ def blocks(size_mib: int) -> Trace:
 
 def test_nothing_bounds_a_card_without_end() -> None:
     """Without a card and without a cap no batch runs out of memory, and no probability is told."""
-    run = replay_trace(blocks(100), 1)
+    run = replay_trace(blocks(100))
     assert estimate_oom_probability(make_budget(unlimited_device(), 0.99, RULES), blocks(100), run) is None
 
 
@@ -256,7 +256,7 @@ def test_nothing_bounds_a_card_without_end() -> None:
 )
 def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: float) -> None:
     """Of 9,600 MiB: 3,000 reserved are safe; so are 12,900 of which 4,300 can be released; 10,000 are not."""
-    run = replay_trace(blocks(size_mib), 1)
+    run = replay_trace(blocks(size_mib))
     assert run.peak_reserved_bytes == 3 * size_mib * MIB
     chance = estimate_oom_probability(make_budget(card(), 0.99, RULES), blocks(size_mib), run)
     assert chance is not None and least <= chance <= most
@@ -272,7 +272,7 @@ def test_what_a_kernel_can_do_without_is_not_needed() -> None:
         Free(1),
     )
     trace = Trace((*events, PhaseStart(1, Phase.END)), (Site("", "aten.convolution_backward.default"),), 1)
-    run = replay_trace(trace, 1)
+    run = replay_trace(trace)
     assert run.peak_allocated_bytes == 11_000 * MIB
     chance = estimate_oom_probability(make_budget(card(), 0.99, RULES), trace, run)
     assert chance is not None and chance < 0.0005

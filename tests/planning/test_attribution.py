@@ -56,12 +56,12 @@ LITERAL = Trace(
 
 
 def explained(trace: Trace = LITERAL, limits: MemoryLimits = UNLIMITED) -> Explanation:
-    return explain(trace, trace.batch, limits)
+    return explain(trace, limits)
 
 
 def timeline_of(trace: Trace, batch: int, limits: MemoryLimits) -> Timeline:
     recorder = TimelineRecorder()
-    replay_trace(trace, batch, limits, recorder)
+    replay_trace(trace, limits, recorder)
     return recorder.timeline()
 
 
@@ -152,13 +152,7 @@ def test_evaluation_is_replayed_beside() -> None:
     """A second trace is replayed in the same limits."""
     other = Trace((PhaseStart(0, Phase.SETUP), Alloc(0, 3 * MIB, Category.PARAMETER, 3)), SITES, 8)
     assert explained().evaluation is None
-    assert explain(LITERAL, 8, UNLIMITED, other).evaluation == replay_trace(other, 8)
-
-
-def test_other_batches_are_refused() -> None:
-    """A trace taken at one batch size explains that one only."""
-    with pytest.raises(ValueError, match="the trace was taken at batch 8 and says nothing about 9"):
-        explain(LITERAL, 9, UNLIMITED)
+    assert explain(LITERAL, UNLIMITED, other).evaluation == replay_trace(other)
 
 
 def sums(share: ModuleShare) -> bool:
@@ -186,9 +180,9 @@ _all_limits = st.one_of(
 def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, depth: int) -> None:
     """Categories, modules, blocks, timeline, steps and gaps equal the replay's figures to the byte."""
     batch = trace.batch
-    run = replay_trace(trace, batch, limits)
+    run = replay_trace(trace, limits)
     assume(timeline_of(trace, batch, limits).allocated_bytes)
-    found = explain(trace, batch, limits)
+    found = explain(trace, limits)
     timeline, gaps = found.timeline, found.fragmentation
     assert found.run == run
     assert found.peak.event == run.peak_event
@@ -214,7 +208,7 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, de
 def test_steps_are_those_of_the_replay(trace: Trace) -> None:
     """The highest levels of the steps equal those that the replay tells, whose first has the set-up in it."""
     assume(trace.events)
-    found = explain(trace, trace.batch, UNLIMITED)
+    found = explain(trace, UNLIMITED)
     first = max((step.allocated_bytes for step in found.steps if step.step <= 1), default=0)
     assert first == found.run.first_step.allocated_bytes
     later = [step for step in found.steps if step.step > 1]

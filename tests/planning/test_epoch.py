@@ -184,7 +184,7 @@ def test_a_single_sample_may_make_another_gradient() -> None:
     assert sizes[0] != sizes[1] and len(sizes[0]) == len(sizes[1])
     found = with_last_batch(job, 64, lambda batch: full if batch == 64 else alone)
     assert found.notes[-1].endswith("it comes after 1 step of full batches and before one more")
-    assert replay_trace(found, 64).end_allocated_bytes == replay_trace(full, 64).end_allocated_bytes
+    assert replay_trace(found).end_allocated_bytes == replay_trace(full).end_allocated_bytes
 
 
 class Fussy(nn.Module):
@@ -250,8 +250,8 @@ def test_a_smaller_batch_lifts_the_reserved_peak() -> None:
     """Five samples leave a block within the segment that six need whole, so these ask for another."""
     job = training(dataset_size=6 * 10 + 5)
     plain, epoch = (
-        replay_trace(by_hand(6), 6),
-        replay_trace(with_last_batch(job, 6, by_hand), 6),
+        replay_trace(by_hand(6)),
+        replay_trace(with_last_batch(job, 6, by_hand)),
     )
     assert plain.peak_allocated_bytes == epoch.peak_allocated_bytes == 61 * MIB
     assert (plain.peak_reserved_bytes, epoch.peak_reserved_bytes) == (70 * MIB, 118 * MIB)

@@ -108,7 +108,7 @@ def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
         limits = fit.budget.limits
 
         def outcome(batch: int, limits=limits) -> Outcome:  # type: ignore[no-untyped-def]
-            return replay_trace(program.instantiate(batch), batch, limits).outcome
+            return replay_trace(program.instantiate(batch), limits).outcome
 
         if fit.max_batch:
             assert outcome(fit.max_batch) is not Outcome.DOES_NOT_FIT
@@ -146,7 +146,7 @@ def test_what_fits_close_above_is_found(room_mib: int) -> None:
 def test_the_bound_is_one(program: Program, batch: int) -> None:
     """No replay takes less than the bound."""
     trace = program.instantiate(batch)
-    assert live_bytes_bound(program.events)(batch) <= replay_trace(trace, batch).peak_allocated_bytes
+    assert live_bytes_bound(program.events)(batch) <= replay_trace(trace).peak_allocated_bytes
 
 
 @given(st.integers(0, 300), st.integers(0, 400), st.integers(0, 300))

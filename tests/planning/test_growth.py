@@ -64,7 +64,7 @@ class Lazy(Net):
 
 def growth_of(build: Callable[[], nn.Module], batch: int = 8, **fields: Any) -> Any:
     job = job_of("256", **({"mode": Mode.TRAIN, "steps": 3} | fields))
-    return find_growth(trace_of(build, job, batch), batch)
+    return find_growth(trace_of(build, job, batch))
 
 
 @pytest.mark.parametrize("steps", [3, 6])
@@ -149,7 +149,7 @@ def test_no_job_of_the_catalogue_grows(name: str) -> None:
         if encoded.load_target(capability)
         for batch in (1, 4)  # some programs are of batch 1 alone
     ]
-    growths = [find_growth(trace, batch) for trace, batch in traces if trace is not None]
+    growths = [find_growth(trace) for trace, batch in traces if trace is not None]
     assert growths and set(growths) == {None}
 
 

@@ -70,9 +70,7 @@ class Steps:
 
     def largest(self, limits: MemoryLimits, most: int) -> int:
         """The largest batch size up to `most` whose own trace fits, by trying all of them."""
-        outcomes = {
-            batch: replay_trace(self.at(batch), batch, limits).outcome for batch in range(1, most + 1)
-        }
+        outcomes = {batch: replay_trace(self.at(batch), limits).outcome for batch in range(1, most + 1)}
         return max((b for b, outcome in outcomes.items() if outcome is not Outcome.DOES_NOT_FIT), default=0)
 
 
@@ -140,9 +138,9 @@ def test_a_job_with_a_program() -> None:
     assert plan.at_max is not None and plan.first_failure is not None
     assert plan.at_max.notes == plan.first_failure.notes == ("made up",)
     assert plan.at_max.unknown_ops == ("aten.mystery",)
-    assert plan.at_max.run == replay_trace(tracer.at(42), 42, MemoryLimits(300 * MIB))
-    assert plan.first_failure.failed == replay_trace(tracer.at(43), 43, MemoryLimits(300 * MIB))
-    assert plan.first_failure.run == replay_trace(tracer.at(43), 43)
+    assert plan.at_max.run == replay_trace(tracer.at(42), MemoryLimits(300 * MIB))
+    assert plan.first_failure.failed == replay_trace(tracer.at(43), MemoryLimits(300 * MIB))
+    assert plan.first_failure.run == replay_trace(tracer.at(43))
 
 
 def with_workspaces(size: Size, batch: int) -> Trace:
@@ -171,7 +169,7 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
     assert plan.at_max is not None and plan.first_failure is not None
     for told, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
         assert batch is not None
-        alone = estimate_batch(JOB, tracer(batch), batch, told.budget)
+        alone = estimate_batch(JOB, tracer(batch), told.budget)
         assert (alone.outcome, alone.run) == (told.outcome, told.run)
     assert plan.at_max.outcome is not Outcome.DOES_NOT_FIT
     assert plan.first_failure.outcome is Outcome.DOES_NOT_FIT
@@ -195,7 +193,7 @@ def test_job_that_is_no_line(activation: Size) -> None:
     assert {batch for batch, _ in plan.search.probes} <= set(tracer.asked)
     assert len(tracer.asked) == len(set(tracer.asked))
     assert plan.at_max is not None and plan.first_failure is not None
-    assert plan.at_max.run == replay_trace(tracer.at(answer), answer, MemoryLimits(300 * MIB))
+    assert plan.at_max.run == replay_trace(tracer.at(answer), MemoryLimits(300 * MIB))
     assert_identities(plan.at_max)
     assert_identities(plan.first_failure)
 
@@ -280,7 +278,7 @@ def test_estimate_by_hand() -> None:
         2,
     )
     budget = budget_of(42)
-    result = estimate_batch(JOB, trace, 2, budget, trace_seconds=1.5)
+    result = estimate_batch(JOB, trace, budget, trace_seconds=1.5)
     assert replace(result, seconds=Seconds(1.5, 0)) == Estimate(
         job=JOB,
         budget=budget,
@@ -302,10 +300,10 @@ def test_estimate_of_a_failure() -> None:
     """A batch that does not fit is estimated on a card without end, next to its failure on this one."""
     budget = budget_of(100)
     trace = Steps(linear).at(40)
-    result = estimate_batch(JOB, trace, 40, budget)
+    result = estimate_batch(JOB, trace, budget)
     assert result.outcome is Outcome.DOES_NOT_FIT
-    assert result.failed == replay_trace(trace, 40, MemoryLimits(100 * MIB))
-    assert result.run == replay_trace(trace, 40)
+    assert result.failed == replay_trace(trace, MemoryLimits(100 * MIB))
+    assert result.run == replay_trace(trace)
     assert_identities(result)
 
 
@@ -316,7 +314,7 @@ def test_estimate_with_retries() -> None:
         SITES,
         1,
     )
-    result = estimate_batch(JOB, trace, 1, budget_of(30))
+    result = estimate_batch(JOB, trace, budget_of(30))
     assert result.outcome is Outcome.FITS_WITH_RETRIES
     assert result.run.peak_reserved_bytes == 22 * MIB
     assert_identities(result)
@@ -326,7 +324,7 @@ def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need()
     """Where a batch fails for a configured fraction, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     config = AllocatorConfig(per_process_memory_fraction=0.1)
-    found = estimate_batch(Job("toy"), trace, 50, make_budget(generic_device(8_000), 0.5, config))
+    found = estimate_batch(Job("toy"), trace, make_budget(generic_device(8_000), 0.5, config))
     assert found.outcome is Outcome.DOES_NOT_FIT
     assert found.run.peak_allocated_bytes == 50 * 64 * MIB
     assert found.run.failure is None

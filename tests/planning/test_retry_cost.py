@@ -158,8 +158,8 @@ def test_the_formula_refuses_no_retries() -> None:
 def test_what_retries_cost_by_hand() -> None:
     """Of 110 MiB, 30 stay in use; 40 are given back for 50, and in the second step these for 55."""
     limits = MemoryLimits(110 * MIB)
-    assert count_retries(GROWING, 1, limits) == (RetryCost(1, 1, 3), RetryCost(1, 1, 1))
-    assert replay_trace(GROWING, 1, limits).retries == 2
+    assert count_retries(GROWING, limits) == (RetryCost(1, 1, 3), RetryCost(1, 1, 1))
+    assert replay_trace(GROWING, limits).retries == 2
 
 
 def test_the_costs_are_listed_by_step() -> None:

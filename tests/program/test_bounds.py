@@ -39,4 +39,4 @@ def test_what_the_bound_rules_out_does_not_fit(
     bound = max_reserved_bytes(limits)
     assert bound is not None
     if live_bytes_bound(program.events)(batch) > bound:
-        assert replay_trace(trace, batch, limits).outcome is Outcome.DOES_NOT_FIT
+        assert replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT

@@ -34,7 +34,7 @@ STEP_2: tuple[Event, ...] = (
 def test_fold() -> None:
     """Sizes are those of the batch, blocks named by the age of their step; kept workspaces stand apart."""
     trace = Trace((*SETUP, *STEP_2, PhaseStart(2, Phase.END)), SITES, 2)
-    assert split_steps(trace, 2) == StepSequence(
+    assert split_steps(trace) == StepSequence(
         setup=(Phase.SETUP, Malloc(30, Category.PARAMETER)),
         steps=(
             (
@@ -82,7 +82,7 @@ def test_an_unsettled_loop_has_no_further_steps(loop: StepSequence) -> None:
 
 def test_a_trace_of_no_steps_is_its_setup() -> None:
     """A trace without steps folds into a loop without any."""
-    assert split_steps(Trace((alloc(0, 5), Free(0)), SITES, 1), 1) == StepSequence(
+    assert split_steps(Trace((alloc(0, 5), Free(0)), SITES, 1)) == StepSequence(
         (Malloc(5, Category.TEMPORARY), Dealloc(0, 0)), ()
     )
 
@@ -92,6 +92,6 @@ def test_a_repeated_step_is_a_traced_one(optimizer: str) -> None:
     """Twelve traced steps of the CNN are the steps that three traced ones say."""
     entry = load_catalogue()["cnn"]
     job = replace(entry.job, optimizer=type(entry.job.optimizer)(optimizer))
-    few, many = (split_steps(record(replace(job, steps=steps), 8, AMPERE), 8) for steps in (3, 12))
+    few, many = (split_steps(record(replace(job, steps=steps), 8, AMPERE)) for steps in (3, 12))
     assert many.setup == few.setup
     assert many.steps == tuple(few.step(number) for number in range(1, 13))

@@ -120,7 +120,7 @@ def test_a_point_of_a_literal_trace() -> None:
         8, Outcome.FITS, 952 * MIB, 972 * MIB, 972 * MIB + context, points[8].process_upper_bytes
     )
     assert points[64].outcome is Outcome.DOES_NOT_FIT
-    assert points[64].peak_reserved_bytes == replay_trace(TOY.instantiate(64), 64).peak_reserved_bytes
+    assert points[64].peak_reserved_bytes == replay_trace(TOY.instantiate(64)).peak_reserved_bytes
 
 
 _budgets = st.builds(
@@ -143,7 +143,7 @@ def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: 
         assert [point.batch for point in card.points] == sorted({point.batch for point in card.points})
         assert batch + 1 in {point.batch for point in card.points}
         for point in card.points:
-            found = estimate_batch(JOB, program.instantiate(point.batch), point.batch, card.budget)
+            found = estimate_batch(JOB, program.instantiate(point.batch), card.budget)
             assert point == CurvePoint(
                 found.run.batch,
                 found.outcome,
@@ -201,8 +201,8 @@ def page_of(
     curve: BatchCurve | None = None,
 ) -> str:
     trace = trace or TOY.instantiate(batch)
-    found = explain(trace, batch, limits)
-    summary = summary_of(estimate_batch(JOB, trace, batch, NOBODY), found)
+    found = explain(trace, limits)
+    summary = summary_of(estimate_batch(JOB, trace, NOBODY), found)
     return page_html(summary, found, trace, Shown(), curve)
 
 
@@ -212,10 +212,9 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     """Maxima and sums of the embedded figures equal the peaks of the replay to the byte."""
     assume(trace.events)
     assume(all(site.module == "" or all(site.module.split(".")) for site in trace.sites))  # as torch has it
-    batch = trace.batch
-    run = replay_trace(trace, batch)
-    found = explain(trace, batch, unlimited(NOBODY.limits))
-    summary = summary_of(estimate_batch(JOB, trace, batch, NOBODY), found)
+    run = replay_trace(trace)
+    found = explain(trace, unlimited(NOBODY.limits))
+    summary = summary_of(estimate_batch(JOB, trace, NOBODY), found)
     data = json.loads(json.dumps(page_data(summary, found, trace, None), allow_nan=False))
     lines = {one["name"]: one for one in data["figures"]["timeline"]["data"]}
     stacked = [one for one in lines.values() if "stackgroup" in one]

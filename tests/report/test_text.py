@@ -108,7 +108,7 @@ def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
 
 def estimated(batch: int, card: Budget, job: Job = JOB) -> Estimate:
     """An estimate whose every figure is the same each time and whatever `budget` knows of published runs."""
-    return pinned(estimate_batch(job, traced(batch), batch, card))
+    return pinned(estimate_batch(job, traced(batch), card))
 
 
 def planned(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Plan:
@@ -347,7 +347,7 @@ def test_breakdown_of_json_adds_up(batch: int, fixed_bytes: int, context_bytes: 
     """The breakdown in the JSON adds up to `process_mib`, whatever the sizes."""
     card = budget(None, replace(unlimited(), context=replace(CONTEXT, value=context_bytes)))
     events = (PhaseStart(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, Category.PARAMETER, 0), *EVENTS[2:])
-    said = estimate_to_json(estimate_batch(JOB, traced(batch, events), batch, card), 1.5)
+    said = estimate_to_json(estimate_batch(JOB, traced(batch, events), card), 1.5)
     parts = [Decimal(str(part)) for part in said["breakdown_mib"].values()]
     assert sum(parts) == Decimal(str(said["process_mib"]))
 

@@ -104,10 +104,10 @@ class Difference(Struct, frozen=True):
         return not self.extras and not self.lives
 
 
-def compare_with_recording(trace: Trace, batch: int, recording: Recording) -> Difference:
-    """Align a trace at a batch size with a recording of the same job at that batch size."""
+def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
+    """Align a trace with a recording of the same job at its batch size."""
     config = recording.config
-    traced = births_of_trace(trace, batch, config)
+    traced = births_of_trace(trace, config)
     recorded = births_of_recording(recording)
     cuts = common_cuts(marks_of_trace(trace), recording.marks, (len(traced), len(recorded)))
     pairs: list[Pair] = []

@@ -65,8 +65,8 @@ def births_of_recording(recording: Recording) -> list[Birth]:
     ]
 
 
-def births_of_trace(trace: Trace, batch: int, config: AllocatorConfig) -> list[Birth]:
-    """Return the births of a trace at a batch size, rounded by the configuration of the recording."""
+def births_of_trace(trace: Trace, config: AllocatorConfig) -> list[Birth]:
+    """Return the births of a trace, rounded by the configuration of the recording."""
     deaths: dict[int, int] = {}
     births = 0
     for event in trace.events:

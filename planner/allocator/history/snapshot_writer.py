@@ -27,15 +27,15 @@ _UNKNOWN = "unknown"
 Frames = list[dict[str, Any]]
 
 
-def save_snapshot(trace: Trace, batch: int, limits: MemoryLimits, path: Path) -> None:
+def save_snapshot(trace: Trace, limits: MemoryLimits, path: Path) -> None:
     """Write the snapshot, whole or not at all. Raises DataFileError where the file cannot be written."""
-    save(path, pickle.dumps(make_snapshot(trace, batch, limits), protocol=PROTOCOL), "the snapshot")
+    save(path, pickle.dumps(make_snapshot(trace, limits), protocol=PROTOCOL), "the snapshot")
 
 
-def make_snapshot(trace: Trace, batch: int, limits: MemoryLimits) -> dict[str, Any]:
+def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
     """Return the snapshot of a replay, up to the request that fails if one does."""
-    recorder = _SnapshotRecorder(trace, batch, limits)
-    replay_trace(trace, batch, limits, recorder, recorder.changes)
+    recorder = _SnapshotRecorder(trace, limits)
+    replay_trace(trace, limits, recorder, recorder.changes)
     entries = recorder.entries
     entries.append(_entry("snapshot", 0, 0, [], _UNKNOWN, len(entries)))
     at = {one.address: one for one in recorder.live.values()}
@@ -50,12 +50,12 @@ def make_snapshot(trace: Trace, batch: int, limits: MemoryLimits) -> dict[str, A
 class _SnapshotRecorder:
     """Record the entries of a device's trace, as `on_event` of `replay_trace`."""
 
-    def __init__(self, trace: Trace, batch: int, limits: MemoryLimits) -> None:
+    def __init__(self, trace: Trace, limits: MemoryLimits) -> None:
         self.changes: list[SegmentEvent] = []
         self.live: dict[int, _Live] = {}
         self.entries: list[dict[str, Any]] = []
         self._frames = _FrameMaker(trace)
-        self._batch, self._limits = batch, limits
+        self._limits = limits
         self._allocator: CachingAllocator | None = None
 
     def __call__(self, allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:

@@ -10,9 +10,9 @@ from planner.capture.recorder.recorder import Recorder
 from planner.program import GrowthSource, Trace, find_growth, growing_blocks
 
 
-def growth_sources(trace: Trace, batch: int, recorder: Recorder) -> tuple[GrowthSource, ...]:
+def growth_sources(trace: Trace, recorder: Recorder) -> tuple[GrowthSource, ...]:
     """Return the sites whose blocks become more in a trace that just ended, with their lines, if any."""
-    growth = find_growth(trace, batch)
+    growth = find_growth(trace)
     if growth is None:
         return ()
     before = recorder.living_blocks()

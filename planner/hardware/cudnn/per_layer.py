@@ -20,13 +20,13 @@ class LayerWorkspace(Struct, frozen=True):
     parts: tuple[Part, ...]  # add up to `size_bytes`
 
 
-def layer_workspaces(trace: Trace, batch: int) -> tuple[LayerWorkspace, ...]:
+def layer_workspaces(trace: Trace) -> tuple[LayerWorkspace, ...]:
     """Return each once, by falling size; none where the trace has no details of them."""
-    found = dict.fromkeys(_rows(trace, batch))
+    found = dict.fromkeys(_rows(trace))
     return tuple(sorted(found, key=lambda one: -one.size_bytes))
 
 
-def _rows(trace: Trace, batch: int) -> Iterator[LayerWorkspace]:
+def _rows(trace: Trace) -> Iterator[LayerWorkspace]:
     asked = {row.block: row for row in trace.conv_workspaces}
     for event in trace.events:
         row = asked.get(event.block) if isinstance(event, Alloc) else None

@@ -49,7 +49,7 @@ def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
     try:
         trace = attributed_trace(history, BATCH, _kept_bytes(history, device))
         limits = _limits(history, run, device, trace)
-        found = explain(trace, BATCH, limits)
+        found = explain(trace, limits)
     except (ValueError, UsageError) as error:
         raise DataFileError(f"the run cannot be explained: {error}; try --stop-after 3") from error
     notes = (*_notes(history, run), *_differences(run.largest, found))
@@ -82,7 +82,7 @@ def _kept_bytes(history: History, device: Device) -> int:
 def _limits(history: History, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
     """Return the GPU's room, or one without end where the simulator needs more than the run did."""
     limits = limits_of(history, run, device)
-    if replay_trace(trace, BATCH, limits).outcome is Outcome.DOES_NOT_FIT:
+    if replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT:
         return MemoryLimits(total_bytes=limits.total_bytes, config=limits.config)
     return limits
 

@@ -41,9 +41,7 @@ class Fit(Struct, frozen=True):
 
     def outcome(self, batch: int) -> Outcome:
         """Return whether all ranks fit at this batch size."""
-        found = {
-            replay_trace(rank.program.instantiate(batch), batch, rank.limits).outcome for rank in self.ranks
-        }
+        found = {replay_trace(rank.program.instantiate(batch), rank.limits).outcome for rank in self.ranks}
         return next(one for one in _WORST if one in found)
 
     @property
@@ -137,5 +135,5 @@ def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
     for history in run.histories:
         with suppress(ValueError, UsageError):
             limits = MemoryLimits(total_bytes=UNLIMITED_BYTES, config=_config(history, run))
-            found = replay_trace(trace_of(history, batch), batch, limits)
+            found = replay_trace(trace_of(history, batch), limits)
             yield found.end_allocated_bytes, found.peak_reserved_bytes

@@ -179,6 +179,6 @@ def kept_after(trace: Trace, batch: int) -> int:
     Blocks as the allocator gave them, which may be larger than the tensors.
     """
     recorder = TimelineRecorder()
-    replay_trace(trace, batch, on_event=recorder)
+    replay_trace(trace, on_event=recorder)
     at_end = {category: levels[-1] for category, levels in recorder.timeline().by_category.items()}
     return at_end[Category.PARAMETER] + at_end[Category.GRADIENT]

@@ -179,7 +179,7 @@ class _Machine:
         return self._models.setdefault(model.name, _Placed())
 
     def _trace(self, job: Job, batch: int) -> StepSequence:
-        return split_steps(self._tracer(job, batch), batch)
+        return split_steps(self._tracer(job, batch))
 
     def _trace_through(self, job: Job, batch: int, steps: int) -> StepSequence:
         """Return a training loop that knows this number of steps."""

@@ -117,7 +117,7 @@ def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, mar
     """What the GPU did as traced is found the same, block by block, with marks and without."""
     trace = program.instantiate(4)
     recording = recorded(trace, 4, None if marked else ())
-    found = compare_with_recording(trace, 4, recording)
+    found = compare_with_recording(trace, recording)
     assert found.is_empty
     assert (found.matched, found.traced) == (found.traced_births, found.recorded)
     assert found.traced.alone_bytes == 0
@@ -139,7 +139,7 @@ def test_random_insertions_and_deletions_are_recovered(
     added = data.draw(st.dictionaries(st.integers(0, count), st.integers(0, 10**6), max_size=6))
     added = {index: 2**50 + 512 * (size * 10 + number) for number, (index, size) in enumerate(added.items())}
     other = changed(recording, dropped, added)
-    found = compare_with_recording(trace, 4, other)
+    found = compare_with_recording(trace, other)
     sizes = [RULES.block_bytes(block.requested_bytes) for block in recording.blocks]
     new = [extra for extra in found.extras if extra.kind in (Kind.WORKSPACE, Kind.BLOCK)]
     missed = [extra for extra in found.extras if extra.kind in (Kind.TENSOR, Kind.SCRATCH)]
@@ -155,7 +155,7 @@ MARKS = (RecordedMark(0, 1, Phase.INPUTS), RecordedMark(1, 1, Phase.FORWARD))
 
 def against(*blocks: tuple[int, int | None], trace: Trace = LITERAL) -> Difference:
     made = tuple(RecordedBlock(*block) for block in blocks)
-    return compare_with_recording(trace, 8, Recording("a GPU", RULES, made, MARKS, 40 * MIB))
+    return compare_with_recording(trace, Recording("a GPU", RULES, made, MARKS, 40 * MIB))
 
 
 SAME = ((3 * MIB, None), (8 * MIB, None), (8 * MIB, 4), (1024, 4), (5 * MIB, None))

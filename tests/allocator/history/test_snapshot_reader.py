@@ -122,8 +122,8 @@ def test_a_snapshot_that_asks_for_all_memory_is_refused(put: bytes, tmp_path: Pa
 def test_a_snapshot_of_ours_is_the_trace(tmp_path: Path) -> None:
     """What `--snapshot` writes is read by `--against` without a difference."""
     path = tmp_path / "snapshot.pickle"
-    save_snapshot(LITERAL, 8, UNLIMITED, path)
-    assert compare_with_recording(LITERAL, 8, load_recording(path, JOB, 8)).is_empty
+    save_snapshot(LITERAL, UNLIMITED, path)
+    assert compare_with_recording(LITERAL, load_recording(path, JOB, 8)).is_empty
 
 
 class Harmful:
@@ -181,7 +181,7 @@ def test_damaged_pickles_are_refused_or_read(
 ) -> None:
     """One byte changed or the end cut off: an error of ours, or a snapshot, but nothing else."""
     path = tmp_path_factory.mktemp("damaged") / "x.pickle"
-    whole = bytearray(pickle.dumps(make_snapshot(LITERAL, 8, UNLIMITED), protocol=4))
+    whole = bytearray(pickle.dumps(make_snapshot(LITERAL, UNLIMITED), protocol=4))
     whole[at % len(whole)] = byte
     for content in (bytes(whole), bytes(whole[: at % len(whole)])):
         path.write_bytes(content)

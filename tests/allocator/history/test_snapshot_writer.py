@@ -73,7 +73,7 @@ def walk(snapshot: dict[str, Any]) -> tuple[int, int, int, dict[int, int], dict[
 
 def test_the_events_of_a_literal_trace() -> None:
     """Segments before the blocks that ask for them, sizes as asked for, both halves of a free, the end."""
-    snapshot = make_snapshot(LITERAL, 8, UNLIMITED)
+    snapshot = make_snapshot(LITERAL, UNLIMITED)
     (entries,) = snapshot["device_traces"]
     top = TOP_ADDRESS
     assert [
@@ -94,7 +94,7 @@ def test_the_events_of_a_literal_trace() -> None:
 
 def test_frames_are_modules() -> None:
     """The operator in its module, the line of code, the modules around it, the phase; innermost first."""
-    (entries,) = make_snapshot(LITERAL, 8, UNLIMITED)["device_traces"]
+    (entries,) = make_snapshot(LITERAL, UNLIMITED)["device_traces"]
     assert entries[7]["frames"] == [
         {"filename": "a.conv", "line": 7, "name": "aten.convolution.default"},
         {"filename": "net/model.py", "line": 7, "name": "x = self.conv(x)"},
@@ -109,7 +109,7 @@ def test_frames_are_modules() -> None:
 
 def test_a_segment_in_full() -> None:
     """A segment tells what is in use, what was asked for, and its blocks by rising address."""
-    snapshot = make_snapshot(LITERAL, 8, UNLIMITED)
+    snapshot = make_snapshot(LITERAL, UNLIMITED)
     first = snapshot["segments"][-1]  # the oldest lies highest
     base = TOP_ADDRESS - 20 * MIB
     frames = first["blocks"][0].pop("frames")
@@ -142,7 +142,7 @@ def test_a_segment_in_full() -> None:
 def test_torch_counts_what_we_count(tmp_path: Path) -> None:
     """`torch.cuda._memory_viz` reads the file; its sums of reserved and requested memory are ours."""
     path = tmp_path / "x.pickle"
-    save_snapshot(LITERAL, 8, UNLIMITED, path)
+    save_snapshot(LITERAL, UNLIMITED, path)
     with path.open("rb") as file:
         snapshot = pickle.load(file)
     summary = _memory_viz.segsum(snapshot)  # type: ignore[no-untyped-call]
@@ -164,7 +164,7 @@ def test_torch_counts_what_we_count(tmp_path: Path) -> None:
 def test_the_browser_can_read_it(tmp_path: Path) -> None:
     """The pickle has only what torch's viewer in the browser knows, and `unknown` among its categories."""
     path = tmp_path / "x.pickle"
-    save_snapshot(LITERAL, 8, UNLIMITED, path)
+    save_snapshot(LITERAL, UNLIMITED, path)
     content = path.read_bytes()
     assert {opcode.name for opcode, _, _ in pickletools.genops(content)} <= JS_OPCODES
     assert content[:2] == b"\x80\x04"
@@ -174,7 +174,7 @@ def test_the_browser_can_read_it(tmp_path: Path) -> None:
 
 def test_a_run_out_of_memory_ends_with_it() -> None:
     """The request that fails is an `oom` with its size, and what the card had left."""
-    (entries,) = make_snapshot(LITERAL, 8, MemoryLimits(capacity_bytes=45 * MIB))["device_traces"]
+    (entries,) = make_snapshot(LITERAL, MemoryLimits(capacity_bytes=45 * MIB))["device_traces"]
     released, failed, _ = entries[-3:]
     assert (released["action"], released["size"]) == ("segment_free", 2 * MIB)
     assert (failed["action"], failed["size"], failed["device_free"]) == ("oom", 30 * MIB, 25 * MIB)
@@ -194,7 +194,7 @@ _all_limits = st.one_of(
 @given(traces(), _all_limits)
 def test_events_and_segments_agree(trace: Trace, limits: MemoryLimits) -> None:
     """The events lead to the segments and blocks that are left, and to the replay's reserved peak."""
-    snapshot = make_snapshot(trace, batch_of(trace), limits)
+    snapshot = make_snapshot(trace, limits)
     _, reserved, count, live, segments = walk(snapshot)
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     used = {
@@ -202,7 +202,7 @@ def test_events_and_segments_agree(trace: Trace, limits: MemoryLimits) -> None:
     }
     assert used == live
     assert sum(segment["total_size"] for segment in snapshot["segments"]) == sum(segments.values())
-    assert reserved == replay_trace(trace, batch_of(trace), limits).peak_reserved_bytes
+    assert reserved == replay_trace(trace, limits).peak_reserved_bytes
     assert [entry["time_us"] for entry in snapshot["device_traces"][0]] == list(range(count))
     assert "Summary of segments" in _memory_viz.segsum(snapshot)  # type: ignore[no-untyped-call]
 
@@ -211,5 +211,5 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     """A folder that is not there is told in one line."""
     path = tmp_path / "missing" / "x.pickle"
     with pytest.raises(DataFileError) as caught:
-        save_snapshot(LITERAL, 8, UNLIMITED, path)
+        save_snapshot(LITERAL, UNLIMITED, path)
     assert str(caught.value) == f"{path}: cannot write the snapshot: No such file or directory"

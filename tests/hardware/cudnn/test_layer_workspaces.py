@@ -106,7 +106,7 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
     """
     small = 8 * 4 * 32 * 32 * 4
     first, second = 2 * small + 48, small + 8 * small + 48
-    found = layer_workspaces(detailed(), 8)
+    found = layer_workspaces(detailed())
     assert pairs(found) == [
         ("second", Direction.DATA, second),
         ("second", Direction.FORWARD, second),
@@ -125,7 +125,7 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
 
 def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
     """With the engine that takes most, before that of the heuristics' first."""
-    found = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)), 8)
+    found = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)))
     forward = [one for one in found if (one.module, one.direction) == ("first", Direction.FORWARD)]
     assert [(one.searched, one.engine, one.notes) for one in forward] == [
         (True, 9, ""),
@@ -142,11 +142,11 @@ def test_plain_traces_have_none(library: Copying) -> None:
 def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
     """Blocks have other numbers in a trace that is put together."""
     job = replace(JOB, dataset_size=11, steps=3)
-    full = {one.size_bytes for one in layer_workspaces(detailed(job, 8), 8)}
-    smaller = {one.size_bytes for one in layer_workspaces(detailed(job, 3), 3)}
+    full = {one.size_bytes for one in layer_workspaces(detailed(job, 8))}
+    smaller = {one.size_bytes for one in layer_workspaces(detailed(job, 3))}
     both = with_last_batch(job, 8, lambda batch: detailed(job, batch))
     validate(both)
-    assert {one.size_bytes for one in layer_workspaces(both, 8)} == full | smaller
+    assert {one.size_bytes for one in layer_workspaces(both)} == full | smaller
 
 
 def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:

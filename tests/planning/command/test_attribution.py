@@ -64,7 +64,7 @@ def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
 
 def test_categories_add_up_to_the_peak() -> None:
     """No byte is without a category."""
-    explanation = explain(attributed_trace(TWO_STEPS, 1, KEPT), 1, UNLIMITED)
+    explanation = explain(attributed_trace(TWO_STEPS, 1, KEPT), UNLIMITED)
     assert sum(explanation.at_peak.values()) == explanation.run.peak_allocated_bytes == 5 * MIB
     assert explanation.modules.size_bytes == 5 * MIB
 

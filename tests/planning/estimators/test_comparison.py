@@ -77,7 +77,7 @@ def card(left_mib: int) -> Budget:
 
 
 def own(budget: Budget) -> Estimate:
-    return estimate_batch(JOB, TRACE, BATCH, budget)
+    return estimate_batch(JOB, TRACE, budget)
 
 
 def said(budget: Budget) -> dict[Method, StaticEstimate | str]:

@@ -208,7 +208,7 @@ def test_a_second_summary_takes_nothing_more() -> None:
 
 def test_training_is_the_replay_of_its_trace() -> None:
     """A model placed and trained for the steps of a trace prints what the replay of the trace says."""
-    alone = replay_trace(tracer(replace(JOB, steps=3), BATCH), BATCH)
+    alone = replay_trace(tracer(replace(JOB, steps=3), BATCH))
     reading = run_process((Place(NET), training()), tracer).readings[-1]
     assert alone.outcome is Outcome.FITS
     assert reading == Reading(
@@ -220,7 +220,7 @@ def test_training_is_the_replay_of_its_trace() -> None:
 def test_repeated_steps_are_traced_ones(zero_grad: ZeroGrad) -> None:
     """Four epochs print what the replay of a trace of all their steps says."""
     job = replace(JOB, zero_grad=zero_grad)
-    alone = replay_trace(tracer(replace(job, steps=12), BATCH), BATCH)
+    alone = replay_trace(tracer(replace(job, steps=12), BATCH))
     model = Model("net", job, BATCH)
     readings = run_process((Place(model), training(model, epochs=4)), tracer).readings
     assert [reading.label for reading in readings] == ["Train"] * 4

@@ -31,8 +31,8 @@ from planner.program import Phase
 
 FAILURE = "the probe fails: {}"
 NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then plan from its calibrations"
-# How memory ends other than by OutOfMemoryError: kernels that find no room to be loaded, cuBLAS handles, and
-# cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+# How memory ends: for tensors, for kernels that find no room to be loaded, for cuBLAS handles, and
+# for cuDNN where no plan's workspace could be had (aten/src/ATen/native/cudnn/Conv_v8.cpp).
 _OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine", re.IGNORECASE)
 
 
@@ -47,7 +47,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return the GPU, or the observation of a run, as JSON."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
-        found: dict[str, Any] = to_builtins(_detect("cuda", None))
+        found: dict[str, Any] = to_builtins(_detect(_open_gauge()))
         return found
     history = message["history"] and Path(message["history"])
     fields = message | {"job": read_job(message["job"]), "history": history}
@@ -67,7 +67,7 @@ def observe(request: ProbeRequest) -> Observation:
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()  # makes the context
     torch.backends.cudnn.benchmark = request.job.cudnn_benchmark
-    gpu = _detect(request.device, gauge)
+    gpu = _detect(gauge)
     versions, cap_bytes = gpu.versions, request.allocator_cap_bytes
     settings = replace(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
     limit_bytes = _set_cap(cap_bytes, versions.torch_total_bytes or 0)
@@ -81,10 +81,9 @@ def observe(request: ProbeRequest) -> Observation:
     stats = torch.cuda.memory_stats()
     remarks = [gauge.remark] if gauge and gauge.remark else []
     if request.history is not None:
-        history = History(
-            gpu.name, versions.torch, request.alloc_conf, versions.torch_total_bytes, limit_bytes, ()
-        )
-        remarks += save_recorded_history(request.history, replace(history, marks=tuple(run.marks)))
+        about, marks = (gpu.name, versions.torch, request.alloc_conf), tuple(run.marks)
+        history = History(*about, versions.torch_total_bytes, limit_bytes, (), marks)
+        remarks += save_recorded_history(request.history, history)
     return Observation(
         job=request.job,
         batch=request.batch,
@@ -150,12 +149,10 @@ def _run_until_oom(request: ProbeRequest, on_phase: Callable[[int, Phase], None]
             torch.cuda.synchronize()
     except PlannerError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        if isinstance(error, MemoryError) or request.device == "cpu":
-            raise ModelError(
-                f"{request.job.model}: the host's memory runs out at batch {request.batch}"
-            ) from error
-        return True
+    except MemoryError as error:
+        raise ModelError(
+            f"{request.job.model}: the host's memory runs out at batch {request.batch}"
+        ) from error
     except RuntimeError as error:
         if request.device != "cpu" and _OUT_OF_MEMORY.search(str(error)):
             return True
@@ -184,26 +181,23 @@ def _open_gauge() -> _Gauge | None:
 
         pynvml.nvmlInit()
         handle = _nvml_handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-        before = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-        total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        before = pynvml.nvmlDeviceGetMemoryInfo(handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
     except Exception:  # no library, no driver, no permission: whatever it is, there is nothing to read
         return None
-
-    def own() -> int | None:
-        return _own_bytes(pynvml, handle)
-
-    def rise() -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - before
-
     import torch
 
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()  # a process without a context is never shown
-    shown = own() is not None
-    remark = "" if shown else "process memory: the device's used memory less its level before"
     driver = driver.decode() if isinstance(driver, bytes) else str(driver)
-    return _Gauge((lambda: own() or 0) if shown else rise, total, driver, remark)
+    if _own_bytes(pynvml, handle) is not None:
+        return _Gauge(lambda: _own_bytes(pynvml, handle) or 0, int(before.total), driver, "")
+    remark = "process memory: the device's used memory less its level before"
+
+    def rise() -> int:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used - before.used)
+
+    return _Gauge(rise, int(before.total), driver, remark)
 
 
 def _nvml_handle(pynvml: Any, visible: str) -> Any:
@@ -222,13 +216,9 @@ def _own_bytes(pynvml: Any, handle: Any) -> int | None:
     return None
 
 
-def _detect(device: str, gauge: _Gauge | None) -> DetectedGpu:
+def _detect(gauge: _Gauge | None) -> DetectedGpu:
     import torch
 
-    if device == "cpu":
-        versions = Versions(str(torch.__version__), None, None, None, (0, 0), None, None)
-        return DetectedGpu("cpu", versions, Settings())
-    gauge = gauge or _open_gauge()
     properties = torch.cuda.get_device_properties(0)
     versions = Versions(
         torch=str(torch.__version__),
@@ -244,19 +234,13 @@ def _detect(device: str, gauge: _Gauge | None) -> DetectedGpu:
 
 
 def _observe_on_cpu(request: ProbeRequest) -> Observation:
-    gpu = _detect("cpu", None)
+    import torch
+
     _run_until_oom(request, lambda step, phase: None)
-    return Observation(
-        request.job,
-        request.batch,
-        gpu.name,
-        gpu.versions,
-        gpu.settings,
-        oom=False,
-        source="measured",
-        about="on the CPU: nothing was measured",
-        when=_today(),
-    )
+    versions = Versions(str(torch.__version__), None, None, None, (0, 0), None, None)
+    about = "on the CPU: nothing was measured"
+    run = (request.job, request.batch, "cpu", versions, Settings())
+    return Observation(*run, oom=False, source="measured", about=about, when=_today())
 
 
 def _today() -> str:

@@ -14,21 +14,20 @@ from planner.jobs import (
     OptimizerImpl,
     Precision,
     ZeroGrad,
-    choose,
     complete_job,
     freeze,
     parse_tensor_spec,
 )
 
 PEAK_STEPS, HISTORY_STEPS = 4, 3  # as many as measure.py runs for each kind of record
-_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "local:cnn": ("zoo:CNN", {"channels": 3, "height": 224, "width": 224}),
     "monai:unetr": (
         "monai:UNETR",
         {
             "in_channels": 1,
             "out_channels": 2,
-            "img_size": (64, 64, 64),
+            "img_size": [64, 64, 64],
             "feature_size": 16,
             "hidden_size": 768,
             "mlp_dim": 3072,
@@ -51,13 +50,13 @@ class RecordedJob(Struct, frozen=True):
     model: str
     inp: str
     target: str
-    loss: str
-    precision: str
-    optimizer: str
-    impl: str
-    memory_format: str
-    mode: str
-    zero_grad: str
+    loss: Loss
+    precision: Precision
+    optimizer: Optimizer
+    impl: OptimizerImpl
+    memory_format: MemoryFormat
+    mode: Mode
+    zero_grad: ZeroGrad
     alloc_conf: str
     benchmark: bool
     kwargs: dict[str, Any]
@@ -65,34 +64,28 @@ class RecordedJob(Struct, frozen=True):
     def convert(self, steps: int) -> Job:
         """Return the planner's job of these steps.
 
-        Raises UnsupportedJobError, or UsageError for values that measure.py never writes. In pure half
+        Raises UnsupportedJobError, or UsageError for tensors that measure.py never writes. In pure half
         precision measure.py converts a batch on the device, after it was copied; our batches come in the
         model's type. That takes a block more at the start of a step, where little is alive.
         """
         name, own_args = _MODELS.get(self.model, (self.model, {}))
         if not name.startswith(("torchvision:", "monai:", "zoo:")):
             raise UnsupportedJobError(f"{self.model}: the planner has no such model")
-        precision = choose(Precision, self.precision, "precision")
-        args = {**own_args, **self.kwargs}
         return complete_job(
             Job(
                 model=name,
-                model_args=tuple((key, freeze(_listed(value))) for key, value in args.items()),
+                model_args=tuple((key, freeze(value)) for key, value in (own_args | self.kwargs).items()),
                 inputs=(parse_tensor_spec(self.inp),),
                 target=parse_tensor_spec(self.target),
-                loss=choose(Loss, self.loss, "loss"),
-                mode=choose(Mode, self.mode, "mode"),
-                optimizer=choose(Optimizer, self.optimizer, "optimizer"),
-                optimizer_impl=choose(OptimizerImpl, self.impl, "impl"),
-                zero_grad=choose(ZeroGrad, self.zero_grad, "zero_grad"),
+                loss=self.loss,
+                mode=self.mode,
+                optimizer=self.optimizer,
+                optimizer_impl=self.impl,
+                zero_grad=self.zero_grad,
                 steps=steps,
-                precision=precision,
-                grad_scaler=precision is Precision.AMP_FP16 and self.mode == Mode.TRAIN,
-                memory_format=choose(MemoryFormat, self.memory_format, "memory_format"),
+                precision=self.precision,
+                grad_scaler=self.precision is Precision.AMP_FP16 and self.mode is Mode.TRAIN,
+                memory_format=self.memory_format,
                 cudnn_benchmark=self.benchmark,
             )
         )
-
-
-def _listed(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -129,20 +129,26 @@ class _Record(Struct, Generic[R], frozen=True):
 
 def read_measured_records(folder: Path) -> MeasuredRecords:
     """Return all records of a folder. Raises DataFileError."""
-    machine = _read_machine(folder / "versions.json")
+    path = folder / "versions.json"
+    try:
+        machine = decode_json(path.read_bytes(), _Machine)
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataFileError(f"{path}: {error}; the file names the GPU that was measured") from error
     skipped: list[SkippedRecord] = []
 
-    def read(name: str, result: type[R], convert: Callable[[_Machine, _Record[R], str], list[T]]) -> list[T]:
-        return _read(folder / name, _Record[result], skipped, partial(convert, machine))  # type: ignore[valid-type]
+    def read(name: str, kind: Any, convert: Callable[[_Machine, Any, str], list[T]]) -> list[T]:
+        return _read(folder / name, kind, skipped, partial(convert, machine))
 
-    peaks = read("peaks.jsonl", _Peaks, _of_peaks)
-    limits = read("limits.jsonl", _Limits, _of_limits)
-    histories = read("history.jsonl.gz", _History, _of_history)
+    peaks = read("peaks.jsonl", _Record[_Peaks], _of_peaks)
+    limits = read("limits.jsonl", _Record[_Limits], _of_limits)
+    histories = read("history.jsonl.gz", _Record[_History], _of_history)
     return MeasuredRecords((*peaks, *limits), tuple(histories), tuple(skipped))
 
 
 def _read(
-    path: Path, kind: type[R], skipped: list[SkippedRecord], read: Callable[[R, str], list[T]]
+    path: Path, kind: Any, skipped: list[SkippedRecord], convert: Callable[[Any, str], list[T]]
 ) -> list[T]:
     if not path.exists():
         return []
@@ -155,7 +161,7 @@ def _read(
                 skipped.append(SkippedRecord(path.name, number, "the line is cut short"))
                 break
             try:
-                results += read(decode_json(line, kind), when)
+                results += convert(decode_json(line, kind), when)
             except UnsupportedJobError as reason:
                 skipped.append(SkippedRecord(path.name, number, str(reason)))
     except OSError as error:
@@ -182,26 +188,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
             yield number, line
 
 
-def _read_machine(path: Path) -> _Machine:
-    try:
-        return decode_json(path.read_bytes(), _Machine)
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(f"{path}: {error}; the file names the GPU that was measured") from error
-
-
 def _of_peaks(machine: _Machine, record: _Record[_Peaks], when: str) -> list[Observation]:
     result, levels = record.result, record.result.process_levels
-    job = record.job.convert(PEAK_STEPS)
     reserved, allocated = result.reserved_after, result.allocated_after
     return [
         Observation(
-            job=job,
+            **_circumstances(machine, record, when),
             batch=record.arg,
-            gpu=machine.gpu,
-            versions=machine.versions,
-            settings=_settings(record.job, machine, None),
             peak_allocated_bytes=result.peak_allocated,
             peak_reserved_bytes=result.peak_reserved,
             end_allocated_bytes=allocated[-1] if allocated and not result.oom else None,
@@ -211,32 +204,39 @@ def _of_peaks(machine: _Machine, record: _Record[_Peaks], when: str) -> list[Obs
             context_after_bytes=levels[2] - reserved[2] if min(len(levels), len(reserved)) >= 3 else None,
             retries=result.retries,
             oom=result.oom,
-            source=origin_of(machine.gpu),
-            about=_about(job),
-            when=when,
         )
     ]
 
 
 def _of_limits(machine: _Machine, record: _Record[_Limits], when: str) -> list[Observation]:
-    job = record.job.convert(PEAK_STEPS)
     return [
         Observation(
-            job=job,
+            **_circumstances(machine, record, when, record.arg * GIB),
             batch=batch,
-            gpu=machine.gpu,
-            versions=machine.versions,
-            settings=_settings(record.job, machine, record.arg * GIB),
             peak_allocated_bytes=peaks.peak_allocated,
             peak_reserved_bytes=peaks.peak_reserved,
             retries=peaks.retries,
             oom=not ran,
-            source=origin_of(machine.gpu),
-            about=_about(job),
-            when=when,
         )
         for batch, ran, peaks in record.result.probes
     ]
+
+
+def _circumstances(
+    machine: _Machine, record: _Record[Any], when: str, cap_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return the fields of an observation that tell no figure."""
+    job, options = record.job.convert(PEAK_STEPS), record.job.alloc_conf
+    return {
+        "job": job,
+        "gpu": machine.gpu,
+        "versions": machine.versions,
+        "settings": Settings(machine.tf32_matmul, machine.tf32_cudnn, options, cap_bytes),
+        "source": origin_of(machine.gpu),
+        # The script's loop copies the target in inference too, which ours does not.
+        "about": "the target was on the device too" if job.mode is Mode.INFER else "",
+        "when": when,
+    }
 
 
 def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list[HistoryRecord]:
@@ -259,12 +259,3 @@ def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> It
             allocations = sum(event.action == "alloc" for event in events[:index])
             step = int(name[len(word) :]) + 1 if word != name else 0
             yield HistoryMark(0 if word == "model" else allocations, step, PHASES[word])
-
-
-def _settings(job: RecordedJob, machine: _Machine, cap_bytes: int | None) -> Settings:
-    return Settings(machine.tf32_matmul, machine.tf32_cudnn, job.alloc_conf, cap_bytes)
-
-
-def _about(job: Job) -> str:
-    """Return a remark: the script's loop copies the target in inference too, which ours does not."""
-    return "the target was on the device too" if job.mode is Mode.INFER else ""

@@ -330,7 +330,7 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
         (
             "peaks",
             record("peaks", 32, PEAKS, optimizer="lion"),
-            "line 1: optimizer: unknown value",
+            "line 1: job.optimizer: expected one of sgd",
         ),
         ("limits", record("limits", 24, LIMITS | {"probes": [[1, True]]}), "line 1: result.probes[0]: "),
         (

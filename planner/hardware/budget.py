@@ -20,13 +20,12 @@ memory alone, of which the overhead is no part, and peaks on an empty card say l
 from math import hypot, sqrt
 from statistics import NormalDist
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import AllocatorConfig, MemoryLimits
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import Correction
-from planner.hardware.calibration.model import Fit
 from planner.hardware.device import MIB, UNLIMITED_BYTES, Device
 from planner.hardware.likeness import Likeness, likeness_of, margins_of
 from planner.hardware.residuals import Spread
@@ -68,22 +67,16 @@ def make_budget(
     verdicts = margins_of(likeness).verdicts
     scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)
     if correction is not None and correction.context is not None:
-        device = msgspec.structs.replace(device, context=correction.context)
-    capacity = None
+        device = replace(device, context=correction.context)
+    capacity = total = None
     if device.usable.value < UNLIMITED_BYTES:
-        overhead, deviation, slope = process_overhead(device, correction)
-        deviation = hypot(deviation, device.usable.spread)
-        left = device.usable.value - overhead
-        capacity = int(
-            _max_need(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
-        )
-        capacity = max(0, capacity)
-    limit = None if cap_bytes is None else int(cap_bytes / scale)
-    # A fraction in the configuration refers to the total, and bounds the allocator alone as a cap does.
-    total = int(device.usable.value / scale) if device.usable.value < UNLIMITED_BYTES else None
-    return Budget(
-        device, confidence, cap_bytes, MemoryLimits(capacity, limit, total, config), correction, likeness
-    )
+        left, deviation, slope = room_beside_process(device, correction)
+        need = _max_need(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
+        capacity = max(0, int(need))
+        # A fraction in the configuration refers to the total, and bounds the allocator alone as a cap does.
+        total = int(device.usable.value / scale)
+    limits = MemoryLimits(capacity, None if cap_bytes is None else int(cap_bytes / scale), total, config)
+    return Budget(device, confidence, cap_bytes, limits, correction, likeness)
 
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
@@ -92,12 +85,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
     if likeness == budget.likeness:
         return budget
     return make_budget(
-        budget.device,
-        budget.confidence,
-        budget.limits.config,
-        budget.cap_bytes,
-        budget.correction,
-        likeness,
+        budget.device, budget.confidence, budget.limits.config, budget.cap_bytes, budget.correction, likeness
     )
 
 
@@ -113,15 +101,22 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
     return min(left, rest / (mean * left + sqrt(max(0.0, (mean * left) ** 2 - leading * rest))))
 
 
-def process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
+def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
+    """Return what the process leaves of the GPU for the replay, the deviation, and a fit's slope if any."""
+    overhead, deviation, slope = _process_overhead(device, correction)
+    return device.usable.value - overhead, hypot(deviation, device.usable.spread), slope
+
+
+def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
     """Return the process's memory besides the replay, its deviation, and the slope where there is a fit."""
-    fit = None if correction is None else correction.fit
-    if correction is None or fit is None:
-        return device.context.value, device.context.spread, None
+    size, spread = device.context.value, device.context.spread
+    if correction is None or correction.fit is None:
+        return size, spread, None
     if correction.includes_context:
-        return fit.overhead_bytes, hypot(fit.spread_bytes, correction.extra_spread_bytes), fit.slope
-    overhead = fit.overhead_bytes + device.context.value
-    return overhead, hypot(fit.spread_bytes, device.context.spread, correction.extra_spread_bytes), fit.slope
+        size = spread = 0
+    fit = correction.fit
+    deviation = hypot(fit.spread_bytes, spread, correction.extra_spread_bytes)
+    return fit.overhead_bytes + size, deviation, fit.slope
 
 
 def is_fitted(budget: Budget) -> bool:
@@ -131,7 +126,7 @@ def is_fitted(budget: Budget) -> bool:
 
 def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     """Return the memory that nvidia-smi shows for the process at its peak."""
-    overhead, _, slope = process_overhead(budget.device, budget.correction)
+    overhead, _, slope = _process_overhead(budget.device, budget.correction)
     return round(overhead + (slope or 1) * peak_reserved_bytes)
 
 
@@ -141,30 +136,18 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     A process that fits takes no more than its GPU has: where the allocator meets that end it releases cached
     segments, and cuDNN takes smaller workspaces. One that needs more than the GPU has is not bounded by it.
     """
-    device, confidence = budget.device, budget.confidence
-    correction = budget.correction
-    if correction is not None and correction.fit is not None:
-        return _calibrated_upper_bytes(budget, correction, correction.fit, peak_reserved_bytes)
-    z = NormalDist().inv_cdf(confidence)
-    ratio = margins_of(budget.likeness).peak_ratio(confidence)
-    context = device.context.value + z * device.context.spread
-    reserved = ratio * peak_reserved_bytes
-    if budget.cap_bytes is not None:
-        reserved = max(peak_reserved_bytes, min(reserved, budget.cap_bytes))
-    upper = int(context + reserved)
-    fits = device.context.value + peak_reserved_bytes <= device.usable.value
-    return min(upper, device.usable.value) if fits else upper
-
-
-def _calibrated_upper_bytes(
-    budget: Budget, correction: Correction, fit: Fit, peak_reserved_bytes: int
-) -> int:
-    """Return the prediction bound of the fit, with the uncertainty besides the fit, at most the GPU."""
-    device = budget.device
+    context, usable_bytes = budget.device.context, budget.device.usable.value
+    z = NormalDist().inv_cdf(budget.confidence)
     expected = process_bytes(budget, peak_reserved_bytes)
-    margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
-    beside = correction.extra_spread_bytes
-    if not correction.includes_context:
-        beside = round(hypot(beside, device.context.spread))
-    upper = expected + round(hypot(margin, NormalDist().inv_cdf(budget.confidence) * beside))
-    return min(upper, device.usable.value) if expected <= device.usable.value else upper
+    correction = budget.correction
+    if correction is not None and correction.fit is not None:  # its prediction bound, and what is beside it
+        fit = correction.fit
+        margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
+        spread = 0 if correction.includes_context else context.spread
+        upper = expected + round(hypot(margin, z * round(hypot(correction.extra_spread_bytes, spread))))
+    else:
+        reserved = margins_of(budget.likeness).peak_ratio(budget.confidence) * peak_reserved_bytes
+        if budget.cap_bytes is not None:
+            reserved = max(peak_reserved_bytes, min(reserved, budget.cap_bytes))
+        upper = int(context.value + z * context.spread + reserved)
+    return min(upper, usable_bytes) if expected <= usable_bytes else upper

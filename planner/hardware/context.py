@@ -12,8 +12,7 @@ their origins.
 """
 
 from math import hypot
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from planner.program import threads_per_sm
 
@@ -23,7 +22,7 @@ BASE_MIB, STACKS_SHARE, SPREAD_MIB = 69, 2.028, 40
 TYPICAL_STACKS_MIB, TYPICAL_STACKS_SPREAD_MIB = 93, 74  # of the known GPUs from Turing on
 
 
-class ContextSize(Struct, frozen=True):
+class ContextSize(NamedTuple):
     """The memory of a process outside torch's allocator."""
 
     mib: int

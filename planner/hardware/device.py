@@ -91,12 +91,14 @@ KEPT_BY_DRIVER_SHARE = 0.0023
 KEPT_BY_DRIVER_SPREAD_MIB = 98
 GENERIC_CAPABILITY = (8, 6)  # Ampere, for want of knowledge
 
-_TYPICAL = typical_context()
-GENERIC_CONTEXT = SourcedBytes(
-    value=_TYPICAL.mib * MIB,
-    source="that of the median card: published contexts (torch >= 2.1) grow with the multiprocessors",
-    spread=_TYPICAL.spread_mib * MIB,
-    kind=FigureKind.DERIVED,
+
+def _derived(mib: int, spread_mib: int, source: str) -> SourcedBytes:
+    return SourcedBytes(mib * MIB, source, spread_mib * MIB, FigureKind.DERIVED)
+
+
+GENERIC_CONTEXT = _derived(
+    *typical_context(),
+    "that of the median card: published contexts (torch >= 2.1) grow with the multiprocessors",
 )
 
 
@@ -105,24 +107,16 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
     if about is None or about.multiprocessors is None:
         return GENERIC_CONTEXT
     count = round(about.multiprocessors.value)
-    size = context_size(capability, count)
-    return SourcedBytes(
-        value=size.mib * MIB,
-        source=f"line through published contexts (torch >= 2.1) of 12 GPUs, at {count} multiprocessors",
-        spread=size.spread_mib * MIB,
-        kind=FigureKind.DERIVED,
-    )
+    source = f"line through published contexts (torch >= 2.1) of 12 GPUs, at {count} multiprocessors"
+    return _derived(*context_size(capability, count), source)
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
     """Return what torch sees of a GPU of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
     kept = KEPT_BY_DRIVER_MIB * MIB + round(KEPT_BY_DRIVER_SHARE * total_bytes)
-    return SourcedBytes(
-        value=max(0, total_bytes - kept),
-        source=f"total less {KEPT_BY_DRIVER_MIB} MiB and {KEPT_BY_DRIVER_SHARE:.2%}: the known cards' line",
-        spread=KEPT_BY_DRIVER_SPREAD_MIB * MIB,
-        kind=FigureKind.DERIVED,
-    )
+    source = f"total less {KEPT_BY_DRIVER_MIB} MiB and {KEPT_BY_DRIVER_SHARE:.2%}: the known cards' line"
+    spread_bytes = KEPT_BY_DRIVER_SPREAD_MIB * MIB
+    return SourcedBytes(max(0, total_bytes - kept), source, spread_bytes, FigureKind.DERIVED)
 
 
 def generic_device(total_mib: int) -> Device:

@@ -4,7 +4,7 @@ from math import hypot
 from statistics import NormalDist
 
 from planner.allocator import MemoryLimits, Replay, replay_trace
-from planner.hardware.budget import Budget, is_fitted, process_overhead
+from planner.hardware.budget import Budget, is_fitted, room_beside_process
 from planner.hardware.device import UNLIMITED_BYTES
 from planner.hardware.likeness import margins_of
 from planner.hardware.residuals import Spread
@@ -51,11 +51,9 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
         probabilities.append(probability_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
     device = budget.device
     if device.usable.value < UNLIMITED_BYTES:
-        overhead, deviation, slope = process_overhead(device, budget.correction)
-        deviation = hypot(deviation, device.usable.spread)
+        room, deviation, slope = room_beside_process(device, budget.correction)
         spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)
-        left = device.usable.value - overhead
-        probabilities.append(probability_beyond(left, need_bytes, spread, deviation))
+        probabilities.append(probability_beyond(room, need_bytes, spread, deviation))
     return max(probabilities)
 
 

@@ -34,7 +34,12 @@ _Version = Annotated[int, Meta(ge=0, le=99)]
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """A mapping of a device file; a figure has a kind and a source."""
+    """A mapping of a device file."""
+
+
+class _Figure(_Record, frozen=True, kw_only=True):
+    kind: _Kind
+    source: Text
 
 
 class _Size(_Record, frozen=True):
@@ -53,23 +58,17 @@ class _Capability(_Record, frozen=True):
     source: Text
 
 
-class _Multiprocessors(_Record, frozen=True):
+class _Multiprocessors(_Figure, frozen=True):
     count: _Number
-    kind: _Kind
-    source: Text
 
 
-class _Memory(_Record, frozen=True):
+class _Memory(_Figure, frozen=True):
     type: Text
     gb_per_second: _Number
-    kind: _Kind
-    source: Text
 
 
-class _Instances(_Record, frozen=True):
+class _Instances(_Figure, frozen=True):
     names: tuple[Text, ...]
-    kind: _Kind
-    source: Text
 
 
 class _DeviceFile(_Record, frozen=True):
@@ -179,17 +178,10 @@ def _read_device(path: Path) -> Device:
     if usable.value > total.value:
         raise entry.mapping()["usable"].broken("more than the total")
     about = _product_info(record, record.line) if record.line else None
-    capability = record.capability.version
-    context = record.context
+    capability, context = record.capability, record.context
+    known = generic_context(capability.version, about) if context == "generic" else context.sourced()
     return Device(
-        name=record.name,
-        total=total,
-        usable=usable,
-        context=generic_context(capability, about) if context == "generic" else context.sourced(),
-        capability=capability,
-        aliases=record.aliases,
-        capability_source=record.capability.source,
-        about=about,
+        record.name, total, usable, known, capability.version, record.aliases, capability.source, about
     )
 
 
@@ -205,5 +197,5 @@ def _product_info(record: _DeviceFile, line: ProductLine) -> ProductInfo:
     )
 
 
-def _sourced(value: float, record: _Multiprocessors | _Memory) -> SourcedValue:
+def _sourced(value: float, record: _Figure) -> SourcedValue:
     return SourcedValue(value, record.source, FigureKind(record.kind))

@@ -1,5 +1,6 @@
 """The GPU of this machine as a device: `--gpu auto`, and runs that were measured here."""
 
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
     try:
         library = nvml or import_module("pynvml")
         library.nvmlInit()
+        with ExitStack() as at_end:
+            at_end.callback(library.nvmlShutdown)
+            handle = library.nvmlDeviceGetHandleByIndex(0)
+            name = library.nvmlDeviceGetName(handle)
+            total_bytes = int(library.nvmlDeviceGetMemoryInfo(handle).total)
+            major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
     except Exception as error:  # NVML's own errors have no base that is known without it
-        raise NoGpuError(_message(error)) from error
-    try:
-        handle = library.nvmlDeviceGetHandleByIndex(0)
-        name = library.nvmlDeviceGetName(handle)
-        total_bytes = int(library.nvmlDeviceGetMemoryInfo(handle).total)
-        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
-    except Exception as error:
-        raise NoGpuError(_message(error)) from error
-    finally:
-        library.nvmlShutdown()
+        problem = (
+            "nvidia-ml-py is missing" if isinstance(error, ImportError) else " ".join(str(error).split())
+        )
+        what_to_do = "give --gpu NAME or --gpu-mib N"
+        raise NoGpuError(f"--gpu auto: no NVIDIA GPU here ({problem}); {what_to_do}") from error
     name = name.decode() if isinstance(name, bytes) else str(name)
     versions = Versions("unknown", None, None, None, (int(major), int(minor)), None, total_bytes)
     return detected_device(name, versions, folder)
@@ -48,15 +50,10 @@ def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER)
         raise UsageError(f"{gpu}: its memory is not known; give --gpu-mib N as nvidia-smi shows it")
     source = "NVML on this machine" if usable_bytes is None else "torch on this machine"
     total = SourcedBytes(total_bytes or usable_bytes or 0, "NVML on this machine", kind=FigureKind.MEASURED)
-    usable = SourcedBytes(usable_bytes or 0, source, kind=FigureKind.MEASURED)
-    return Device(
-        name=gpu,
-        total=total,
-        usable=generic_usable(total.value) if usable_bytes is None else usable,
-        context=GENERIC_CONTEXT,
-        capability=versions.capability,
-        capability_source=source,
-    )
+    usable = generic_usable(total.value)
+    if usable_bytes is not None:
+        usable = SourcedBytes(usable_bytes, source, kind=FigureKind.MEASURED)
+    return Device(gpu, total, usable, GENERIC_CONTEXT, versions.capability, capability_source=source)
 
 
 def check_detected(named: str, gpu: str, versions: Versions) -> Device:
@@ -65,8 +62,3 @@ def check_detected(named: str, gpu: str, versions: Versions) -> Device:
     if not is_same_gpu(device, gpu, versions):
         raise UsageError(f"--gpu {named}: this machine has {gpu}; leave --gpu away")
     return device
-
-
-def _message(error: Exception) -> str:
-    problem = "nvidia-ml-py is missing" if isinstance(error, ImportError) else " ".join(str(error).split())
-    return f"--gpu auto: no NVIDIA GPU here ({problem}); give --gpu NAME or --gpu-mib N"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,6 +34,7 @@ LOCK = ".lock"
 _STATEMENTS = ("source", "about", "when", "traced_with", "includes_context")
 _OF_KEY = ("job", "gpu", "versions", "settings", "source")  # stand once in a file, not at each point
 
+S = TypeVar("S", bound=Struct)
 Fitter = Callable[[Sequence[Point]], Fit | NoFit]
 
 
@@ -67,10 +68,6 @@ class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
     settings: _Settings
     fit: dict[str, Any]
     points: Annotated[list[Any], Meta(min_length=1)]
-
-
-class _Refused(Struct, frozen=True, forbid_unknown_fields=True):
-    refused: Text
 
 
 def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
@@ -172,30 +169,21 @@ def _calibration(entry: Entry) -> Calibration:
     record = entry.convert(_CalibrationFile)
     if (record.source == "emulated") != is_emulated(record.gpu):
         raise parts["source"].broken(f"figures of {record.gpu} are {origin_of(record.gpu)}")
-    names = Settings.__struct_fields__
-    key = Key(
-        job=_job(parts["job"], record.job, record.settings.cudnn_benchmark),
-        gpu=record.gpu,
-        versions=record.versions,
-        settings=Settings(**{name: getattr(record.settings, name) for name in names}),
-    )
-    refused = "refused" in record.fit
+    job = _job(parts["job"], record.job, record.settings.cudnn_benchmark)
+    key = Key(job, record.gpu, record.versions, _fields(Settings, record.settings))
+    items = parts["points"].items()
+    points = [item.convert(_Point, **asdict(key), source=record.source) for item in items]
     return Calibration(
         key=key,
-        source=record.source,
-        about=record.about,
-        when=record.when,
-        traced_with=record.traced_with,
-        includes_context=record.includes_context,
-        points=tuple(_point(item, key, record.source) for item in parts["points"].items()),
-        fit=NoFit(parts["fit"].convert(_Refused).refused) if refused else parts["fit"].convert(Fit),
+        **{name: getattr(record, name) for name in _STATEMENTS},
+        points=tuple(Point(_fields(Observation, point), point.replayed_bytes) for point in points),
+        fit=parts["fit"].convert(NoFit) if "refused" in record.fit else parts["fit"].convert(Fit),
     )
 
 
-def _point(entry: Entry, key: Key, source: Origin) -> Point:
-    point = entry.convert(_Point, **asdict(key), source=source)
-    names = Observation.__struct_fields__
-    return Point(Observation(**{name: getattr(point, name) for name in names}), point.replayed_bytes)
+def _fields(kind: type[S], record: S) -> S:
+    """Return a record of a file without what it has besides."""
+    return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 
 def _job(entry: Entry, options: dict[str, Any], benchmark: bool) -> Job:
@@ -238,7 +226,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def _to_json(calibration: Calibration) -> dict[str, Any]:
-    key, fit = _key_to_json(calibration.key), calibration.fit
+    key = _key_to_json(calibration.key)
     return {
         "schema": SCHEMA,
         "kind": "calibration",
@@ -247,7 +235,7 @@ def _to_json(calibration: Calibration) -> dict[str, Any]:
         "job": key["job"],
         "versions": key["versions"],
         "settings": key["settings"],
-        "fit": {"refused": fit.reason} if isinstance(fit, NoFit) else msgspec.to_builtins(fit),
+        "fit": msgspec.to_builtins(calibration.fit),
         "points": [_point_to_json(point) for point in calibration.points],
     }
 

@@ -52,7 +52,7 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
         return self.peak_bytes(replayed_bytes) + round(margin)
 
 
-class NoFit(Struct, frozen=True):
+class NoFit(Struct, frozen=True, forbid_unknown_fields=True, rename={"reason": "refused"}):
     """The reason why the points support no line."""
 
     reason: Text

@@ -76,7 +76,7 @@ def test_a_case_says_what_the_rule_would_say_or_nothing(
     validate_ops(case)
 
     def plain(other: int, count: int) -> tuple[tuple[str, int], ...]:
-        return tuple(("h", held.size_bytes) for held in run_program(program, 3 * other + 1, count))
+        return tuple(("h", held.number) for held in run_program(program, 3 * other + 1, count))
 
     assert evaluate(case, batch, processors) == plain(batch, processors)
     for other in others:

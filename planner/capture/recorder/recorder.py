@@ -7,6 +7,7 @@ the rules of `planner.capture.workspaces`. Where autograd on a GPU adds gradient
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,19 +22,10 @@ from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.symbolic.kernel_calls import RecordedCall, to_meta
 from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.nn.convolution import CUDNN_OPS
-from planner.capture.workspaces.ops import (
-    AutotuneAlloc,
-    Hold,
-    Op,
-    Output,
-    Outputs,
-    Release,
-    ReleaseBeneath,
-    TryAlloc,
-)
-from planner.capture.workspaces.registry import Coverage, coverage_of
+from planner.capture.workspaces.ops import KernelOp, Ops, Outputs
+from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces
-from planner.program import Alloc, Category, Phase, Site, Target, Trace
+from planner.program import Alloc, Category, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
 
@@ -146,7 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _inspect(self, func: Any) -> Operator:
         is_queried = self._target.conv_workspace_query is not None and func in CUDNN_OPS
-        if coverage_of(func) is Coverage.UNKNOWN and not is_queried:
+        if is_unknown(func) and not is_queried:
             self.unknown_ops.add(str(func))
         op = self._operators[id(func)] = inspect_operator(func)
         return op
@@ -189,51 +181,49 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known.block = self._alloc(storage.nbytes(), old.category, op.name)
             self._log.free(old)
 
-    def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:
         """Make each autotuning allocation a plain attempt in the first call of a signature; drop it later."""
-        if not any(isinstance(one, AutotuneAlloc) for one in ops):
+        timed = [one for one in ops if isinstance(one, KernelOp) and one.kind is OpKind.AUTOTUNE]
+        if not timed:
             return ops
         signature = repr((op.name, to_meta(args)))
         if signature in self._autotuned:
-            return tuple(one for one in ops if not isinstance(one, AutotuneAlloc))
+            return tuple(one for one in ops if one not in timed)
         self._autotuned.add(signature)
-        return tuple(
-            TryAlloc(one.size_bytes, one.explain) if isinstance(one, AutotuneAlloc) else one for one in ops
-        )
+        return tuple(replace(one, kind=OpKind.TRY) if one in timed else one for one in ops)
 
-    def _record_ops(self, op: Operator, ops: tuple[Op, ...], new: list[Tensor]) -> list[Block]:
+    def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor]) -> list[Block]:
         """Record the ops of a rule; returns the blocks that the kernel holds until it returns."""
         category = self._output_category()
         held: list[Block] = []
         coming = list(new)
-        if not any(isinstance(one, Output | Outputs) for one in ops):
-            ops = (Outputs(), *ops)
-        for one in (*ops, Outputs()):
-            match one:
-                case Output(index):
+        steps = [one if isinstance(one, KernelOp) else KernelOp(OpKind.TRANSIENT, one) for one in ops]
+        if not any(one.kind in (OpKind.OUTPUT, OpKind.OUTPUTS) for one in steps):
+            steps.insert(0, Outputs())
+        for one in (*steps, Outputs()):
+            match one.kind:
+                case OpKind.OUTPUT:
                     if coming:
-                        self._record_tensor(coming.pop(min(index, len(coming) - 1)), category, op.name)
-                case Outputs():
+                        self._record_tensor(coming.pop(min(one.number, len(coming) - 1)), category, op.name)
+                case OpKind.OUTPUTS:
                     while coming:
                         self._record_tensor(coming.pop(0), category, op.name)
-                case Release(blocks):
-                    for _ in range(blocks):
+                case OpKind.RELEASE:
+                    for _ in range(one.number):
                         self._log.free(held.pop())
-                case ReleaseBeneath(blocks):
-                    for block in reversed(held[-1 - blocks : -1]):
+                case OpKind.RELEASE_BENEATH:
+                    for block in reversed(held[-1 - one.number : -1]):
                         self._log.free(block)
-                    del held[-1 - blocks : -1]
-                case Hold(size_bytes):
-                    if size_bytes:  # no rule releases a block of no bytes
-                        held.append(self._alloc(size_bytes, Category.WORKSPACE, op.name))
-                case TryAlloc(size_bytes, explain):
-                    block = self._alloc(size_bytes, Category.WORKSPACE, op.name)
-                    block.may_fail = True
-                    if self._provenance is not None and explain is not None:
-                        self._provenance.on_workspace(explain(block.number))
+                    del held[-1 - one.number : -1]
+                case _ if one.number:  # no rule releases a block of no bytes
+                    block = self._alloc(one.number, Category.WORKSPACE, op.name)
+                    if one.kind is OpKind.HOLD:
+                        held.append(block)
+                        continue
+                    block.may_fail = one.kind is OpKind.TRY
+                    if self._provenance is not None and one.explain is not None:
+                        self._provenance.on_workspace(one.explain(block.number))
                     self._log.free(block)
-                case int() if one:
-                    self._log.free(self._alloc(one, Category.WORKSPACE, op.name))
         return held
 
     def _record_outputs(self, op: Operator, out: Any) -> None:

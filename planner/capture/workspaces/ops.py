@@ -7,78 +7,36 @@ outputs that it does not name are made after its last. Blocks of no bytes are sk
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from planner.program import ConvWorkspace, OpKind, Target
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Allocate a block that lives until it is released or the kernel returns."""
-
-    size_bytes: int
-
 
 # Returns the provenance of the block of this number; called for explanations alone, where shapes are numbers.
 ExplainBlock = Callable[[int], ConvWorkspace]
 
 
 @dataclass(frozen=True, slots=True)
-class TryAlloc:
-    """Allocate a block and free it at once; the kernel falls back if the allocation fails."""
+class KernelOp:
+    """An operation of a kernel."""
 
-    size_bytes: int
+    kind: OpKind
+    number: int = 0  # of bytes, of blocks to free, or of outputs to skip
     explain: ExplainBlock | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class AutotuneAlloc:
-    """Like `TryAlloc`, but only in the first call of a signature: operator, shapes and arguments."""
+Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
+TryAlloc = partial(KernelOp, OpKind.TRY)  # freed at once; the kernel falls back if the allocation fails
+AutotuneAlloc = partial(KernelOp, OpKind.AUTOTUNE)  # the same in the first call with these shapes alone
+Release = partial(KernelOp, OpKind.RELEASE)  # of the held blocks that were allocated last
+ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of those right before the last one
+Output = partial(KernelOp, OpKind.OUTPUT)  # the next output, or as many further on as are skipped
+Outputs = partial(KernelOp, OpKind.OUTPUTS)  # all outputs that are not made yet
 
-    size_bytes: int
-    explain: ExplainBlock | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Free the held blocks that were allocated last."""
-
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseBeneath:
-    """Free the held blocks that were allocated right before the last one."""
-
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Make one output: the next, or as many further on as `skipped` says."""
-
-    skipped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Make all outputs that are not made yet."""
-
-
-Op = int | Hold | TryAlloc | AutotuneAlloc | Release | ReleaseBeneath | Output | Outputs
+Op = int | KernelOp
 Ops = tuple[Op, ...]
 Args = tuple[Any, ...]
 Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
-
-_KINDS: dict[type, OpKind] = {
-    Hold: OpKind.HOLD,
-    TryAlloc: OpKind.TRY,
-    AutotuneAlloc: OpKind.AUTOTUNE,
-    Release: OpKind.RELEASE,
-    ReleaseBeneath: OpKind.RELEASE_BENEATH,
-    Output: OpKind.OUTPUT,
-    Outputs: OpKind.OUTPUTS,
-}
 
 
 def kind_and_size(op: Op) -> tuple[OpKind, Any]:
@@ -86,10 +44,6 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
     Outputs are stored in the order in which they are made, so that `Output` needs no number.
     """
-    if isinstance(op, Hold | TryAlloc | AutotuneAlloc):
-        return _KINDS[type(op)], op.size_bytes
-    if isinstance(op, Release | ReleaseBeneath):
-        return _KINDS[type(op)], op.blocks
-    if isinstance(op, Output | Outputs):
-        return _KINDS[type(op)], 0
-    return OpKind.TRANSIENT, op
+    if not isinstance(op, KernelOp):
+        return OpKind.TRANSIENT, op
+    return op.kind, 0 if op.kind is OpKind.OUTPUT else op.number

@@ -3,7 +3,6 @@
 An operator has a rule, is declared to need no workspace, or is unknown. Every answer names unknown operators.
 """
 
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -23,30 +22,20 @@ RULES = operator_table({names: rule for module in _MODULES for names, rule in mo
 CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
-class Coverage(StrEnum):
-    """The state of knowledge of an operator's workspace."""
-
-    RULE = "rule"
-    NO_WORKSPACE = "no workspace"
-    UNKNOWN = "unknown"
-
-
 def rule_of(func: Any) -> Rule | None:
     """Return the rule of this operator, if it has one."""
     return RULES.get(func) or detection.RULES_BY_NAME.get(func._schema.name)
 
 
-def coverage_of(func: Any) -> Coverage:
-    """Return what is known of this operator's workspace."""
+def is_unknown(func: Any) -> bool:
+    """Return whether this operator has no rule and is not declared to need no workspace."""
     if func in convolution.CUDNN_OPS:
-        return Coverage.UNKNOWN
+        return True
     if rule_of(func) is not None or func in gemm.BLAS_OPS:
-        return Coverage.RULE
+        return False
     schema = func._schema
     if not schema.name.startswith("aten::"):
-        return Coverage.NO_WORKSPACE if schema.name.startswith("profiler::") else Coverage.UNKNOWN
+        return not schema.name.startswith("profiler::")
     aliases = [value.alias_info for value in schema.returns]
     is_view = aliases and all(alias is not None and not alias.is_write for alias in aliases)
-    if schema.name in NO_WORKSPACE_OPS or torch.Tag.pointwise in func.tags or is_view:
-        return Coverage.NO_WORKSPACE
-    return Coverage.UNKNOWN
+    return not (schema.name in NO_WORKSPACE_OPS or torch.Tag.pointwise in func.tags or is_view)

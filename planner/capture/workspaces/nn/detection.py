@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, kind_and_size
 from planner.capture.workspaces.tensor.sorting import sort_ops
-from planner.program import Target
+from planner.program import OpKind, Target
 
 _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: one bit for each of so many boxes
 
@@ -33,8 +33,8 @@ def _nms(args: Args, out: Tensor, target: Target) -> Ops:
     many = boxes.shape[0]
     if not many:
         return ()
-    sort = [op for op in sort_ops(scores, 0) if not isinstance(op, Outputs)]
-    held = sum(isinstance(op, Hold) for op in sort)
+    sort = [op for op in sort_ops(scores, 0) if op != Outputs()]
+    held = sum(kind_and_size(op)[0] is OpKind.HOLD for op in sort)
     return (
         Hold(8 * many),
         Hold(tensor_bytes(scores)),

@@ -1,20 +1,29 @@
-"""The first event at which two traces of one batch size diverge."""
+"""The events of two traces side by side."""
 
-from planner.program.events import Alloc, Free, PhaseStart, Trace
+from collections.abc import Iterator, Sequence
+
+from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
+
+
+def match_events(
+    one: Trace, ones: Sequence[Event], other: Trace, others: Sequence[Event]
+) -> Iterator[tuple[Event, Event, bool]]:
+    """Yield pairs of events, and whether they are the same apart from the sizes and the numbers of blocks."""
+    blocks: dict[int, int] = {}
+    for a, b in zip(ones, others, strict=False):
+        if isinstance(a, Alloc) and isinstance(b, Alloc):
+            blocks[a.block] = b.block
+            is_same = (a.category, a.may_fail) == (b.category, b.may_fail)
+            yield a, b, is_same and one.sites[a.site] == other.sites[b.site]
+        elif isinstance(a, Free) and isinstance(b, Free):
+            yield a, b, blocks.get(a.block) == b.block
+        else:
+            yield a, b, isinstance(a, PhaseStart) and a == b
 
 
 def first_divergence(one: Trace, other: Trace) -> str:
     """Return where two traces diverge apart from the numbers of blocks; "" where they do not."""
-    blocks: dict[int, int] = {}
-    for index, (a, b) in enumerate(zip(one.events, other.events, strict=False)):
-        if isinstance(a, Alloc) and isinstance(b, Alloc):
-            same = (a.size_bytes, a.category, a.may_fail) == (b.size_bytes, b.category, b.may_fail)
-            same = same and one.sites[a.site] == other.sites[b.site]
-            blocks[a.block] = b.block
-        elif isinstance(a, Free) and isinstance(b, Free):
-            same = blocks.get(a.block) == b.block
-        else:
-            same = isinstance(a, PhaseStart) and a == b
-        if not same:
+    for index, (a, b, is_same) in enumerate(match_events(one, one.events, other, other.events)):
+        if not is_same or (isinstance(a, Alloc) and isinstance(b, Alloc) and a.size_bytes != b.size_bytes):
             return f"event {index} at batch {one.batch}"
     return "" if len(one.events) == len(other.events) else f"the number of events at batch {one.batch}"

@@ -1,12 +1,13 @@
 """Fit affine events to two traces of one job at different batch sizes."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.program.diff import first_divergence
-from planner.program.events import Alloc, Category, Event, Free, PhaseStart, Trace
+from planner.program.diff import first_divergence, match_events
+from planner.program.events import Alloc, Category, Event, Free, Trace
 from planner.program.program import AffineAlloc, Program, ProgramEvent
 
 
@@ -42,26 +43,18 @@ Fit = Callable[[int, int, int, int], Affine]
 
 
 def fit_events(
-    first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event]
+    first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
 ) -> list[ProgramEvent]:
     """Fit events of two traces, which may be all or some of theirs. Raises NotAffineError."""
-    twins: dict[int, int] = {}
     events: list[ProgramEvent] = []
-    for index, (a, b) in enumerate(zip(ones, others, strict=False)):
-        if isinstance(a, Alloc) and isinstance(b, Alloc):
-            same = a.category == b.category and first.sites[a.site] == second.sites[b.site]
-            twins[a.block] = b.block
-        elif isinstance(a, Free) and isinstance(b, Free):
-            same = twins.get(a.block) == b.block
-        else:
-            same = a == b and isinstance(a, PhaseStart)
-        if not same:
+    for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
+        if not is_same:
             at_first = f"{_describe(first, a)} at batch {first.batch}"
             raise NotAffineError(
                 f"event {index} is {at_first} and {_describe(second, b)} at batch {second.batch}"
             )
         if isinstance(a, Alloc) and isinstance(b, Alloc):
-            events.append(_fit_alloc(a, b, first, second))
+            events.append(_fit_alloc(a, b, first, second, fit))
         elif not isinstance(a, Alloc):
             events.append(a)
     if len(ones) != len(others):
@@ -69,7 +62,7 @@ def fit_events(
     return events
 
 
-def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: Fit = affine_through) -> AffineAlloc:
+def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: Fit) -> AffineAlloc:
     try:
         size = fit(a.size_bytes, b.size_bytes, first.batch, second.batch)
         if size.slope < 0 or size.fixed + size.slope < 0:
@@ -185,24 +178,12 @@ def _fit_slots(
     ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
 ) -> list[list[ProgramEvent]] | None:
     """Return the slots with affine workspaces; None where traces differ or they are not affine."""
-    if any(len(a) != len(b) for a, b in zip(ours, theirs, strict=True)):
+    lengths = [len(slot) for slot in ours]
+    if lengths != [len(slot) for slot in theirs]:
         return None
-    twins: dict[int, int] = {}
-    slots: list[list[ProgramEvent]] = []
-    for a, b in zip(ours, theirs, strict=True):
-        slots.append([])
-        for event, twin in zip(a, b, strict=True):
-            if isinstance(event, Alloc) and isinstance(twin, Alloc):
-                same = first.sites[event.site] == second.sites[twin.site] and event.may_fail == twin.may_fail
-                if not same:
-                    return None
-                twins[event.block] = twin.block
-                try:
-                    slots[-1].append(_fit_alloc(event, twin, first, second, fit))
-                except NotAffineError:
-                    return None
-            elif isinstance(event, Free) and isinstance(twin, Free) and twins[event.block] == twin.block:
-                slots[-1].append(event)
-            else:
-                return None
-    return slots
+    try:
+        events = fit_events(first, list(chain(*ours)), second, list(chain(*theirs)), fit)
+    except NotAffineError:
+        return None
+    coming = iter(events)
+    return [list(islice(coming, length)) for length in lengths]

@@ -7,34 +7,11 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from planner._support.lazy_exports import attach
+from planner._support.lazy_exports import attach_stub
 
-if TYPE_CHECKING:
-    from planner.api.advise import AdviceResult as AdviceResult, advise as advise
-    from planner.api.estimate import EstimateResult as EstimateResult, estimate as estimate
-    from planner.api.explain import ExplainResult as ExplainResult, explain as explain
-    from planner.api.gpus import GpusResult as GpusResult, gpus as gpus
-    from planner.api.max_batch import (
-        MaxBatchResult as MaxBatchResult,
-        max_batch as max_batch,
-    )
-    from planner.hardware import Device as Device
-    from planner.jobs import Job as Job
-
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "api.advise": ["AdviceResult", "advise"],
-        "api.explain": ["ExplainResult", "explain"],
-        "api.gpus": ["GpusResult", "gpus"],
-        "api.estimate": ["EstimateResult", "estimate"],
-        "api.max_batch": ["MaxBatchResult", "max_batch"],
-        "hardware": ["Device"],
-        "jobs": ["Job"],
-    },
-)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
 # The public modules of the hooks, and where they live.
 _ALIASES = {

@@ -14,16 +14,11 @@ from planner.errors import DataFileError
 PARTIAL = ".partial"  # how names end while a file is being written
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Put `content` in place by a rename, so that nobody ever reads half of it. Raises OSError."""
-    with _replacing(path) as partial:
-        partial.write_bytes(content)
-
-
 def save(path: Path, content: bytes, what: str) -> None:
     """Write the file that an option names. Raises DataFileError, which says `what` cannot be written."""
     try:
-        replace_bytes(path, content)
+        with _replacing(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise DataFileError(f"{path}: cannot write {what}: {error.strerror or error}") from error
 

@@ -4,7 +4,7 @@ msgspec converts; its errors name types of Python and no value, so that messages
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -56,7 +56,7 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
         key: Key = name or int(index)
         value = value[key]
         path.append(key)
-        expected = None if expected is None else _type_at(expected, key)
+        expected = _type_at(expected, key)
     field = _FIELD.fullmatch(what)
     if field and field[1] == "missing required":
         return ConversionError(path, f"missing {field[2]}")
@@ -83,17 +83,19 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
+def _options(kind: msgspec.inspect.Type | None) -> Iterable[msgspec.inspect.Type | None]:
+    return kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+
+
 def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field]:
-    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return next((one.fields for one in options if isinstance(one, msgspec.inspect.StructType)), ())
+    return next((one.fields for one in _options(kind) if isinstance(one, msgspec.inspect.StructType)), ())
 
 
-def _type_at(kind: msgspec.inspect.Type, key: Key) -> msgspec.inspect.Type | None:
+def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Type | None:
     """Return the type of an entry of a value of this type; None where it has no type of its own."""
     if isinstance(key, str):
         return next((field.type for field in _fields(kind) if field.encode_name == key), None)
-    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    for one in options:
+    for one in _options(kind):
         if isinstance(one, msgspec.inspect.TupleType):
             return one.item_types[key]
         if isinstance(one, msgspec.inspect.CollectionType):

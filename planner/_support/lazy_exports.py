@@ -5,7 +5,7 @@ As lazy_loader does it (SPEC 1), but without parsing stubs as Python, which woul
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,12 +32,7 @@ def attach_stub(package: str, file: str) -> Exports:
     The stub has lines of the form `from .module import name as name`.
     """
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
-    return attach(package, {module: _NAME.findall(names) for module, names in _IMPORT.findall(stub)})
-
-
-def attach(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Exports:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package that shows these names of its modules."""
-    homes = {name: module for module, names in names_by_module.items() for name in names}
+    homes = {name: module for module, names in _IMPORT.findall(stub) for name in _NAME.findall(names)}
 
     def get(name: str) -> Any:
         if name not in homes:

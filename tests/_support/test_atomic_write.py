@@ -3,14 +3,15 @@
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from planner._support.atomic_write import replace_bytes, write_bytes
+from planner._support.atomic_write import save, write_bytes
 from planner.errors import DataFileError
 
-WAYS = pytest.mark.parametrize("write", [replace_bytes, write_bytes])
+WAYS = pytest.mark.parametrize("write", [partial(save, what="it"), write_bytes])
 Write = Callable[[Path, bytes], None]
 
 

@@ -12,7 +12,7 @@ from .options import (
     OptionKind as OptionKind, reset_options as reset_options,
 )
 from .parse import (
-    DTYPES as DTYPES, SOURCES as SOURCES, check_count as check_count, choose as choose, freeze as freeze,
+    DTYPES as DTYPES, SOURCES as SOURCES, check_count as check_count, freeze as freeze,
     is_argument_name as is_argument_name, is_code as is_code, nearest as nearest, parse_loss as parse_loss,
     parse_model_arg as parse_model_arg, parse_tensor_spec as parse_tensor_spec, shown as shown,
     split_model as split_model,

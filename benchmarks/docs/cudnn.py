@@ -161,7 +161,7 @@ def said_of(row: dict[str, str], library: Cudnn) -> str:
     last = row["layout"].endswith("C")
     direction = OPERATIONS[row["operation"]]
     asked = Convolution(direction, TYPES[row["dtype"]], x, w, y, last, padding, stride, dilation)
-    engine = library.first((major, minor), CAPABILITIES[major, minor], asked)
+    engine = library.workspaces((major, minor), CAPABILITIES[major, minor], asked).engine
     return "-" if engine is None else f"{engine.workspace_bytes:,}"
 
 
@@ -216,7 +216,7 @@ def answers(library: Cudnn, asked: Iterable[Convolution]) -> list[Answer]:
     found = []
     for one in asked:
         for capability, multiprocessors in CAPABILITIES.items():
-            engine = library.first(capability, multiprocessors, one)
+            engine = library.workspaces(capability, multiprocessors, one).engine
             taken = 0 if engine is None else engine.workspace_bytes
             found.append(Answer(one, capability, None if engine is None else engine.number, taken))
     return found

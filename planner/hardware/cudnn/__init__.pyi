@@ -1,3 +1,4 @@
 from .client import Cudnn as Cudnn, describe_for_cudnn as describe_for_cudnn, open_cudnn as open_cudnn
-from .per_layer import LayerWorkspace as LayerWorkspace, layer_workspaces as layer_workspaces
-from .workspace_breakdown import Part as Part, Term as Term
+from .workspace_breakdown import (
+    LayerWorkspace as LayerWorkspace, Part as Part, Term as Term, layer_workspaces as layer_workspaces,
+)

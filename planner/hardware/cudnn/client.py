@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +31,21 @@ LIBRARY = "libcudnn.so.9"
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A library in a process of its own, with what it has said so far."""
+    """A library in a process of its own, with its answers so far."""
 
     version: str
-    _folder: Path
+    _start: Callable[[], Worker]
     _worker: Worker
-    _cublaslt: Path | None = None  # the stand-in of cuBLASLt that it finds
-    _gpu: str = ""  # what the stand-in of the driver beside it is told
     lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
-    _said: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
-
-    def first(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Engine | None:
-        """Return the engine that PyTorch runs without `benchmark`; None for what cuDNN does not do on such a
-        GPU, and for GPUs about which it says nothing (`silent`).
-        """
-        return next(iter(self._ask(capability, multiprocessors, asked, every=False)), None)
-
-    def every(
-        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
-    ) -> tuple[Engine, ...]:
-        """Return the engines that PyTorch times with `benchmark`, in cuDNN's order."""
-        return self._ask(capability, multiprocessors, asked, every=True)
+    _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        """Return the workspaces without `benchmark`."""
-        engine = self.first(capability, multiprocessors, asked)
-        return Workspaces(0) if engine is None else Workspaces(engine.workspace_bytes, engine=engine)
+        """Return the workspaces without `benchmark`; none for what cuDNN does not do on such a GPU, and for
+        GPUs about which it says nothing (`silent`).
+        """
+        engines = self.engines(capability, multiprocessors, asked, every=False)
+        return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
@@ -66,17 +54,18 @@ class Cudnn:
         (generate_and_filter_plans), then what one of them takes. Which one nobody knows before; it is taken
         to be the heuristics' first.
         """
-        engines = self.every(capability, multiprocessors, asked)
+        engines = self.engines(capability, multiprocessors, asked, every=True)
         if not engines:
             return Workspaces(0)
         first, largest = engines[0], max(engines, key=lambda engine: engine.workspace_bytes)
         return Workspaces(first.workspace_bytes, largest.workspace_bytes, first, largest)
 
-    def _ask(
+    def engines(
         self, capability: tuple[int, int], multiprocessors: int, asked: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
+        """Return the engines that PyTorch times with `benchmark`, in cuDNN's order, or the first alone."""
         key = (capability, multiprocessors, asked, every)
-        if key not in self._said:
+        if key not in self._answers:
             answers: list[Any] = []
             if capability not in self.silent:
                 described = describe_for_cudnn(capability, multiprocessors)
@@ -84,19 +73,15 @@ class Cudnn:
                     answers = self._worker.request({**asdict(asked), "every": every, "device": described})
                 except WorkerError:  # this query ends the library's process
                     self.silent.add(capability)
-                    self._worker = _start(self._folder, self._cublaslt, self._gpu)
-            self._said[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
-        return self._said[key]
+                    self._worker = self._start()
+            self._answers[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
+        return self._answers[key]
 
 
 CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
 
 
-def _without_cublaslt(_folder: Path) -> str:
-    return "none was given"
-
-
-def open_cudnn(where: str, cublaslt_for: CublasLt = _without_cublaslt, gpu: str = "") -> Cudnn:
+def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str) -> Cudnn:
     """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
 
     `cublaslt_for` says which library its process finds as cuBLASLt: the real one answers only where a GPU is,
@@ -114,7 +99,8 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
     found = cublaslt_for(folder)
     cublaslt, lacks = (None, found) if isinstance(found, str) else (found, "")
-    worker = _start(folder, cublaslt, gpu)
+    start = partial(_start, folder, cublaslt, gpu)
+    worker = start()
     try:
         told = worker.request({})
     except WorkerError as error:
@@ -127,7 +113,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
     version = format_cudnn_version(told["version"]) or "of an unknown version"
     if told["version"] < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, folder, worker, cublaslt, gpu, lacks)
+    return Cudnn(version, start, worker, lacks)
 
 
 def _start(folder: Path, cublaslt: Path | None, gpu: str) -> Worker:

@@ -7,14 +7,14 @@ term is for is our inference. Where terms add up to the workspace, but for `NARR
 else copies are, if little is left beside them, and what is left is called unnamed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
 from math import prod
 
 from msgspec import Struct
 
-from planner.program import Convolution, Direction
+from planner.program import Alloc, Convolution, ConvWorkspace, Direction, Trace
 
 NARROW_BYTES = 2048  # cuDNN aligns the parts of a workspace and keeps small tables beside them
 _COPIES_OVER_BESIDE = 10_000  # the same for large copies: tables grow with the kernel's steps
@@ -51,14 +51,40 @@ class Part(Struct, frozen=True):
     size_bytes: int  # all times together
 
 
-class _Copied(Struct, frozen=True):
-    """The tensors that are copied, and the size of the copies."""
-
-    parts: tuple[Part, ...]
-    size_bytes: int
+Parts = tuple[Part, ...]
 
 
-def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> tuple[Part, ...]:
+class LayerWorkspace(Struct, frozen=True):
+    """The workspace of one convolution in one direction, however often it runs."""
+
+    module: str  # qualified; "" outside of modules
+    direction: Direction  # as cuDNN sees it: the forward pass of a transposed one is a data gradient
+    size_bytes: int  # as it is asked for
+    searched: bool  # room for the largest of all engines, while they are timed
+    engine: int | None  # None where the fitted term told it
+    notes: str
+    parts: Parts  # add up to `size_bytes`
+
+
+def layer_workspaces(trace: Trace) -> tuple[LayerWorkspace, ...]:
+    """Return each once, by falling size; none where the trace was taken without details."""
+    rows = {row.block: row for row in trace.conv_workspaces}
+    births = [event for event in trace.events if isinstance(event, Alloc) and event.block in rows]
+    layers = dict.fromkeys(_of_layer(trace, birth, rows[birth.block]) for birth in births)
+    return tuple(sorted(layers, key=lambda layer: -layer.size_bytes))
+
+
+def _of_layer(trace: Trace, birth: Alloc, row: ConvWorkspace) -> LayerWorkspace:
+    size_bytes, engine = birth.size_bytes, row.engine
+    if engine < 0:
+        parts: Parts = (Part(Term.IMAGES, "w", row.x[0], size_bytes),)
+    else:
+        parts = name_parts(row.convolution, tuple(row.notes.split(", ")), size_bytes)
+    module, known = trace.sites[birth.site].module, None if engine < 0 else engine
+    return LayerWorkspace(module, row.direction, size_bytes, row.searched, known, row.notes, parts)
+
+
+def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> Parts:
     """Terms that add up to the workspace, the largest first; `notes` are those of cuDNN's engine.
 
     x, w and y are the input, the weights and the output of the convolution, or their gradients.
@@ -69,50 +95,54 @@ def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int)
     parts = _exact(asked, transforms, workspace_bytes)
     if not parts and not transforms:
         parts = _loose(asked, workspace_bytes)
-    left_bytes = workspace_bytes - sum(part.size_bytes for part in parts)
+    left_bytes = workspace_bytes - _bytes_of(parts)
     rest = (Part(Term.UNNAMED, "", 1, left_bytes),) if left_bytes else ()
     return (*sorted(parts, key=lambda part: -part.size_bytes), *rest)
 
 
-def _exact(asked: Convolution, transforms: list[str], workspace_bytes: int) -> tuple[Part, ...]:
-    """Terms with no more than `NARROW_BYTES` beside them; () where there are none."""
+def _exact(asked: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
+    """Return terms with no more than `NARROW_BYTES` beside them; () where there are none."""
     for part in _whole(asked, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
     copies = list(_copies(asked))
-    kinds: tuple[_Beside, ...] = (_sums, _tiles)
-    if transforms:
-        kinds = (_filters,) if transforms == ["Winograd"] else ()
-    else:
-        narrow_bytes = max(NARROW_BYTES, workspace_bytes // _COPIES_OVER_BESIDE)
-        for copied in copies:
-            if 0 <= workspace_bytes - copied.size_bytes <= narrow_bytes:
-                return copied.parts
-    for beside in kinds:
-        for copied in copies:
-            more = beside(asked, workspace_bytes - copied.size_bytes)
-            if more:
-                return (*copied.parts, *more)
+    kinds: tuple[_Beside, ...] = (_filters,) if transforms == ["Winograd"] else ()
+    if not transforms:
+        kinds = (_sums, _tiles)
+        copied = _almost(copies, workspace_bytes, max(NARROW_BYTES, workspace_bytes // _COPIES_OVER_BESIDE))
+        if copied is not None:
+            return copied
+    for beside, copied in product(kinds, copies):
+        more = beside(asked, workspace_bytes - _bytes_of(copied))
+        if more:
+            return (*copied, *more)
     return ()
 
 
-def _loose(asked: Convolution, workspace_bytes: int) -> tuple[Part, ...]:
-    """Copies alone, where little is left beside them."""
-    shares = _LARGEST_LOOSE_SHARE, _LARGEST_UNNAMED_SHARE
-    few = asked.channels_last and _ELEMENT_BYTES[asked.dtype] == 2  # tensor cores read these as they are
-    for share in shares[: 1 if few else 2]:
-        for copied in _copies(asked):
-            if 0 <= workspace_bytes - copied.size_bytes <= share * workspace_bytes:
-                return copied.parts
-    return ()
+def _loose(asked: Convolution, workspace_bytes: int) -> Parts:
+    """Return copies alone, where little is left beside them."""
+    shares = [_LARGEST_LOOSE_SHARE]
+    if not asked.channels_last or _ELEMENT_BYTES[asked.dtype] != 2:  # tensor cores read these as they are
+        shares.append(_LARGEST_UNNAMED_SHARE)
+    found = (_almost(_copies(asked), workspace_bytes, share * workspace_bytes) for share in shares)
+    return next(filter(None, found), ())
+
+
+def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
+    """Return the first copies that leave so much of the workspace at most; None where there are none."""
+    return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
+
+
+def _bytes_of(parts: Parts) -> int:
+    return sum(part.size_bytes for part in parts)
 
 
 # ---- what stands beside copies: () where the term does not apply
 
-_Beside = Callable[[Convolution, int], tuple[Part, ...]]
+_Beside = Callable[[Convolution, int], Parts]
 
 
-def _filters(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+def _filters(asked: Convolution, left_bytes: int) -> Parts:
     """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
     rows, channels = asked.w[0], asked.w[1]
     size_bytes = 100 * rows * channels + 4 * (rows if asked.direction is Direction.FORWARD else channels)
@@ -120,7 +150,7 @@ def _filters(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
     return (Part(Term.FILTERS, "", 1, size_bytes),) if fits else ()
 
 
-def _sums(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+def _sums(asked: Convolution, left_bytes: int) -> Parts:
     """Channels as they are, filled up, or in whole tiles, in which those of w stand beside each other."""
     result = _result(asked)
     rows, channels, *extents = getattr(asked, result)
@@ -135,7 +165,7 @@ def _sums(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
     return ()
 
 
-def _tiles(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
+def _tiles(asked: Convolution, left_bytes: int) -> Parts:
     times, beside_bytes = divmod(left_bytes, _TILE_BYTES)
     if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES + _COUNTER_BYTES * times:
         return ()
@@ -145,7 +175,7 @@ def _tiles(asked: Convolution, left_bytes: int) -> tuple[Part, ...]:
 # ---- copies
 
 
-def _copies(asked: Convolution) -> Iterator[_Copied]:
+def _copies(asked: Convolution) -> Iterator[Parts]:
     """Yield all choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most,
     so the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient
     of the weights last, since their partial sums are likelier.
@@ -167,16 +197,15 @@ def _copies(asked: Convolution) -> Iterator[_Copied]:
 
 def _sized(
     asked: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
-) -> Iterator[_Copied]:
-    """Copies of these tensors, with each padding that kernels are seen to use."""
+) -> Iterator[Parts]:
+    """Yield copies of these tensors, with each padding that kernels are seen to use."""
     kinds = [(Term.COPY, letter, _sizes(asked, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):
-        parts = tuple(
+        yield tuple(
             Part(Term.FILLED if term is Term.COPY and 2 * size >= 3 * sizes[-1] else term, of, 1, size)
             for (term, of, sizes), size in zip(kinds, chosen, strict=True)
         )
-        yield _Copied(parts, sum(chosen))
 
 
 def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:

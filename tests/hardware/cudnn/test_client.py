@@ -286,13 +286,17 @@ def test_a_table_says_for_which_gpus_the_library_is_silent(told: Told) -> None:
     ]
 
 
+def without_cublaslt(_folder: Path) -> str:
+    return "none was given"
+
+
 def test_folders_without_a_library(tmp_path: Path) -> None:
     """One line that says what is missing, or that it does not load."""
     with pytest.raises(UsageError, match=r"libcudnn\.so\.9 is not there; name the folder"):
-        open_cudnn(str(tmp_path))
+        open_cudnn(str(tmp_path), without_cublaslt, "")
     (tmp_path / "libcudnn.so.9").write_bytes(b"no library")
     with pytest.raises(UsageError, match="it does not answer") as caught:
-        open_cudnn(str(tmp_path))
+        open_cudnn(str(tmp_path), without_cublaslt, "")
     assert "\n" not in str(caught.value)
 
 
@@ -301,7 +305,7 @@ def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(planner.hardware.cudnn.client.sys, "path", [str(tmp_path)])
     planner.hardware.cudnn.client._open.cache_clear()
     with pytest.raises(UsageError, match="install nvidia-cudnn-cu12"):
-        open_cudnn("installed")
+        open_cudnn("installed", without_cublaslt, "")
 
 
 # ---- cuDNN itself
@@ -327,24 +331,24 @@ def test_tensor_cores_want_contiguous_images_in_another_order(library: Cudnn) ->
     channels_last nothing of the size of x is copied.
     """
     copy_bytes = 2 * 128 * 128 * 28 * 28
-    found = library.first(AMPERE, 28, asked_of(Direction.FORWARD, "float16"))
+    found = library.workspaces(AMPERE, 28, asked_of(Direction.FORWARD, "float16")).engine
     assert found is not None and "tensor cores" in found.notes
     assert round(found.workspace_bytes / copy_bytes, 1) in (1.0, 2.0)
-    found = library.first(AMPERE, 28, asked_of(Direction.FORWARD, "float16", last=True))
+    found = library.workspaces(AMPERE, 28, asked_of(Direction.FORWARD, "float16", last=True)).engine
     assert found is not None and found.workspace_bytes < copy_bytes / 2
 
 
 def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
     """The first engine is among all, and none converts its inputs to a narrower type."""
     for direction in Direction:
-        engines = library.every(AMPERE, 28, asked_of(direction))
-        assert engines[0] == library.first(AMPERE, 28, asked_of(direction))
+        engines = library.engines(AMPERE, 28, asked_of(direction), every=True)
+        assert engines[0] == library.workspaces(AMPERE, 28, asked_of(direction)).engine
         assert all("down-converts" not in engine.notes for engine in engines)
 
 
 def test_what_cudnn_does_not_do(library: Cudnn) -> None:
     """Pascal computes nothing in bfloat16."""
-    assert library.first((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")) is None
+    assert library.workspaces((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")).engine is None
 
 
 def test_engines_that_are_built_on_cublaslt_answer_too(
@@ -353,13 +357,14 @@ def test_engines_that_are_built_on_cublaslt_answer_too(
     """With the stand-in of cuBLASLt no engine is lost, and some are there that drop out without it."""
     if library.lacks:
         pytest.skip(f"cuBLASLt has no stand-in: {library.lacks}")
-    bare = open_cudnn(request.config.getoption("--cudnn") or "installed")
+    where = request.config.getoption("--cudnn") or "installed"
+    bare = open_cudnn(where, without_cublaslt, "")
     added = 0
     for direction in Direction:
         for dtype in ("float32", "float16"):
             asked = asked_of(direction, dtype)
-            every = [engine.number for engine in library.every(AMPERE, 28, asked)]
-            fewer = [engine.number for engine in bare.every(AMPERE, 28, asked)]
+            every = [engine.number for engine in library.engines(AMPERE, 28, asked, every=True)]
+            fewer = [engine.number for engine in bare.engines(AMPERE, 28, asked, every=True)]
             assert [number for number in every if number in fewer] == fewer
             added += len(every) - len(fewer)
     assert added > 0
@@ -374,12 +379,12 @@ def test_a_cudnn_without_cublaslt_says_why(told: Told) -> None:
 
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others still do, from a new process, and the trace says what was not counted."""
-    fresh = replace(library, silent=set(), _said={})
+    fresh = replace(library, silent=set(), _answers={})
     fresh._worker._process.kill()
-    assert fresh.first(AMPERE, 28, asked_of(Direction.FORWARD)) is None
+    assert fresh.workspaces(AMPERE, 28, asked_of(Direction.FORWARD)).engine is None
     assert fresh.silent == {AMPERE}
-    assert fresh.first((8, 9), 24, asked_of(Direction.FORWARD)) is not None
-    assert fresh.first(AMPERE, 28, asked_of(Direction.WEIGHT)) is None
+    assert fresh.workspaces((8, 9), 24, asked_of(Direction.FORWARD)).engine is not None
+    assert fresh.workspaces(AMPERE, 28, asked_of(Direction.WEIGHT)).engine is None
     library._worker = fresh._worker
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
     taken = record(training(benchmark=False), 8, AMPERE, on_meta)
@@ -392,12 +397,12 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
 def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:
     """Whoever was interrupted while it waited does not mislead the next one."""
     one, other = (asked_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))
-    fresh = replace(library, _said={})
-    expected = fresh.every(AMPERE, 28, other)
+    fresh = replace(library, _answers={})
+    expected = fresh.engines(AMPERE, 28, other, every=True)
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
         patched.setattr(planner._support.worker.json, "loads", _interrupt)
-        fresh.every(AMPERE, 28, one)
-    assert replace(fresh, _said={}).every(AMPERE, 28, other) == expected
+        fresh.engines(AMPERE, 28, one, every=True)
+    assert replace(fresh, _answers={}).engines(AMPERE, 28, other, every=True) == expected
 
 
 def _interrupt(line: str) -> None:

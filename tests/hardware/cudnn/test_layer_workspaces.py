@@ -13,8 +13,7 @@ import planner.hardware.cudnn.client
 from planner.api.explain import ExplainResult
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
-from planner.hardware.cudnn.per_layer import LayerWorkspace, layer_workspaces
-from planner.hardware.cudnn.workspace_breakdown import Part, Term
+from planner.hardware.cudnn.workspace_breakdown import LayerWorkspace, Part, Term, layer_workspaces
 from planner.jobs import Job, Loss, TensorSpec
 from planner.planning.epoch import with_last_batch
 from planner.planning.workload import CaptureMode, isolated_workload

@@ -216,7 +216,7 @@ def test_most_of_what_a_library_asks_for_has_a_name(
         for direction in Direction:
             x, w = (32, channels, extent, extent), (rows, channels, 3, 3)
             asked = convolution(direction, x, w, dtype, padding=1, last=last)
-            engine = library.first((8, 6), 28, asked)
+            engine = library.workspaces((8, 6), 28, asked).engine
             assert engine is not None
             all_bytes += engine.workspace_bytes
             parts = name_parts(asked, engine.notes, engine.workspace_bytes)

@@ -21,6 +21,7 @@ from planner.hardware import (
 from planner.hardware.calibration import (
     Calibration,
     CalibrationQuery,
+    Correction,
     check_folders,
     find_calibration,
     load_folders,
@@ -78,11 +79,17 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
 
     Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
     """
-    found = find_calibration(stored_calibrations(budget, options), calibration_query(budget, job, options))
-    if found is None:
+    stored = stored_calibrations(budget, options)
+    return corrected_budget(budget, find_calibration(stored, calibration_query(budget, job, options)))
+
+
+def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
+    """Return the budget under a correction, if there is one."""
+    if correction is None:
         return budget
+    config = budget.limits.config
     return make_device_budget(
-        budget.device, budget.confidence, budget.limits.config, budget.cap_bytes, found, budget.likeness
+        budget.device, budget.confidence, config, budget.cap_bytes, correction, budget.likeness
     )
 
 

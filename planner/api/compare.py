@@ -24,6 +24,7 @@ from planner.planning.estimators import (
     load_measured,
     measured_by_run,
     measured_from,
+    open_builder,
     run_estimators,
 )
 from planner.program import OnProgress, Target, ignore_progress
@@ -54,7 +55,7 @@ def compare(
     measured = (run and measured_by_run(run)) or _measured(job, size, on_progress)
     budget = _as_measured(request.budget, measured, options)
     traces = trace_workload(job, size, request.factory, budget.device.target).open(on_progress)
-    build, _ = request.open_builder()
+    build = open_builder(job, request.factory, on_progress)
     on_progress(f"tracing batch {size}")
     own = estimate_batch(job, with_last_batch(job, size, traces), budget)
     others = run_estimators(job, size, budget, build, on_progress)

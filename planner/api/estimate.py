@@ -87,11 +87,12 @@ def _estimate_without_trace(
     method: Method, model: Model | None, batch: int | None, options: Options
 ) -> StaticEstimateResult:
     reject_unsupported_options(method, options)
-    from planner.planning.estimators import run_estimator
+    from planner.planning.estimators import open_builder, run_estimator
 
     plain: Options = {**options, "no_calibration": True}
     request = open_request(model, plain, batch, command="another method than the trace")
     job, size = request.job, request.batch
-    build, import_seconds = request.open_builder()
+    build = open_builder(job, request.factory, request.on_progress)
+    import_seconds = perf_counter() - request.start
     found = run_estimator(method, job, size, request.budget, build, request.on_progress)
     return StaticEstimateResult(found, import_seconds)

@@ -4,28 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
-import msgspec
+from msgspec.structs import replace
 
-from planner.api.budget import calibration_query, make_budget, stored_calibrations
+from planner.api.budget import calibration_query, corrected_budget, make_budget, stored_calibrations
 from planner.api.options import Options
-from planner.api.request import (
-    Model,
-    find_multiple,
-    open_request,
-)
+from planner.api.request import Model, find_multiple, open_request
 from planner.errors import UsageError
-from planner.hardware import (
-    MIB,
-    Budget,
-    Device,
-    judge_budget,
-    load_devices,
-    make_budget as make_device_budget,
-    search_devices,
-)
-from planner.hardware.calibration import Correction, find_calibration
+from planner.hardware import MIB, Budget, Device, judge_budget, load_devices, search_devices
+from planner.hardware.calibration import find_calibration
 from planner.jobs import Job, check_count
 from planner.planning import (
     DeviceFit,
@@ -38,9 +26,6 @@ from planner.planning import (
 )
 from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth, ignore_progress
 from planner.report import Result, growth_text
-
-if TYPE_CHECKING:
-    pass
 
 SORTS: dict[str, Callable[[DeviceFit], Any]] = {
     "max_batch": lambda fit: (-fit.max_batch, fit.budget.device.total.value, fit.budget.device.name),
@@ -94,8 +79,7 @@ def gpus(
     `model` and the options are as for `planner.max_batch`, but for `gpu` and `gpu_mib`. `filter` are words
     as `planner devices` takes them, each card has to match one of its texts; `min_mib` and `max_mib` bound
     the total memory; `devices` stand in place of the database; with `multiple_of`, answers are multiples.
-    Raises the errors of `planner.errors`; that
-    nothing fits is a result.
+    Raises the errors of `planner.errors`; that nothing fits is a result.
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
         if options.get(name) is not None:
@@ -130,7 +114,7 @@ def gpus(
         budgets[0].confidence,
         tuple(sorted(kept, key=key)),
         len(fits) - len(kept),
-        (*_growth_notes(any_trace, fits[0].batch), *_notes(any_trace, job, fits)),
+        _notes(any_trace, job, fits),
         any_trace.unknown_ops,
         opened - start,
         seconds,
@@ -140,20 +124,17 @@ def gpus(
     return GpusResult(table)
 
 
-def _growth_notes(one: Trace, batch: int) -> tuple[str, ...]:
-    growth = find_growth(one)
-    return () if growth is None else (f"at batch {batch}, {growth_text(growth, None)}",)
-
-
 def _notes(one: Trace, job: Job, fits: Sequence[DeviceFit]) -> tuple[str, ...]:
-    """Return the notes of one trace, and what a cuDNN library says of the other GPUs."""
-    if not job.cudnn:
-        return one.notes
-    from planner.capture import notes_on_cudnn
+    """Return the notes of the trace at a batch size, and what a cuDNN library says of all GPUs."""
+    notes, growth = list(one.notes), find_growth(one)
+    if growth is not None:
+        notes.insert(0, f"at batch {one.batch}, {growth_text(growth, None)}")
+    if job.cudnn:
+        from planner.capture import notes_on_cudnn
 
-    capabilities = {fit.budget.device.target.capability for fit in fits}
-    told = [note for capability in sorted(capabilities) for note in notes_on_cudnn(job, capability)]
-    return tuple(dict.fromkeys((*one.notes, *told)))
+        for capability in sorted({fit.budget.device.target.capability for fit in fits}):
+            notes += notes_on_cudnn(job, capability)
+    return tuple(dict.fromkeys(notes))
 
 
 def _chosen(
@@ -165,29 +146,16 @@ def _chosen(
     cards = tuple(load_devices() if devices is None else devices)
     given = [words] if isinstance(words, str) else list(words or ())
     low, high = (min_mib or 0) * MIB, (max_mib or 2**40) * MIB
-    found = [card for card in search_devices(cards, given) if low <= card.total.value <= high]
+    found = tuple(card for card in search_devices(cards, given) if low <= card.total.value <= high)
     if not found:
         raise UsageError("no GPU of the database is left: loosen --filter, --min-mib or --max-mib")
-    return tuple(found)
+    return found
 
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
     """Return the budget of each GPU; the stored calibrations are read once."""
-    plain = []
-    for card in cards:
-        named: Options = {**options, "gpu": card}
-        plain.append(make_budget(named))
+    plain = [make_budget({**options, "gpu": card}) for card in cards]
     stored = stored_calibrations(plain[0], options)
-    wanted = calibration_query(plain[0], job, options)
-    return [
-        _calibrated(budget, find_calibration(stored, msgspec.structs.replace(wanted, device=budget.device)))
-        for budget in plain
-    ]
-
-
-def _calibrated(budget: Budget, found: Correction | None) -> Budget:
-    if found is None:
-        return budget
-    return make_device_budget(
-        budget.device, budget.confidence, budget.limits.config, budget.cap_bytes, found, budget.likeness
-    )
+    query = calibration_query(plain[0], job, options)
+    corrections = (find_calibration(stored, replace(query, device=budget.device)) for budget in plain)
+    return list(map(corrected_budget, plain, corrections))

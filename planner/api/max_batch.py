@@ -126,10 +126,10 @@ def _max_batch_by_formula(
         raise UsageError("--no-retries: the formula knows no allocator; leave it away, or --method")
     reject_unsupported_options(Method.FORMULA, options)
     require_memory_limit(options)
-    from planner.planning.estimators import plan_by_formula
+    from planner.planning.estimators import open_builder, plan_by_formula
 
     request = open_request(model, {**options, "no_calibration": True}, command="the formula")
-    build, import_seconds = request.open_builder()
-    return FormulaBatchResult(
-        plan_by_formula(request.job, request.budget, build, request.on_progress), import_seconds
-    )
+    build = open_builder(request.job, request.factory, request.on_progress)
+    import_seconds = perf_counter() - request.start
+    plan = plan_by_formula(request.job, request.budget, build, request.on_progress)
+    return FormulaBatchResult(plan, import_seconds)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 from msgspec.structs import replace
 
 from planner.allocator import AllocatorConfig, ReuseOrder, config_of_torch, parse_alloc_conf
 from planner.api.budget import make_budget
+from planner.api.options import Options
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
 from planner.planning import trace_workload
@@ -70,15 +71,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
 
     Raises the errors of `planner.errors`; that memory runs out is a result.
     """
-    budget = make_budget(
-        {
-            "gpu": options.get("gpu"),
-            "gpu_mib": options.get("gpu_mib"),
-            "allocator_cap_mib": options.get("allocator_cap_mib"),
-            "alloc_conf": options.get("alloc_conf"),
-            "confidence": LIKELIEST,
-        }
-    )
+    budget = make_budget(cast(Options, {**options, "confidence": LIKELIEST}))
     file = _read(source, options)
     alloc_conf = options.get("alloc_conf")
     config = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))
@@ -91,8 +84,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
         account=account,
         framework="torch",
         assumptions=(
-            *_of_card(budget, alloc_conf, account.retries),
-            *_of_torch(file.torch, config),
+            *_assumptions(budget, file.torch, config, alloc_conf, account.retries),
             *tracing.assumptions(),
         ),
         unknown_ops=tracing.unknown_ops(),
@@ -134,7 +126,9 @@ def _read(source: Source, options: ReplayOptions) -> ProcessFile:
     return read_process(path, catalogue, sources)
 
 
-def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[str]:
+def _assumptions(
+    budget: Budget, torch: str, config: AllocatorConfig, alloc_conf: str | None, retries: int
+) -> Iterator[str]:
     if budget.limits.allocator_limit_bytes is not None:
         endless = is_endless(budget.device.total)
         left = "" if endless else f", {budget.device.name} less the CUDA context and no margin"
@@ -146,11 +140,8 @@ def _of_card(budget: Budget, alloc_conf: str | None, retries: int) -> Iterator[s
         yield "the GPU's memory has no end"
     if alloc_conf:
         yield f"the allocator runs with {alloc_conf}"
-
-
-def _of_torch(version: str, config: AllocatorConfig) -> Iterator[str]:
     if config.reuse_order is ReuseOrder.LOWEST_ADDRESS:
-        yield f"of equal free blocks the one at the lowest address is reused, as by torch {version}"
+        yield f"of equal free blocks the one at the lowest address is reused, as by torch {torch}"
 
 
 class _Tracing:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,9 +44,6 @@ from planner.planning import (
 )
 from planner.program import LARGEST_BATCH, ProgramSet, ignore_progress
 from planner.store import BundledStore, ProgramStore, UserCache, open_cache
-
-if TYPE_CHECKING:
-    from planner.planning.estimators import Build
 
 Model = str | Job | Factory
 
@@ -95,14 +92,6 @@ class Request(Struct, frozen=True):
             return trace_workload(wanted, self.chosen_batch, self.factory, target, mode)
         return isolated_workload(wanted, self.chosen_batch, self.factory, target, mode, limit_seconds)
 
-    def open_builder(self) -> "tuple[Build, float]":
-        """Return what builds the model for methods without a trace, and the seconds that its import takes."""
-        from planner.planning.estimators import open_builder
-
-        start = perf_counter()
-        build = open_builder(self.job, self.factory, self.on_progress)
-        return build, perf_counter() - start
-
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
         """Write the trace file of the options, if there is one. Raises UnsavedError."""
         path = self.options.get("save_trace")
@@ -136,7 +125,8 @@ def open_request(
     else:
         saved, opened = None, open_stores(options)
         job, known, factory = make_job(model, options, opened)
-        stores = stores_for(job, factory, opened)
+        # A factory's model has no name to be stored under; a cuDNN library that is queried may change.
+        stores = () if factory is not None or job.cudnn else opened
     budget = calibrate_budget(budget, job, options)
     return Request(job, budget, options, batch or known, factory, stores, saved, start)
 
@@ -180,15 +170,6 @@ def open_stores(options: Options) -> tuple[ProgramStore, ...]:
     return UserCache(cache), BundledStore()
 
 
-def stores_for(
-    job: Job, factory: Factory | None, stores: tuple[ProgramStore, ...]
-) -> tuple[ProgramStore, ...]:
-    """Return the stores that may answer for a job; none for a factory's model, which has no name, and where
-    a cuDNN library is queried.
-    """
-    return () if factory is not None or job.cudnn else stores
-
-
 def _is_torch_changed() -> bool:
     """Return whether torch is set otherwise than by default in what traces depend on."""
     torch = sys.modules.get("torch")
@@ -227,20 +208,15 @@ def make_job(
     if isinstance(model, str):
         job = complete_from_library(resolve_job(model, catalogue, **given), stores)
         return job, None if split_model(model).source else catalogue[model].batch, None
-    reject_instance(model)
-    base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
-    job = complete_from_library(complete_job(merge_job(base, given)), stores)
-    return job, None, model if callable(model) else None
-
-
-def reject_instance(model: object) -> None:
-    """Raise UsageError for a module that is built already."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         raise UsageError(
             f"{type(model).__name__}: this module is built already; give the class, or a function that "
             "builds it, such as lambda: Net(10)"
         )
+    base = model if isinstance(model, Job) else Job(getattr(model, "__name__", type(model).__name__))
+    job = complete_from_library(complete_job(merge_job(base, given)), stores)
+    return job, None, model if callable(model) else None
 
 
 def _job_options(options: Options) -> dict[str, Any]:
@@ -265,13 +241,12 @@ def _model_args(given: Mapping[str, object] | str | Sequence[str]) -> list[tuple
 
 def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:
     several = given if isinstance(given, list | tuple) else () if given is None else (given,)
-    return [_sample(one) for one in several]
-
-
-def _sample(given: Sample) -> TensorSpec:
-    if not isinstance(given, str | TensorSpec):
-        raise UsageError(f"tensor {given!r}: write one sample as a text, such as '3x224x224' or '128:int64'")
-    return given if isinstance(given, TensorSpec) else parse_tensor_spec(given)
+    for one in several:
+        if not isinstance(one, str | TensorSpec):
+            raise UsageError(
+                f"tensor {one!r}: write one sample as a text, such as '3x224x224' or '128:int64'"
+            )
+    return [one if isinstance(one, TensorSpec) else parse_tensor_spec(one) for one in several]
 
 
 def find_multiple(multiple_of: int | None) -> int:

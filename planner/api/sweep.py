@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import product
 from time import perf_counter
 from typing import Any, cast
 
@@ -24,9 +25,7 @@ from planner.planning.sweep import (
     Failure,
     GpuFigures,
     Grid,
-    NamedModel,
     Pool,
-    Recipe,
     ResultStore,
     SweepTable,
     Task,
@@ -63,12 +62,13 @@ def sweep(
     start = perf_counter()
     tasks, failures = _tasks(grid, catalogue, options)
     results = {key: store.find(task) for key, task in tasks.items()}
-    missing = [(key, _missing(task, results[key])) for key, task in tasks.items()]
-    to_run = [(key, task) for key, task in missing if task.devices]
+    missing = (_without(task, results[key]) for key, task in tasks.items())
+    to_run = [task for task in missing if task.devices]
     on_progress(f"{len(to_run)} of {len(tasks)} jobs to run")
     new = 0
-    for ended, (place, result) in enumerate(run_all([task for _, task in to_run], pool, run_task), 1):
-        key, task = to_run[place]
+    for ended, (place, result) in enumerate(run_all(to_run, pool, run_task), 1):
+        task = to_run[place]
+        key = task.model, task.recipe
         if result.failure:
             failures[key] = result.failure
         else:
@@ -95,10 +95,10 @@ def run_task(task: Task) -> TaskResult:
     try:
         with _ONE_CAPTURE, redirect_stdout(sys.stderr):
             answer = gpus(task.job, devices=task.devices, **cast(Options, task.options)).to_dict()
-    except PlannerError as error:
-        return _failure(str(error), start)
     except BaseException as error:  # a model's, or ours: the other jobs go on
-        return _failure(f"internal error: {type(error).__name__}: {str(error)[:300]}", start)
+        unexpected = f"internal error: {type(error).__name__}: {str(error)[:300]}"
+        failure = str(error) if isinstance(error, PlannerError) else unexpected
+        return TaskResult(failure=" ".join(failure.split()), seconds=perf_counter() - start)
     rows = {row["gpu"]: msgspec.convert(row, GpuFigures) for row in answer["rows"]}
     return TaskResult(
         {device_digest(device): rows[device.name] for device in task.devices},
@@ -106,10 +106,6 @@ def run_task(task: Task) -> TaskResult:
         tuple(answer["unknown_ops"]),
         perf_counter() - start,
     )
-
-
-def _failure(why: str, start: float) -> TaskResult:
-    return TaskResult(failure=" ".join(why.split()), seconds=perf_counter() - start)
 
 
 _Key = tuple[str, str]  # the names of a model and of a recipe
@@ -125,29 +121,20 @@ def _tasks(
     """Return the jobs of the grid, and why some recipes make none."""
     tasks: dict[_Key, Task] = {}
     failures: dict[_Key, str] = {}
-    for model in grid.models:
-        for recipe in grid.recipes:
-            try:
-                tasks[model.name, recipe.name] = _task(grid, model, recipe, catalogue, options)
-            except UsageError as error:
-                failures[model.name, recipe.name] = str(error)
+    for model, recipe in product(grid.models, grid.recipes):
+        key = model.name, recipe.name
+        memory = {"alloc_conf": recipe.alloc_conf, "allocator_cap_mib": recipe.allocator_cap_mib}
+        try:
+            job = resolve_job(model.model, catalogue, **{**model.options, **recipe.options})
+        except UsageError as error:
+            failures[key] = str(error)
+        else:
+            tasks[key] = Task(*key, job, grid.gpus, {**options, **memory})
     return tasks, failures
 
 
-def _task(
-    grid: Grid,
-    model: NamedModel,
-    recipe: Recipe,
-    catalogue: Mapping[str, CatalogueEntry],
-    options: Mapping[str, Any],
-) -> Task:
-    chosen = {**model.options, **recipe.options}
-    job = resolve_job(model.model, catalogue, **chosen)
-    memory = {"alloc_conf": recipe.alloc_conf, "allocator_cap_mib": recipe.allocator_cap_mib}
-    return Task(model.name, recipe.name, job, grid.gpus, {**options, **memory})
-
-
-def _missing(task: Task, known: TaskResult) -> Task:
+def _without(task: Task, known: TaskResult) -> Task:
+    """Return the task on the GPUs that have no cell yet."""
     devices = tuple(device for device in task.devices if device_digest(device) not in known.cells)
     return replace(task, devices=devices)
 

@@ -1,7 +1,6 @@
 from .executors import DaskPool as DaskPool, LocalPool as LocalPool, Pool as Pool, run_all as run_all
 from .grid import (
-    Cell as Cell, Failure as Failure, Grid as Grid, NamedModel as NamedModel, Recipe as Recipe,
-    SweepTable as SweepTable, load_grid as load_grid,
+    Cell as Cell, Failure as Failure, Grid as Grid, SweepTable as SweepTable, load_grid as load_grid,
 )
 from .results import ResultStore as ResultStore, open_results as open_results
 from .task import (

@@ -3,7 +3,7 @@
 Raw runs go to `runs/` in the folder, calibrations beside it. Measuring raises NoGpuError without a GPU.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -37,8 +37,6 @@ from planner.planning import trace_workload
 from planner.program import OnProgress, Target, TraceSource
 
 RUNS = "runs"
-
-SourceOpener = Callable[[Job, Target, OnProgress], TraceSource]
 
 
 class ImportResult(Struct, frozen=True):
@@ -94,7 +92,7 @@ def calibrate_series(
     end = monotonic() + 60 * minutes
     setup = MeasurementSetup(gpu, out_dir / RUNS, measure, lambda: end - monotonic(), tell)
     result = run_campaign(campaign, setup)
-    calibrations, failures = keep_observations(_without_cap(result.observations), out_dir, tell)
+    calibrations, failures = keep_observations(result.observations, out_dir, tell)
     return CalibrationResult(result, calibrations, failures)
 
 
@@ -114,38 +112,32 @@ def import_records(folder: Path, out_dir: Path, tell: OnProgress) -> ImportResul
     skipped = tuple(f"{one.file} line {one.line}: {one.reason}" for one in records.skipped)
     for line in skipped:
         tell(f"set aside: {line}")
-    calibrations, failures = keep_observations(_without_cap(records.observations), out_dir, tell)
+    calibrations, failures = keep_observations(records.observations, out_dir, tell)
     return ImportResult(calibrations, failures, skipped)
 
 
 def keep_observations(
-    observations: Iterable[Observation],
-    out_dir: Path,
-    tell: OnProgress,
-    open_source: SourceOpener | None = None,
+    observations: Iterable[Observation], out_dir: Path, tell: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
     """Replay each run's job, fit, and put both into the calibrations of the folder; needs no GPU.
 
-    Returns the calibrations, and one line for each job that cannot be traced.
+    Runs under a cap show limits and no line, and stay in their own files. Returns the calibrations, and one
+    line for each job that cannot be traced.
     """
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
-        groups.setdefault(key_of(observation), []).append(observation)
+        if observation.settings.allocator_cap_bytes is None:
+            groups.setdefault(key_of(observation), []).append(observation)
     calibrations, failures = [], []
     for key, group in groups.items():
         try:
-            points = _replayed(key, group, tell, open_source or _open_source)
+            points = _replayed(key, group, tell)
         except ModelError as error:
             failures.append(str(error))
             continue
         origins = Origins(origin_of(key.gpu), "", version("torch"))
         calibrations.append(add_points(out_dir, key, points, origins, fit_points))
     return tuple(calibrations), tuple(failures)
-
-
-def _without_cap(observations: Iterable[Observation]) -> list[Observation]:
-    """Return the runs without a cap; those under one show limits and no line, and stay in their own files."""
-    return [one for one in observations if one.settings.allocator_cap_bytes is None]
 
 
 def _open_source(job: Job, target: Target, tell: OnProgress) -> TraceSource:
@@ -162,11 +154,9 @@ def _target(key: Key) -> Target:
     return known if known.capability == capability else Target.for_capability(capability)
 
 
-def _replayed(
-    key: Key, observations: Sequence[Observation], tell: OnProgress, open_source: SourceOpener
-) -> list[Point]:
+def _replayed(key: Key, observations: Sequence[Observation], tell: OnProgress) -> list[Point]:
     """Return each run with its peak in a replay without a limit."""
-    source = open_source(key.job, _target(key), tell)
+    source = _open_source(key.job, _target(key), tell)
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
     limits = replace(UNLIMITED, config=config)
     batches = sorted({observation.batch for observation in observations})

@@ -5,9 +5,8 @@ from math import ceil
 
 from msgspec import Struct
 
-from calibration.probe.client import ProbeRequest, measure
+from calibration.probe.client import Measure, ProbeRequest
 from planner.hardware.calibration import Observation
-from planner.jobs import Job
 from planner.planning import Estimate, Plan
 from planner.program import OnProgress, Outcome
 
@@ -45,14 +44,14 @@ class Verification(Struct, frozen=True):
     @property
     def errors(self) -> Mapping[str, float]:
         """Return estimated over measured less 1 of each measured peak; empty where the run died."""
+        if not self.ran:
+            return {}
         run, measured = self.estimate.run, self.observation
         pairs = {
             "allocated": (run.peak_allocated_bytes, measured.peak_allocated_bytes),
             "reserved": (run.peak_reserved_bytes, measured.peak_reserved_bytes),
             "process": (self.estimate.process_bytes, measured.process_peak_bytes),
         }
-        if not self.ran:
-            return {}
         return {what: estimated / size - 1 for what, (estimated, size) in pairs.items() if size}
 
 
@@ -79,11 +78,7 @@ class LimitCheck(Struct, frozen=True):
 
 
 def verify_limit(
-    plan: Plan,
-    estimate_at: Callable[[int], Estimate],
-    alloc_conf: str,
-    tell: OnProgress,
-    probe: Callable[..., Observation] = measure,
+    plan: Plan, estimate_at: Callable[[int], Estimate], alloc_conf: str, tell: OnProgress, probe: Measure
 ) -> LimitCheck:
     """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.
 
@@ -99,24 +94,16 @@ def verify_limit(
     for batch in sorted(batches - {0}):
         estimate = known.get(batch) or estimate_at(batch)
         tell(f"running batch {batch}")
-        runs.append(verify(plan.job, batch, estimate, alloc_conf, probe))
+        runs.append(verify(estimate, alloc_conf, probe))
         if not runs[-1].ran:
             break
     return LimitCheck(plan, tuple(runs))
 
 
-def verify(
-    job: Job,
-    batch: int,
-    estimate: Estimate,
-    alloc_conf: str = "",
-    probe: Callable[..., Observation] = measure,
-) -> Verification:
-    """Run the batch on this machine's GPU, under the estimate's allocator cap if it has one.
+def verify(estimate: Estimate, alloc_conf: str, probe: Measure) -> Verification:
+    """Run the estimate's batch on this machine's GPU, under its allocator cap if it has one.
 
     The run is stored nowhere. Raises NoGpuError without a GPU, ModelError where the steps fail.
     """
-    if estimate.run.batch != batch or estimate.job != job:
-        raise ValueError("the estimate is of another job or batch size")
-    request = ProbeRequest(job, batch, estimate.budget.cap_bytes, alloc_conf)
+    request = ProbeRequest(estimate.job, estimate.run.batch, estimate.budget.cap_bytes, alloc_conf)
     return Verification(estimate, probe(request, LONGEST_RUN_SECONDS))

@@ -13,7 +13,7 @@ from statistics import NormalDist
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.hardware.residuals import Published, Residuals, RunKind, Spread, load_residuals, quantile
+from planner.hardware.residuals import Residuals, RunKind, Spread, load_residuals, quantile
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.program import Alloc, Category, Trace
 
@@ -35,9 +35,7 @@ class Likeness(Struct, frozen=True):
 
     kind: RunKind = RunKind.CONVOLUTIONS
     lengths: Lengths = Lengths.FIXED
-    padded: str = (
-        ""  # the input by which the lengths are taken to vary; "" where the user says or they do not
-    )
+    padded: str = ""  # the input that shows varying lengths; "" where the user gives them, or none does
     departures: tuple[str, ...] = ()  # what no run of the kind has; each widens
     unlike: tuple[str, ...] = ()  # what no published run has; no probability is given
 
@@ -47,8 +45,7 @@ class Margins(Struct, frozen=True):
 
     verdicts: Spread
     residuals: Residuals
-    between: float
-    departures: int
+    widening: float  # the deviation that departures add
 
     def peak_ratio(self, confidence: float) -> float:
         """Return the ratio that a share `confidence` of process peaks stays within, at least 1."""
@@ -57,24 +54,20 @@ class Margins(Struct, frozen=True):
         ratio = quantile(ratios, confidence) if ratios else 1.0
         if len(ratios) < FEW_PEAKS:
             ratio = max(ratio, 1 + verdicts.location + z * verdicts.scale)
-        return max(1.0, 1 + hypot(ratio - 1, z * self.between * sqrt(self.departures)))
+        return max(1.0, 1 + hypot(ratio - 1, z * self.widening))
 
 
-def margins_of(likeness: Likeness, published: Published | None = None) -> Margins:
+def margins_of(likeness: Likeness) -> Margins:
     """Return the distribution for a job: its kind's, widened by departures. Raises DataFileError."""
-    published = load_residuals() if published is None else published
+    published = load_residuals()
     own = published.kinds[likeness.kind]
-    spread = own.verdicts
-    departures = len(likeness.departures)
+    spread = published.widest if likeness.unlike else own.verdicts
+    widening = published.between * sqrt(len(likeness.departures) + bool(likeness.unlike))
     if likeness.unlike:
-        spread = published.widest
-        departures += 1
-    scale = hypot(spread.scale, published.between * sqrt(departures))
-    ratios = own.peak_ratios
-    if likeness.unlike or likeness.kind in (RunKind.BENCHMARK, RunKind.BENCHMARK_LAST):
-        ratios = published.kinds[RunKind.CONVOLUTIONS].peak_ratios if not likeness.unlike else ()
-        own = replace(own, peak_ratios=ratios)
-    return Margins(replace(spread, scale=scale), own, published.between, departures)
+        own = replace(own, peak_ratios=())
+    elif likeness.kind in (RunKind.BENCHMARK, RunKind.BENCHMARK_LAST):
+        own = replace(own, peak_ratios=published.kinds[RunKind.CONVOLUTIONS].peak_ratios)
+    return Margins(replace(spread, scale=hypot(spread.scale, widening)), own, widening)
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
@@ -82,9 +75,8 @@ def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness
     sites = Counter(site.op for site in trace.sites)
     lengths, padded = lengths_of(job, trace)
     kind = kind_of(job, trace)
-    unlike = tuple(_unlike(job, trace, sites, kind))
     departures = tuple(_departures(job, trace, sites, kind, lengths, capability))
-    return Likeness(kind, lengths, padded, departures, unlike)
+    return Likeness(kind, lengths, padded, departures, tuple(_unlike(job, trace, sites, kind)))
 
 
 def kind_of(job: Job, trace: Trace) -> RunKind:

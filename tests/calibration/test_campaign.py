@@ -323,7 +323,9 @@ def line(job: Job, chip: Target, tell: object) -> TraceSource:
     return trace
 
 
-def test_runs_become_a_calibration_that_the_planner_reads(tmp_path: Path) -> None:
+def test_runs_become_a_calibration_that_the_planner_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs are put beside their replays, fitted and stored; a job that cannot be traced is told."""
     measure = FakeMeasure()
     observations = run(
@@ -336,7 +338,8 @@ def test_runs_become_a_calibration_that_the_planner_reads(tmp_path: Path) -> Non
             raise ModelError("vgg11: fails")
         return line(job, chip, tell)
 
-    found, failures = keep_observations(observations, tmp_path, lambda line: None, tracer)
+    monkeypatch.setattr("calibration.calibrate._open_source", tracer)
+    found, failures = keep_observations(observations, tmp_path, lambda line: None)
     assert failures == ("vgg11: fails",)
     assert load_folders([tmp_path]) == found
     (calibration,) = found
@@ -377,7 +380,7 @@ def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
         asked.append(request)
         return replace(RUN, batch=request.batch, **seen)  # type: ignore[arg-type]
 
-    found = verify(JOB, batch, said, probe=probe)
+    found = verify(said, "", probe)
     assert asked == [ProbeRequest(JOB, batch, cap_mib * MIB)]
     return found
 
@@ -408,10 +411,3 @@ def test_a_verification_tells_whether_the_confidence_held(
     assert (found.agrees, found.holds) == (agrees, holds)
     assert (found.estimate.outcome is Outcome.DOES_NOT_FIT) == (batch == 60)
     assert bool(found.errors) == (not seen.get("oom"))
-
-
-def test_an_estimate_of_something_else_is_no_yardstick() -> None:
-    """Another batch size than the estimate's is refused."""
-    found = verified(40, 600)
-    with pytest.raises(ValueError, match="another job or batch size"):
-        verify(JOB, 41, found.estimate)

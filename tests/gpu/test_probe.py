@@ -98,10 +98,10 @@ def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() ->
     capability = budget.device.capability
     plan = find_max_batch(RESNET50, budget, RunTraces(lambda batch: record(RESNET50, batch, capability)))
     assert plan.at_max is not None
-    held = verify(RESNET50, plan.search.largest, plan.at_max)
+    held = verify(plan.at_max, "", measure)
     assert held.ran and held.agrees
     assert abs(held.errors["allocated"]) < 0.05
     beyond = -(-plan.search.largest * 105 // 100)
     said = estimate_batch(RESNET50, record(RESNET50, beyond, capability), budget)
     assert said.outcome is Outcome.DOES_NOT_FIT
-    assert not verify(RESNET50, beyond, said).ran
+    assert not verify(said, "", measure).ran

@@ -81,7 +81,7 @@ def _verify_batch(batch: int, options: dict[str, Any], on_progress: OnProgress) 
     result = estimate(batch=batch, **options, on_progress=on_progress)
     planned = result.estimate
     on_progress(f"running batch {planned.run.batch}")
-    found = verify(planned.job, planned.run.batch, planned, options["alloc_conf"] or "", measure)
+    found = verify(planned, options["alloc_conf"] or "", measure)
     return VerifyResult(found, result.import_seconds)
 
 

@@ -33,8 +33,8 @@ from planner.hardware.calibration import (
     origin_of,
 )
 from planner.jobs import SOURCES, Job, load_catalogue
-from planner.planning import trace_workload
-from planner.program import OnProgress, Target, TraceSource
+from planner.planning import open_traces
+from planner.program import OnProgress, Target
 
 RUNS = "runs"
 
@@ -140,10 +140,6 @@ def keep_observations(
     return tuple(calibrations), tuple(failures)
 
 
-def _open_source(job: Job, target: Target, tell: OnProgress) -> TraceSource:
-    return trace_workload(job, None, None, target).open(tell)
-
-
 def _target(key: Key) -> Target:
     """Return the GPU's target, with its multiprocessors where the database knows it."""
     capability = key.versions.capability
@@ -156,7 +152,7 @@ def _target(key: Key) -> Target:
 
 def _replayed(key: Key, observations: Sequence[Observation], tell: OnProgress) -> list[Point]:
     """Return each run with its peak in a replay without a limit."""
-    source = _open_source(key.job, _target(key), tell)
+    source = open_traces(key.job, _target(key), tell)
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
     limits = replace(UNLIMITED, config=config)
     batches = sorted({observation.batch for observation in observations})

@@ -21,7 +21,7 @@ from planner.hardware.device import GENERIC_CAPABILITY
 from planner.jobs import Job, resolve_job, split_model
 from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
-from planner.planning.workload import complete_from_library
+from planner.planning.programs import complete_from_library
 from planner.program import ignore_progress
 from planner.program.program import Program
 from planner.program.target import Capability, Target

@@ -19,7 +19,8 @@ from planner.errors import PlannerError
 from planner.hardware.device import Device
 from planner.jobs import Job
 from planner.jobs.codec import job_to_json
-from planner.planning.workload import CaptureMode, trace_workload
+from planner.planning.programs import CaptureMode, open_programs
+from planner.program import ignore_progress
 from planner.program.events import Outcome, Trace
 
 ROOT = Path(__file__).parents[2]
@@ -138,9 +139,7 @@ def _side(answer: dict[str, Any], history: Path) -> Side:
 def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace | None]:
     """Trace the job and replay it on a GPU that has exactly what the emulated one has."""
     try:
-        trace = trace_workload(job, batch, None, device.target, CaptureMode.UNSHARED).open(lambda line: None)(
-            batch
-        )
+        trace = open_programs(job, ignore_progress, mode=CaptureMode.UNSHARED).trace(batch, device.target)
     except PlannerError as error:
         return Side(failure=f"{type(error).__name__}: {error}"), None
     limits = MemoryLimits(

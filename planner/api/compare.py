@@ -13,7 +13,7 @@ from planner.api.request import Model, open_request
 from planner.hardware import GENERIC_CAPABILITY, Budget
 from planner.hardware.calibration import find_run
 from planner.jobs import CatalogueEntry, Job, load_catalogue
-from planner.planning import estimate_batch, trace_workload, with_last_batch
+from planner.planning import estimate_batch, open_traces, with_last_batch
 from planner.planning.estimators import (
     Comparison,
     Kept,
@@ -54,7 +54,7 @@ def compare(
     run = find_run(stored, calibration_query(request.budget, job, options), size)
     measured = (run and measured_by_run(run)) or _measured(job, size, on_progress)
     budget = _as_measured(request.budget, measured, options)
-    traces = trace_workload(job, size, request.factory, budget.device.target).open(on_progress)
+    traces = open_traces(job, budget.device.target, on_progress, request.factory)
     build = open_builder(job, request.factory, on_progress)
     on_progress(f"tracing batch {size}")
     own = estimate_batch(job, with_last_batch(job, size, traces), budget)
@@ -86,7 +86,5 @@ def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
 
 def _kept(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> Kept:
     on_progress(f"tracing {name}, which stayed on the GPU")
-    tracer = trace_workload(entry.job, entry.batch, None, Target.for_capability(GENERIC_CAPABILITY)).open(
-        ignore_progress
-    )
+    tracer = open_traces(entry.job, Target.for_capability(GENERIC_CAPABILITY), ignore_progress)
     return Kept(name, kept_after(tracer(entry.batch), entry.batch))

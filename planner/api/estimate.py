@@ -72,11 +72,10 @@ def estimate(
     if chosen is not Method.TRACE:
         return _estimate_without_trace(chosen, model, batch, options)
     request = open_request(model, options, batch)
-    job, size, source = request.job, request.batch, request.source()
-    programs = source.open_programs(request.on_progress)
+    job, size, programs = request.job, request.batch, request.programs()
     opened = perf_counter()
     request.on_progress(f"tracing batch {size}")
-    trace = EpochPrograms(job, programs).trace(size, source.target)
+    trace = EpochPrograms(job, programs).trace(size, request.budget.device.target)
     found = estimate_batch(job, trace, request.budget, perf_counter() - opened)
     result = EstimateResult(found, opened - request.start)
     request.save_trace(result, size, programs)

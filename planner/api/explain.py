@@ -97,8 +97,7 @@ def explain(
         steps = max(1, *(mark.step for mark in recording.marks))
         request = replace(request, job=replace(request.job, steps=steps))
     job, size, budget, on_progress = request.job, request.batch, request.budget, request.on_progress
-    source = request.source(CaptureMode.WITH_PROVENANCE)
-    traces = source.open(on_progress)
+    traces = request.traces(CaptureMode.WITH_PROVENANCE)
     opened = perf_counter()
     on_progress(f"tracing batch {size}")
     trace = with_last_batch(job, size, traces)
@@ -127,7 +126,7 @@ def _evaluate(request: Request) -> Trace | None:
     request.on_progress(f"tracing batch {request.batch} in eval mode")
     job = replace(reset_options(request.job, where=lambda option: option.is_for_training), mode=Mode.INFER)
     try:
-        return request.source(job=job).open(request.on_progress)(request.batch)
+        return request.traces(job=job)(request.batch)
     except ModelError:
         return None
 

@@ -24,7 +24,7 @@ from planner.planning import (
     check_batch,
     fit_devices,
 )
-from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth, ignore_progress
+from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth
 from planner.report import Result, growth_text
 
 SORTS: dict[str, Callable[[DeviceFit], Any]] = {
@@ -91,11 +91,10 @@ def gpus(
     if key is None:
         raise UsageError(f"--sort {sort}: give one of {', '.join(SORTS)}")
     cards = _chosen(devices, filter, min_mib, max_mib)
-    on_progress = options.get("on_progress") or ignore_progress
     start = perf_counter()
     named: Options = {**options, "gpu": cards[0], "no_calibration": True}
     request = open_request(model, named)
-    job, programs = request.job, TimedPrograms(request.source().open_programs(on_progress))
+    job, programs = request.job, TimedPrograms(request.programs())
     opened = perf_counter()
     if batch is not None:
         check_batch(job, batch)

@@ -108,8 +108,7 @@ def max_batch(
         return _max_batch_by_formula(model, options, multiple, bool(no_retries))
     require_memory_limit(options)
     request = open_request(model, options)
-    source = request.source()
-    programs = source.open_programs(request.on_progress)
+    programs = request.programs()
     import_seconds = perf_counter() - request.start
     plan = find_max_batch(request.job, request.budget, programs, multiple)
     result = MaxBatchResult(replace(plan, no_retries=bool(no_retries)), import_seconds)

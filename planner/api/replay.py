@@ -17,7 +17,7 @@ from planner.api.budget import make_budget
 from planner.api.options import Options
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
-from planner.planning import trace_workload
+from planner.planning import open_traces
 from planner.planning.process import (
     TRACED_STEPS,
     Account,
@@ -157,7 +157,7 @@ class _Tracing:
         """Return the job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            tracer = trace_workload(job, batch, None, self._device.target).open(self._on_progress)
+            tracer = open_traces(job, self._device.target, self._on_progress)
             opened = perf_counter()
             self._on_progress(f"tracing {job.model} at batch {batch}")
             self._taken[job, batch] = tracer(batch)

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from planner.api.budget import calibrate_budget, make_budget
 from planner.api.options import Options, Sample
@@ -33,17 +32,12 @@ from planner.jobs import (
 from planner.planning import (
     CaptureMode,
     Factory,
-    Workload,
     check_batch,
     complete_from_library,
-    isolated_workload,
-    kept_workload,
-    load_workload,
-    save_workload,
-    trace_workload,
+    open_programs,
 )
-from planner.program import LARGEST_BATCH, ProgramSet, ignore_progress
-from planner.store import BundledStore, ProgramStore, UserCache, open_cache
+from planner.program import LARGEST_BATCH, ProgramSet, TraceSource, ignore_progress
+from planner.store import BundledStore, ProgramStore, SavedJob, UserCache, open_cache, open_saved, save_job
 
 Model = str | Job | Factory
 
@@ -64,7 +58,7 @@ class Request(Struct, frozen=True):
     chosen_batch: int | None
     factory: Factory | None
     stores: Sequence[ProgramStore]  # of programs that may answer
-    saved: Workload | None  # of a trace file, in place of the model
+    saved: SavedJob | None  # of a trace file, in place of the model
     start: float  # when it was opened: some sources import their library to know the inputs
 
     @property
@@ -80,26 +74,27 @@ class Request(Struct, frozen=True):
         check_batch(self.job, self.chosen_batch)
         return self.chosen_batch
 
-    def source(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> Workload:
-        """Return the source of traces of the job, or of another one of the same model. Raises UsageError."""
+    def programs(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> ProgramSet:
+        """Return the programs of the job, or of another one of the same model. Raises UsageError."""
         if self.saved is not None:
             return self.saved
-        wanted, target = job or self.job, self.budget.device.target
-        if self.stores and job is None and mode is CaptureMode.SHARED:
-            return kept_workload(wanted, self.chosen_batch, target, self.stores)
+        stores = self.stores if job is None and mode is CaptureMode.SHARED else ()
         limit_seconds = isolation_limit(self.options)
-        if limit_seconds is None:
-            return trace_workload(wanted, self.chosen_batch, self.factory, target, mode)
-        return isolated_workload(wanted, self.chosen_batch, self.factory, target, mode, limit_seconds)
+        return open_programs(job or self.job, self.on_progress, self.factory, stores, mode, limit_seconds)
+
+    def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
+        """Return the traces of the job, or of another one of the same model. Raises UsageError."""
+        programs, target = self.programs(mode, job), self.budget.device.target
+        return lambda batch: programs.trace(batch, target)
 
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
         """Write the trace file of the options, if there is one. Raises UnsavedError."""
         path = self.options.get("save_trace")
         if path is not None:
             with unsaved(result):
-                source = self.source()
-                programs = programs or source.open_programs(self.on_progress)
-                save_workload(source, programs, batch, Path(path), self.on_progress)
+                programs = programs or self.programs()
+                self.on_progress("capturing programs for all GPUs, to be saved")
+                save_job(self.job, batch, self.budget.device.target, programs, Path(path))
 
 
 def open_request(
@@ -118,12 +113,14 @@ def open_request(
     budget = make_budget(options)
     start = perf_counter()
     path = options.get("trace")
+    saved: SavedJob | None = None
+    known: int | None
     if path is not None:
-        saved = _load_trace(model, options, Path(path), budget)
-        job, known, factory = saved.job, saved.batch, None
+        saved, job = _load_trace(model, options, Path(path))
+        known, factory = saved.batch, None
         stores: tuple[ProgramStore, ...] = ()
     else:
-        saved, opened = None, open_stores(options)
+        opened = open_stores(options)
         job, known, factory = make_job(model, options, opened)
         # A factory's model has no name to be stored under; a cuDNN library that is queried may change.
         stores = () if factory is not None or job.cudnn else opened
@@ -182,15 +179,15 @@ def _warn(line: str) -> None:
     warnings.warn(line, stacklevel=2)
 
 
-def _load_trace(model: Model | None, options: Options, path: Path, budget: Budget) -> Workload:
-    """Return the source of a trace file, with options that change no trace over its job."""
+def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
+    """Return the programs of a trace file, and its job under the options that change no trace."""
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
         raise UsageError(f"{flag} and --trace: the trace file says that; leave one away")
-    loaded = load_workload(path, budget.device.target)
+    saved = open_saved(path)
     beside = {name: options.get(name) for name in _NOT_IN_TRACES}
-    return replace(loaded, job=complete_job(merge_job(loaded.job, beside)))
+    return saved, complete_job(merge_job(saved.job, beside))
 
 
 def make_job(

@@ -16,11 +16,9 @@ from .fleet import (
 )
 from .growth_limit import StepLimit as StepLimit
 from .max_batch import Plan as Plan, find_max_batch as find_max_batch
+from .programs import (
+    CaptureMode as CaptureMode, Factory as Factory, complete_from_library as complete_from_library,
+    open_programs as open_programs, open_traces as open_traces,
+)
 from .replays import TimedPrograms as TimedPrograms
 from .retry_cost import RetryCost as RetryCost
-from .workload import (
-    CaptureMode as CaptureMode, Factory as Factory, Workload as Workload,
-    complete_from_library as complete_from_library, isolated_workload as isolated_workload,
-    kept_workload as kept_workload, load_workload as load_workload, save_workload as save_workload,
-    trace_workload as trace_workload,
-)

@@ -338,7 +338,7 @@ def test_runs_become_a_calibration_that_the_planner_reads(
             raise ModelError("vgg11: fails")
         return line(job, chip, tell)
 
-    monkeypatch.setattr("calibration.calibrate._open_source", tracer)
+    monkeypatch.setattr("calibration.calibrate.open_traces", tracer)
     found, failures = keep_observations(observations, tmp_path, lambda line: None)
     assert failures == ("vgg11: fails",)
     assert load_folders([tmp_path]) == found

@@ -30,7 +30,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMeasure:
     measure = FakeMeasure()
     monkeypatch.setattr("calibration.calibrate.find_gpu", lambda: CARD)
     monkeypatch.setattr("calibration.calibrate.measure", measure)
-    monkeypatch.setattr("calibration.calibrate._open_source", tracer)
+    monkeypatch.setattr("calibration.calibrate.open_traces", tracer)
     monkeypatch.setattr("calibration.probe.client.find_gpu", lambda: CARD)
     monkeypatch.setattr("calibration.probe.client.measure", measure)
     return measure

@@ -7,8 +7,6 @@ import pytest
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.jobs import Job
-from planner.planning.workload import Workload
-from planner.program.target import Target
 from tests.helpers.calibrating import JOB_OPTIONS, tracer
 from tests.helpers.command_line import Capture, outcome
 from tests.helpers.runs import CARD, FakeMeasure
@@ -99,10 +97,10 @@ def test_verify_on_an_unknown_card(
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any model's traces follow the formula of the made-up runs."""
 
-    def workload(job: Job, batch: int | None, chip: Target, shelves: object) -> Workload:
-        return Workload(job, batch, chip, lambda tell: RunTraces(tracer(job, chip.capability, tell)))
+    def programs(job: Job, on_progress: object, *rest: object) -> RunTraces:
+        return RunTraces(tracer(job, (8, 6), on_progress))
 
-    monkeypatch.setattr("planner.api.request.kept_workload", workload)
+    monkeypatch.setattr("planner.api.request.open_programs", programs)
 
 
 LIMIT = "verify --model torchvision:resnet18 --allocator-cap-mib 1000"

@@ -24,7 +24,6 @@ from planner.planning.process.file import SHIPPED_FOLDER, read_process
 from planner.planning.sweep.grid import load_grid
 from planner.planning.sweep.results import ResultStore
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
-from planner.planning.workload import load_workload
 from planner.program.events import Category, Free, Phase, PhaseStart, Site
 from planner.program.expr import Guard, GuardedOps, OpExpr
 from planner.program.kernel import OpKind
@@ -145,11 +144,6 @@ READERS: dict[str, Reader] = {
     ),
     "trace": Reader(
         load_trace, gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))), pack=_gzip
-    ),
-    "workload": Reader(
-        lambda path: load_workload(path, Target((8, 6), 84)).open(_told)(3),
-        gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
-        pack=_gzip,
     ),
     "saved program": Reader(
         lambda path: open_saved(path).trace(7, Target((8, 6), 84)),

@@ -17,12 +17,11 @@ from planner.errors import DataFileError, ModelError, UsageError
 from planner.hardware.database import find_device
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.planning.workload import Workload, save_workload
-from planner.program import ignore_progress
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
 from planner.store.codec import load_programs
 from planner.store.file_store import open_saved
+from planner.store.saving import save_job
 from tests.helpers.traces import RunTraces, load_trace
 
 ROOT = Path(__file__).parents[2]
@@ -181,9 +180,7 @@ def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
         )
         return Trace(events, (Site("fc", "mm"),), batch)
 
-    workload = Workload(job, 5, Target((8, 6), 28), lambda tell: RunTraces(traced))
-    programs = workload.open_programs(ignore_progress)
-    save_workload(workload, programs, 5, tmp_path / "x.trace", ignore_progress)
+    save_job(job, 5, Target((8, 6), 28), RunTraces(traced), tmp_path / "x.trace")
     note = "scratch memory of kernels is as traced at batches 2 and 5; at others it may differ"
     assert scratch(tmp_path / "x.trace", 7, Target((8, 6), 28)) == ([7 * 512], (note,))
 

@@ -16,7 +16,7 @@ from planner.planning.estimators.static_estimate import (
     peer_estimate,
     recipe_of,
 )
-from planner.planning.workload import Factory
+from planner.planning.programs import Factory
 from planner.program import OnProgress
 
 Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta

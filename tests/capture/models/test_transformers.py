@@ -14,7 +14,7 @@ from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, parse_model_arg, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.workload import complete_from_library
+from planner.planning.programs import complete_from_library
 from planner.program.events import Alloc, Trace
 from planner.program.fit import fit_traces
 

@@ -16,10 +16,11 @@ from planner.capture.session import record
 from planner.hardware.cudnn.workspace_breakdown import LayerWorkspace, Part, Term, layer_workspaces
 from planner.jobs import Job, Loss, TensorSpec
 from planner.planning.epoch import with_last_batch
-from planner.planning.workload import CaptureMode, isolated_workload
+from planner.planning.programs import CaptureMode, open_programs
 from planner.program.convolution import Convolution, ConvWorkspace, Direction, Engine, Workspaces
 from planner.program.events import Trace, validate
 from planner.program.fit import fit_traces
+from planner.program.source import ignore_progress
 from planner.program.target import Target
 from planner.report.commands.explain.workspaces import parts_text, workspace_text
 from tests.helpers.models import AMPERE
@@ -278,8 +279,8 @@ def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
     job = Job(f"{file}:Net", inputs=(TensorSpec((640, 2, 2)),), loss=Loss.MSE, steps=1)
     job = replace(job, target=TensorSpec((1280, 2, 2)))
     target = Target.for_capability((8, 6))
-    workload = isolated_workload(job, None, None, target, CaptureMode.WITH_PROVENANCE, 600)
-    (row,) = workload.open(lambda line: None)(4).conv_workspaces
+    programs = open_programs(job, ignore_progress, mode=CaptureMode.WITH_PROVENANCE, limit_seconds=600)
+    (row,) = programs.trace(4, target).conv_workspaces
     assert (row.engine, row.direction, row.x, row.w) == (
         -1,
         Direction.WEIGHT,

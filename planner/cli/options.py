@@ -6,58 +6,55 @@ Each value arrives as a string and is converted here, so that all refusals read 
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from planner.cli.output import Output, warn
+from planner.cli.output import Output, emit, emit_before_raising, progress, warn
 from planner.cli.paths import cache_folder, folder_to_read
 from planner.errors import UsageError
 from planner.jobs import JOB_OPTIONS, JobOption, OptionKind, shown
+from planner.report import Result
 
 Action = Callable[[], int]  # a parsed command, ready to run; returns the exit code
+Answer = tuple[Result, bool]  # what a command prints, and whether it is a yes: exit code 0, else 1
 Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
-Batch = Annotated[
-    int | None, Option(metavar="N", help="Batch size; by default that of the catalogue or the trace file.")
-]
+def option(metavar: str, text: str, *flags: str) -> Any:
+    """Return the declaration of an option with a value, spelled as its parameter where no flag is given."""
+    return Option(*flags, metavar=metavar, help=text)
+
+
+def flag(spelling: str, text: str) -> Any:
+    """Return the declaration of an option without a value; typer would add a `--no-...`."""
+    return Option(spelling, help=text)
+
+
+Batch = Annotated[int | None, option("N", "Batch size; by default that of the catalogue or the trace file.")]
 Method = Annotated[
     str | None,
-    Option(
-        metavar="NAME",
-        help="trace or formula; estimate also knows torchinfo, torchsummary, modelsize and memtracker.",
+    option(
+        "NAME", "trace or formula; estimate also knows torchinfo, torchsummary, modelsize and memtracker."
     ),
 ]
-MultipleOf = Annotated[int | None, Option(metavar="N", help="The largest batch that is a multiple of N.")]
-Plot = Annotated[str | None, Option(metavar="FILE", help="Also draw memory over time: a .png, .svg or .pdf.")]
-Catalogue = Annotated[
-    str | None, Option(metavar="FILE", help="A catalogue instead of the planner's models.yaml.")
-]
+MultipleOf = Annotated[int | None, option("N", "The largest batch that is a multiple of N.")]
+Catalogue = Annotated[str | None, option("FILE", "A catalogue instead of the planner's models.yaml.")]
 AllowCode = Annotated[
-    bool | None, Option("--allow-code", help="Allow FILE.py:NAME, which runs code, in these files.")
+    bool | None, flag("--allow-code", "Allow FILE.py:NAME, which runs code, in these files.")
 ]
-Isolate = Annotated[bool | None, Option("--isolate", help="Run the model in a separate process.")]
-TimeLimit = Annotated[
-    float | None, Option(metavar="SECONDS", help="Time limit per trace with --isolate; 600 by default.")
-]
-Gpu = Annotated[str | None, Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4.")]
+Isolate = Annotated[bool | None, flag("--isolate", "Run the model in a separate process.")]
+TimeLimit = Annotated[float | None, option("SECONDS", "Time limit per trace with --isolate; 600 by default.")]
 GpuMib = Annotated[
-    int | None,
-    Option(metavar="N", help="Any other GPU, by its total memory in MiB as nvidia-smi shows it."),
-]
-AllocatorCap = Annotated[
-    int | None,
-    Option(metavar="N", help="Limit of the caching allocator, as with set_per_process_memory_fraction."),
+    int | None, option("N", "Any other GPU, by its total memory in MiB as nvidia-smi shows it.")
 ]
 AllocConf = Annotated[
-    str | None, Option(metavar="TEXT", help="Value of PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
+    str | None, option("TEXT", "Value of PYTORCH_ALLOC_CONF, such as expandable_segments:True.")
 ]
-Confidence = Annotated[
-    float | None, Option(metavar="P", help="Probability with which the answer holds; 0.99 by default.")
-]
+Confidence = Annotated[float | None, option("P", "Probability with which the answer holds; 0.99 by default.")]
 Calibrations = Annotated[
-    list[str] | None, Option(metavar="DIR", help="A folder of calibrations to search first; repeatable.")
+    list[str] | None, option("DIR", "A folder of calibrations to search first; repeatable.")
 ]
 
 _TYPES: Mapping[OptionKind, Any] = {
@@ -70,61 +67,67 @@ _TYPES: Mapping[OptionKind, Any] = {
 
 def _declare(option: JobOption) -> Any:
     """Return the parameter of a job option as typer reads it."""
-    flag = f"{option.flag}/--no-{option.flag[2:]}" if option.is_negatable else option.flag
+    spelling = f"{option.flag}/--no-{option.flag[2:]}" if option.is_negatable else option.flag
     kind = _TYPES.get(option.kind, list[str] | None)
-    return Annotated[kind, Option(flag, metavar=option.metavar, help=option.help)]
+    return Annotated[kind, Option(spelling, metavar=option.metavar, help=option.help)]
 
 
 JOB: Group = {
     "model": Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="A name of models.yaml, SOURCE:NAME (torchvision, timm, hf, monai, smp), or FILE.py:NAME.",
+        option(
+            "NAME",
+            "A name of models.yaml, SOURCE:NAME (torchvision, timm, hf, monai, smp), or FILE.py:NAME.",
         ),
     ],
     **{option.name: _declare(option) for option in JOB_OPTIONS},
     "models": Catalogue,
     "allow_code": Annotated[
-        bool | None,
-        Option("--allow-code", help="Allow FILE.py:NAME, which runs code, in the file of --models."),
+        bool | None, flag("--allow-code", "Allow FILE.py:NAME, which runs code, in the file of --models.")
     ],
     "isolate": Isolate,
     "time_limit": TimeLimit,
     "trace": Annotated[
-        str | None, Option(metavar="FILE", help="Plan from a saved trace instead of a model, without torch.")
+        str | None, option("FILE", "Plan from a saved trace instead of a model, without torch.")
     ],
-    "save_trace": Annotated[
-        str | None, Option(metavar="FILE", help="Save the trace for --trace or a bug report.")
-    ],
+    "save_trace": Annotated[str | None, option("FILE", "Save the trace for --trace or a bug report.")],
     "no_cache": Annotated[
-        bool | None, Option("--no-cache", help="Neither read nor write cached traces (see planner cache).")
+        bool | None, flag("--no-cache", "Neither read nor write cached traces (see planner cache).")
     ],
 }
-LIMITS: Group = {"allocator_cap_mib": AllocatorCap, "alloc_conf": AllocConf, "confidence": Confidence}
-DEVICE: Group = {"gpu": Gpu, "gpu_mib": GpuMib, **LIMITS}
+LIMITS: Group = {
+    "allocator_cap_mib": Annotated[
+        int | None, option("N", "Limit of the caching allocator, as with set_per_process_memory_fraction.")
+    ],
+    "alloc_conf": AllocConf,
+    "confidence": Confidence,
+}
+DEVICE: Group = {
+    "gpu": Annotated[str | None, option("NAME", "A GPU such as 'RTX 4090' or L4.")],
+    "gpu_mib": GpuMib,
+    **LIMITS,
+}
 CALIBRATIONS: Group = {
     "calibrations": Calibrations,
-    "no_calibration": Annotated[
-        bool | None, Option("--no-calibration", help="Plan without stored calibrations.")
-    ],
+    "no_calibration": Annotated[bool | None, flag("--no-calibration", "Plan without stored calibrations.")],
 }
 _OUTPUT: Group = {
-    "json": Annotated[bool | None, Option("--json", help="Print one JSON object instead of the report.")],
-    "debug": Annotated[bool | None, Option("--debug", help="Show the traceback of an error.")],
+    "json": Annotated[bool | None, flag("--json", "Print one JSON object instead of the report.")],
+    "debug": Annotated[bool | None, flag("--debug", "Show the traceback of an error.")],
 }
 
 
-def with_options(*groups: Group) -> Callable[[Callable[..., int]], Callable[..., Action]]:
+def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Callable[..., Action]]:
     """Add the options of these groups, and those of the output, to the parameters of a command.
 
-    The command gets `output` and, where there are groups, `options`: keywords of the functions of
-    `planner.api`. What typer calls converts the values alone; the command runs when the result is called.
+    The command gets what it names of `options`, keywords of the functions of `planner.api`, and
+    `on_progress`; its answer is printed here, unless it names `output` and returns an exit code. What typer
+    calls converts the values alone; the command runs when the result is called.
     """
 
-    def decorate(command: Callable[..., int]) -> Callable[..., Action]:
+    def decorate(command: Callable[..., Answer | int]) -> Callable[..., Action]:
         parameters = inspect.signature(command).parameters.values()
-        own = {each.name: each.annotation for each in parameters if each.name not in ("options", "output")}
+        own = {each.name: each.annotation for each in parameters if each.name not in _GIVEN}
         shared = {name: annotation for group in groups for name, annotation in group.items()}
         annotations = {**shared, **own, **_OUTPUT}
 
@@ -133,7 +136,7 @@ def with_options(*groups: Group) -> Callable[[Callable[..., int]], Callable[...,
             arguments = {name: values[name] for name in own}
             if groups:
                 arguments["options"] = _keywords({name: values[name] for name in shared})
-            return partial(command, **arguments, output=Output(bool(values["json"])))
+            return partial(_run, command, Output(bool(values["json"])), **arguments)
 
         collect.__doc__, collect.__annotations__ = command.__doc__, annotations
         collect.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -147,11 +150,30 @@ def with_options(*groups: Group) -> Callable[[Callable[..., int]], Callable[...,
     return decorate
 
 
+_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are no options
+
+
+def _run(command: Callable[..., Any], output: Output, /, **arguments: Any) -> int:
+    """Run a command under a line of progress, print its answer, and return the exit code."""
+    parameters = inspect.signature(command).parameters
+    if "output" in parameters:
+        code: int = command(**arguments, output=output)
+        return code
+    with emit_before_raising(partial(emit, output=output)), progress() as on_progress:
+        if "on_progress" in parameters:
+            arguments["on_progress"] = on_progress
+        result, is_yes = command(**arguments)
+    emit(result, output)
+    return 0 if is_yes else 1
+
+
 def _convert(name: str, annotation: Any, value: Any) -> Any:
-    types = get_args(get_args(annotation)[0])
-    if value is None or not (int in types or float in types):
+    kind = get_args(get_args(annotation)[0])[0]
+    if value is None or kind not in (int, float, Path):
         return value
-    return parse_int(option_flag(name), value) if int in types else parse_float(option_flag(name), value)
+    if kind is Path:
+        return Path(value)
+    return parse_int(option_flag(name), value) if kind is int else parse_float(option_flag(name), value)
 
 
 def _keywords(values: dict[str, Any]) -> dict[str, Any]:

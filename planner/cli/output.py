@@ -122,8 +122,9 @@ class _Progress:
 
     def wipe(self) -> None:
         """Leave nothing there."""
-        self._write("")
-        print("\r", end="", file=sys.stderr, flush=True)
+        if self._line:
+            self._write("")
+            print("\r", end="", file=sys.stderr, flush=True)
 
     def _write(self, text: str) -> None:
         with self._lock:

@@ -32,9 +32,9 @@ def folder_to_read() -> Path | None:
     return own if own is not None and _is_there(own) else None
 
 
-def folder_to_write(given: str | None) -> Path:
+def folder_to_write(given: Path | None) -> Path:
     """Return the folder of --out, or the user's own. Raises UsageError where there is neither."""
-    folder = own_folder() if given is None else Path(given)
+    folder = given or own_folder()
     if folder is None:
         raise UsageError("no home folder is known to keep calibrations in: give --out DIR")
     return folder

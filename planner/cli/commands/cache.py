@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Argument
 
-from planner.cli.options import with_options
-from planner.cli.output import Output, emit, warn
+from planner.cli.options import Answer, with_options
+from planner.cli.output import warn
 from planner.cli.paths import cache_folder
 from planner.errors import UsageError
 from planner.report import Result
@@ -28,9 +28,8 @@ class CacheResult(Result):
 
 @with_options()
 def cache_command(
-    output: Output,
     action: Annotated[list[str] | None, Argument(metavar="[clear]", help="clear: delete all cached traces.")],
-) -> int:
+) -> Answer:
     """Show the number and size of cached traces, or delete them."""
     if action not in (None, [CLEAR]):
         raise UsageError(f"cache {' '.join(action)}: only clear can be done; see planner cache --help")
@@ -39,5 +38,4 @@ def cache_command(
         raise UsageError("no home folder is known to cache traces in: set XDG_CACHE_HOME")
     cache = open_cache(folder, warn)
     usage = cache.clear() if action else cache.stats()
-    emit(CacheResult(folder, usage, cache.limit_bytes, bool(action)), output)
-    return 0
+    return CacheResult(folder, usage, cache.limit_bytes, bool(action)), True

@@ -5,10 +5,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import Option
-
-from planner.cli.options import JOB, AllocConf, option_flag, parse_int, with_options
-from planner.cli.output import Output, emit, progress
+from planner.cli.options import JOB, AllocConf, Answer, option, option_flag, parse_int, with_options
 from planner.cli.paths import folder_to_write
 from planner.errors import ModelError, UsageError
 from planner.hardware.calibration import Fit
@@ -17,7 +14,7 @@ from planner.program import LARGEST_BATCH, OnProgress
 from planner.report import Campaign, Result
 
 if TYPE_CHECKING:
-    from calibration.calibrate import CalibrationResult, ImportResult
+    from calibration.calibrate import CalibrationResult
 
 DEFAULT_MINUTES = 10.0
 STANDARD = "standard"  # the campaign that ships
@@ -29,40 +26,25 @@ class CalibrateResult(Result):
 
     campaign: Campaign
 
-    @property
-    def can_plan(self) -> bool:
-        """Return whether there is a line or a limit to plan with."""
-        fitted = any(isinstance(one.fit, Fit) for one in self.campaign.calibrations)
-        return fitted or bool(self.campaign.limits)
-
 
 @with_options(JOB)
 def calibrate_command(
     options: dict[str, Any],
-    output: Output,
+    on_progress: OnProgress,
     batches: Annotated[
-        str | None,
-        Option(metavar="N,N,...", help="Batch sizes for --model, at least four, such as 8,16,32,64."),
+        str | None, option("N,N,...", "Batch sizes for --model, at least four, such as 8,16,32,64.")
     ],
     campaign: Annotated[
         str | None,
-        Option(
-            metavar="FILE",
-            help="Measure the jobs of a campaign file instead of --model; standard is included.",
-        ),
+        option("FILE", "Measure the jobs of a campaign file instead of --model; standard is included."),
     ],
     import_dir: Annotated[
-        str | None,
-        Option("--import", metavar="DIR", help="Import records of a measuring script; needs no GPU."),
+        Path | None, option("DIR", "Import records of a measuring script; needs no GPU.", "--import")
     ],
     alloc_conf: AllocConf,
-    minutes: Annotated[
-        float | None, Option(metavar="N", help="Time limit, 10 by default; the next call continues.")
-    ],
-    out: Annotated[
-        str | None, Option(metavar="DIR", help="Output folder; by default the user's data folder.")
-    ],
-) -> int:
+    minutes: Annotated[float | None, option("N", "Time limit, 10 by default; the next call continues.")],
+    out: Annotated[Path | None, option("DIR", "Output folder; by default the user's data folder.")],
+) -> Answer:
     """Measure a model on this machine's GPU and store a calibration."""
     sources = {"--model": options["model"], "--campaign": campaign, "--import": import_dir}
     given = [flag for flag, value in sources.items() if value is not None]
@@ -78,16 +60,14 @@ def calibrate_command(
         _reject_beside(given[0], beside)
     folder = folder_to_write(out)
     limit = DEFAULT_MINUTES if minutes is None else minutes
-    with progress() as on_progress:
-        if import_dir is not None:
-            measured = _import(Path(import_dir), folder, on_progress)
-        elif campaign is not None:
-            measured = _measure_campaign(campaign, options, folder, limit, on_progress)
-        else:
-            measured = _measure(options, _batches(batches), alloc_conf or "", folder, limit, on_progress)
-    result = CalibrateResult(measured)
-    emit(result, output)
-    return 0 if result.can_plan else 1
+    if import_dir is not None:
+        measured = _import(import_dir, folder, on_progress)
+    elif campaign is not None:
+        measured = _measure_campaign(campaign, options, folder, limit, on_progress)
+    else:
+        measured = _measure(options, _batches(batches), alloc_conf or "", folder, limit, on_progress)
+    fitted = any(isinstance(one.fit, Fit) for one in measured.calibrations)
+    return CalibrateResult(measured), fitted or bool(measured.limits)
 
 
 def _reject_beside(flag: str, options: dict[str, Any]) -> None:
@@ -140,7 +120,7 @@ def _import(source: Path, folder: Path, on_progress: OnProgress) -> Campaign:
 
     if not source.is_dir():
         raise UsageError(f"--import {source}: no such folder")
-    found: ImportResult = import_records(source, folder, on_progress)
+    found = import_records(source, folder, on_progress)
     return Campaign(folder, 0, 0, (), found.calibrations, found.failures, found.skipped, date.today())
 
 

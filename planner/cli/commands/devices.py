@@ -5,8 +5,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from planner.cli.options import with_options
-from planner.cli.output import Output, emit
+from planner.cli.options import Answer, with_options
 from planner.hardware import Device
 from planner.report import Result
 
@@ -20,7 +19,6 @@ class DevicesResult(Result):
 
 @with_options()
 def devices_command(
-    output: Output,
     words: Annotated[
         list[str] | None,
         Argument(
@@ -29,11 +27,10 @@ def devices_command(
             "memory or cloud instances, or is its compute capability; auto: this machine's card.",
         ),
     ],
-) -> int:
+) -> Answer:
     """List the known GPUs, each figure with its source."""
     from planner.hardware import load_devices, local_device, search_devices
 
     auto = words == ["auto"]
     devices = (local_device(),) if auto else search_devices(load_devices(), words or ())
-    emit(DevicesResult(devices), output)
-    return 0 if devices else 1
+    return DevicesResult(devices), bool(devices)

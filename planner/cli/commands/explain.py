@@ -4,66 +4,54 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
-
 from planner.allocator.history import Recording
-from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Batch, Plot, with_options
-from planner.cli.output import Output, emit, emit_before_raising, progress
+from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Answer, Batch, option, with_options
 from planner.cli.paths import page_path, plot_path
 from planner.errors import unsaved
 from planner.jobs import Job
+from planner.program import OnProgress
 
 
 @with_options(JOB, DEVICE, CALIBRATIONS)
 def explain_command(
     options: dict[str, Any],
-    output: Output,
+    on_progress: OnProgress,
     batch: Batch,
-    top: Annotated[
-        int | None, Option(metavar="N", help="Number of tensors and differences shown; 10 by default.")
-    ],
-    depth: Annotated[
-        int | None, Option(metavar="N", help="Levels of modules shown; by default as many as are readable.")
-    ],
-    plot: Plot,
+    top: Annotated[int | None, option("N", "Number of tensors and differences shown; 10 by default.")],
+    depth: Annotated[int | None, option("N", "Levels of modules shown; by default as many as are readable.")],
+    plot: Annotated[str | None, option("FILE", "Also draw memory over time: a .png, .svg or .pdf.")],
     html: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Also write a page (.html) with the memory for any batch and GPU."),
+        str | None, option("FILE", "Also write a page (.html) with the memory for any batch and GPU.")
     ],
-    snapshot: Annotated[
-        str | None, Option(metavar="FILE", help="Also write a pickle for torch's memory_viz.")
-    ],
+    snapshot: Annotated[Path | None, option("FILE", "Also write a pickle for torch's memory_viz.")],
     against: Annotated[
-        str | None,
-        Option(
-            metavar="HISTORY",
-            help="Compare with what a GPU's allocator recorded: a history of planner verify or calibrate, "
+        Path | None,
+        option(
+            "HISTORY",
+            "Compare with what a GPU's allocator recorded: a history of planner verify or calibrate, "
             "a pickle of torch.cuda.memory._snapshot(), or a folder of measuring records.",
         ),
     ],
-) -> int:
+) -> Answer:
     """Show the peak memory of a batch by category, module and tensor."""
     picture, page = plot_path(plot), page_path(html)
     from planner import explain
     from planner.api import batch_curve
 
-    read = None if against is None else partial(_load_recording, Path(against))
-    write = partial(emit, output=output)
-    with emit_before_raising(write), progress() as on_progress:
-        options["on_progress"] = on_progress
-        result = explain(batch=batch, against=read, top=top, depth=depth, **options)
-        with unsaved(result):
-            if picture is not None:
-                on_progress("drawing")
-                result.draw(picture)
-            if page is not None:
-                curve = batch_curve(batch=result.explanation.run.batch, **options)
-                on_progress("writing the page")
-                result.save_page(page, curve)
-            if snapshot is not None:
-                result.save_snapshot(Path(snapshot))
-    write(result)
-    return 0
+    read = None if against is None else partial(_load_recording, against)
+    options["on_progress"] = on_progress
+    result = explain(batch=batch, against=read, top=top, depth=depth, **options)
+    with unsaved(result):
+        if picture is not None:
+            on_progress("drawing")
+            result.draw(picture)
+        if page is not None:
+            curve = batch_curve(batch=result.explanation.run.batch, **options)
+            on_progress("writing the page")
+            result.save_page(page, curve)
+        if snapshot is not None:
+            result.save_snapshot(snapshot)
+    return result, True
 
 
 def _load_recording(path: Path, job: Job, batch: int) -> Recording:

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
-from planner.cli.options import CALIBRATIONS, JOB, LIMITS, Batch, MultipleOf, with_options
+from planner.cli.options import CALIBRATIONS, JOB, LIMITS, Batch, MultipleOf, flag, option, with_options
 from planner.cli.output import Output, emit, emit_before_raising, progress
 from planner.cli.paths import plot_path
 from planner.errors import UsageError, unsaved
@@ -12,27 +10,28 @@ from planner.errors import UsageError, unsaved
 if TYPE_CHECKING:
     from planner.api import GpusResult
 
+_SELECTION = {
+    "batch": Batch,
+    "sort": Annotated[
+        str | None, option("KEY", "Order: max_batch (the default), memory, name, process or headroom.")
+    ],
+    "filter": Annotated[
+        list[str] | None,
+        option("WORDS", "Only GPUs that `planner devices WORDS` lists; repeatable: all apply."),
+    ],
+    "min_mib": Annotated[int | None, option("N", "Only GPUs with a total of at least N MiB.")],
+    "max_mib": Annotated[int | None, option("N", "Only GPUs with a total of at most N MiB.")],
+    "multiple_of": MultipleOf,
+}
 
-@with_options(JOB, LIMITS, CALIBRATIONS)
+
+@with_options(JOB, LIMITS, CALIBRATIONS, _SELECTION)
 def gpus_command(
     options: dict[str, Any],
     output: Output,
-    batch: Batch,
-    sort: Annotated[
-        str | None,
-        Option(metavar="KEY", help="Order: max_batch (the default), memory, name, process or headroom."),
-    ],
-    filter: Annotated[
-        list[str] | None,
-        Option(metavar="WORDS", help="Only GPUs that `planner devices WORDS` lists; repeatable: all apply."),
-    ],
-    min_mib: Annotated[int | None, Option(metavar="N", help="Only GPUs with a total of at least N MiB.")],
-    max_mib: Annotated[int | None, Option(metavar="N", help="Only GPUs with a total of at most N MiB.")],
-    multiple_of: MultipleOf,
-    csv: Annotated[bool | None, Option("--csv", help="Print comma-separated values instead of the table.")],
+    csv: Annotated[bool | None, flag("--csv", "Print comma-separated values instead of the table.")],
     plot: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Also draw peak memory against batch size: a .png, .svg or .pdf."),
+        str | None, option("FILE", "Also draw peak memory against batch size: a .png, .svg or .pdf.")
     ],
 ) -> int:
     """List every GPU with its largest batch, or those that run a batch."""
@@ -48,16 +47,7 @@ def gpus_command(
             emit(result, output)
 
     with emit_before_raising(write), progress() as on_progress:
-        result = gpus(
-            batch=batch,
-            sort=sort,
-            filter=filter,
-            min_mib=min_mib,
-            max_mib=max_mib,
-            multiple_of=multiple_of,
-            on_progress=on_progress,
-            **options,
-        )
+        result = gpus(on_progress=on_progress, **options)
         if path is not None:
             on_progress("drawing")
             with unsaved(result):

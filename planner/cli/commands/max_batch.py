@@ -1,28 +1,39 @@
 """`planner max-batch`."""
 
-from functools import partial
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
-from planner.cli.options import CALIBRATIONS, DEVICE, JOB, Method, MultipleOf, option_flag, with_options
-from planner.cli.output import Output, emit, emit_before_raising, print_progress, progress
+from planner.cli.options import (
+    CALIBRATIONS,
+    DEVICE,
+    JOB,
+    Answer,
+    Method,
+    MultipleOf,
+    flag,
+    option,
+    option_flag,
+    with_options,
+)
+from planner.cli.output import print_progress, progress
 from planner.errors import UsageError
+from planner.program import OnProgress
+
+_SEARCH = {
+    "method": Method,
+    "multiple_of": MultipleOf,
+    "no_retries": Annotated[
+        bool | None, flag("--no-retries", "Exit code 0 only for a batch that runs without allocator retries.")
+    ],
+}
 
 
-@with_options(JOB, DEVICE, CALIBRATIONS)
+@with_options(JOB, DEVICE, CALIBRATIONS, _SEARCH)
 def max_batch_command(
     options: dict[str, Any],
-    output: Output,
-    method: Method,
-    multiple_of: MultipleOf,
-    no_retries: Annotated[
-        bool | None,
-        Option("--no-retries", help="Exit code 0 only for a batch that runs without allocator retries."),
-    ],
-    gpus: Annotated[
-        int | None, Option(metavar="N", help="With a command: how many emulated GPUs it sees; 1 by default.")
-    ],
+    on_progress: OnProgress,
+    gpus: Annotated[int | None, option("N", "With a command: how many emulated GPUs it sees; 1 by default.")],
     command: Annotated[
         list[str] | None,
         Argument(
@@ -30,40 +41,30 @@ def max_batch_command(
             help="A training script in place of --model, run on emulated GPUs; {batch} is its batch size.",
         ),
     ],
-) -> int:
+) -> Answer:
     """Find the largest batch of a model that fits a GPU."""
     if command:
-        emulation = {name: options.pop(name) for name in ("gpu", "gpu_mib", "alloc_conf", "confidence")}
-        _reject_beside_command(options | {"method": method})
-        from planner.api.run import max_batch_of_command
-
-        with progress(print_progress) as on_progress:
-            plan = max_batch_of_command(
-                command, gpus=gpus, multiple_of=multiple_of, on_progress=on_progress, **emulation
-            )
-        emit(plan, output)
-        return 0 if (plan.comfortable_batch if no_retries else plan.max_batch) else 1
+        return _max_batch_of_command(command, gpus, options)
     if gpus is not None:
         raise UsageError("--gpus is for a command behind --; a model is planned for one GPU")
     from planner import max_batch
 
-    with emit_before_raising(partial(emit, output=output)), progress() as on_progress:
-        result = max_batch(
-            method=method,
-            multiple_of=multiple_of,
-            no_retries=no_retries,
-            on_progress=on_progress,
-            **options,
-        )
-    emit(result, output)
-    return 0 if result.answer_batch else 1
+    result = max_batch(on_progress=on_progress, **options)
+    return result, bool(result.answer_batch)
 
 
-def _reject_beside_command(options: dict[str, Any]) -> None:
-    """Raise UsageError for the first option that means nothing beside a command."""
+def _max_batch_of_command(command: list[str], gpus: int | None, options: dict[str, Any]) -> Answer:
+    no_retries = options.pop("no_retries")
+    names = ("gpu", "gpu_mib", "alloc_conf", "confidence", "multiple_of")
+    emulation = {name: options.pop(name) for name in names}
     ignored = ("cache", "warn", "own_calibrations")
     for name, value in options.items():
         if value is not None and name not in ignored:
             raise UsageError(
                 f"{option_flag(name)} means nothing beside a command, which is run as it is; leave it away"
             )
+    from planner.api.run import max_batch_of_command
+
+    with progress(print_progress) as on_progress:
+        plan = max_batch_of_command(command, gpus=gpus, on_progress=on_progress, **emulation)
+    return plan, bool(plan.comfortable_batch if no_retries else plan.max_batch)

@@ -2,24 +2,31 @@
 
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
-from planner.cli.options import AllocConf, AllowCode, Catalogue, GpuMib, option_flag, with_options
-from planner.cli.output import Output, emit, progress
+from planner.cli.options import (
+    AllocConf,
+    AllowCode,
+    Answer,
+    Catalogue,
+    GpuMib,
+    option,
+    option_flag,
+    with_options,
+)
 from planner.errors import UsageError
 from planner.jobs import shown
+from planner.program import OnProgress
 
 _SIMULATION = {
     "models": Catalogue,
     "allow_code": AllowCode,
     "gpu": Annotated[
-        str | None,
-        Option(metavar="NAME", help="A GPU such as 'RTX 4090' or L4; by default one of unlimited memory."),
+        str | None, option("NAME", "A GPU such as 'RTX 4090' or L4; by default one of unlimited memory.")
     ],
     "gpu_mib": GpuMib,
     "allocator_cap_mib": Annotated[
-        int | None,
-        Option(metavar="N", help="Memory left for the caching allocator, as when others use the GPU too."),
+        int | None, option("N", "Memory left for the caching allocator, as when others use the GPU too.")
     ],
     "alloc_conf": AllocConf,
 }
@@ -28,12 +35,11 @@ _SIMULATION = {
 @with_options(_SIMULATION)
 def replay_command(
     options: dict[str, Any],
-    output: Output,
+    on_progress: OnProgress,
     framework: Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="torch (the default), or tensorflow, which measures plain tensors on this machine's GPU.",
+        option(
+            "NAME", "torch (the default), or tensorflow, which measures plain tensors on this machine's GPU."
         ),
     ],
     process: Annotated[
@@ -43,7 +49,7 @@ def replay_command(
             help="A process in YAML, or an included one: notebook (the default) or variable.",
         ),
     ],
-) -> int:
+) -> Answer:
     """Replay a sequence of steps, and print the memory after each."""
     from planner.api.replay import NOTEBOOK, VARIABLE, measure_process, replay_process
 
@@ -54,10 +60,8 @@ def replay_command(
         raise UsageError(
             f"{option_flag(given[0])} and --framework tensorflow, which measures; leave one away"
         )
-    with progress() as on_progress:
-        if framework == "tensorflow":
-            result = measure_process(process or VARIABLE)
-        else:
-            result = replay_process(process or NOTEBOOK, on_progress=on_progress, **options)
-    emit(result, output)
-    return 0 if result.ran_to_its_end else 1
+    if framework == "tensorflow":
+        result = measure_process(process or VARIABLE)
+    else:
+        result = replay_process(process or NOTEBOOK, on_progress=on_progress, **options)
+    return result, result.ran_to_its_end

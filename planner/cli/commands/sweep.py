@@ -5,19 +5,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from planner.cli.options import (
     CALIBRATIONS,
     AllowCode,
+    Answer,
     Catalogue,
     Confidence,
     Isolate,
     TimeLimit,
+    option,
     with_options,
 )
-from planner.cli.output import Output, emit, progress
-from planner.errors import UsageError
+from planner.errors import UsageError, unsaved
 from planner.jobs import check_count, shown
 from planner.program import OnProgress
 
@@ -33,42 +34,37 @@ _SHARED = {"isolate": Isolate, "time_limit": TimeLimit, "confidence": Confidence
 @with_options(_SHARED)
 def sweep_command(
     options: dict[str, Any],
-    output: Output,
+    on_progress: OnProgress,
     file: Annotated[str | None, Argument(metavar="FILE", help="A grid of models, recipes and GPUs in YAML.")],
-    jobs: Annotated[int | None, Option(metavar="N", help="Number of processes; by default one per core.")],
-    engine: Annotated[str | None, Option(metavar="NAME", help="local (the default) or dask.")],
+    jobs: Annotated[int | None, option("N", "Number of processes; by default one per core.")],
+    engine: Annotated[str | None, option("NAME", "local (the default) or dask.")],
     scheduler: Annotated[
-        str | None,
-        Option(metavar="ADDRESS", help="Address of the Dask cluster, such as tcp://10.0.0.1:8786."),
+        str | None, option("ADDRESS", "Address of the Dask cluster, such as tcp://10.0.0.1:8786.")
     ],
     results: Annotated[
-        str | None,
-        Option(
-            metavar="DIR", help="Folder of finished jobs; by default FILE with .results instead of .yaml."
-        ),
+        Path | None, option("DIR", "Folder of finished jobs; by default FILE with .results instead of .yaml.")
     ],
-    csv: Annotated[str | None, Option(metavar="FILE", help="Write the cells as comma-separated values.")],
-    parquet: Annotated[str | None, Option(metavar="FILE", help="Write the cells as a Parquet file.")],
+    csv: Annotated[Path | None, option("FILE", "Write the cells as comma-separated values.")],
+    parquet: Annotated[Path | None, option("FILE", "Write the cells as a Parquet file.")],
     models: Catalogue,
     allow_code: AllowCode,
-) -> int:
+) -> Answer:
     """Plan a grid of models, recipes and GPUs; resumable."""
     if file is None:
         raise UsageError("FILE is missing: name a sweep file; docs/sweep.md shows one")
     path = Path(file)
-    folder = path.with_suffix(".results") if results is None else Path(results)
-    with progress() as on_progress, closing(_open_pool(engine, scheduler, jobs)) as pool:
+    folder = path.with_suffix(".results") if results is None else results
+    with closing(_open_pool(engine, scheduler, jobs)) as pool:
         swept = _run(path, folder, models, allow_code, options, pool, on_progress)
-    emit(swept, output)
-    # After the answer, so that a file that cannot be written costs no answer.
     from planner._support.atomic_write import write_bytes
     from planner.report import sweep_to_csv, sweep_to_parquet
 
-    if csv is not None:
-        write_bytes(Path(csv), sweep_to_csv(swept.table).encode())
-    if parquet is not None:
-        write_bytes(Path(parquet), sweep_to_parquet(swept.table))
-    return 1 if swept.table.failures else 0
+    with unsaved(swept):
+        if csv is not None:
+            write_bytes(csv, sweep_to_csv(swept.table).encode())
+        if parquet is not None:
+            write_bytes(parquet, sweep_to_parquet(swept.table))
+    return swept, not swept.table.failures
 
 
 def _run(

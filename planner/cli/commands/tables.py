@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from datetime import date
 
-from planner.cli.options import Calibrations, with_options
-from planner.cli.output import Output, emit
+from planner.cli.options import Answer, Calibrations, with_options
 from planner.cli.paths import folders_to_read
 from planner.report import Folder, Result
 
@@ -18,11 +17,10 @@ class TablesResult(Result):
 
 
 @with_options()
-def tables_command(output: Output, calibrations: Calibrations) -> int:
+def tables_command(calibrations: Calibrations) -> Answer:
     """List stored calibrations with their versions and residuals."""
     from planner.hardware.calibration import load_folders, search_path
 
     paths = search_path(folders_to_read(calibrations))
     folders = tuple(Folder(str(path), load_folders([path])) for path in paths)
-    emit(TablesResult(folders, date.today()), output)
-    return 0
+    return TablesResult(folders, date.today()), True

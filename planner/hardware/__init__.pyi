@@ -7,10 +7,10 @@ from .database import (
     search_devices as search_devices,
 )
 from .device import (
-    Device as Device, FigureKind as FigureKind, GENERIC_CAPABILITY as GENERIC_CAPABILITY,
-    LARGEST_TOTAL_MIB as LARGEST_TOTAL_MIB, MIB as MIB, ProductLine as ProductLine,
-    SourcedBytes as SourcedBytes, SourcedValue as SourcedValue, UNLIMITED_BYTES as UNLIMITED_BYTES,
-    generic_device as generic_device, unlimited_device as unlimited_device,
+    Device as Device, GENERIC_CAPABILITY as GENERIC_CAPABILITY, LARGEST_TOTAL_MIB as LARGEST_TOTAL_MIB,
+    MIB as MIB, ProductLine as ProductLine, SourcedBytes as SourcedBytes, SourcedValue as SourcedValue,
+    UNLIMITED_BYTES as UNLIMITED_BYTES, generic_device as generic_device,
+    unlimited_device as unlimited_device,
 )
 from .likeness import Likeness as Likeness, margins_of as margins_of
 from .local_gpu import (

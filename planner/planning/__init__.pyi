@@ -4,7 +4,7 @@ from .attribution import (
     Shown as Shown, explain as explain, fold as fold,
 )
 from .batch_curve import BatchCurve as BatchCurve, DeviceCurve as DeviceCurve, take_curve as take_curve
-from .changes import Recipe as Recipe
+from .changes import Change as Change, Recipe as Recipe
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, with_last_batch as with_last_batch,
 )

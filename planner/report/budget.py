@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from planner.hardware import Budget, Device, SourcedBytes
+from planner.hardware import Budget, Device
 from planner.jobs import Job, job_to_json
 from planner.report.document import Table
-from planner.report.units import SCHEMA, in_mib, is_endless, memory_table, mib, to_builtins
+from planner.report.units import SCHEMA, attributes, is_endless, memory_table, mib, to_builtins
 
 
 def budget_table(budget: Budget) -> Table:
@@ -23,26 +23,19 @@ def budget_table(budget: Budget) -> Table:
         rest = "usable less context" if is_bounded else "the cap"
         if is_bounded and budget.cap_bytes is not None:
             rest += " or the cap"
-        rows.append(
-            (
-                "left for the allocator",
-                budget.limits.allocator_limit_bytes,
-                f"{rest}, less a margin for {sure}",
-            )
-        )
+        left_bytes, less = budget.limits.allocator_limit_bytes, f"{rest}, less a margin for {sure}"
+        rows.append(("left for the allocator", left_bytes, less))
     return memory_table(device.name if is_bounded else "Any GPU", rows)
 
 
 def device_to_json(budget: Budget) -> dict[str, Any]:
-    """Return the value of `device`; null stands for memory without end, `allocator` for what the replay may
-    take at the confidence.
-    """
+    """Return the value of `device`, `allocator` what a replay may take; null is memory without end."""
     limits = budget.limits
     return {
         **figures_to_json(budget.device),
         "allocator": {
-            **in_mib(limits, "capacity", "limit"),
-            **in_mib(budget, "cap"),
+            **attributes(limits, "capacity_mib", "limit_mib"),
+            **attributes(budget, "cap_mib"),
             "rules": to_builtins(limits.config),
         },
     }
@@ -65,13 +58,12 @@ def figures_to_json(device: Device) -> dict[str, Any]:
     sources = {name: figure.source for name, figure in figures.items()}
     return {
         "name": device.name,
-        **{f"{name}_mib": _figure(figure) for name, figure in figures.items()},
+        **{
+            f"{name}_mib": None if is_endless(figure) else mib(figure.value)
+            for name, figure in figures.items()
+        },
         "capability": list(device.capability),
         "sources": sources | {"capability": device.capability_source},
         "kinds": {name: figure.kind.value for name, figure in figures.items()},
         "spreads_mib": {name: mib(figure.spread) for name, figure in figures.items()},
     }
-
-
-def _figure(figure: SourcedBytes) -> float | None:
-    return None if is_endless(figure) else mib(figure.value)

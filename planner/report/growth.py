@@ -6,7 +6,7 @@ from planner.hardware import MIB
 from planner.planning import StepLimit
 from planner.program import GrowingSite, Growth
 from planner.report.describe import short_op
-from planner.report.units import mib
+from planner.report.units import attributes, mib
 
 _MOST_SITES = 3  # that a sentence names
 
@@ -36,10 +36,9 @@ def growth_to_json(growth: Growth | None, limit: StepLimit | None) -> dict[str, 
     if growth is None:
         return None
     return {
-        "bytes_per_step": growth.bytes_per_step,
-        "steps": growth.steps,
+        **attributes(growth, "bytes_per_step", "steps"),
         "steps_that_fit": None if limit is None else limit.steps,
-        "is_exact": None if limit is None else limit.is_exact,
+        **attributes(limit, "is_exact"),
         "garbage": growth.is_garbage,
         "sites": [_site_to_json(site) for site in growth.sites],
     }
@@ -59,8 +58,7 @@ def _site_text(one: GrowingSite) -> str:
 def _site_to_json(one: GrowingSite) -> dict[str, Any]:
     known = one.source
     return {
-        "module": one.site.module,
-        "op": one.site.op,
+        **attributes(one.site, "module", "op"),
         "bytes_per_step": one.bytes_per_step,
         "source": None if known is None else known.source or None,
         "code": None if known is None else known.code or None,

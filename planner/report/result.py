@@ -28,9 +28,7 @@ REPORTS = {
 
 
 def render(result: object, form: Literal["text", "terminal", "json"]) -> Any:
-    """Return the report of a result: a text of at most 100 columns, what rich draws on a terminal, or the
-    JSON object.
-    """
+    """Return the report of a result: text of at most 100 columns, what rich draws, or the JSON object."""
     if form == "json":
         return _call(result, "to_json")
     document = _call(result, "document")

@@ -6,7 +6,7 @@ from typing import Any
 from planner.hardware import MIB, UNLIMITED_BYTES, SourcedBytes
 from planner.planning import Estimate
 from planner.program import LARGEST_BATCH, Category
-from planner.report.document import Cell, Column, Table
+from planner.report.document import Cell, Column, Paragraph, Table
 
 SCHEMA = 1  # of every JSON object
 DIGITS = 1  # of MiB in texts
@@ -58,17 +58,24 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
     return rounded
 
 
-def in_mib(value: object, *names: str) -> dict[str, float | None]:
-    """Return sizes of an object as MiB: under `peak_mib` what its attribute `peak_bytes` holds."""
-    sizes = {name: getattr(value, f"{name}_bytes") for name in names}
-    return {f"{name}_mib": None if size is None else mib(size) for name, size in sizes.items()}
+def attributes(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes of an object for JSON, under `peak_mib` what `peak_bytes` holds; null if None."""
+    return {name: None if value is None else _attribute(value, name) for name in names}
 
 
-def with_mib(value: object) -> dict[str, Any]:
-    """Return the fields of an object, those in bytes as MiB."""
-    sizes = {name: size for name, size in to_builtins(value).items() if name.endswith("_bytes")}
-    others = {name: field for name, field in to_builtins(value).items() if name not in sizes}
-    return others | in_mib(value, *(name.removesuffix("_bytes") for name in sizes))
+def _attribute(value: object, name: str) -> Any:
+    if not name.endswith("_mib"):
+        return to_builtins(getattr(value, name))
+    size_bytes = getattr(value, f"{name.removesuffix('_mib')}_bytes")
+    return None if size_bytes is None else mib(size_bytes)
+
+
+def with_mib(value: object) -> dict[str, Any] | None:
+    """Return the fields of an object, those in bytes as MiB behind the others; null of None."""
+    names = [] if value is None else list(to_builtins(value))
+    sizes = [name for name in names if name.endswith("_bytes")]
+    others = [name for name in names if name not in sizes]
+    return attributes(value, *others, *(f"{name.removesuffix('_bytes')}_mib" for name in sizes)) or None
 
 
 def shares(parts: Mapping[str, int], digits: int) -> Iterator[tuple[str, float, float]]:
@@ -128,10 +135,10 @@ def probability_text(probability: float) -> str:
     return f"{percent:.0f} %" if 10 <= percent <= 90 else f"{percent:.1f} %"
 
 
-def timing_line(parts: Mapping[str, float]) -> str:
+def timing_line(**parts: float) -> Paragraph:
     """Return how long everything took: seconds by what was done in them."""
     spent = ", ".join(f"{seconds:.1f} s {doing}" for doing, seconds in parts.items())
-    return f"Took {sum(parts.values()):.1f} s: {spent}"
+    return Paragraph(f"Took {sum(parts.values()):.1f} s: {spent}", "faint")
 
 
 def batch_text(batch: int) -> str:

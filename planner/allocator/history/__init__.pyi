@@ -1,6 +1,6 @@
 from .diff import (
-    Difference as Difference, Extra as Extra, Kind as Kind, LifeDifference as LifeDifference,
-    SidePeak as SidePeak, compare_with_recording as compare_with_recording,
+    Difference as Difference, Kind as Kind, LifeDifference as LifeDifference, SidePeak as SidePeak,
+    compare_with_recording as compare_with_recording,
 )
 from .file import MOST_EVENTS as MOST_EVENTS, load_history as load_history, save_history as save_history
 from .history import (

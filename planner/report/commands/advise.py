@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from planner.planning import Advice, Trial
+from planner.planning import Advice, Change, Trial
 from planner.program import Outcome
 from planner.report.budget import job_to_report
 from planner.report.commands.estimate import STYLES, estimate_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
-from planner.report.units import in_mib, mib, mib_text, timing_line
+from planner.report.units import attributes, mib, mib_text, timing_line
 
 _NAME_WIDTH = 48  # columns of the options
 
@@ -19,13 +19,12 @@ def advice_document(advice: Advice, import_seconds: float) -> Document:
     failed = tuple(f"{name} is out of the question: {reason}" for name, reason in advice.failed)
     is_split = any("accumulate" in change.name for trial in advice.sets for change in trial.changes)
     split = "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
-    timing = timing_line({"importing": import_seconds, "trying": advice.seconds})
     return Document.of(
         [Headline((*_verdict(advice), job_entry(unchanged.recipe.job)), STYLES[unchanged.estimate.outcome])],
         [] if unchanged.fits else _sets(advice),
         [_single_changes(advice), *([Bullets("", failed)] if failed else [])],
         [Paragraph(split, "faint")] if is_split else [],
-        [Paragraph(timing, "faint")],
+        [timing_line(importing=import_seconds, trying=advice.seconds)],
     )
 
 
@@ -67,18 +66,16 @@ def _single_changes(advice: Advice) -> Table:
         Column(),
     )
     unchanged = advice.unchanged
-    return Table(
-        columns,
-        tuple(
-            (
-                trial.changes[0].name,
-                mib_text(trial.needed_bytes, 0),
-                mib_text(unchanged.needed_bytes - trial.needed_bytes, 0),
-                Cell("fits" if trial.fits and not unchanged.fits else "", "good"),
-            )
-            for trial in advice.singles
-        ),
-    )
+    rows = [
+        (
+            trial.changes[0].name,
+            mib_text(trial.needed_bytes, 0),
+            mib_text(unchanged.needed_bytes - trial.needed_bytes, 0),
+            Cell("fits" if trial.fits and not unchanged.fits else "", "good"),
+        )
+        for trial in advice.singles
+    ]
+    return Table(columns, rows)
 
 
 def _retries(trial: Trial) -> bool:
@@ -89,30 +86,29 @@ def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner advise`; `needed_mib` is the least that the allocator needs."""
     unchanged = advice.unchanged
 
-    def needed(trial: Trial) -> dict[str, float | None]:
-        return {**in_mib(trial, "needed"), "saved_mib": mib(unchanged.needed_bytes - trial.needed_bytes)}
+    def needed(trial: Trial) -> dict[str, Any]:
+        saved_bytes = unchanged.needed_bytes - trial.needed_bytes
+        return {**attributes(trial, "needed_mib"), "saved_mib": mib(saved_bytes)}
+
+    def in_words(change: Change) -> dict[str, str]:
+        return {"option": change.name, "cost": change.cost}
 
     return {
         **job_to_report(unchanged.recipe.job, unchanged.estimate.budget),
         "batch": unchanged.recipe.batch,
         "fits": unchanged.estimate.outcome.value,
-        **in_mib(unchanged, "needed"),
-        **in_mib(advice, "available"),
+        **attributes(unchanged, "needed_mib"),
+        **attributes(advice, "available_mib"),
         "sets": [
             {
-                "changes": [{"option": change.name, "cost": change.cost} for change in trial.changes],
+                "changes": [in_words(change) for change in trial.changes],
                 **needed(trial),
                 "estimate": estimate_to_json(trial.estimate, import_seconds),
             }
             for trial in advice.sets
         ],
         "single_changes": [
-            {
-                "option": trial.changes[0].name,
-                "cost": trial.changes[0].cost,
-                **needed(trial),
-                "fits": trial.estimate.outcome.value,
-            }
+            {**in_words(trial.changes[0]), **needed(trial), "fits": trial.estimate.outcome.value}
             for trial in advice.singles
         ],
         "failed": [{"option": name, "reason": reason} for name, reason in advice.failed],

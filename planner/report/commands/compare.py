@@ -8,7 +8,15 @@ from planner.program import Outcome
 from planner.report.budget import job_to_report
 from planner.report.describe import describe_loop
 from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Table
-from planner.report.units import in_mib, is_endless, memory_table, mib, mib_column, mib_text, signed_percent
+from planner.report.units import (
+    attributes,
+    is_endless,
+    memory_table,
+    mib,
+    mib_column,
+    mib_text,
+    signed_percent,
+)
 
 _NAME_WIDTH = 20
 _FITS = {Outcome.FITS: "yes", Outcome.FITS_WITH_RETRIES: "retries", Outcome.DOES_NOT_FIT: "no"}
@@ -114,10 +122,9 @@ def _row_to_json(row: Row) -> dict[str, Any]:
 
 
 def _measured_to_json(measured: Measured) -> dict[str, Any]:
-    reserved = measured.own_reserved_bytes
     return {
-        **in_mib(measured, "printed", "allocated", "process"),
+        **attributes(measured, "printed_mib", "allocated_mib", "process_mib"),
         "kept_mib": {one.model: mib(one.size_bytes) for one in measured.kept},
-        "reserved_mib": None if reserved is None else mib(reserved),
+        "reserved_mib": attributes(measured, "own_reserved_mib")["own_reserved_mib"],
         "source": source_text(measured.source),
     }

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.hardware import Device, FigureKind, SourcedBytes, SourcedValue
+from planner.hardware import Device, SourcedBytes, SourcedValue
 from planner.report.budget import figures_to_json
 from planner.report.document import Cell, Column, Document, Paragraph, Table
-from planner.report.units import SCHEMA, mib_text
+from planner.report.units import SCHEMA, attributes, mib_text
 
 MAX_IN_FULL = 3  # GPUs that are shown with all their sources
 _COLUMNS = (
@@ -92,8 +92,8 @@ def _device_to_json(device: Device) -> dict[str, Any]:
     about = device.about
     return {
         **figures_to_json(device),
-        "aliases": list(device.aliases),
-        "line": None if about is None else about.line.value,
+        **attributes(device, "aliases"),
+        **attributes(about, "line"),
         "multiprocessors": None if about is None else _noted_to_json(about.multiprocessors),
         "memory_type": None if about is None else about.memory_type or None,
         "bandwidth_gb_per_second": None if about is None else _noted_to_json(about.bandwidth),
@@ -102,6 +102,4 @@ def _device_to_json(device: Device) -> dict[str, Any]:
 
 
 def _noted_to_json(figure: SourcedValue | None) -> dict[str, Any] | None:
-    if figure is None:
-        return None
-    return {"value": figure.value, "kind": FigureKind(figure.kind).value, "source": figure.source}
+    return None if figure is None else attributes(figure, "value", "kind", "source")

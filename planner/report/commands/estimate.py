@@ -29,8 +29,8 @@ from planner.report.plots.colours import PART_COLOURS
 from planner.report.units import (
     DIGITS,
     NAME_WIDTH,
+    attributes,
     breakdown,
-    in_mib,
     memory_table,
     mib,
     mib_column,
@@ -100,9 +100,7 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
 
 
 def risk_entries(*estimates: Estimate) -> list[Entry]:
-    """Return the probability that each batch runs out of memory, where anything bounds it, or why there is
-    none.
-    """
+    """Return the probability that each batch runs out of memory, where anything bounds it, or why not."""
     probabilities = dict.fromkeys(
         f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}"
         for estimate in estimates
@@ -178,14 +176,8 @@ def parts_table(parts: Mapping[str, int]) -> Table:
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
     """Return what the answer takes for granted, and how long it took."""
-    timing = plan_timing(seconds, import_seconds)
+    timing = timing_line(importing=import_seconds, tracing=seconds.trace, replaying=seconds.replay)
     return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]
-
-
-def plan_timing(seconds: Seconds, import_seconds: float) -> Paragraph:
-    """Return how long it took."""
-    parts = {"importing": import_seconds, "tracing": seconds.trace, "replaying": seconds.replay}
-    return Paragraph(timing_line(parts), "faint")
 
 
 # ---- JSON
@@ -202,20 +194,20 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         **job_to_report(estimate.job, estimate.budget),
         "batch": run.batch,
         "method": Method.TRACE.value,
-        **in_mib(run, "peak_allocated", "peak_reserved", "end_allocated"),
+        **attributes(run, "peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib"),
         **_steps(run),
-        **in_mib(estimate, "process", "process_upper"),
+        **attributes(estimate, "process_mib", "process_upper_mib"),
         "fits": estimate.outcome.value,
         "p_out_of_memory": None if estimate.p_out_of_memory is None else round(estimate.p_out_of_memory, 5),
         "risk": _risk(estimate.budget.likeness),
         "retries": (failed or run).retries,
         "retry_costs": to_builtins(estimate.retry_costs),
-        "failure": None if failed is None or failed.failure is None else with_mib(failed.failure),
+        "failure": with_mib(failed and failed.failure),
         "breakdown_mib": mib_parts(breakdown(estimate)),
         "calibration": _calibration(estimate.budget.correction),
         "growth": growth_to_json(estimate.growth, estimate.step_limit),
         "assumptions": list(assumptions(estimate)),
-        "unknown_ops": list(estimate.unknown_ops),
+        **attributes(estimate, "unknown_ops"),
         "seconds": plan_seconds_to_json(estimate.seconds, import_seconds),
     }
 
@@ -237,20 +229,16 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
         "peaks": own.peaks,
         "location": round(margins.verdicts.location, 5),
         "scale": round(margins.verdicts.scale, 5),
-        "departures": list(likeness.departures),
-        "unlike": list(likeness.unlike),
-        "lengths": likeness.lengths.value,
+        **attributes(likeness, "departures", "unlike", "lengths"),
     }
 
 
 def _steps(run: Replay) -> dict[str, float | None]:
-    """Return the first step, which makes the optimizer's state, and all later ones; null where none was
-    traced.
-    """
+    """Return the first step, which makes the optimizer's state, and later ones; null if not traced."""
     peaks: dict[str, float | None] = {}
-    for name, step in (("first_step", run.first_step), ("later_steps", run.later_steps)):
-        peaks[f"peak_{name}_mib"] = None if step is None else mib(step.allocated_bytes)
-        peaks[f"peak_reserved_{name}_mib"] = None if step is None else mib(step.reserved_bytes)
+    for name in ("first_step", "later_steps"):
+        step = attributes(getattr(run, name), "allocated_mib", "reserved_mib")
+        peaks[f"peak_{name}_mib"], peaks[f"peak_reserved_{name}_mib"] = step.values()
     return peaks
 
 
@@ -261,12 +249,9 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
     fit = correction.fit
     return {
         "which": correction.about,
-        "level": correction.level.value,
-        "source": correction.source,
-        "includes_context": correction.includes_context,
+        **attributes(correction, "level", "source", "includes_context"),
         "drift_mib": mib(correction.extra_spread_bytes),
-        **({"overhead_mib": None, "spread_mib": None} if fit is None else in_mib(fit, "overhead", "spread")),
-        "slope": None if fit is None else fit.slope,
+        **attributes(fit, "overhead_mib", "spread_mib", "slope"),
         "points": 0 if fit is None else fit.points,
         "outliers": [] if fit is None else list(fit.outliers),
     }

@@ -5,10 +5,10 @@ from typing import Any
 from planner.jobs import job_to_json
 from planner.planning import DeviceFit, FleetTable
 from planner.program import Outcome
-from planner.report.commands.estimate import STYLES, plan_seconds_to_json, plan_timing
+from planner.report.commands.estimate import STYLES, closing_section, plan_seconds_to_json
 from planner.report.describe import job_entry, short_op
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, batch_text, csv_text, mib
+from planner.report.units import SCHEMA, attributes, batch_text, csv_text, mib
 
 _COLUMNS = (
     Column("GPU"),
@@ -27,6 +27,14 @@ _BAR_COLOURS = {
     Outcome.DOES_NOT_FIT: "#D55E00",
 }
 _NO_FIT = "-"
+_MEANINGS = {
+    "default": "default: no calibration of this job, margins of published runs",
+    "measured": "measured: a calibration of this job on this GPU",
+    "emulated": "emulated: a calibration of this job on an emulated GPU",
+    "near": "near: one on this GPU under other versions",
+    "related": "related: one on another GPU of this architecture",
+    "*": "*: what torch sees of the card's memory is derived, not published",
+}
 
 
 def gpus_document(table: FleetTable) -> Document:
@@ -37,7 +45,7 @@ def gpus_document(table: FleetTable) -> Document:
     return Document.of(
         [Headline((_answer(table), job_entry(table.job)), style)],
         [Table(_COLUMNS, _rows(table), indent=0)] if table.fits else [],
-        [*closing, plan_timing(table.seconds, table.import_seconds)],
+        [*closing, *closing_section(None, table.seconds, table.import_seconds)],
     )
 
 
@@ -52,9 +60,7 @@ def _answer(table: FleetTable) -> Entry:
 
 
 def _rows(table: FleetTable) -> tuple[tuple[Cell | str, ...], ...]:
-    """Return the figures of each GPU; bars show the largest batches beside each other, or how much of each
-    GPU a given batch takes.
-    """
+    """Return the figures of each GPU; bars compare the largest batches, or the shares that --batch takes."""
     most = max(fit.comfortable_batch for fit in table.fits)
     return tuple(_row(table, fit, most) for fit in table.fits)
 
@@ -110,17 +116,8 @@ def _legend(table: FleetTable) -> list[str]:
         f"process, at most, headroom: of {which}, as nvidia-smi shows it; at confidence "
         f"{table.confidence:g}; what it leaves of the memory that torch sees"
     )
-    meanings = {
-        "default": "default: no calibration of this job, margins of published runs",
-        "measured": "measured: a calibration of this job on this GPU",
-        "emulated": "emulated: a calibration of this job on an emulated GPU",
-        "near": "near: one on this GPU under other versions",
-        "related": "related: one on another GPU of this architecture",
-        "*": "*: what torch sees of the card's memory is derived, not published",
-    }
-    used = {_sure(fit) for fit in table.fits}
-    words = {word.rstrip("*") for word in used} | ({"*"} if any("*" in word for word in used) else set())
-    return [batches, columns, "; ".join(text for word, text in meanings.items() if word in words)]
+    used = " ".join(_sure(fit) for fit in table.fits)
+    return [batches, columns, "; ".join(text for word, text in _MEANINGS.items() if word in used)]
 
 
 def _assumed(table: FleetTable) -> tuple[str, ...]:
@@ -140,13 +137,11 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
         "schema": SCHEMA,
         "model": table.job.model,
         "job": job_to_json(table.job),
-        "batch": table.batch,
-        "multiple_of": table.multiple_of,
-        "confidence": table.confidence,
+        **attributes(table, "batch", "multiple_of", "confidence"),
         "rows": [_row_to_json(fit) for fit in table.fits],
         "left_out": table.left_out,
         "assumptions": list(table.notes),
-        "unknown_ops": list(table.unknown_ops),
+        **attributes(table, "unknown_ops"),
         "seconds": plan_seconds_to_json(table.seconds, table.import_seconds),
     }
 
@@ -174,25 +169,22 @@ def _source(fit: DeviceFit) -> str:
 
 
 def _row_to_json(fit: DeviceFit) -> dict[str, Any]:
-    device, fits = fit.budget.device, bool(fit.max_batch)
-    correction = fit.budget.correction
-    about = device.about
+    device, shown = fit.budget.device, fit if fit.max_batch else None
     return {
         "gpu": device.name,
         "total_mib": mib(device.total.value),
         "max_batch": fit.max_batch,
-        "process_mib": mib(fit.process_bytes) if fits else None,
+        **attributes(shown, "process_mib"),
         "calibrated": fit.is_calibrated,
         "source": _source(fit),
-        "batch": fit.batch if fits else None,
+        **attributes(shown, "batch"),
         "fits": fit.outcome.value,
-        "process_upper_mib": mib(fit.process_upper_bytes) if fits else None,
-        "headroom_mib": mib(fit.headroom_bytes) if fits else None,
+        **attributes(shown, "process_upper_mib", "headroom_mib"),
         "usable_mib": mib(device.usable.value),
         "usable_kind": device.usable.kind.value,
-        "level": None if correction is None else correction.level.value,
+        **attributes(fit.budget.correction, "level"),
         "capability": list(device.capability),
-        "line": None if about is None else about.line.value,
-        "instances": [] if about is None else list(about.instances),
+        **attributes(device.about, "line"),
+        "instances": [] if device.about is None else list(device.about.instances),
         "comfortable_batch": fit.comfortable_batch,
     }

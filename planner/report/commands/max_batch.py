@@ -21,7 +21,7 @@ from planner.report.commands.estimate import (
 )
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline, Style
-from planner.report.units import mib_text
+from planner.report.units import attributes, mib_text, to_builtins
 
 if TYPE_CHECKING:
     from planner.planning.command import CommandPlan
@@ -91,15 +91,12 @@ def _beyond(failure: Estimate, largest: int) -> Headline:
 
 
 def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch`; `probes` says of each batch what `fits` says of an
-    estimate.
-    """
+    """Return the JSON object of `planner max-batch`; `probes` has the `fits` of each batch tried."""
     return {
         **job_to_report(plan.job, plan.budget),
         "method": Method.TRACE.value,
         **search_to_json(plan, lambda estimate: estimate_to_json(estimate, import_seconds)),
-        "multiple_of": plan.multiple_of,
-        "no_retries": plan.no_retries,
+        **attributes(plan, "multiple_of", "no_retries"),
         "answer_batch": 0 if plan.answer is None else plan.answer.run.batch,
         "seconds": plan_seconds_to_json(plan.seconds, import_seconds),
     }
@@ -112,5 +109,5 @@ def search_to_json(plan: "Plan | CommandPlan", nested: Callable[[Any], dict[str,
         "max_batch": plan.search.largest,
         "comfortable_batch": plan.search.comfortable,
         **{name: None if side is None else nested(side) for name, side in sides.items()},
-        "probes": [[batch, outcome.value] for batch, outcome in plan.search.probes],
+        "probes": to_builtins(plan.search.probes),
     }

@@ -9,14 +9,11 @@ from planner.planning.process import Account, Define, Place, Process, Reading, S
 from planner.program import Phase
 from planner.report.budget import device_to_json
 from planner.report.document import Bullets, Document, Paragraph, Verbatim
-from planner.report.units import SCHEMA, in_mib, mib_text, with_mib
+from planner.report.units import SCHEMA, attributes, mib_text, with_mib
 
 
 def _torch_line(reading: Reading) -> str:
-    """Return a line as the notebook's `print_memory_torch` writes it, without the last column.
-
-    That one is NVML's for the whole GPU, in which other processes and other libraries count.
-    """
+    """Return a line as the notebook's `print_memory_torch` writes it, without NVML's column."""
     allocated, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     reserved = (reading.reserved_bytes or 0) / MIB
     return (
@@ -79,9 +76,7 @@ def process_to_json(
     seconds: Mapping[str, float],
     budget: Budget | None,
 ) -> dict[str, Any]:
-    """Return the JSON object of `planner replay`; MiB are rounded to 0.001, null stands for what is not
-    known.
-    """
+    """Return the JSON object of `planner replay`; null stands for what is not known."""
     return {
         "schema": SCHEMA,
         "framework": framework,
@@ -102,7 +97,5 @@ def _failure(process: Process, account: Account) -> dict[str, Any] | None:
     return {
         "index": failure.index,
         "step": _describe(process[failure.index]),
-        "loop_step": failure.loop_step,
-        "phase": None if failure.phase is None else failure.phase.value,
-        **in_mib(failure, "requested"),
+        **attributes(failure, "loop_step", "phase", "requested_mib"),
     }

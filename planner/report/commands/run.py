@@ -15,7 +15,7 @@ from planner.report.commands.explain.report import breakdown_sections, breakdown
 from planner.report.commands.explain.summary import Summary, tile_text
 from planner.report.commands.max_batch import search_to_json
 from planner.report.document import Block, Bullets, Document, Entry, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, figures_table, in_mib, mib, mib_text, with_mib
+from planner.report.units import SCHEMA, attributes, figures_table, mib, mib_text, with_mib
 
 MAX_STEPS = 12  # rows of the table
 _FITS = {
@@ -198,8 +198,7 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         "emulated": True,
         "gpu": run.gpu,
         "gpus": run.gpu_count,
-        "command": list(run.command),
-        "exit_code": run.exit_code,
+        **attributes(run, "command", "exit_code"),
         "fits": run.outcome.value,
         **_peaks_to_json(largest.peak),
         "retries": largest.retries,
@@ -232,8 +231,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
         "gpu": record.device,
         **_peaks_to_json(record.peak),
         "retries": record.retries,
-        **in_mib(record, "pinned"),
-        "step_count": record.step_count,
+        **attributes(record, "pinned_mib", "step_count"),
         "steps": _steps_to_json(record),
         "after_steps": None if after is None else _peaks_to_json(after),
         "failure": _failure_to_json(record.failure),
@@ -242,7 +240,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
     """Return where memory ran out; the exit code says whether that ended the process."""
-    fields = {} if failure is None else with_mib(failure)
+    fields = with_mib(failure) or {}
     return {name: field for name, field in fields.items() if name != "was_raised"} or None
 
 
@@ -258,9 +256,7 @@ def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
         "confidence": plan.confidence,
         **search_to_json(plan, run_to_json),
         "answer_batch": plan.search.comfortable or plan.search.largest,
-        "replayed": list(plan.replayed),
-        "confirmed": [[batch, outcome.value] for batch, outcome in plan.confirmed],
-        "notes": list(plan.notes),
+        **attributes(plan, "replayed", "confirmed", "notes"),
         "runs": plan.run_count,
         "seconds": round(plan.seconds, 3),
     }

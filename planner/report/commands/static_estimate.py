@@ -84,8 +84,8 @@ def _remark(estimate: StaticEstimate, name: str) -> str:
 
 
 def _closing(estimate: StaticEstimate, seconds: float, import_seconds: float) -> list[Bullets | Paragraph]:
-    timing = timing_line({"importing": import_seconds, "estimating": seconds})
-    return [Bullets("Assumed", static_assumptions(estimate)), Paragraph(timing, "faint")]
+    timing = timing_line(importing=import_seconds, estimating=seconds)
+    return [Bullets("Assumed", static_assumptions(estimate)), timing]
 
 
 def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
@@ -110,10 +110,7 @@ def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> 
 
     `peak_allocated_mib` is the estimator's total, `terms_mib` what it adds up, in its own words.
     """
-    unknown = (
-        *("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib", "p_out_of_memory"),
-        "retries",
-    )
+    sizes = ("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib")
     return {
         **job_to_report(estimate.job, estimate.budget),
         "batch": estimate.batch,
@@ -121,10 +118,7 @@ def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> 
         "peak_allocated_mib": mib(estimate.total_bytes),
         "terms_mib": {name.lower().replace(" ", "_"): mib(size) for name, size in estimate.lines},
         "fits": "yes" if estimate.fits else "no",
-        **dict.fromkeys(unknown),
-        "failure": None,
-        "breakdown_mib": None,
-        "calibration": None,
+        **dict.fromkeys((*sizes, "p_out_of_memory", "retries", "failure", "breakdown_mib", "calibration")),
         "assumptions": list(static_assumptions(estimate)),
         "unknown_ops": None,
         "seconds": plan_seconds_to_json(Seconds(estimate.seconds, 0.0), import_seconds),

@@ -6,7 +6,7 @@ from typing import Any
 from planner.errors import ModelError
 from planner.planning.sweep import GpuFigures, SweepTable
 from planner.report.document import Block, Bullets, Column, Document, Entry, Paragraph, Table
-from planner.report.units import SCHEMA, batch_text, csv_text, to_builtins
+from planner.report.units import SCHEMA, attributes, batch_text, csv_text
 
 RETRIES = "*"
 RETRYING = (
@@ -26,11 +26,8 @@ def sweep_document(table: SweepTable) -> Document:
     closing: list[Block] = [
         Entry("Failed", f"{failure.model} {failure.recipe}: {failure.why}") for failure in table.failures
     ]
-    notes = (
-        [RETRYING]
-        if any(cell.figures.comfortable_batch < cell.figures.max_batch for cell in table.cells)
-        else []
-    )
+    retrying = any(cell.figures.comfortable_batch < cell.figures.max_batch for cell in table.cells)
+    notes = [RETRYING] if retrying else []
     if table.unknown_ops:
         notes.append(f"scratch memory is not counted for {', '.join(table.unknown_ops)}")
     closing += [Bullets("", tuple(notes))] if notes else []
@@ -75,10 +72,10 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
         "schema": SCHEMA,
         "about": table.grid.about,
         "cells": [cell.row() for cell in table.cells],
-        "failures": to_builtins(table.failures),
+        **attributes(table, "failures"),
         "new_cells": table.new,
         "assumptions": list(table.notes),
-        "unknown_ops": list(table.unknown_ops),
+        **attributes(table, "unknown_ops"),
         "seconds": round(table.seconds, 3),
     }
 
@@ -89,10 +86,7 @@ def sweep_to_csv(table: SweepTable) -> str:
 
 
 def sweep_to_parquet(table: SweepTable) -> bytes:
-    """Return the columns of the CSV as a Parquet file, typed; null where nothing fits.
-
-    Raises ModelError without pyarrow.
-    """
+    """Return the columns of the CSV as a typed Parquet file. Raises ModelError without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -162,9 +162,7 @@ def breakdown_figure(parts: Mapping[str, int]) -> Figure:
 
 
 def curve_figure(curve: BatchCurve) -> Figure:
-    """Return memory against batch size on the chosen GPU; the page's script puts other GPUs' figures into
-    it.
-    """
+    """Return memory against batch size on the chosen GPU; the page's script puts in those of others."""
     card = curve.cards[curve.chosen]
     sure = f"{card.budget.confidence:g}"
     lines = (

@@ -15,10 +15,7 @@ _SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, in
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw a horizontal bar for each estimator, the measured value as a line.
-
-    Raises DataFileError where the file cannot be written.
-    """
+    """Draw a bar for each estimator, the measured value as a line. Raises DataFileError."""
     axes = make_axes(4.4)
     _bars(axes, comparison)
     _truth(axes, comparison)

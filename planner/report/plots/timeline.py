@@ -16,10 +16,7 @@ _LETTER = 0.0108  # of the width: a phase with less room than its name needs is 
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
-    """Draw the categories stacked under the line of what is reserved.
-
-    Raises DataFileError where the file cannot be written.
-    """
+    """Draw the categories stacked under the line of what is reserved. Raises DataFileError."""
     axes = make_axes(4.6)
     _levels(axes, explanation.timeline)
     _phases(axes, explanation.timeline)

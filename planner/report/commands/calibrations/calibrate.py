@@ -10,7 +10,7 @@ from calibration.campaign import FoundLimit
 from planner.hardware.calibration import Calibration
 from planner.report.commands.calibrations.tables import calibration_section, calibration_to_json
 from planner.report.document import Block, Document, Entry, Paragraph
-from planner.report.units import SCHEMA, mib, mib_text
+from planner.report.units import SCHEMA, attributes, mib, mib_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,5 @@ def campaign_to_json(campaign: Campaign) -> dict[str, Any]:
             for one in campaign.limits
         ],
         "calibrations": [calibration_to_json(one, campaign.today) for one in campaign.calibrations],
-        "failures": list(campaign.failures),
-        "set_aside": list(campaign.set_aside),
+        **attributes(campaign, "failures", "set_aside"),
     }

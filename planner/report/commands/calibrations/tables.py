@@ -1,6 +1,6 @@
 """Stored calibrations: the runs, the line, its residuals."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -9,7 +9,9 @@ from planner.hardware.calibration import Calibration, Fit, NoFit, Point, fitted_
 from planner.jobs import job_to_json
 from planner.report.describe import describe_job
 from planner.report.document import Block, Column, Document, Paragraph, Table
-from planner.report.units import SCHEMA, in_mib, mib, mib_column, mib_text, to_builtins
+from planner.report.units import SCHEMA, attributes, mib, mib_column, mib_text
+
+_FIGURES = ("overhead_mib", "spread_mib", "slope", "points", "highest_leverage", "outliers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +24,14 @@ class Folder:
 
 def tables_document(folders: Sequence[Folder], today: date) -> Document:
     """Return the report of `planner tables`; the folders in the order in which look-ups go through them."""
-    if not any(folder.calibrations for folder in folders):
-        searched = ", ".join(folder.path for folder in folders)
-        return Document.of([Paragraph(f"No calibration is stored. Looked into: {searched}")])
-    return Document.of(*_sections(folders, today))
-
-
-def _sections(folders: Sequence[Folder], today: date) -> Iterator[list[Block]]:
+    sections: list[list[Block]] = []
     for folder in folders:
-        count = len(folder.calibrations)
-        if count:
-            yield [Paragraph(f"{count} calibration{'s' if count > 1 else ''} in {folder.path}")]
-        for one in folder.calibrations:
-            yield calibration_section(one, today)
+        if count := len(folder.calibrations):
+            sections.append([Paragraph(f"{count} calibration{'s' if count > 1 else ''} in {folder.path}")])
+        sections += [calibration_section(one, today) for one in folder.calibrations]
+    searched = ", ".join(folder.path for folder in folders)
+    none = [Paragraph(f"No calibration is stored. Looked into: {searched}")]
+    return Document.of(*sections) if sections else Document.of(none)
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
@@ -76,15 +73,13 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
         "model": key.job.model,
         "job": job_to_json(key.job),
         "gpu": key.gpu,
-        "source": calibration.source,
-        "about": calibration.about,
-        "when": calibration.when,
+        **attributes(calibration, "source", "about", "when"),
         "age_days": _age_days(calibration, today),
-        "versions": to_builtins(key.versions),
+        **attributes(key, "versions"),
         "traced_with": calibration.traced_with,
-        "settings": to_builtins(key.settings),
+        **attributes(key, "settings"),
         "includes_context": calibration.includes_context,
-        "fit": None if isinstance(fit, NoFit) else _fit_to_json(fit),
+        "fit": None if isinstance(fit, NoFit) else attributes(fit, *_FIGURES),
         "refused": fit.reason if isinstance(fit, NoFit) else None,
         "runs": [_run_to_json(calibration, point) for point in calibration.points],
     }
@@ -127,35 +122,25 @@ def _line(calibration: Calibration) -> str:
     )
 
 
-def _fit_to_json(fit: Fit) -> dict[str, Any]:
-    return {
-        **in_mib(fit, "overhead", "spread"),
-        "slope": fit.slope,
-        "points": fit.points,
-        "highest_leverage": fit.highest_leverage,
-        "outliers": list(fit.outliers),
-    }
-
-
 def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
     """Return a run: measured, or emulated, is the process's peak or, where the overhead holds no context, its
     rise; fitted is what the line says of it, used whether the line was drawn through it.
     """
-    measured = fitted_peak_bytes(point.observation, calibration.includes_context)
-    emulated = point.observation.source == "emulated"
-    fit = calibration.fit
+    observation, fit = point.observation, calibration.fit
+    seen = fitted_peak_bytes(observation, calibration.includes_context)
+    seen_mib, emulated = None if seen is None else mib(seen), observation.source == "emulated"
     fitted = fit.peak_bytes(point.replayed_bytes) if isinstance(fit, Fit) else None
     residual = None
-    if point.observation.is_unconstrained and measured is not None and fitted is not None:
-        residual = mib(measured - fitted)
+    if observation.is_unconstrained and seen is not None and fitted is not None:
+        residual = mib(seen - fitted)
     return {
-        "batch": point.observation.batch,
+        "batch": observation.batch,
         "replayed_mib": mib(point.replayed_bytes),
-        "measured_mib": None if emulated or measured is None else mib(measured),
-        "emulated_mib": mib(measured) if emulated and measured is not None else None,
+        "measured_mib": None if emulated else seen_mib,
+        "emulated_mib": seen_mib if emulated else None,
         "fitted_mib": None if fitted is None else mib(fitted),
         "residual_mib": residual,
-        "oom": point.observation.oom,
+        "oom": observation.oom,
         "used": residual is not None,
     }
 

@@ -7,9 +7,13 @@ from planner.hardware.calibration import Observation
 from planner.report.commands.estimate import estimate_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Style, Table
-from planner.report.units import NAME_WIDTH, SCHEMA, in_mib, mib_column, mib_text, signed_percent
+from planner.report.units import NAME_WIDTH, SCHEMA, attributes, mib_column, mib_text, signed_percent
 
 _PREDICTIONS = {"yes": "said to fit", "with_retries": "said to fit with retries", "no": "said not to fit"}
+_FIGURES = (
+    *("peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib", "process_peak_mib"),
+    *("context_before_mib", "context_after_mib", "retries", "oom"),
+)
 
 
 def verification_document(verification: Verification) -> Document:
@@ -82,37 +86,28 @@ def _peaks(run: Verification) -> Table:
         ("process", "process", estimate.process_bytes, seen.process_peak_bytes),
         ("", "process, at most", estimate.process_upper_bytes, None),
     )
-    return Table(
-        columns,
-        tuple(
-            (
-                title,
-                mib_text(predicted),
-                "-" if size is None else Cell(mib_text(size), "strong"),
-                signed_percent(run.errors[name]) if name in run.errors else "-",
-            )
-            for name, title, predicted, size in rows
-        ),
-    )
+    cells = [
+        (
+            title,
+            mib_text(predicted),
+            "-" if size is None else Cell(mib_text(size), "strong"),
+            signed_percent(run.errors[name]) if name in run.errors else "-",
+        )
+        for name, title, predicted, size in rows
+    ]
+    return Table(columns, cells)
 
 
 def verification_to_json(verification: Verification, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner verify`; `errors` are estimated over measured,
-    or emulated, less 1.
-    """
+    """Return the JSON object of `planner verify`; `errors` are estimated over measured, less 1."""
     seen = verification.observation
-    peaks = ("peak_allocated", "peak_reserved", "end_allocated", "process_peak")
-    figures: dict[str, Any] = {**in_mib(seen, *peaks, "context_before", "context_after")}
-    figures |= {"retries": seen.retries, "oom": seen.oom}
-    emulated = seen.source == "emulated"
+    figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {
         "schema": SCHEMA,
         "model": seen.job.model,
         "batch": seen.batch,
         "gpu": seen.gpu,
-        "ran": verification.ran,
-        "agrees": verification.agrees,
-        "holds": verification.holds,
+        **attributes(verification, "ran", "agrees", "holds"),
         "verdict": _verdict(seen, verification.holds),
         "errors": {name: round(error, 6) for name, error in verification.errors.items()},
         "measured": None if emulated else figures,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from planner.allocator.history import Difference, Extra, Kind, LifeDifference, SidePeak
+from planner.allocator.history import Difference, Kind, LifeDifference, SidePeak
 from planner.program import Phase
 from planner.report.describe import short_op
 from planner.report.document import Block, Bullets, Column, Entry, Paragraph, Table
-from planner.report.units import NAME_WIDTH, figures_table, mib_column, mib_text, to_builtins
+from planner.report.units import NAME_WIDTH, attributes, figures_table, mib_column, mib_text, to_builtins
 
 _MEANING = {
     Kind.WORKSPACE: "recorded, gone before the next block that both have",
@@ -39,14 +39,10 @@ def group_extras(difference: Difference) -> list[ExtraGroup]:
     """Return extras that repeat step by step in one entry, the largest sum first."""
     groups: dict[tuple[Kind, Phase, str, str, int, str], list[int]] = {}
     for extra in difference.extras:
-        groups.setdefault(_key(extra), []).append(extra.step)
+        key = (extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where)
+        groups.setdefault(key, []).append(extra.step)
     grouped = [ExtraGroup(*key, tuple(steps)) for key, steps in groups.items()]
-    grouped.sort(key=lambda group: -group.bytes)  # stable: else in the order of the trace
-    return grouped
-
-
-def _key(extra: Extra) -> tuple[Kind, Phase, str, str, int, str]:
-    return extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where
+    return sorted(grouped, key=lambda group: -group.bytes)  # stable: else in the order of the trace
 
 
 def difference_sections(difference: Difference, top: int) -> list[list[Block]]:
@@ -119,12 +115,8 @@ def _steps(steps: tuple[int, ...]) -> str:
 
 
 def _ops(difference: Difference, top: int) -> list[Block]:
-    columns = (
-        Column("By operator", min_width=NAME_WIDTH),
-        Column("both", is_number=True),
-        Column("traced only", is_number=True),
-        Column("recorded only", is_number=True),
-    )
+    counts = (Column(title, is_number=True) for title in ("both", "traced only", "recorded only"))
+    columns = (Column("By operator", min_width=NAME_WIDTH), *counts)
 
     def cell(count: int, size_bytes: int) -> str:
         return f"{count:,} ({_mib(size_bytes)} MiB)" if count else ""
@@ -165,8 +157,7 @@ def difference_to_json(difference: Difference, top: int) -> dict[str, Any]:
     """Return the `top` largest groups; `ops` has every operator."""
     groups = group_extras(difference)
     return {
-        "about": difference.about,
-        "notes": list(difference.notes),
+        **attributes(difference, "about", "notes"),
         "same": difference.is_empty,
         "traced": _side(difference.traced_births, difference.traced),
         "recorded": _side(difference.recorded_births, difference.recorded),
@@ -174,7 +165,7 @@ def difference_to_json(difference: Difference, top: int) -> dict[str, Any]:
         "stretches": difference.phases,
         "only_one_side": to_builtins(groups[:top]),
         "groups": len(groups),
-        "ops": to_builtins(difference.ops),
+        **attributes(difference, "ops"),
         "other_lives": to_builtins(_largest_lives(difference)[:top]),
         "other_lives_in_all": len(difference.lives),
     }

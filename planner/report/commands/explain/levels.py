@@ -1,13 +1,11 @@
 """The levels of a run: when its peaks are reached, how high each step goes, and what gaps cost."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from planner.allocator import Replay
 from planner.planning import Explanation
 from planner.report.describe import place_text
 from planner.report.document import Table
-from planner.report.units import figures_table, memory_table, mib_text, to_builtins
+from planner.report.units import figures_table, memory_table, mib_text
 
 
 def peak_text(explanation: Explanation) -> str:
@@ -16,9 +14,7 @@ def peak_text(explanation: Explanation) -> str:
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return allocated and reserved peak and what is left at the end: by step, by phase of the step that has
-    the peak, and of evaluation alone.
-    """
+    """Return levels by step, by phase of the step that has the peak, and of evaluation alone."""
     return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 
 
@@ -38,28 +34,14 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 def fragmentation_table(explanation: Explanation) -> Table:
     """Return what was reserved and not allocated."""
     gaps = explanation.fragmentation
-    largest = ", ".join(
+    largest = [
         f"{mib_text(gap.size_bytes)} of {mib_text(gap.segment_bytes)}" for gap in gaps.largest_gaps[:3]
-    )
-    between = f"between blocks in use, largest {largest}" if largest else "between blocks in use"
-    return memory_table(
-        "At the reserved peak",
-        [
-            ("reserved", gaps.reserved_bytes, place_text(gaps.moment)),
-            ("allocated then", gaps.allocated_bytes, f"{mib_text(gaps.rounding_bytes)} of it by rounding up"),
-            ("gaps", gaps.gap_bytes, between),
-            ("free segments", gaps.free_segment_bytes, "given back to CUDA where memory is short"),
-        ],
-    )
-
-
-def levels_to_json(explanation: Explanation) -> dict[str, Any]:
-    """Return the keys of the fragmentation and the phases."""
-    gaps = to_builtins(explanation.fragmentation)
-    return {"fragmentation": gaps.pop("moment") | gaps, "phases": to_builtins(explanation.phases)}
-
-
-def peaks_to_json(run: Replay | None) -> dict[str, int] | None:
-    """Return the peaks of a run beside the training."""
-    names = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
-    return None if run is None else {name: getattr(run, name) for name in names}
+    ]
+    between = f"between blocks in use, largest {', '.join(largest)}" if largest else "between blocks in use"
+    rows = [
+        ("reserved", gaps.reserved_bytes, place_text(gaps.moment)),
+        ("allocated then", gaps.allocated_bytes, f"{mib_text(gaps.rounding_bytes)} of it by rounding up"),
+        ("gaps", gaps.gap_bytes, between),
+        ("free segments", gaps.free_segment_bytes, "given back to CUDA where memory is short"),
+    ]
+    return memory_table("At the reserved peak", rows)

@@ -1,7 +1,6 @@
 """The peak by module."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from planner.planning import Explanation, ModuleShare, fold
 from planner.program import Category
@@ -80,19 +79,3 @@ def _own_roles(share: ModuleShare) -> dict[Category, int]:
         category: size_bytes - sum(child.by_category[category] for child in share.children)
         for category, size_bytes in share.by_category.items()
     }
-
-
-def module_to_json(share: ModuleShare) -> dict[str, Any]:
-    """Return a module and those inside it."""
-    return {
-        "name": share.name,
-        "size_bytes": share.size_bytes,
-        "own_bytes": share.own_bytes,
-        "by_category": categories_to_json(share.by_category),
-        "children": [module_to_json(child) for child in share.children],
-    }
-
-
-def categories_to_json(by_category: Mapping[Category, int]) -> dict[str, int]:
-    """Return bytes by category."""
-    return {category.value: by_category[category] for category in Category}

@@ -8,24 +8,13 @@ from planner.jobs import job_to_json
 from planner.planning import Estimate, Explanation, Shown, fold
 from planner.report.commands.estimate import closing_section, estimate_to_json, headline, parts_table
 from planner.report.commands.explain.diff import difference_sections, difference_to_json
-from planner.report.commands.explain.levels import (
-    fragmentation_table,
-    levels_table,
-    levels_to_json,
-    peak_text,
-    peaks_to_json,
-)
-from planner.report.commands.explain.modules import (
-    categories_to_json,
-    module_to_json,
-    modules_tables,
-    shown_depth,
-)
+from planner.report.commands.explain.levels import fragmentation_table, levels_table, peak_text
+from planner.report.commands.explain.modules import modules_tables, shown_depth
 from planner.report.commands.explain.tensors import block_to_json, tensors_section
 from planner.report.commands.explain.workspaces import workspaces_section, workspaces_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry
-from planner.report.units import SCHEMA, breakdown, to_builtins
+from planner.report.units import SCHEMA, attributes, breakdown, to_builtins
 
 
 def explanation_document(
@@ -65,12 +54,12 @@ def explanation_to_json(
     shown: Shown,
     import_seconds: float,
 ) -> dict[str, Any]:
-    """Return the JSON object of `planner explain`: `categories`, `modules` and all blocks add up to
-    `peak.allocated_bytes`.
+    """Return the JSON object of `planner explain`; each breakdown adds up to `peak.allocated_bytes`.
 
     `estimate` is the object of `planner estimate`. `tensors` are the `shown.top` largest, `modules` is cut
     at the depth of the text. `difference` is null without a recording.
     """
+    evaluation, levels = explanation.evaluation, ("peak_allocated", "peak_reserved", "end_allocated")
     return {
         "schema": SCHEMA,
         "model": estimate.job.model,
@@ -79,8 +68,8 @@ def explanation_to_json(
         "estimate": estimate_to_json(estimate, import_seconds),
         **breakdown_to_json(explanation, shown),
         "workspaces": workspaces_to_json(estimate, explanation, shown.top),
-        "steps": to_builtins(explanation.steps),
-        "evaluation": peaks_to_json(explanation.evaluation),
+        **attributes(explanation, "steps"),
+        "evaluation": evaluation and attributes(evaluation, *(f"{name}_bytes" for name in levels)),
         "difference": None if difference is None else difference_to_json(difference, shown.top),
     }
 
@@ -88,12 +77,13 @@ def explanation_to_json(
 def breakdown_to_json(explanation: Explanation, shown: Shown) -> dict[str, Any]:
     """Return the keys that any explained run has; `categories` and the like add up to the allocated peak."""
     depth = shown_depth(explanation, shown.depth)
-    peak_bytes = explanation.run.peak_allocated_bytes
+    peak_bytes, gaps = explanation.run.peak_allocated_bytes, to_builtins(explanation.fragmentation)
     return {
         "peak": to_builtins(explanation.peak) | {"allocated_bytes": peak_bytes},
-        "categories": categories_to_json(explanation.at_peak),
-        "modules": module_to_json(fold(explanation.modules, depth)),
+        "categories": to_builtins(explanation.at_peak),
+        "modules": to_builtins(fold(explanation.modules, depth)),
         "tensors": [block_to_json(block) for block in explanation.blocks[: shown.top]],
         "blocks": len(explanation.blocks),
-        **levels_to_json(explanation),
+        "fragmentation": gaps.pop("moment") | gaps,
+        **attributes(explanation, "phases"),
     }

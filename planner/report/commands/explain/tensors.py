@@ -7,15 +7,13 @@ from planner.program import Phase
 from planner.report.describe import shape_text, short_op
 from planner.report.document import Block, Cell, Column, Paragraph, Table
 from planner.report.plots.colours import CATEGORY_COLOURS
-from planner.report.units import mib_text
+from planner.report.units import attributes, mib_text
 
 LISTED_WIDTH = 15  # columns of a size in a list of blocks
 
 
 def tensors_section(explanation: Explanation, top: int) -> list[Block]:
-    """Return the largest blocks in use at the peak, each with the line of code behind it where that is
-    known.
-    """
+    """Return the largest blocks in use at the peak, each with the line of code behind it if that is known."""
     columns = (Column(is_number=True, min_width=LISTED_WIDTH), Column(min_width=11), Column())
     rows = tuple(map(_row, explanation.blocks[:top]))
     return [Paragraph(tensors_title(explanation), "strong"), Table(columns, rows, indent=0)]
@@ -51,21 +49,10 @@ def tensor_text(block: LiveBlock) -> str:
 
 
 def block_to_json(block: LiveBlock) -> dict[str, Any]:
-    """Return a block; shape, dtype, source and code are null where they are not known, as in a trace saved by
-    `estimate`.
-    """
-    detail = block.detail
-    holds = detail is not None and detail.dtype
+    """Return a block; what is not known of its tensor is null, as in a trace saved by `estimate`."""
+    known = attributes(block.detail, "shape", "dtype", "source", "code")
     return {
-        "size_bytes": block.size_bytes,
-        "requested_bytes": block.requested_bytes,
-        "category": block.category.value,
-        "module": block.module,
-        "op": block.op,
-        "step": block.step,
-        "phase": block.phase.value,
-        "shape": list(detail.shape) if detail is not None and holds else None,
-        "dtype": detail.dtype if detail is not None and holds else None,
-        "source": (detail.source or None) if detail is not None else None,
-        "code": (detail.code or None) if detail is not None else None,
+        **attributes(block, "size_bytes", "requested_bytes", "category", "module", "op", "step", "phase"),
+        "shape": known["shape"] if known["dtype"] else None,
+        **{name: known[name] or None for name in ("dtype", "source", "code")},
     }

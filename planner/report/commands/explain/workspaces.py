@@ -7,9 +7,16 @@ from planner.hardware.cudnn import LayerWorkspace, Part, Term
 from planner.planning import Estimate, Explanation
 from planner.report.commands.explain.tensors import LISTED_WIDTH
 from planner.report.document import Block, Cell, Column, Paragraph, Table
-from planner.report.units import mib_text, to_builtins
+from planner.report.units import attributes, mib_text, to_builtins
 
 LIBRARY, FITTED = "cuDNN", "fitted term"
+_TERMS = {
+    Term.FLOAT32: "{of} in float32",
+    Term.SUMS: "{times} x {of} of partial sums",
+    Term.TILES: "{times:,} tiles of partial sums",
+    Term.IMAGES: "{times:,} x {of}, summed up by image",
+    Term.UNNAMED: "unnamed",
+}
 _MIN_BYTES = 2**19 // 10  # of a part that is named: one digit of MiB
 _OF_SIZES = (
     "What a part is for is inferred from its size; x, w and y are input, weights and output, or their "
@@ -22,20 +29,12 @@ def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -
     if not explanation.workspaces:
         return []
     title, sure = workspaces_title(explanation), certainty(estimate, explanation)
-    table = workspaces_table(explanation, top)
+    rows = [
+        (f"{mib_text(one.size_bytes)} MiB", Cell(workspace_text(one), detail=parts_text(one)))
+        for one in explanation.workspaces[:top]
+    ]
+    table = Table((Column(is_number=True, min_width=LISTED_WIDTH), Column()), rows, indent=0)
     return [Paragraph(title, "strong"), table, Paragraph(sure, "faint")]
-
-
-def workspaces_table(explanation: Explanation, top: int) -> Table:
-    """Return the largest workspaces and what they consist of."""
-    return Table(
-        (Column(is_number=True, min_width=LISTED_WIDTH), Column()),
-        tuple(
-            (f"{mib_text(one.size_bytes)} MiB", Cell(workspace_text(one), detail=parts_text(one)))
-            for one in explanation.workspaces[:top]
-        ),
-        indent=0,
-    )
 
 
 def workspaces_title(explanation: Explanation) -> str:
@@ -66,31 +65,13 @@ def _parts(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
     for term, more in ((Term.COPY, ""), (Term.FILLED, " with channels filled up")):
         letters = sorted((part.of for part in parts if part.term is term), key="xwy".index)
         if letters:
-            text = (
-                f"copies of {', '.join(letters[:-1])} and {letters[-1]}"
-                if letters[1:]
-                else f"copy of {letters[0]}"
-            )
+            *most, last = letters
+            text = f"copies of {', '.join(most)} and {last}" if most else f"copy of {last}"
             yield f"{text}{more}", sum(part.size_bytes for part in parts if part.term is term)
     for part in parts:
         if part.term not in (Term.COPY, Term.FILLED):
-            yield _part_text(part), part.size_bytes
-
-
-def _part_text(part: Part) -> str:
-    match part.term:
-        case Term.FLOAT32:
-            return f"{part.of} in float32"
-        case Term.SUMS:
-            return f"{part.times} x {part.of} of partial sums"
-        case Term.TILES:
-            return f"{part.times:,} tiles of partial sums"
-        case Term.IMAGES:
-            return f"{part.times:,} x {part.of}, summed up by image"
-        case Term.UNNAMED:
-            return "unnamed"
-        case _:
-            return str(part.term)
+            text = _TERMS.get(part.term, str(part.term))
+            yield text.format(of=part.of, times=part.times), part.size_bytes
 
 
 def certainty(estimate: Estimate, explanation: Explanation) -> str:
@@ -129,9 +110,7 @@ def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -
 
 def _convolution(one: LayerWorkspace) -> dict[str, Any]:
     return {
-        "module": one.module,
-        "direction": one.direction.value,
-        "size_bytes": one.size_bytes,
+        **attributes(one, "module", "direction", "size_bytes"),
         "while_timing": one.searched,
         "engine": one.engine,
         "notes": one.notes.split(", ") if one.notes else [],

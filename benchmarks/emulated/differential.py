@@ -20,9 +20,9 @@ from jobs import FIXED, DrawnJob, draw_job
 from parting import find_parting
 from rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_row, read_rows
 
-from calibration.records.load import recording_of
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import check_history
+from planner.allocator.history.lifetimes import recording_of
 from planner.api.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
@@ -56,7 +56,7 @@ def _compare(
         return _row(drawn, emulated, planned, "no history is kept", start)
     recorded = load_history(history)
     allocator = check_history(recorded).difference or ""
-    parting = find_parting(trace, drawn.batch, recording_of(recorded, "emulated"))
+    parting = find_parting(trace, recording_of(recorded, "emulated"))
     if parting is not None:
         causes = "; ".join(f"{cause} ({count})" for cause, count in parting.causes.items())
         return _row(

@@ -1,16 +1,16 @@
 """The first event at which a trace and the recorded history of the same job part.
 
-Both sides are rows of births (`planner.allocator.history.sequences`). They part at the first birth of another
-size, or before which other blocks died. `planner.allocator.history.diff` says what its operator and its cause
-are.
+Both sides are rows of allocations (`planner.allocator.history.lifetimes`). They part at the first of another
+size, or before which other blocks were freed. `planner.allocator.history.diff` says what its operator and its
+cause are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.allocator.history.diff import Difference, Extra, Kind, compare_with_recording
-from planner.allocator.history.sequences import Birth, Recording, births_of_recording, births_of_trace
-from planner.program.events import Phase, Trace
+from planner.allocator.history.lifetimes import Allocation, Recording, allocations_of
+from planner.program.events import Site, Trace
 
 _CONVOLUTION = ("convolution", "cudnn")
 _PRODUCT = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "matmul", "dot", "mv")
@@ -26,10 +26,10 @@ class Parting:
     causes: dict[str, int]
 
 
-def find_parting(trace: Trace, batch: int, recording: Recording) -> Parting | None:
+def find_parting(trace: Trace, recording: Recording) -> Parting | None:
     """Return the first difference of the events; None where there is none."""
-    traced = births_of_trace(trace, recording.config)
-    recorded = births_of_recording(recording)
+    traced = allocations_of(trace.events, trace.sites, recording.config)
+    recorded = allocations_of(recording.events, recording.sites, recording.config)
     at = _first_difference(traced, recorded)
     if at is None:
         return None
@@ -42,12 +42,12 @@ def find_parting(trace: Trace, batch: int, recording: Recording) -> Parting | No
     sizes = f"planner {_size(ours)}, emulated {_size(theirs)}"
     if extra is None:
         near = ours or traced[-1]
-        return Parting(f"order: {_short(near.op)}", _place(near), sizes, causes)
+        return Parting(f"order: {_short(near.site.op)}", _place(near), sizes, causes)
     what = f"{extra.kind} of {extra.size_bytes:,} bytes; event {at}: {sizes}"
     return Parting(_cause_of(extra), _place(extra), what, causes)
 
 
-def _first_difference(traced: Sequence[Birth], recorded: Sequence[Birth]) -> int | None:
+def _first_difference(traced: Sequence[Allocation], recorded: Sequence[Allocation]) -> int | None:
     deaths = _deaths(traced), _deaths(recorded)
     for index in range(max(len(traced), len(recorded))):
         ours, theirs = _at(traced, index), _at(recorded, index)
@@ -58,17 +58,17 @@ def _first_difference(traced: Sequence[Birth], recorded: Sequence[Birth]) -> int
     return None
 
 
-def _deaths(births: Sequence[Birth]) -> dict[int, set[int]]:
+def _deaths(births: Sequence[Allocation]) -> dict[int, set[int]]:
     """Return which births are over before the birth of each index."""
     found: dict[int, set[int]] = {}
     for index, birth in enumerate(births):
-        if birth.died is not None:
-            found.setdefault(birth.died, set()).add(index)
+        if birth.freed is not None:
+            found.setdefault(birth.freed, set()).add(index)
     return found
 
 
 def _other_deaths(
-    traced: Sequence[Birth], recorded: Sequence[Birth], at: int, causes: dict[str, int]
+    traced: Sequence[Allocation], recorded: Sequence[Allocation], at: int, causes: dict[str, int]
 ) -> Parting:
     ours, theirs = _deaths(traced).get(at, set()), _deaths(recorded).get(at, set())
     block = min(ours ^ theirs)
@@ -76,10 +76,10 @@ def _other_deaths(
     later = "later" if block in ours else "earlier"
     by = traced[at - 1] if at else birth
     what = (
-        f"the block of {birth.size_bytes:,} bytes of {_short(birth.op)} in {birth.module or 'the loop'} dies "
-        f"{later} in the emulated run than before event {at}"
+        f"the block of {birth.size_bytes:,} bytes of {_short(birth.site.op)} in "
+        f"{birth.site.module or 'the loop'} dies {later} in the emulated run than before event {at}"
     )
-    return Parting(f"lifetime: {_short(birth.op)}", _place(by), what, causes)
+    return Parting(f"lifetime: {_short(birth.site.op)}", _place(by), what, causes)
 
 
 def _first_extra(difference: Difference, at: int) -> Extra | None:
@@ -112,14 +112,14 @@ def _short(op: str) -> str:
     return op.removeprefix("aten.").removesuffix(".default") or "(none)"
 
 
-def _place(one: Birth | Extra) -> str:
-    phase = one.phase.value if isinstance(one.phase, Phase) else one.phase
-    return f"step {one.step}, {phase}, {_short(one.op)}" + (f", {one.module}" if one.module else "")
+def _place(one: Allocation | Extra) -> str:
+    site = Site(one.module, one.op) if isinstance(one, Extra) else one.site
+    return f"step {one.step}, {one.phase}, {_short(site.op)}" + (f", {site.module}" if site.module else "")
 
 
-def _at(births: Sequence[Birth], index: int) -> Birth | None:
+def _at(births: Sequence[Allocation], index: int) -> Allocation | None:
     return births[index] if index < len(births) else None
 
 
-def _size(birth: Birth | None) -> str:
+def _size(birth: Allocation | None) -> str:
     return "nothing" if birth is None else f"{birth.size_bytes:,} bytes"

@@ -1,18 +1,10 @@
 """Any record of an allocator's history as the differ takes it: our files, snapshots, measuring records."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from calibration.records.reader import HistoryRecord, read_measured_records
-from planner.allocator import config_of_torch, parse_alloc_conf
-from planner.allocator.history import (
-    History,
-    RecordedBlock,
-    RecordedMark,
-    Recording,
-    load_history,
-    load_snapshot,
-)
+from planner.allocator.history import Recording, load_history, load_snapshot, recording_of
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import is_same_job
 from planner.jobs import Job
@@ -38,57 +30,8 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error
     if first == _PICKLE:
-        snapshot = load_snapshot(path)
-        return recording_of(snapshot.history, str(path), snapshot.where, snapshot.notes)
+        return recording_of(load_snapshot(path), str(path))
     return recording_of(load_history(path), str(path))
-
-
-def recording_of(
-    history: History, source: str, where: Sequence[str] = (), notes: Sequence[str] = ()
-) -> Recording:
-    """Return a history as a recording. Raises UsageError for allocator options that are not simulated."""
-    births: list[tuple[int, str]] = []
-    deaths: dict[int, int] = {}
-    live: dict[int, int] = {}  # address -> birth
-    reserved = highest = strangers = 0
-    for index, event in enumerate(history.events):
-        if event.action == "alloc" and event.size_bytes > 0:
-            live[event.address] = len(births)
-            births.append((event.size_bytes, where[index] if where else ""))
-        elif event.action == "free_completed":
-            birth = live.pop(event.address, None)
-            strangers += birth is None
-            if birth is not None:
-                deaths[birth] = len(births)
-        elif event.action in ("segment_alloc", "segment_map"):
-            reserved += event.size_bytes
-            highest = max(highest, reserved)
-        elif event.action in ("segment_free", "segment_unmap"):
-            reserved -= event.size_bytes
-    blocks = tuple(RecordedBlock(size, deaths.get(index), text) for index, (size, text) in enumerate(births))
-    marks = tuple(RecordedMark(mark.allocations, mark.step, mark.phase) for mark in history.marks)
-    about = f"{history.gpu}, torch {history.torch}, {source}"
-    whole = highest if strangers == 0 and highest else None
-    return Recording(
-        about,
-        parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch)),
-        blocks,
-        marks,
-        whole,
-        (*notes, *_notes(blocks, marks, strangers)),
-    )
-
-
-def _notes(blocks: Sequence[RecordedBlock], marks: Sequence[RecordedMark], strangers: int) -> Iterator[str]:
-    if not blocks:
-        yield "the record tells of no allocation at all"
-    if strangers:
-        yield (
-            f"{strangers} blocks die that were born before the recording began, or whose birth torch had "
-            "dropped: record from before the first tensor, with more entries"
-        )
-    if not marks:
-        yield "the record does not say where phases begin, so that it is aligned as one row"
 
 
 def _choose(path: Path, records: Sequence[HistoryRecord], job: Job, batch: int) -> HistoryRecord:

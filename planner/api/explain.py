@@ -93,9 +93,8 @@ def explain(
     )
     request = open_request(model, options, batch)
     recording = None if against is None else against(request.job, request.batch)
-    if recording is not None and recording.marks and request.saved is None and options.get("steps") is None:
-        steps = max(1, *(mark.step for mark in recording.marks))
-        request = replace(request, job=replace(request.job, steps=steps))
+    if recording is not None and recording.steps and request.saved is None and options.get("steps") is None:
+        request = replace(request, job=replace(request.job, steps=recording.steps))
     job, size, budget, on_progress = request.job, request.batch, request.budget, request.on_progress
     traces = request.traces(CaptureMode.WITH_PROVENANCE)
     opened = perf_counter()

@@ -1,7 +1,7 @@
 from .compiled import compiled_dir as compiled_dir, open_cudnn_with_cublaslt as open_cudnn_with_cublaslt
 from .history import (
-    Course as Course, CourseMark as CourseMark, History as History, HistoryEvent as HistoryEvent,
-    Holder as Holder, trace_of as trace_of,
+    Course as Course, CourseMark as CourseMark, Holder as Holder, PLACED as PLACED,
+    ProcessHistory as ProcessHistory, trace_of as trace_of,
 )
 from .launch import RunOptions as RunOptions, run_emulated as run_emulated
 from .record import (

@@ -1,19 +1,16 @@
 """Records of a command that ran on emulated GPUs: one of each process, and what they say together."""
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from planner._support.versions import format_cudnn_version
-from planner.emulator.history import History
+import msgspec
+from msgspec import Struct
+
+from planner.emulator.history import ProcessHistory
 from planner.errors import DataFileError
 from planner.program import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
+class Peaks(Struct, frozen=True):
     """The most memory that one GPU held in a span of time, in bytes."""
 
     allocated_bytes: int
@@ -21,8 +18,7 @@ class Peaks:
     process_bytes: int  # context and everything reserved, as nvidia-smi shows it
 
 
-@dataclass(frozen=True, slots=True)
-class StepPeaks:
+class StepPeaks(Struct, frozen=True):
     """Optimizer steps in a row with the same peaks."""
 
     first: int
@@ -30,8 +26,7 @@ class StepPeaks:
     peaks: Peaks
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True):
     """The place at which an allocation failed."""
 
     step: int  # the optimizer step that was not reached
@@ -42,8 +37,7 @@ class OutOfMemory:
     was_raised: bool  # it ended the process
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRecord:
+class GpuRecord(Struct, frozen=True):
     """One process on one GPU."""
 
     rank: int
@@ -69,8 +63,7 @@ class GpuRecord:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EmulatedRun:
+class EmulatedRun(Struct, frozen=True):
     """A command that ran on emulated GPUs."""
 
     gpu: str
@@ -80,7 +73,7 @@ class EmulatedRun:
     records: tuple[GpuRecord, ...]  # at least one
     seconds: float
     assumptions: tuple[str, ...]
-    histories: tuple[History, ...] = ()  # of each process and GPU; none unless they are asked for
+    histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; none unless they are asked for
 
     @property
     def largest(self) -> GpuRecord:
@@ -108,54 +101,7 @@ def read_records(folder: Path) -> tuple[GpuRecord, ...]:
     found: list[GpuRecord] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found += _records_of(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, LookupError, TypeError) as error:
+            found += msgspec.json.decode(path.read_bytes(), type=tuple[GpuRecord, ...])
+        except (OSError, ValueError) as error:
             raise DataFileError(f"{path}: not a record of an emulated run; run the command again") from error
     return tuple(sorted(found, key=lambda record: (record.rank, record.pid, record.device)))
-
-
-def _records_of(data: dict[str, Any]) -> Iterable[GpuRecord]:
-    devices = {row["device"] for step in data["steps"] for row in step["peaks"]}
-    devices |= {row["device"] for row in data["after_steps"]}
-    devices |= {data["failure"]["device"]} if data["failure"] else set()
-    for device in sorted(devices):
-        failure = data["failure"]
-        yield GpuRecord(
-            rank=data["rank"],
-            pid=data["pid"],
-            device=device,
-            steps=tuple(
-                StepPeaks(step["first"], step["last"], peaks)
-                for step in data["steps"]
-                if (peaks := _peaks(step["peaks"], device)) is not None
-            ),
-            after_steps=_peaks(data["after_steps"], device),
-            retries=data["retries"].get(str(device), 0),
-            pinned_bytes=data["pinned_bytes"],
-            failure=_failure(failure) if failure and failure["device"] == device else None,
-            versions=_versions(data["versions"]),
-            step_count=data["step_count"],
-            was_stopped=data["stopped"],
-        )
-
-
-def _versions(data: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the versions as text; of cuDNN there is a number."""
-    cudnn = format_cudnn_version(data["cudnn"]) or "none"
-    return tuple((name, cudnn if name == "cudnn" else str(value)) for name, value in data.items())
-
-
-def _peaks(rows: Iterable[dict[str, int]], device: int) -> Peaks | None:
-    found = next((row for row in rows if row["device"] == device), None)
-    return None if found is None else Peaks(found["allocated"], found["reserved"], found["process"])
-
-
-def _failure(data: dict[str, Any]) -> OutOfMemory:
-    return OutOfMemory(
-        data["step"],
-        data["phase"],
-        data["module"],
-        data["line"],
-        data["requested_bytes"],
-        bool(data.get("ended")),
-    )

@@ -8,7 +8,8 @@ import pytest
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MemoryLimits
-from planner.emulator.history import History, HistoryEvent, StepEnd, trace_of
+from planner.allocator.history.history import HistoryEvent
+from planner.emulator.history import ProcessHistory, StepEnd, trace_of
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
@@ -84,7 +85,8 @@ def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
         if action == "f":
             counts["f"] += 1
             block = live.pop(name)
-            events += [HistoryEvent(letter, block.address, block.size_bytes, 0, -1) for letter in "rc"]
+            actions = ("free_requested", "free_completed")
+            events += [HistoryEvent(action, block.address, block.size_bytes) for action in actions]
             allocator.free(block)
             continue
         served = allocator.malloc(size)
@@ -95,10 +97,10 @@ def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
             break
         counts["a"] += 1
         live[name] = served
-        events.append(HistoryEvent("a", served.address, size, 0, 0))
+        events.append(HistoryEvent("alloc", served.address, size, 0))
     peaks = Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, 0)
     record = GpuRecord(0, 1, 0, (), peaks, allocator.retries, 0, failure, (), len(ends), was_stopped=False)
-    history = History(0, 0, "", 1.0, True, tuple(events), SITES, tuple(ends))
+    history = ProcessHistory(0, 1, 0, "", 1.0, True, tuple(events), SITES, tuple(ends))
     code = 0 if failure is None else 1
     return EmulatedRun("GPU", 1, ("train",), code, (record,), 0.0, (), (history,))
 
@@ -113,15 +115,15 @@ def gpu(mib: int) -> Device:
 def test_a_history_becomes_a_trace() -> None:
     """Blocks given back before anything else happens are scratch; steps end where the counts say."""
     events = [
-        HistoryEvent("a", 512, 100, 0, 0),
-        HistoryEvent("a", 1024, 200, 0, 0),
-        HistoryEvent("r", 1024, 200, 0, -1),
-        HistoryEvent("c", 1024, 200, 0, -1),
-        HistoryEvent("a", 1024, 300, 0, 0),
-        HistoryEvent("r", 512, 100, 0, -1),
-        HistoryEvent("c", 512, 100, 0, -1),
+        HistoryEvent("alloc", 512, 100, 0),
+        HistoryEvent("alloc", 1024, 200, 0),
+        HistoryEvent("free_requested", 1024, 200, -1),
+        HistoryEvent("free_completed", 1024, 200, -1),
+        HistoryEvent("alloc", 1024, 300, 0),
+        HistoryEvent("free_requested", 512, 100, -1),
+        HistoryEvent("free_completed", 512, 100, -1),
     ]
-    history = History(0, 0, "", 1.0, True, tuple(events), SITES, (StepEnd(2, 1, 1),))
+    history = ProcessHistory(0, 1, 0, "", 1.0, True, tuple(events), SITES, (StepEnd(2, 1, 1),))
     assert trace_of(history, 7).events == (
         PhaseStart(1, Phase.FORWARD),
         Alloc(0, 100, Category.TEMPORARY, 0),
@@ -135,7 +137,7 @@ def test_a_history_becomes_a_trace() -> None:
 
 def test_a_history_that_began_late_is_refused() -> None:
     """Blocks that were there before are not known."""
-    history = History(0, 0, "", 1.0, False, (), SITES, ())
+    history = ProcessHistory(0, 1, 0, "", 1.0, False, (), SITES, ())
     with pytest.raises(ValueError, match="does not begin with the process"):
         trace_of(history, 1)
 

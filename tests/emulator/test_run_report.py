@@ -133,31 +133,31 @@ def test_json() -> None:
 
 
 WRITTEN: dict[str, Any] = {
-    "pid": 7,
     "rank": 1,
-    "world_size": 2,
-    "seconds": 1.0,
-    "step_count": 2,
-    "stopped": False,
-    "steps": [{"first": 1, "last": 2, "peaks": [{"device": 1, "allocated": 1, "reserved": 2, "process": 3}]}],
-    "after_steps": [],
-    "retries": {"1": 4},
+    "pid": 7,
+    "device": 1,
+    "steps": [
+        {"first": 1, "last": 2, "peaks": {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": 3}}
+    ],
+    "after_steps": None,
+    "retries": 4,
     "pinned_bytes": 5,
     "failure": None,
-    "ended": False,
-    "versions": {"torch": "2.13.0", "cuda": "13.0", "cudnn": 92000},
+    "versions": VERSIONS,
+    "step_count": 2,
+    "was_stopped": False,
 }
 
 
 def test_a_record_is_read_for_each_gpu_of_the_process(tmp_path: Path) -> None:
     """A process that was killed left what it had written at its last step."""
-    (tmp_path / "1-7.json").write_text(json.dumps(WRITTEN), encoding="utf-8")
+    (tmp_path / "1-7.json").write_text(json.dumps([WRITTEN]), encoding="utf-8")
     (found,) = read_records(tmp_path)
     steps = (StepPeaks(1, 2, Peaks(1, 2, 3)),)
     assert found == GpuRecord(1, 7, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({**WRITTEN, "steps": [{}]})])
+@pytest.mark.parametrize("text", ["", "{}", json.dumps([{**WRITTEN, "steps": [{}]}])])
 def test_a_broken_record_is_refused(tmp_path: Path, text: str) -> None:
     """The message names the file."""
     (tmp_path / "0-7.json").write_text(text, encoding="utf-8")

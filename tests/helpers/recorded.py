@@ -1,6 +1,7 @@
 """Histories of emulated processes, made by hand."""
 
-from planner.emulator.history import Course, CourseMark, History, HistoryEvent, Holder, StepEnd
+from planner.allocator.history.history import HistoryEvent
+from planner.emulator.history import Course, CourseMark, Holder, ProcessHistory, StepEnd
 from planner.hardware.device import MIB
 from planner.program.events import Category, Phase, Site
 
@@ -14,14 +15,20 @@ def events(*moves: str) -> tuple[HistoryEvent, ...]:
     made = []
     for move in moves:
         address, _, site = move[1:].partition(":")
-        actions = "a" if move[0] == "+" else "rc"
-        made += [HistoryEvent(action, int(address), MIB, 0, int(site or 0)) for action in actions]
+        actions = ("alloc",) if move[0] == "+" else ("free_requested", "free_completed")
+        made += [HistoryEvent(action, int(address), MIB, int(site or 0)) for action in actions]
     return tuple(made)
 
 
-def history(moves: tuple[HistoryEvent, ...], course: Course | None, *ends: StepEnd) -> History:
+def history(moves: tuple[HistoryEvent, ...], course: Course | None, *ends: StepEnd) -> ProcessHistory:
     """Return a history of one process."""
-    return History(0, 0, "", 1.0, True, moves, SITES, ends, 7, course)
+    return ProcessHistory(0, 7, 0, "", 1.0, True, moves, SITES, ends, course)
+
+
+def course_of(marks: tuple[CourseMark, ...], held: tuple[tuple[int, tuple[Holder, ...]], ...]) -> Course:
+    """Return a course in which each place has a table of its own."""
+    places = tuple((place, index) for index, (place, _) in enumerate(held))
+    return Course(marks, places, tuple(table for _, table in held))
 
 
 # Two steps. Block by birth: 0 weights, 1 batch, 2 of layer a, 3 scratch, 4 output, 5 gradient, 6 state,
@@ -52,4 +59,4 @@ HELD = (
     ),
     (15, (Holder(61, Category.GRADIENT, "a"), Holder(99, Category.GRADIENT, "b"))),
 )
-TWO_STEPS = history(MOVES, Course(MARKS, HELD), StepEnd(7, 3, 1))
+TWO_STEPS = history(MOVES, course_of(MARKS, HELD), StepEnd(7, 3, 1))

@@ -6,6 +6,9 @@ from .file import MOST_EVENTS as MOST_EVENTS, load_history as load_history, save
 from .history import (
     ACTIONS as ACTIONS, History as History, HistoryEvent as HistoryEvent, HistoryMark as HistoryMark,
 )
-from .sequences import RecordedBlock as RecordedBlock, RecordedMark as RecordedMark, Recording as Recording
+from .lifetimes import (
+    Recording as Recording, interleave as interleave, lifetimes as lifetimes, recording_of as recording_of,
+    to_events as to_events,
+)
 from .snapshot_reader import load_snapshot as load_snapshot
 from .snapshot_writer import save_snapshot as save_snapshot

@@ -1,27 +1,27 @@
 """A trace held against what a GPU's allocator recorded: which blocks only one side has, and where.
 
-Both sides are rows of births. Cut where both know that a phase begins, the rows are aligned by the rounded
-sizes of the blocks; what finds no partner is told with the operator that it stands in or beside.
+Both sides are rows of allocations. Cut where both know that a phase begins, the rows are aligned by the
+rounded sizes of the blocks; what finds no partner is told with the operator that it stands in or beside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planner.allocator.config import AllocatorConfig, MemoryLimits
 from planner.allocator.history.lcs import Pair, align_rows
-from planner.allocator.history.sequences import (
-    Birth,
+from planner.allocator.history.lifetimes import (
+    Allocation,
     Recording,
-    births_of_recording,
-    births_of_trace,
-    common_cuts,
-    lives_of,
-    marks_of_trace,
-    peak_of,
+    allocations_of,
+    common_lifetimes,
+    common_phase_starts,
 )
-from planner.program import Category, Phase, Trace
+from planner.allocator.replay import Replay, replay_trace
+from planner.program import Alloc, Category, Phase, Trace
 
 
 class Kind(StrEnum):
@@ -107,24 +107,24 @@ class Difference(Struct, frozen=True):
 def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
     """Align a trace with a recording of the same job at its batch size."""
     config = recording.config
-    traced = births_of_trace(trace, config)
-    recorded = births_of_recording(recording)
-    cuts = common_cuts(marks_of_trace(trace), recording.marks, (len(traced), len(recorded)))
+    traced = allocations_of(trace.events, trace.sites, config)
+    recorded = allocations_of(recording.events, recording.sites, config)
+    cuts = common_phase_starts(trace.events, recording.events, (len(traced), len(recorded)))
     pairs: list[Pair] = []
-    for (t0, r0), (t1, r1) in zip(cuts, cuts[1:], strict=False):
-        sizes = [birth.size_bytes for birth in traced[t0:t1]], [birth.size_bytes for birth in recorded[r0:r1]]
-        found = align_rows(*sizes)
-        pairs += [(one + t0, other + r0) for one, other in found]
-    pairs = _prefer_equal_lives(traced, recorded, pairs)
-    recorded = _name_recorded(traced, recorded, pairs, cuts)
-    traced_peak = peak_of(traced, config)
-    recorded_peak = peak_of(recorded, config)
-    extras = _extras(traced, recorded, pairs, cuts, (traced_peak.at, recorded_peak.at))
+    for (t0, r0), (t1, r1) in pairwise(cuts):
+        sizes = [one.size_bytes for one in traced[t0:t1]], [one.size_bytes for one in recorded[r0:r1]]
+        pairs += [(one + t0, other + r0) for one, other in align_rows(*sizes)]
+    pairs = _prefer_equal_lifetimes(traced, recorded, pairs)
+    recorded = list(_name_recorded(traced, recorded, pairs, cuts))
+    (traced_run, traced_at), (run, recorded_at) = (_peak(side, config) for side in (trace, recording))
+    extras = tuple(_extras(traced, recorded, pairs, cuts, (traced_at, recorded_at)))
     alone = [
         sum(extra.size_bytes for extra in extras if extra.at_peak and _is_traced(extra) is side)
         for side in (True, False)
     ]
-    reserved = recording.peak_reserved_bytes
+    reserved = (
+        run.peak_reserved_bytes if recording.peak_reserved_bytes is None else recording.peak_reserved_bytes
+    )
     return Difference(
         recording.about,
         len(traced),
@@ -132,87 +132,95 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
         len(pairs),
         len(cuts) - 1,
         extras,
-        _life_differences(traced, recorded, pairs),
+        tuple(_lifetime_differences(traced, recorded, pairs)),
         _op_totals(traced, pairs, extras),
-        SidePeak(traced_peak.allocated_bytes, traced_peak.reserved_bytes, alone[0]),
+        SidePeak(traced_run.peak_allocated_bytes, traced_run.peak_reserved_bytes, alone[0]),
         SidePeak(
-            recorded_peak.allocated_bytes,
-            recorded_peak.reserved_bytes if reserved is None else reserved,
+            run.peak_allocated_bytes,
+            run.peak_reserved_bytes if reserved is None else reserved,
             alone[1],
         ),
         recording.notes,
     )
 
 
-# ---- lives
+def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
+    """Replay one side without limits, and return which of its allocations reaches the peak."""
+    limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
+    run = replay_trace(Trace(side.events, side.sites, batch=1), limits)
+    return run, sum(isinstance(event, Alloc) for event in side.events[: run.peak_event])
 
 
-def _prefer_equal_lives(
-    traced: Sequence[Birth], recorded: Sequence[Birth], pairs: Sequence[Pair]
+# ---- lifetimes
+
+
+def _prefer_equal_lifetimes(
+    traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Take a neighbour without a partner where it has the same size and the life that fits.
+    """Take a neighbour without a partner where it has the same size and the lifetime that fits.
 
-    A kernel's workspace may be as large as its result; the two differ in when they die.
+    A kernel's workspace may be as large as its result; the two differ in when they are freed.
     """
     pairs = list(pairs)
-    for side in (0, 1):
-        lives = lives_of(traced, {one for one, _ in pairs}), lives_of(recorded, {other for _, other in pairs})
-        births = (traced, recorded)[side]
+    for side, row in enumerate((traced, recorded)):
+        lifetimes = _lifetimes(traced, recorded, pairs)
         taken = {pair[side]: place for place, pair in enumerate(pairs)}
-        for index, birth in enumerate(births):
+        for index, one in enumerate(row):
             if index in taken:
                 continue
             for step in (-1, 1):
                 near = index + step
-                while 0 <= near < len(births) and near not in taken:
+                while 0 <= near < len(row) and near not in taken:
                     near += step
                 place = taken.get(near)
-                if place is None or births[near].size_bytes != birth.size_bytes:
+                if place is None or row[near].size_bytes != one.size_bytes:
                     continue
                 pair = pairs[place]
-                wanted = lives[1 - side][pair[1 - side]]
-                if lives[side][near] != wanted and lives[side][index] == wanted:
+                wanted = lifetimes[1 - side][pair[1 - side]]
+                if lifetimes[side][near] != wanted and lifetimes[side][index] == wanted:
                     pairs[place] = (index, pair[1]) if side == 0 else (pair[0], index)
                     taken[index] = taken.pop(near)
                     break
     return pairs
 
 
-def _life_differences(
-    traced: Sequence[Birth], recorded: Sequence[Birth], pairs: Sequence[Pair]
-) -> tuple[LifeDifference, ...]:
-    lives = lives_of(traced, {one for one, _ in pairs}), lives_of(recorded, {other for _, other in pairs})
-    found = []
-    for one, other in pairs:
-        later = lives[1][other] - lives[0][one]
+def _lifetimes(
+    traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
+) -> tuple[list[int], list[int]]:
+    ours, theirs = {one for one, _ in pairs}, {other for _, other in pairs}
+    return common_lifetimes(traced, ours), common_lifetimes(recorded, theirs)
+
+
+def _lifetime_differences(
+    traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
+) -> Iterator[LifeDifference]:
+    ours, theirs = _lifetimes(traced, recorded, pairs)
+    for index, other in pairs:
+        later = theirs[other] - ours[index]
         if later:
-            birth = traced[one]
-            found.append(
-                LifeDifference(one, birth.size_bytes, birth.step, birth.phase, birth.module, birth.op, later)
-            )
-    return tuple(found)
+            one = traced[index]
+            place = (one.step, one.phase, one.site.module, one.site.op)
+            yield LifeDifference(index, one.size_bytes, *place, later)
 
 
 # ---- what one side has alone
 
 
 def _name_recorded(
-    traced: Sequence[Birth], recorded: Sequence[Birth], pairs: Sequence[Pair], cuts: Sequence[Pair]
-) -> list[Birth]:
-    """Return the recorded births with step, phase, module and operator of the trace."""
+    traced: Sequence[Allocation],
+    recorded: Sequence[Allocation],
+    pairs: Sequence[Pair],
+    cuts: Sequence[Pair],
+) -> Iterator[Allocation]:
+    """Yield the recorded allocations with step, phase and site of the trace."""
     partner = {other: one for one, other in pairs}
-    deaths = [0] * (len(recorded) + 1)
-    for other in partner:
-        died = recorded[other].died
-        if died is not None:
-            deaths[died] += 1
-    named: list[Birth] = []
-    for (t0, r0), (_, r1) in zip(cuts, cuts[1:], strict=False):
+    ends = {recorded[other].freed for other in partner}
+    for (t0, r0), (_, r1) in pairwise(cuts):
         following = _next_partners(partner, r0, r1)
         last: int | None = None
         ended = False
         for index in range(r0, r1):
-            ended = ended or (index > r0 and deaths[index] > 0)
+            ended = ended or (index > r0 and index in ends)
             one = partner.get(index)
             if one is not None:
                 last, ended = one, False
@@ -220,8 +228,12 @@ def _name_recorded(
                 one = following[index - r0] if last is None or ended else last
                 one = last if one is None else one
                 one = min(t0, len(traced) - 1) if one is None else one
-            named.append(_like(recorded[index], traced[one] if 0 <= one < len(traced) else None))
-    return named
+            site = recorded[index].site
+            named = replace(recorded[index], where=f"{site.module} {site.op}".strip()[:200])
+            if 0 <= one < len(traced):
+                like = traced[one]
+                named = replace(named, step=like.step, phase=like.phase, site=like.site)
+            yield named
 
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
@@ -234,56 +246,35 @@ def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | 
     return found[::-1]
 
 
-def _like(birth: Birth, named: Birth | None) -> Birth:
-    if named is None:
-        return birth
-    return replace(birth, step=named.step, phase=named.phase, module=named.module, op=named.op)
-
-
 def _extras(
-    traced: Sequence[Birth],
-    recorded: Sequence[Birth],
+    traced: Sequence[Allocation],
+    recorded: Sequence[Allocation],
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
-) -> tuple[Extra, ...]:
-    """Return what has no partner, in the order of both rows: recorded ones before the traced ones beside
+) -> Iterator[Extra]:
+    """Yield what has no partner, in the order of both rows: recorded ones before the traced ones beside
     them.
     """
-    found: list[Extra] = []
-    lives = lives_of(recorded, {other for _, other in pairs})
+    lifetimes = common_lifetimes(recorded, {other for _, other in pairs})
     before, matched = (0, 0), 0
     # A cut stands before the pair that begins there, so that its phase's extras stay in it.
     stops = sorted([*((cut, 0) for cut in cuts[1:]), *((pair, 1) for pair in pairs)])
     for (one, other), step in stops:
         for index in range(before[1], other):
-            kind = Kind.WORKSPACE if lives[index] == matched and _dies(recorded[index]) else Kind.BLOCK
-            found.append(_extra(kind, index, recorded[index], peaks[1]))
+            is_brief = lifetimes[index] == matched and recorded[index].freed is not None
+            yield _extra(Kind.WORKSPACE if is_brief else Kind.BLOCK, index, recorded[index], peaks[1])
         for index in range(before[0], one):
-            kind = Kind.SCRATCH if traced[index].category is Category.WORKSPACE else Kind.TENSOR
-            found.append(_extra(kind, index, traced[index], peaks[0]))
+            is_scratch = traced[index].category is Category.WORKSPACE
+            yield _extra(Kind.SCRATCH if is_scratch else Kind.TENSOR, index, traced[index], peaks[0])
         before = (one + step, other + step)
         matched += step
-    return tuple(found)
 
 
-def _dies(birth: Birth) -> bool:
-    return birth.died is not None
-
-
-def _extra(kind: Kind, index: int, birth: Birth, peak: int) -> Extra:
-    lives = index <= peak and (birth.died is None or birth.died > peak)
-    return Extra(
-        kind,
-        index,
-        birth.size_bytes,
-        birth.step,
-        birth.phase,
-        birth.module,
-        birth.op,
-        birth.where,
-        lives,
-    )
+def _extra(kind: Kind, index: int, one: Allocation, peak: int) -> Extra:
+    at_peak = index <= peak and (one.freed is None or one.freed > peak)
+    place = (one.step, one.phase, one.site.module, one.site.op)
+    return Extra(kind, index, one.size_bytes, *place, one.where, at_peak)
 
 
 def _is_traced(extra: Extra) -> bool:
@@ -291,7 +282,7 @@ def _is_traced(extra: Extra) -> bool:
 
 
 def _op_totals(
-    traced: Sequence[Birth], pairs: Sequence[Pair], extras: Sequence[Extra]
+    traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[Extra]
 ) -> tuple[OpTotal, ...]:
     """Sums by operator, the largest disagreement first."""
     totals: dict[str, list[int]] = {}
@@ -302,7 +293,7 @@ def _op_totals(
         row[place + 1] += size_bytes
 
     for one, _ in pairs:
-        add(traced[one].op, 0, traced[one].size_bytes)
+        add(traced[one].site.op, 0, traced[one].size_bytes)
     for extra in extras:
         add(extra.op, 2 if _is_traced(extra) else 4, extra.size_bytes)
     rows = [OpTotal(op, *row) for op, row in totals.items()]

@@ -20,7 +20,7 @@ from msgspec import Struct
 from planner.allocator.blocks import Block, SegmentEvent
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_alloc_conf
-from planner.program import Phase
+from planner.program import Phase, Site
 
 SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 ACTIONS = ("alloc", "free_requested", "free_completed", *SEGMENT_ACTIONS, "oom", "snapshot")
@@ -31,7 +31,8 @@ class HistoryEvent(NamedTuple):
 
     action: str  # one of `ACTIONS`
     address: int
-    size_bytes: int
+    size_bytes: int  # of an allocation, as it was requested
+    site: int = -1  # index into the sites of the history; -1: not known
 
 
 class HistoryMark(NamedTuple):
@@ -52,6 +53,8 @@ class History(Struct, frozen=True):
     limit_bytes: int | None  # what `set_per_process_memory_fraction` allowed
     events: tuple[HistoryEvent, ...]
     marks: tuple[HistoryMark, ...] = ()
+    sites: tuple[Site, ...] = ()  # who asked: FILE:LINE of the user's code, function
+    notes: tuple[str, ...] = ()  # what is odd about the record
 
 
 class HistoryCheck(Struct, frozen=True):

@@ -11,10 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from msgspec import Struct
-
 from planner.allocator.history.history import ACTIONS, History, HistoryEvent
 from planner.errors import DataFileError
+from planner.program import Site
 
 LARGEST_FILE_BYTES = 2**30  # with stacks, a history takes some kB an event
 MOST_DEVICES = 64
@@ -33,14 +32,6 @@ _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _THEIR_CODE = ("/torch/", "<")  # frames that say nothing of the user's code
 
 
-class SnapshotHistory(Struct, frozen=True):
-    """A history and what the file says of the code behind each of its events."""
-
-    history: History
-    where: tuple[str, ...]  # for each event: FILE:LINE NAME of the user's code, "" where it is not told
-    notes: tuple[str, ...]
-
-
 class _Refusing(pickle.Unpickler):
     """Loads containers, numbers and texts, and no objects."""
 
@@ -51,7 +42,7 @@ class _Refusing(pickle.Unpickler):
         raise ValueError("it refers to objects outside of itself")
 
 
-def load_snapshot(path: Path) -> SnapshotHistory:
+def load_snapshot(path: Path) -> History:
     """Read a snapshot whose history was recorded. Raises DataFileError."""
     try:
         with path.open("rb") as file:
@@ -103,7 +94,7 @@ def _refuse_far_places(content: bytes) -> None:
                 raise ValueError(f"it remembers an object at place {place} of {end} bytes")
 
 
-def _read(said: dict[str, Any]) -> SnapshotHistory:
+def _read(said: dict[str, Any]) -> History:
     traces = said["device_traces"]
     if len(traces) > MOST_DEVICES or not all(isinstance(trace, list) for trace in traces):
         raise ValueError("device_traces: a list of events for each device is wanted")
@@ -111,11 +102,18 @@ def _read(said: dict[str, Any]) -> SnapshotHistory:
         raise ValueError("no history was recorded: call torch.cuda.memory._record_memory_history() first")
     device = max(range(len(traces)), key=lambda number: len(traces[number]))
     entries = [entry for entry in map(_entry, traces[device]) if entry["action"] in ACTIONS]
+    sites: dict[Site, int] = {}
     events = tuple(
-        HistoryEvent(entry["action"], _count(entry, "addr"), _count(entry, "size")) for entry in entries
+        HistoryEvent(
+            entry["action"],
+            _count(entry, "addr"),
+            _count(entry, "size"),
+            sites.setdefault(_site(entry), len(sites)),
+        )
+        for entry in entries
     )
-    history = History(f"GPU {device}", "unknown", _conf(said), None, None, events)
-    return SnapshotHistory(history, tuple(_where(entry) for entry in entries), tuple(_notes(traces, entries)))
+    about = (f"GPU {device}", "unknown", _conf(said), None, None)
+    return History(*about, events, sites=tuple(sites), notes=tuple(_notes(traces, entries)))
 
 
 def _entry(said: object) -> dict[str, Any]:
@@ -138,14 +136,14 @@ def _conf(said: dict[str, Any]) -> str:
     return next((text for text in found if isinstance(text, str) and text), "")
 
 
-def _where(entry: dict[str, Any]) -> str:
+def _site(entry: dict[str, Any]) -> Site:
     """Return the innermost frame of Python that is not torch's own."""
     frames = entry.get("frames", ())
     for frame in frames if isinstance(frames, list) else ():
         name = frame.get("filename") if isinstance(frame, dict) else None
         if isinstance(name, str) and name.endswith(".py") and not any(own in name for own in _THEIR_CODE):
-            return f"{'/'.join(name.split('/')[-2:])}:{frame.get('line')} {frame.get('name')}"[:200]
-    return ""
+            return Site(f"{'/'.join(name.split('/')[-2:])}:{frame.get('line')}", str(frame.get("name")))
+    return Site("", "")
 
 
 def _notes(traces: list[Any], entries: list[dict[str, Any]]) -> Iterator[str]:

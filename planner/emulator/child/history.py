@@ -14,15 +14,15 @@ from .course import Course
 from .frames import is_own
 
 MAX_EVENTS = 4_000_000  # of the allocator's history; older ones go
-_LETTERS = {"alloc": "a", "free_requested": "r", "free_completed": "c", "oom": "o"}
+_ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 
 
 class History:
     """The allocator's history of this process."""
 
-    def __init__(self, torch: Any, path: Path, course: Course | None) -> None:
-        self._torch, self._path, self._course = torch, path, course
-        self._marks: dict[int, list[tuple[int, int, int]]] = {}  # by device
+    def __init__(self, torch: Any, path: Path, process: dict[str, int], course: Course | None) -> None:
+        self._torch, self._path, self._process, self._course = torch, path, process, course
+        self._step_ends: dict[int, list[tuple[int, int, int]]] = {}  # by device
 
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
         """Note that an optimizer step ends here.
@@ -31,7 +31,7 @@ class History:
         """
         counts = stats["allocation"]["all"]
         place = (int(counts["allocated"]), int(counts["freed"]), step)
-        self._marks.setdefault(device, []).append(place)
+        self._step_ends.setdefault(device, []).append(place)
 
     def write(self, devices: list[int]) -> None:
         """Write the file; a process that ends for want of memory has one too."""
@@ -49,23 +49,22 @@ class History:
         events = []
         entries = snapshot["device_traces"][device]
         for entry in entries:
-            letter = _LETTERS.get(entry["action"])
-            if letter is None:
-                continue
-            site = -1
-            if letter in "ao":
-                site = sites.setdefault(_site(entry.get("frames") or [], own), len(sites))
-            events.append((letter, entry.get("addr", 0), entry["size"], entry.get("stream", 0), site))
+            if entry["action"] in _ACTIONS:
+                site = -1
+                if entry["action"] in ("alloc", "oom"):
+                    site = sites.setdefault(_site(entry.get("frames") or [], own), len(sites))
+                events.append((entry["action"], entry.get("addr", 0), entry["size"], site))
         settings = snapshot.get("allocator_settings", {})
         fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
         return {
+            **self._process,
             "device": device,
             "alloc_conf": settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or "",
             "fraction": 1.0 if fraction is None else fraction(device),
             "is_whole": len(entries) < MAX_EVENTS,
             "events": events,
-            "sites": list(sites),
-            "marks": self._marks.get(device, []),
+            "sites": [{"module": line, "op": function} for line, function in sites],
+            "step_ends": self._step_ends.get(device, []),
             "course": None if self._course is None else self._course.rows(device),
         }
 

@@ -123,7 +123,7 @@ class Recorder:
 
     def __init__(self, torch: Any, core: Any, folder: Path) -> None:
         self._torch, self._core = torch, core
-        core.emu_peak.restype = core.emu_used.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
+        core.emu_peak.restype = core.emu_pinned_bytes.restype = ctypes.c_size_t
         core.emu_context_active.restype = ctypes.c_bool
         self._folder = folder
         self._peaks: Peaks | None = None  # until torch initializes CUDA
@@ -133,21 +133,21 @@ class Recorder:
 
     def restart(self) -> None:
         """Begin the record of this process, which may be a fork of another."""
-        rank = os.environ.get("RANK", "")
-        self._path = self._folder / f"{rank or 0}-{os.getpid()}.json"
+        torch = self._torch
+        self._process = {"rank": int(os.environ.get("RANK") or 0), "pid": os.getpid()}
+        self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"
         self._pid, self._written = os.getpid(), 0.0
         wanted = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
         self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in wanted else None
-        history = self._path.with_suffix(".history")
         if self._course is not None:
             self._course.restart()
-        self._history = History(self._torch, history, self._course) if "events" in wanted else None
+        history = History(torch, self._path.with_suffix(".history"), self._process, self._course)
+        self._history = history if "events" in wanted else None
         self._peaks = None
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False
         self._failure: dict[str, Any] | None = None
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
-        self._started = time.monotonic()
 
     # ---- what torch calls
 
@@ -188,6 +188,7 @@ class Recorder:
             "device": device,
             "step": self._count + 1,
             "requested_bytes": requested,
+            "was_raised": False,
             **place(self._torch),
         }
         self._write(whole=False)
@@ -197,7 +198,7 @@ class Recorder:
 
         def noting(kind: Any, error: Any, trace: Any) -> None:
             if isinstance(error, self._torch.cuda.OutOfMemoryError) and self._failure is not None:
-                self._failure["ended"] = True
+                self._failure["was_raised"] = True
                 frames = [frame for frame, _ in traceback.walk_tb(trace)]
                 if not self._failure["line"]:
                     self._failure["line"] = line_of(frames)
@@ -228,17 +229,22 @@ class Recorder:
         counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}
         return {n: int(one["allocated"]) + int(one["freed"]) for n, one in counts.items()}
 
-    def _read_peaks(self) -> list[dict[str, int]]:
+    def _read_peaks(self) -> dict[int, dict[str, int]]:
+        """Return the peaks of each GPU since the last call."""
         assert self._peaks is not None
-        read = []
+        read = {}
         for device in self._devices():
             allocated, reserved = self._peaks.take(device)
             process = self._core.emu_peak(device)
             self._core.emu_reset_peak(device)
-            read.append({"device": device, "allocated": allocated, "reserved": reserved, "process": process})
+            read[device] = {
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
+                "process_bytes": process,
+            }
         return read
 
-    def _add_step(self, peaks: list[dict[str, int]]) -> None:
+    def _add_step(self, peaks: dict[int, dict[str, int]]) -> None:
         """Add a step; equal ones in a row are one entry."""
         if self._steps and self._steps[-1]["peaks"] == peaks:
             self._steps[-1]["last"] = self._count
@@ -251,33 +257,36 @@ class Recorder:
         if self._peaks is None:
             return
         self._written = time.monotonic()
-        record = self._record(whole)
+        after = self._read_peaks() if whole else {}  # what came after the last step, such as an evaluation
+        failed = [] if self._failure is None else [self._failure["device"]]
+        devices = {*after, *failed, *(device for step in self._steps for device in step["peaks"])}
+        records = [self._record(device, after.get(device)) for device in sorted(devices)]
         partial = self._path.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(record), encoding="utf-8")
+            partial.write_text(json.dumps(records), encoding="utf-8")
             partial.replace(self._path)
         except OSError as error:
             print(f"planner: {self._path}: the record cannot be written: {error.strerror}", file=sys.stderr)
 
-    def _record(self, whole: bool) -> dict[str, Any]:
-        torch = self._torch
-        after = self._read_peaks() if whole else []
+    def _record(self, device: int, after: dict[str, int] | None) -> dict[str, Any]:
+        """Return the fields of a `GpuRecord`."""
+        assert self._peaks is not None
+        torch, failure = self._torch, self._failure
+        cudnn = torch.backends.cudnn.version()
+        steps = [step for step in self._steps if device in step["peaks"]]
         return {
-            "pid": self._pid,
-            "rank": int(os.environ.get("RANK") or 0),
-            "world_size": int(os.environ.get("WORLD_SIZE") or 1),
-            "seconds": round(time.monotonic() - self._started, 3),
-            "step_count": self._count,
-            "stopped": self._stopping,
-            "steps": self._steps,
-            "after_steps": after,  # what came after the last step, such as an evaluation
-            "retries": {str(n): self._peaks.retries(n) for n in self._devices()} if self._peaks else {},
+            **self._process,
+            "device": device,
+            "steps": [{**step, "peaks": step["peaks"][device]} for step in steps],
+            "after_steps": after,
+            "retries": self._peaks.retries(device),
             "pinned_bytes": self._core.emu_pinned_bytes(),
-            "failure": self._failure,
-            "ended": whole,
-            "versions": {
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda,
-                "cudnn": torch.backends.cudnn.version(),
-            },
+            "failure": failure if failure is not None and failure["device"] == device else None,
+            "versions": [
+                ("torch", torch.__version__),
+                ("cuda", torch.version.cuda),
+                ("cudnn", f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"),
+            ],
+            "step_count": self._count,
+            "was_stopped": self._stopping,
         }

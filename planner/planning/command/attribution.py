@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from planner.emulator import Course, CourseMark, History, HistoryEvent, Holder, trace_of
+from planner.allocator.history import HistoryEvent, interleave
+from planner.emulator import PLACED, Course, CourseMark, Holder, ProcessHistory, trace_of
 from planner.program import Alloc, Category, Event, Phase, Site, TensorProvenance, Trace
 
 _Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, what is noted there
@@ -15,7 +16,7 @@ _Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, what is noted ther
 _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Category.INPUT, Category.ACTIVATION)
 
 
-def attributed_trace(history: History, batch: int, kept_bytes: int) -> Trace:
+def attributed_trace(history: ProcessHistory, batch: int, kept_bytes: int) -> Trace:
     """Return the trace of a history with a course, in which every block has a category, a module and a line.
 
     Parameters, gradients, optimizer state and inputs are told by their addresses; what is born in the
@@ -87,21 +88,19 @@ class _Walk:
     _first: list[_Block] = field(default_factory=list)  # there before the first forward pass
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
-    def over(self, history: History, course: Course) -> list[_Block]:
+    def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
         """Return all blocks, with the categories that addresses and phases tell."""
-        notes: list[_Note] = [*course.held, *((mark.place, mark) for mark in course.marks)]
+        notes: list[_Note] = [(place, course.tables[index]) for place, index in course.held]
+        notes += ((mark.place, mark) for mark in course.marks)
         notes.sort(key=_order)
         ends = [end.allocated + end.freed for end in history.step_ends]
-        place = count = 0
-        for event in history.events:
-            while event.action in "ar" and count < len(notes) and notes[count][0] <= place:
-                self._note(notes[count][1])
-                count += 1
-            self._happen(event, history, bisect_right(ends, place))
-            place += event.action in "ar"
-        for at, note in notes[count:]:
-            if at <= place:  # not what came after the end of a history that is cut
-                self._note(note)
+        place = 0
+        for item in interleave(history.events, notes, PLACED):
+            if isinstance(item, HistoryEvent):
+                self._happen(item, history, bisect_right(ends, place))
+                place += item.action in PLACED
+            else:
+                self._note(item)
         if self.phase is Phase.FORWARD:  # it ends before the backward pass
             self._begin_backward()
         for block in self._first:
@@ -109,14 +108,14 @@ class _Walk:
                 block.hold(Category.INPUT, "")
         return self.blocks
 
-    def _happen(self, event: HistoryEvent, history: History, step: int) -> None:
-        if event.action == "a":
+    def _happen(self, event: HistoryEvent, history: ProcessHistory, step: int) -> None:
+        if event.action == "alloc":
             site = history.sites[event.site] if event.site >= 0 else Site("", "")
             # autograd's own threads run no Python function
             op = site.op or ("autograd" if self.phase is Phase.BACKWARD else "")
             self._live[event.address] = len(self.blocks)
             self.blocks.append(_Block(event.size_bytes, site.module, op, self.phase, self.module, step))
-        elif event.action == "c" and event.address in self._live:
+        elif event.action == "free_completed" and event.address in self._live:
             self.blocks[self._live.pop(event.address)].dies_in = step
 
     def _note(self, note: CourseMark | tuple[Holder, ...]) -> None:

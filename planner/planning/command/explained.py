@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
-from planner.emulator import Course, EmulatedRun, GpuRecord, History
+from planner.emulator import Course, EmulatedRun, GpuRecord, ProcessHistory
 from planner.errors import DataFileError, UsageError
 from planner.hardware import MIB, Device
 from planner.planning.attribution import Explanation, explain
@@ -56,7 +56,7 @@ def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
     return ExplainedRun(run, device, trace, found, notes)
 
 
-def _history_of(run: EmulatedRun) -> History:
+def _history_of(run: EmulatedRun) -> ProcessHistory:
     record = run.largest
     key = record.rank, record.pid, record.device
     history = next((one for one in run.histories if (one.rank, one.pid, one.device) == key), None)
@@ -68,18 +68,18 @@ def _history_of(run: EmulatedRun) -> History:
     failure = record.failure
     if failure is None or not failure.was_raised:
         return history
-    last = max((i for i, event in enumerate(history.events) if event.action == "o"), default=None)
+    last = max((i for i, event in enumerate(history.events) if event.action == "oom"), default=None)
     return replace(history, events=history.events[:last])
 
 
-def _kept_bytes(history: History, device: Device) -> int:
+def _kept_bytes(history: ProcessHistory, device: Device) -> int:
     assert history.course is not None
     with suppress(UsageError):  # torch takes the default in place of a text that it cannot read
         return workspace_bytes(device.capability, history.course.cublas_workspace)
     return workspace_bytes(device.capability)
 
 
-def _limits(history: History, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
+def _limits(history: ProcessHistory, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
     """Return the GPU's room, or one without end where the simulator needs more than the run did."""
     limits = limits_of(history, run, device)
     if replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT:
@@ -87,7 +87,7 @@ def _limits(history: History, run: EmulatedRun, device: Device, trace: Trace) ->
     return limits
 
 
-def _notes(history: History, run: EmulatedRun) -> Iterator[str]:
+def _notes(history: ProcessHistory, run: EmulatedRun) -> Iterator[str]:
     course: Course | None = history.course
     assert course is not None
     if len(run.records) > 1:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
-from planner.emulator import EmulatedRun, History, trace_of
+from planner.emulator import EmulatedRun, ProcessHistory, trace_of
 from planner.errors import UsageError
 from planner.hardware import UNLIMITED_BYTES, Device
 from planner.program import (
@@ -91,7 +91,7 @@ def _fit_pair(
     return Fit(tuple(ranks), (low, high))
 
 
-def _key(history: History) -> tuple[int, int]:
+def _key(history: ProcessHistory) -> tuple[int, int]:
     return history.rank, history.device
 
 
@@ -112,7 +112,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
     return Trace(tuple(events[:end]), trace.sites, trace.batch)
 
 
-def limits_of(history: History, run: EmulatedRun, device: Device) -> MemoryLimits:
+def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> MemoryLimits:
     """Return what the allocator of a process may take on the GPU."""
     usable = device.usable.value
     record = next(one for one in run.records if (one.rank, one.device) == _key(history))
@@ -121,7 +121,7 @@ def limits_of(history: History, run: EmulatedRun, device: Device) -> MemoryLimit
     return MemoryLimits(usable - device.context.value - outside, limit, usable, _config(history, run))
 
 
-def _config(history: History, run: EmulatedRun) -> AllocatorConfig:
+def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
     """Return the configuration of the allocator of a history, by its options and the version of torch."""
     version = dict(run.largest.versions).get("torch", "")
     return parse_alloc_conf(history.alloc_conf, config_of_torch(version))

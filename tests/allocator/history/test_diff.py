@@ -15,13 +15,13 @@ from planner.allocator.history.diff import (
     compare_with_recording,
 )
 from planner.allocator.history.lcs import align_rows
-from planner.allocator.history.sequences import RecordedBlock, RecordedMark, Recording
-from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
+from planner.allocator.history.lifetimes import Recording
+from planner.program.events import Phase, PhaseStart, Trace
 from planner.program.program import Program
 from planner.report.commands.explain.diff import difference_sections, group_extras
 from planner.report.document import Document
 from planner.report.plain import render_plain
-from tests.helpers.histories import CONV, COPY, LITERAL, NORM
+from tests.helpers.histories import CONV, COPY, LITERAL, NORM, Block, Mark, blocks_of, events_of, marks_of
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED, programs
 
@@ -57,58 +57,28 @@ def test_rows_are_aligned_as_far_as_they_can_be(first: list[int], second: list[i
 # ---- synthetic recordings
 
 
-def blocks_of(trace: Trace, batch: int) -> list[tuple[int, int | None]]:
-    """Size and death (births before it) of each block of a trace."""
-    births: list[tuple[int, int | None]] = []
-    place: dict[int, int] = {}
-    for event in trace.events:
-        if isinstance(event, Alloc):
-            place[event.block] = len(births)
-            births.append((event.size_bytes, None))
-        elif isinstance(event, Free):
-            index = place[event.block]
-            births[index] = births[index][0], len(births)
-    return births
+def recorded(blocks: Sequence[Block], marks: Sequence[Mark]) -> Recording:
+    """What a GPU would record that did so."""
+    return Recording("a GPU", RULES, events_of(blocks, marks), (), None)
 
 
-def marks_of(trace: Trace) -> tuple[RecordedMark, ...]:
-    births = 0
-    marks = []
-    for event in trace.events:
-        births += isinstance(event, Alloc)
-        if isinstance(event, PhaseStart):
-            marks.append(RecordedMark(births, event.step, event.phase))
-    return tuple(marks)
-
-
-def recorded(trace: Trace, batch: int, marks: tuple[RecordedMark, ...] | None = None) -> Recording:
-    """What a GPU would record that did as the trace says."""
-    blocks = tuple(RecordedBlock(size, died) for size, died in blocks_of(trace, batch))
-    return Recording("a GPU", RULES, blocks, marks_of(trace) if marks is None else marks, None)
-
-
-def changed(recording: Recording, dropped: set[int], added: dict[int, int]) -> Recording:
-    """The recording without some blocks, and with blocks of these sizes that die at once, each before the
-    block of its index.
+def changed(
+    blocks: Sequence[Block], marks: Sequence[Mark], dropped: set[int], added: dict[int, int]
+) -> tuple[list[Block], list[Mark]]:
+    """The blocks without some, and with others of these sizes that die at once, each before the block of its
+    index.
     """
-    new: list[RecordedBlock] = []
+    new: list[tuple[Block, bool]] = []  # whether it is an old one
     place = []  # for each old count of births, the new one
-    for index in range(len(recording.blocks) + 1):
+    for index in range(len(blocks) + 1):
         if index in added:
-            new.append(RecordedBlock(added[index], len(new) + 1))
+            new.append(((added[index], len(new) + 1), False))
         place.append(len(new))
-        if index < len(recording.blocks) and index not in dropped:
-            new.append(recording.blocks[index])
-    old = {id(block) for block in recording.blocks}
-    moved = [
-        replace(block, died=place[block.died]) if id(block) in old and block.died is not None else block
-        for block in new
-    ]
+        if index < len(blocks) and index not in dropped:
+            new.append((blocks[index], True))
+    moved = [(size, place[end] if is_old and end is not None else end) for (size, end), is_old in new]
     # A mark stands before what is added at its place.
-    marks = tuple(
-        replace(mark, births=place[mark.births] - (mark.births in added)) for mark in recording.marks
-    )
-    return replace(recording, blocks=tuple(moved), marks=marks)
+    return moved, [(place[at] - (at in added), mark) for at, mark in marks]
 
 
 @UNTIMED
@@ -116,8 +86,9 @@ def changed(recording: Recording, dropped: set[int], added: dict[int, int]) -> R
 def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
     """What the GPU did as traced is found the same, block by block, with marks and without."""
     trace = program.instantiate(4)
-    recording = recorded(trace, 4, None if marked else ())
-    found = compare_with_recording(trace, recording)
+    found = compare_with_recording(
+        trace, recorded(blocks_of(trace.events), marks_of(trace.events) if marked else ())
+    )
     assert found.is_empty
     assert (found.matched, found.traced) == (found.traced_births, found.recorded)
     assert found.traced.alone_bytes == 0
@@ -132,30 +103,29 @@ def test_random_insertions_and_deletions_are_recovered(
     those taken away exactly the sizes are missed.
     """
     trace = program.instantiate(4)
-    recording = recorded(trace, 4, None if marked else ())
-    count = len(recording.blocks)
+    blocks = blocks_of(trace.events)
+    count = len(blocks)
     indices = st.integers(0, max(count - 1, 0))
     dropped = data.draw(st.sets(indices, max_size=min(count, 6))) if count else set()
     added = data.draw(st.dictionaries(st.integers(0, count), st.integers(0, 10**6), max_size=6))
     added = {index: 2**50 + 512 * (size * 10 + number) for number, (index, size) in enumerate(added.items())}
-    other = changed(recording, dropped, added)
-    found = compare_with_recording(trace, other)
-    sizes = [RULES.block_bytes(block.requested_bytes) for block in recording.blocks]
+    other, marks = changed(blocks, marks_of(trace.events) if marked else (), dropped, added)
+    found = compare_with_recording(trace, recorded(other, marks))
+    sizes = [RULES.block_bytes(size) for size, _ in blocks]
     new = [extra for extra in found.extras if extra.kind in (Kind.WORKSPACE, Kind.BLOCK)]
     missed = [extra for extra in found.extras if extra.kind in (Kind.TENSOR, Kind.SCRATCH)]
     assert [extra.size_bytes for extra in new] == [added[index] for index in sorted(added)]
-    assert [other.blocks[extra.birth].requested_bytes for extra in new] == [added[i] for i in sorted(added)]
+    assert [other[extra.birth][0] for extra in new] == [added[i] for i in sorted(added)]
     assert all(extra.kind is Kind.WORKSPACE for extra in new)
     assert sorted(extra.size_bytes for extra in missed) == sorted(sizes[index] for index in dropped)
     assert found.matched == count - len(dropped)
 
 
-MARKS = (RecordedMark(0, 1, Phase.INPUTS), RecordedMark(1, 1, Phase.FORWARD))
+MARKS = ((0, PhaseStart(1, Phase.INPUTS)), (1, PhaseStart(1, Phase.FORWARD)))
 
 
 def against(*blocks: tuple[int, int | None], trace: Trace = LITERAL) -> Difference:
-    made = tuple(RecordedBlock(*block) for block in blocks)
-    return compare_with_recording(trace, Recording("a GPU", RULES, made, MARKS, 40 * MIB))
+    return compare_with_recording(trace, Recording("a GPU", RULES, events_of(blocks, MARKS), (), 40 * MIB))
 
 
 SAME = ((3 * MIB, None), (8 * MIB, None), (8 * MIB, 4), (1024, 4), (5 * MIB, None))

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from calibration.records.load import load_recording, recording_of
+from calibration.records.load import load_recording
 from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig
 from planner.allocator.history.diff import (
     compare_with_recording,
 )
 from planner.allocator.history.file import save_history
 from planner.allocator.history.history import History, HistoryEvent, HistoryMark
-from planner.allocator.history.sequences import RecordedBlock, RecordedMark, Recording
+from planner.allocator.history.lifetimes import recording_of
 from planner.allocator.history.snapshot_reader import load_snapshot
 from planner.allocator.history.snapshot_writer import make_snapshot, save_snapshot
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, complete_job, parse_tensor_spec
-from planner.program.events import Phase
-from tests.helpers.histories import LITERAL
+from planner.program.events import Phase, PhaseStart, Site
+from tests.helpers.histories import LITERAL, blocks_of, marks_of
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED
 
@@ -51,15 +51,16 @@ HISTORY = History(
     ),
     (HistoryMark(1, 1, Phase.FORWARD),),
 )
-BLOCKS = (RecordedBlock(3 * MIB, 2), RecordedBlock(8 * MIB, None), RecordedBlock(512, None))
+BLOCKS = [(3 * MIB, 2), (8 * MIB, None), (512, None)]
 JOB = Job("any", source="zoo:Any")
 
 
 def test_a_history_becomes_births_and_deaths() -> None:
     """Sizes as asked for, deaths in births, empty requests left out, the reserved peak as recorded."""
-    marks = (RecordedMark(1, 1, Phase.FORWARD),)
-    expected = Recording("Some GPU, torch 2.13.0, x", RULES, BLOCKS, marks, 24 * MIB)
-    assert recording_of(HISTORY, "x") == expected
+    found = recording_of(HISTORY, "x")
+    assert (found.about, found.config) == ("Some GPU, torch 2.13.0, x", RULES)
+    assert (blocks_of(found.events), found.peak_reserved_bytes, found.notes) == (BLOCKS, 24 * MIB, ())
+    assert marks_of(found.events) == [(1, PhaseStart(1, Phase.FORWARD))]
 
 
 def test_our_own_file_is_read(tmp_path: Path) -> None:
@@ -100,7 +101,8 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
         pickle.dumps({"segments": [], "device_traces": [[], events], "allocator_settings": settings})
     )
     found = load_recording(path, JOB, 8)
-    assert found.blocks == (RecordedBlock(700, None, "net/model.py:12 forward"),)
+    assert blocks_of(found.events) == [(700, None)]
+    assert found.sites[0] == Site("net/model.py:12", "forward")
     assert found.config == AllocatorConfig(expandable_segments=True)
     assert found.about == f"GPU 1, torch unknown, {path}"
 
@@ -245,8 +247,9 @@ def resnet(classes: int = 10) -> Job:
 def test_measuring_records_are_read(name: str, records: Path) -> None:
     """Of a folder, or its file of histories, the record of this model at this batch size is taken."""
     found = load_recording(records / name, resnet(), 32)
-    assert found.blocks == BLOCKS
-    assert found.marks[1:] == (RecordedMark(1, 1, Phase.FORWARD), RecordedMark(2, 1, Phase.BACKWARD))
+    assert blocks_of(found.events) == BLOCKS
+    marks = [(1, PhaseStart(1, Phase.FORWARD)), (2, PhaseStart(1, Phase.BACKWARD))]
+    assert marks_of(found.events)[1:] == marks
 
 
 @pytest.mark.parametrize(("classes", "batch"), [(10, 64), (1000, 32)])

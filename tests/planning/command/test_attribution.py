@@ -3,16 +3,17 @@
 import pytest
 
 from planner.allocator.config import UNLIMITED
-from planner.emulator.history import Course, History, HistoryEvent, StepEnd
+from planner.allocator.history.history import HistoryEvent
+from planner.emulator.history import ProcessHistory, StepEnd
 from planner.hardware.device import MIB
 from planner.planning.attribution import explain
 from planner.planning.command.attribution import attributed_trace
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site
-from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, history
+from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, course_of, history
 from tests.helpers.structs import replace
 
 
-def roles(one: History, kept_bytes: int = KEPT) -> list[Category]:
+def roles(one: ProcessHistory, kept_bytes: int = KEPT) -> list[Category]:
     """Return the categories of all blocks by birth."""
     return [
         event.category for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)
@@ -57,7 +58,7 @@ def test_phases() -> None:
 
 def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
     """No step begins without a request."""
-    ended = history(MOVES[:14], Course(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
+    ended = history(MOVES[:14], course_of(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
     marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, PhaseStart)]
     assert marks[-2:] == [PhaseStart(1, Phase.OPTIMIZER), PhaseStart(1, Phase.END)]
 
@@ -72,17 +73,17 @@ def test_categories_add_up_to_the_peak() -> None:
 def test_what_cublas_keeps_is_a_workspace() -> None:
     """It is born in the forward pass like an activation, has a known size and outlives the step."""
     kept = replace(
-        TWO_STEPS, events=(*MOVES[:2], HistoryEvent("a", 30, KEPT, 0, 0), *MOVES[3:8], *MOVES[10:])
+        TWO_STEPS, events=(*MOVES[:2], HistoryEvent("alloc", 30, KEPT, 0), *MOVES[3:8], *MOVES[10:])
     )
-    kept = replace(kept, course=Course(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
+    kept = replace(kept, course=course_of(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
     assert roles(kept)[2] is Category.WORKSPACE
     assert roles(kept, kept_bytes=KEPT + 1)[2] is Category.ACTIVATION
 
 
 def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
     """The backward pass that memory did not allow would have found them alive."""
-    course = Course(MARKS[:2], HELD[:1])
-    ended = history((*MOVES[:7], HistoryEvent("o", 0, MIB, 0, 0)), course)
+    course = course_of(MARKS[:2], HELD[:1])
+    ended = history((*MOVES[:7], HistoryEvent("oom", 0, MIB, 0)), course)
     trace = attributed_trace(ended, 1, KEPT)
     assert roles(ended)[:5] == [
         *(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.emulator.history import HistoryEvent
+from planner.allocator.history.history import HistoryEvent
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
 from planner.errors import DataFileError
 from planner.hardware.database import find_device
@@ -78,8 +78,12 @@ def test_page_says_that_it_is_an_emulated_run() -> None:
 
 def test_a_run_that_ends_out_of_memory_is_shown_up_to_there() -> None:
     """What its end gives back is no part of the picture."""
-    end = [HistoryEvent("o", 0, 8 * MIB, 0, 0)]
-    end += [HistoryEvent(action, one.address, MIB, 0, -1) for one in MOVES[-2:] for action in "rc"]
+    end = [HistoryEvent("oom", 0, 8 * MIB, 0)]
+    end += [
+        HistoryEvent(action, one.address, MIB)
+        for one in MOVES[-2:]
+        for action in ("free_requested", "free_completed")
+    ]
     history = replace(TWO_STEPS, events=(*MOVES, *end))
     record = replace(RECORD, failure=LOST)
     explained = explain_run(replace(RUN, exit_code=1, records=(record,), histories=(history,)), DEVICE)

@@ -1,0 +1,186 @@
+"""Events as rows of allocations: what a trace and what the allocator of a GPU recorded have in common.
+
+An allocation knows its size and how many came before its end, which is all that an alignment needs.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+from msgspec import Struct
+
+from planner.allocator.config import AllocatorConfig, config_of_torch, parse_alloc_conf
+from planner.allocator.history.history import History, HistoryEvent
+from planner.allocator.history.lcs import Pair
+from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
+
+T = TypeVar("T")
+_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+class Recording(Struct, frozen=True):
+    """The record of a GPU's allocator, as far as a diff needs it."""
+
+    about: str  # which GPU and torch, and where the record is from
+    config: AllocatorConfig
+    events: tuple[Event, ...]
+    sites: tuple[Site, ...]  # of its allocations: FILE:LINE, function; one of index -1 is not known
+    peak_reserved_bytes: int | None  # None where the record tells nothing of segments
+    notes: tuple[str, ...] = ()  # what is odd about the record
+
+    @property
+    def steps(self) -> int | None:
+        """Return how many steps of the loop were recorded; None where phases are not known."""
+        steps = [event.step for event in self.events if isinstance(event, PhaseStart)]
+        return max(1, *steps) if steps else None
+
+
+class Allocation(Struct, frozen=True):
+    """An allocation of either side; the recorded ones take place and names from the traced ones."""
+
+    requested_bytes: int
+    size_bytes: int  # rounded
+    freed: int | None  # how many allocations came before its end; None: it has none
+    step: int
+    phase: Phase
+    site: Site
+    category: Category
+    where: str = ""  # what the record says of the code that asked for it
+
+
+def recording_of(history: History, source: str) -> Recording:
+    """Return a history as a recording. Raises UsageError for allocator options that are not simulated."""
+    total = sum(event.action == "alloc" for event in history.events)
+    marks = [(min(mark.allocations, total), PhaseStart(mark.step, mark.phase)) for mark in history.marks]
+    events = tuple(to_events(interleave(history.events, marks, ("alloc",))))
+    levels = accumulate(_CHANGES.get(event.action, 0) * event.size_bytes for event in history.events)
+    highest = max(levels, default=0)
+    frees = sum(event.action == "free_completed" for event in history.events)
+    strangers = frees - sum(isinstance(event, Free) for event in events)
+    return Recording(
+        f"{history.gpu}, torch {history.torch}, {source}",
+        parse_alloc_conf(history.alloc_conf, config_of_torch(history.torch)),
+        events,
+        history.sites,
+        highest if strangers == 0 and highest else None,
+        (*history.notes, *_notes(bool(total), strangers, bool(marks))),
+    )
+
+
+def _notes(has_allocations: bool, strangers: int, has_marks: bool) -> Iterator[str]:
+    if not has_allocations:
+        yield "the record tells of no allocation at all"
+    if strangers:
+        yield (
+            f"{strangers} blocks die that were born before the recording began, or whose birth torch had "
+            "dropped: record from before the first tensor, with more entries"
+        )
+    if not has_marks:
+        yield "the record does not say where phases begin, so that it is aligned as one row"
+
+
+def interleave(
+    events: Iterable[HistoryEvent], notes: Iterable[tuple[int, T]], counted: Collection[str]
+) -> Iterator[HistoryEvent | T]:
+    """Yield events and notes in order.
+
+    The place of a note is how many events with a `counted` action come before it. Notes whose place lies
+    behind the last event are left out.
+    """
+    waiting = deque(notes)
+    place = 0
+    for event in events:
+        if event.action in counted:
+            while waiting and waiting[0][0] <= place:
+                yield waiting.popleft()[1]
+            place += 1
+        yield event
+    while waiting and waiting[0][0] <= place:
+        yield waiting.popleft()[1]
+
+
+def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
+    """Yield the events of a trace; blocks are numbered in order, and requests of no bytes left out.
+
+    Blocks that are freed in a row are sorted by number, since their order, which means nothing to the
+    allocator, may be chance: autocast's cache is emptied by address.
+    """
+    live: dict[int, int] = {}
+    freed: list[int] = []
+    count = 0
+    for item in recorded:
+        if isinstance(item, PhaseStart) or item.action == "alloc":
+            yield from map(Free, sorted(freed))
+            freed.clear()
+        if isinstance(item, PhaseStart):
+            yield item
+        elif item.action == "alloc" and item.size_bytes:
+            live[item.address] = count
+            yield Alloc(count, item.size_bytes, Category.TEMPORARY, item.site)
+            count += 1
+        elif item.action == "free_completed" and item.address in live:
+            freed.append(live.pop(item.address))
+    yield from map(Free, sorted(freed))
+
+
+def lifetimes(events: Iterable[Event]) -> dict[int, int]:
+    """Return, of each block that is freed, how many blocks are allocated before that."""
+    found: dict[int, int] = {}
+    count = 0
+    for event in events:
+        count += isinstance(event, Alloc)
+        if isinstance(event, Free):
+            found[event.block] = count
+    return found
+
+
+def allocations_of(
+    events: Sequence[Event], sites: Sequence[Site], config: AllocatorConfig
+) -> list[Allocation]:
+    """Return the allocations, rounded by a configuration of the allocator."""
+    ends = lifetimes(events)
+    found = []
+    mark = PhaseStart(0, Phase.SETUP)
+    for event in events:
+        if isinstance(event, PhaseStart):
+            mark = event
+        elif isinstance(event, Alloc):
+            site = sites[event.site] if 0 <= event.site < len(sites) else Site("", "")
+            rounded = config.block_bytes(event.size_bytes)
+            times = (ends.get(event.block), mark.step, mark.phase)
+            found.append(Allocation(event.size_bytes, rounded, *times, site, event.category))
+    return found
+
+
+def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
+    """Return how many allocations of both sides come before a phase that both know, with start and `ends`.
+
+    A phase that begins several times in a step, as with accumulated gradients, is known by its turn.
+    """
+    places = _phase_starts(recorded)
+    cuts: list[Pair] = [(0, 0)]
+    for key, place in _phase_starts(traced).items():
+        other = places.get(key)
+        if other is not None and place >= cuts[-1][0] and other >= cuts[-1][1]:
+            cuts.append((place, other))
+    return list(dict.fromkeys([*cuts, ends]))
+
+
+def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
+    """Return how many allocations come before each phase, by its step and turn."""
+    found: dict[tuple[int, Phase, int], int] = {}
+    turns: dict[PhaseStart, int] = {}
+    count = 0
+    for event in events:
+        count += isinstance(event, Alloc)
+        if isinstance(event, PhaseStart):
+            turns[event] = turns.get(event, 0) + 1
+            found[event.step, event.phase, turns[event]] = count
+    return found
+
+
+def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:
+    """Return how many matched allocations came before the end of each; those without end outlive all."""
+    before = list(accumulate((index in matched for index in range(len(allocations))), initial=0))
+    return [before[-1 if one.freed is None else one.freed] for one in allocations]

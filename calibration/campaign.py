@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from calibration.campaign_file import BatchSeries
 from calibration.limits import Limit, find_limit, guess_limit
-from calibration.observations import history_path, load_observation, run_path, save_observation
+from calibration.observations import load_observation, run_path, save_observation
 from calibration.probe.client import DetectedGpu, Measure, ProbeRequest
 from planner.errors import ModelError, UsageError
 from planner.hardware import MIB
@@ -68,7 +68,7 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
                 _seek_limit(series, cap_bytes, setup, result)
             if not series.caps_bytes:
                 for batch in series.batches:
-                    result.observations.append(_obtain(_request(series, batch), setup, result))
+                    result.observations.append(_obtain(series, batch, setup, result))
         except _TimeIsUpError:
             result.remaining += 1
         except (ModelError, UsageError) as error:
@@ -77,25 +77,27 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
     return result
 
 
-def _request(series: BatchSeries, batch: int, cap_bytes: int | None = None) -> ProbeRequest:
-    # The history is no part of the name of the run's file: its path is filled in later.
-    keep = Path() if batch in series.histories and cap_bytes is None else None
-    return ProbeRequest(series.job, batch, cap_bytes, series.alloc_conf, keep)
-
-
-def _obtain(request: ProbeRequest, setup: MeasurementSetup, result: CampaignResult) -> Observation:
+def _obtain(
+    series: BatchSeries,
+    batch: int,
+    setup: MeasurementSetup,
+    result: CampaignResult,
+    cap_bytes: int | None = None,
+) -> Observation:
     """Return the run from its file, or make it now."""
-    gpu, cap_bytes = setup.gpu, request.allocator_cap_bytes
-    settings = replace(gpu.settings, alloc_conf=request.alloc_conf, allocator_cap_bytes=cap_bytes)
-    path = run_path(setup.folder, request.job, request.batch, settings, gpu.name, gpu.versions.torch)
+    gpu, alloc_conf = setup.gpu, series.alloc_conf
+    settings = replace(gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
+    path = run_path(setup.folder, series.job, batch, settings, gpu.name, gpu.versions.torch)
     if path.exists():
         return load_observation(path)
     left = setup.seconds_left()
     if left < SHORTEST_PROBE_SECONDS:
         raise _TimeIsUpError
-    if request.history is not None:
+    history = None
+    if batch in series.histories and cap_bytes is None:
         setup.folder.mkdir(parents=True, exist_ok=True)
-        request = replace(request, history=history_path(path))
+        history = path.with_name(f"{path.stem}.history.json.gz")
+    request = ProbeRequest(series.job, batch, cap_bytes, alloc_conf, history)
     try:
         observation = setup.measure(request, min(left, LONGEST_PROBE_SECONDS))
     except ModelError:
@@ -116,12 +118,13 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
         return
 
     def obtain(batch: int) -> Observation:
-        observation = _obtain(_request(series, batch, cap_bytes), setup, result)
+        observation = _obtain(series, batch, setup, result, cap_bytes)
         if observation not in result.observations:
             result.observations.append(observation)
         return observation
 
-    known = [one for one in result.observations if _is_of(one, series)]
+    settings = replace(setup.gpu.settings, alloc_conf=series.alloc_conf)
+    known = [one for one in result.observations if (one.job, one.settings) == (series.job, settings)]
     guess = guess_limit(known, cap_bytes)
     if guess is None:
         guess = guess_limit(map(obtain, series.batches), cap_bytes) or min(series.batches)
@@ -129,12 +132,6 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
     result.limits.append(FoundLimit(series.job, cap_bytes, limit))
     exact = f"{limit.largest:,}" if limit.is_exact else f"at least {limit.largest:,}"
     setup.on_progress(f"{series.job.model} under {cap_bytes // MIB:,} MiB: the largest batch is {exact}")
-
-
-def _is_of(observation: Observation, series: BatchSeries) -> bool:
-    settings = observation.settings
-    same = settings.alloc_conf == series.alloc_conf and observation.job == series.job
-    return same and settings.allocator_cap_bytes is None
 
 
 def describe(observation: Observation) -> str:

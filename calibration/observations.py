@@ -58,11 +58,6 @@ def observation_path(folder: Path, run: Observation) -> Path:
     return run_path(folder, run.job, run.batch, run.settings, run.gpu, run.versions.torch)
 
 
-def history_path(path: Path) -> Path:
-    """Return the file of the allocator's history beside the file of a run."""
-    return path.with_name(f"{path.stem}.history.json.gz")
-
-
 def save_observation(observation: Observation, path: Path) -> None:
     """Write one run, whole or not at all. Raises DataFileError."""
     text = json.dumps(observation_to_json(observation), indent=1, allow_nan=False)

@@ -72,10 +72,7 @@ def calibrate(
 def calibrate_campaign(
     out_dir: Path, minutes: float, tell: OnProgress, path: Path = STANDARD, sources: Collection[str] = SOURCES
 ) -> CalibrationResult:
-    """Run a campaign file, by default the one that ships, as far as the time goes; see `calibrate`.
-
-    Its models come from these sources.
-    """
+    """Run a campaign file with models of these sources, by default the one that ships; see `calibrate`."""
     series, about = load_campaign(load_catalogue(), path, sources)
     tell(about)
     return calibrate_series(series, out_dir, minutes, tell)

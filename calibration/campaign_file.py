@@ -47,8 +47,7 @@ def load_campaign(
 ) -> tuple[tuple[BatchSeries, ...], str]:
     """Return the series of a campaign in their order, and what it is about.
 
-    Raises DataFileError with file, line and key for anything that is wrong with it, also for a FILE.py:NAME
-    where "file" is none of the `sources`: it would run code.
+    Raises DataFileError, also for a FILE.py:NAME where "file" is none of the `sources`: it would run code.
     """
     parts = read_entry(path).children(("about", "groups"))
     series = [one for group in parts["groups"].items() for one in _read_group(group, catalogue, sources)]

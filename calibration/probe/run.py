@@ -7,6 +7,7 @@ its buckets alone, without a process group, on a GPU too.
 """
 
 from collections.abc import Callable
+from operator import call
 from typing import Any
 
 import torch
@@ -23,9 +24,8 @@ from planner.capture.loop import (
     freeze_parameters,
     run_loop,
 )
-from planner.capture.models import complete_by_library, find_constructor
-from planner.errors import ModelError, PlannerError
-from planner.jobs import Job, Mode, TensorSpec, batch_of_specs, job_to_json
+from planner.capture.models import complete_by_library, construct_model, find_constructor
+from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
 from planner.program import Phase
 
 Batch = tuple[tuple[Any, ...], dict[str, Any], Any]
@@ -37,19 +37,7 @@ def build_real_model(job: Job) -> nn.Module:
 
     Raises UsageError for a name that its source does not know, ModelError where building it fails.
     """
-    constructor = find_constructor(job)
-    try:
-        model = constructor(**job_to_json(job)["model_args"])
-    except PlannerError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:200]
-        raise ModelError(f"{job.model}: its constructor fails: {type(error).__name__}: {text}") from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"{job.model}: gives a {type(model).__name__}, not an nn.Module; name another callable"
-        )
-    return model
+    return construct_model(job, find_constructor(job), call)
 
 
 def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:

@@ -24,10 +24,7 @@ def save(path: Path, content: bytes, what: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that has to last: make its folder, and wait until the disk has the content.
-
-    Raises DataFileError where the file cannot be written.
-    """
+    """Write a file that has to last: make its folder, and wait for the disk. Raises DataFileError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _replacing(path) as partial, partial.open("wb") as file:

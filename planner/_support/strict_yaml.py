@@ -133,10 +133,7 @@ class Unusual(msgspec.Struct, frozen=True):
 
 
 def read_entry(path: Path) -> Entry:
-    """Return the whole of a file as one entry.
-
-    Raises DataFileError where the file is missing, empty, not UTF-8 or not one YAML document.
-    """
+    """Return the whole of a file as one entry. Raises DataFileError for all but one YAML document."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -87,8 +87,7 @@ class _DeviceFile(_Record, frozen=True):
 def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
     """Return all GPUs described by the YAML files of a folder, by total memory and name.
 
-    Raises DataFileError, with file, line and key, for the first thing that is wrong with a file, and where
-    two GPUs answer to one name.
+    Raises DataFileError for the first thing that is wrong, and where two GPUs have one name.
     """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
@@ -104,10 +103,7 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
 
 
 def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return the GPU with this name or alias; case, punctuation and the maker's brand names do not matter.
-
-    Raises UsageError, naming the nearest GPUs, where there is none.
-    """
+    """Return the GPU of a name or alias, by `device_key`. Raises UsageError, which names the nearest."""
     devices = {
         device_key(known): device
         for device in load_devices(folder)

@@ -120,10 +120,7 @@ def generic_usable(total_bytes: int) -> SourcedBytes:
 
 
 def generic_device(total_mib: int) -> Device:
-    """Return a GPU of which only the total memory is known, in MiB as nvidia-smi shows it.
-
-    Raises UsageError below 100 and above 10,000,000 MiB.
-    """
+    """Return a GPU of so many MiB in nvidia-smi. Raises UsageError below 100 and above 10,000,000 MiB."""
     if not SMALLEST_TOTAL_MIB <= total_mib <= LARGEST_TOTAL_MIB:
         raise UsageError(
             f"a GPU of {total_mib} MiB makes no sense: give its total memory in MiB as nvidia-smi shows it, "

@@ -13,10 +13,7 @@ from planner.hardware.device import GENERIC_CONTEXT, Device, FigureKind, Sourced
 
 
 def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
-    """Return the first GPU of this machine; `nvml` is the module `pynvml`, or one like it.
-
-    Raises NoGpuError where there is no GPU, no driver, or no nvidia-ml-py.
-    """
+    """Return this machine's first GPU by pynvml. Raises NoGpuError without GPU, driver or nvidia-ml-py."""
     try:
         library = nvml or import_module("pynvml")
         library.nvmlInit()

@@ -39,11 +39,13 @@ def find_constructor(job: Job) -> Constructor:
     return FINDERS[source](name)
 
 
-def construct_model(job: Job, constructor: Constructor) -> nn.Module:
-    """Return the model that the constructor makes from the job's arguments, on meta. Raises `ModelError`."""
+def construct_model(
+    job: Job, constructor: Constructor, run: Callable[[Callable[[], object]], object] = construct_on_meta
+) -> nn.Module:
+    """Return the model of the constructor and the arguments of the job, made by `run`. Raises ModelError."""
     arguments = {key: _as_lists(value) for key, value in job.model_args}
     try:
-        model = construct_on_meta(lambda: constructor(**arguments))
+        model = run(lambda: constructor(**arguments))
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything

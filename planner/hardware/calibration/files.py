@@ -77,10 +77,7 @@ def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Return the calibration of one file.
-
-    Raises DataFileError for a file that cannot be read and for what is no calibration of this schema.
-    """
+    """Return the calibration of one file. Raises DataFileError for anything else, and for a newer schema."""
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise DataFileError(f"{path}: more than {LARGEST_FILE_BYTES} bytes are no calibration")
@@ -90,10 +87,7 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def search_path(first: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the folders of calibrations: those that were given, then the tables of the package.
-
-    Raises UsageError for a given folder that is no folder.
-    """
+    """Return the given folders, then the tables of the package. Raises UsageError for one that is none."""
     return (*check_folders(first), TABLES_FOLDER)
 
 

@@ -99,9 +99,6 @@ def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | Non
 
 
 def includes_context(points: Iterable[Point]) -> bool:
-    """Return whether all unconstrained runs have the process's peak, context included, so that it is fitted.
-
-    Emulated ones do not: their context is that of the device database.
-    """
+    """Return whether all unconstrained runs have the process's peak; emulated ones lack the context."""
     runs = [point.observation for point in points if point.observation.is_unconstrained]
     return bool(runs) and all(run.process_peak_bytes is not None and run.source != "emulated" for run in runs)

@@ -41,9 +41,7 @@ class Cudnn:
     _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        """Return the workspaces without `benchmark`; none for what cuDNN does not do on such a GPU, and for
-        GPUs about which it says nothing (`silent`).
-        """
+        """Return the workspaces without `benchmark`; none where cuDNN does not answer."""
         engines = self.engines(capability, multiprocessors, asked, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 

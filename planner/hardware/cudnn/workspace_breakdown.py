@@ -209,9 +209,7 @@ def _sized(
 
 
 def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
-    """Return bytes of a copy whose channels, or those of each group, fill 16 bytes or 8; the last is as it
-    is.
-    """
+    """Return bytes of a copy whose channels, or each group's, fill 16 bytes or 8; the last is as it is."""
     element_bytes = _ELEMENT_BYTES[asked.dtype]
     sizes: tuple[int, ...] = getattr(asked, letter)
     groups = 1 if letter == "w" else max(1, asked.x[1] // max(1, asked.w[1]))

@@ -3,8 +3,8 @@
 Plain results, from which texts, JSON, pictures and pages are made. All sums are those of the replay.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +15,6 @@ from planner.allocator import (
     MemoryLimits,
     PhasePeak,
     Replay,
-    SegmentState,
     Timeline,
     TimelineRecorder,
     phase_peaks,
@@ -133,7 +132,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
         blocks=tuple(sorted(live, key=lambda block: (-block.size_bytes, block.block))),
         fragmentation=fragmentation,
         phases=phases,
-        steps=_by_step(phases),
+        steps=tuple(_by_step(phases)),
         timeline=timeline,
         evaluation=None if evaluation is None else replay_trace(evaluation, limits),
         workspaces=layer_workspaces(trace),
@@ -202,7 +201,12 @@ def _live_blocks(trace: Trace, live: Mapping[int, tuple[Alloc, PhaseStart, Block
 def _fragmentation(moment: Moment, allocator: CachingAllocator, rounding_bytes: int) -> Fragmentation:
     segments = allocator.snapshot()
     used = [segment for segment in segments if any(block.in_use for block in segment.blocks)]
-    gaps = [gap for segment in used for gap in _gaps(segment)]
+    gaps = [
+        Gap(block.size_bytes, segment.size_bytes)
+        for segment in used
+        for block in segment.blocks
+        if not block.in_use
+    ]
     gaps.sort(key=lambda gap: (-gap.size_bytes, gap.segment_bytes))
     return Fragmentation(
         moment,
@@ -216,54 +220,32 @@ def _fragmentation(moment: Moment, allocator: CachingAllocator, rounding_bytes: 
     )
 
 
-def _gaps(segment: SegmentState) -> list[Gap]:
-    return [Gap(block.size_bytes, segment.size_bytes) for block in segment.blocks if not block.in_use]
+def _by_step(phases: Sequence[PhasePeak]) -> Iterator[StepPeak]:
+    for step, group in groupby(phases, key=lambda phase: phase.step):
+        peaks = list(group)
+        allocated_bytes = max(phase.allocated_bytes for phase in peaks)
+        reserved_bytes = max(phase.reserved_bytes for phase in peaks)
+        yield StepPeak(step, allocated_bytes, reserved_bytes, peaks[-1].end_allocated_bytes)
 
 
-def _by_step(phases: Sequence[PhasePeak]) -> tuple[StepPeak, ...]:
-    steps: dict[int, StepPeak] = {}
-    for phase in phases:
-        so_far = steps.get(phase.step, StepPeak(phase.step, 0, 0, 0))
-        steps[phase.step] = StepPeak(
-            phase.step,
-            max(so_far.allocated_bytes, phase.allocated_bytes),
-            max(so_far.reserved_bytes, phase.reserved_bytes),
-            phase.end_allocated_bytes,
-        )
-    return tuple(steps.values())
+def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -> ModuleShare:
+    """Return the tree of modules by their qualified names, down to the last one that holds a block.
 
-
-# ---- modules
-
-
-@dataclass(slots=True)
-class _Node:
-    own: dict[Category, int] = field(default_factory=dict)
-    children: dict[str, "_Node"] = field(default_factory=dict)
-
-
-def share_modules(blocks: Sequence[LiveBlock]) -> ModuleShare:
-    """Return the tree of modules by their qualified names, down to the last one that holds a block."""
-    root = _Node()
+    The `blocks` are those of the module `name`, which is so many levels below the model.
+    """
+    own_bytes = 0
+    by_category = dict.fromkeys(Category, 0)
+    inner: dict[str, list[LiveBlock]] = {}
     for block in blocks:
-        node = root
-        for part in block.module.split(".") if block.module else ():
-            node = node.children.setdefault(part, _Node())
-        node.own[block.category] = node.own.get(block.category, 0) + block.size_bytes
-    return _share("", root)
-
-
-def _share(name: str, node: _Node) -> ModuleShare:
-    children = [_share(f"{name}.{part}" if name else part, child) for part, child in node.children.items()]
+        by_category[block.category] += block.size_bytes
+        parts = block.module.split(".") if block.module else []
+        if len(parts) == level:
+            own_bytes += block.size_bytes
+        else:
+            inner.setdefault(".".join(parts[: level + 1]), []).append(block)
+    children = [share_modules(some, child, level + 1) for child, some in inner.items()]
     children.sort(key=lambda child: -child.size_bytes)  # stable: else in the model's order
-    own_bytes = sum(node.own.values())
-    by_category = {
-        category: node.own.get(category, 0) + sum(child.by_category[category] for child in children)
-        for category in Category
-    }
-    return ModuleShare(
-        name, own_bytes + sum(child.size_bytes for child in children), own_bytes, by_category, tuple(children)
-    )
+    return ModuleShare(name, sum(by_category.values()), own_bytes, by_category, tuple(children))
 
 
 def fold(share: ModuleShare, depth: int) -> ModuleShare:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from planner.allocator import Replay, max_reserved_bytes
 from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.planning.estimate import unlimited
-from planner.planning.replays import ReplayCache, is_limit_independent
-from planner.program import LARGEST_BATCH, LowerBound, Outcome, ProgramSet
+from planner.planning.replays import ReplayCache, TargetReplays
+from planner.program import LARGEST_BATCH, Outcome, ProgramSet
 
 BEYOND = 1.35  # of the largest batch size of a card: how far its curve goes
 ENDLESS_BEYOND = 4  # times the batch asked for, on a card without end
@@ -63,13 +62,13 @@ def take_curve(
     for number, (_, most) in enumerate(cards):
         for size in curve_sizes(most, batch, SELECTED_DENSITY if number == chosen else OTHER_DENSITY):
             wanted.setdefault(size, []).append(number)
-    bounds = {target: programs.bound(target) for target in {budget.device.target for budget, _ in cards}}
+    cache, targets = ReplayCache(programs), {budget.device.target for budget, _ in cards}
+    replays = {one: TargetReplays(cache, one, programs.bound(one), LARGEST_BATCH) for one in targets}
     points: list[list[CurvePoint]] = [[] for _ in cards]
-    replays = ReplayCache(programs)
     for size in sorted(wanted):
         for number in wanted[size]:
             budget = cards[number][0]
-            points[number].append(_point(replays, bounds[budget.device.target], size, budget))
+            points[number].append(_point(replays[budget.device.target], size, budget))
     curves = (
         DeviceCurve(budget, most, tuple(own)) for (budget, most), own in zip(cards, points, strict=True)
     )
@@ -94,8 +93,12 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
     return {size for size in sizes if size <= LARGEST_BATCH and (size >= fine or size & (size - 1) == 0)}
 
 
-def _point(replays: ReplayCache, bound: LowerBound | None, batch: int, budget: Budget) -> CurvePoint:
-    outcome, run = _run(replays, bound, batch, budget)
+def _point(replays: TargetReplays, batch: int, budget: Budget) -> CurvePoint:
+    limits = budget.limits
+    run = replays.run(batch, unlimited(limits))  # GPUs share it
+    outcome = replays.outcome(batch, limits)
+    if outcome is not Outcome.DOES_NOT_FIT and replays.undisturbed_peak(batch, limits) is None:
+        run = replays.run(batch, limits)
     reserved = run.peak_reserved_bytes
     return CurvePoint(
         batch,
@@ -105,18 +108,3 @@ def _point(replays: ReplayCache, bound: LowerBound | None, batch: int, budget: B
         process_bytes(budget, reserved),
         upper_process_bytes(budget, reserved),
     )
-
-
-def _run(
-    replays: ReplayCache, bound: LowerBound | None, batch: int, budget: Budget
-) -> tuple[Outcome, Replay]:
-    """Return whether a batch fits a GPU, and the run that the figures are of."""
-    limits, target = budget.limits, budget.device.target
-    without_limits = replays.run(batch, target, unlimited(limits))
-    room = max_reserved_bytes(limits)
-    if is_limit_independent(limits) and (room is None or without_limits.peak_reserved_bytes <= room):
-        return Outcome.FITS, without_limits  # no request was refused, and none would be here
-    if room is not None and bound is not None and bound(batch) > room:
-        return Outcome.DOES_NOT_FIT, without_limits
-    run = replays.run(batch, target, limits)
-    return run.outcome, without_limits if run.outcome is Outcome.DOES_NOT_FIT else run

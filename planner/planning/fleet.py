@@ -5,7 +5,8 @@ GPU that has its peak, and where tensors alone exceed a GPU, no replay is needed
 not fit.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from statistics import linear_regression
 
@@ -135,10 +136,11 @@ def search_devices(job: Job, budgets: Iterable[Budget], programs: ProgramSet) ->
     ]
     gaps: list[tuple[int, int]] = []  # the bound's largest batch, and how far below it a GPU stays
     low = [(group, limits) for group in groups for limits in _search_group(group, gaps)]
-    if any(_search_alone(group, limits) != group.largest[limits] for group, limits in low):
-        _improve(groups, _search_alone)
-    elif any(_scan(group, limits) != group.largest[limits] for group, limits in _sample(groups)):
-        _improve(groups, _scan)
+    for search, probed in ((_search_alone, low), (_scan, _sample(groups))):
+        if any(search(group, limits) != group.largest[limits] for group, limits in probed):
+            for group in groups:
+                group.largest.update({limits: search(group, limits) for limits in group.largest})
+            break
     return groups
 
 
@@ -174,21 +176,13 @@ def _search_by_line(replays: TargetReplays, limits: MemoryLimits) -> int:
     max_reserved_bytes = limits.allocator_limit_bytes
     if max_reserved_bytes is None:
         return boundary_from_guess(replays.fits(limits), replays.limit, replays.limit)
-
-    def need_bytes(batch: int) -> int:
-        return replays.peak_without_limits(batch, limits)
-
+    outcome = partial(replays.outcome, limits=limits)
+    need_bytes = partial(replays.peak_without_limits, limits=limits)
     try:
-        found = largest_by_extrapolation(
-            lambda batch: replays.outcome(batch, limits),
-            need_bytes,
-            max_reserved_bytes,
-            FIT_BATCHES,
-            replays.limit,
-        )
+        ends, most = FIT_BATCHES, replays.limit
+        return largest_by_extrapolation(outcome, need_bytes, max_reserved_bytes, ends, most).largest
     except BatchTooLargeError:  # the line leads beyond what can be captured
         return boundary_from_guess(replays.fits(limits), 0, replays.limit)
-    return found.largest
 
 
 def _guess(gaps: list[tuple[int, int]], top: int) -> int:
@@ -200,21 +194,11 @@ def _guess(gaps: list[tuple[int, int]], top: int) -> int:
     return max(1, top - round(max(0.0, line.intercept + line.slope * top)))
 
 
-def _improve(groups: Iterable[DeviceGroup], search: Callable[[DeviceGroup, MemoryLimits], int]) -> None:
-    for group in groups:
-        for limits in group.largest:
-            group.largest[limits] = search(group, limits)
-
-
 def _search_alone(group: DeviceGroup, limits: MemoryLimits) -> int:
-    """Return what a search from batch 1 on finds. Where two samples fit, one is taken to: no program covers
-    it.
-    """
-    fits = group.replays.fits(limits)
+    """Return what a search from batch 1 on finds. Where two fit, one is taken to: no program covers it."""
+    fits, two = group.replays.fits(limits), FIT_BATCHES[0]
     return scan_islands(
-        lambda batch: fits(FIT_BATCHES[0] if batch == 1 and fits(FIT_BATCHES[0]) else batch),
-        0,
-        group.replays.limit,
+        lambda batch: fits(two if batch == 1 and fits(two) else batch), 0, group.replays.limit
     )
 
 

@@ -1,10 +1,11 @@
 """Replays of one job on GPUs of one kind, each made once."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 from planner.allocator import MemoryLimits, Replay, max_reserved_bytes, replay_trace
 from planner.errors import BatchTooLargeError
@@ -12,6 +13,7 @@ from planner.planning.estimate import unlimited
 from planner.planning.search import boundary_by_line, boundary_from_guess
 from planner.program import FIT_BATCHES, LowerBound, Outcome, ProgramSet, Target, Trace
 
+_T = TypeVar("_T")
 _REMEMBERED_TRACES = 4  # GPUs with the same memory need the same batch sizes
 
 
@@ -21,9 +23,7 @@ class ReplayCache:
 
     programs: ProgramSet
     hints: dict[int, int] = field(default_factory=dict)  # peaks without limits by batch size, on any GPU
-    _peaks: dict[int, int] = field(
-        default_factory=dict
-    )  # reserved, of runs that no limit disturbed, by trace
+    _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of undisturbed runs, by trace
     _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # of traces, equal for equal ones
     _distinct: dict[Hashable, int] = field(default_factory=dict)
     _traces: dict[int, Trace] = field(default_factory=dict)
@@ -51,12 +51,9 @@ class ReplayCache:
         self.hints[batch] = self._peaks[number]
         return self._peaks[number]
 
-    def undisturbed_peak(self, batch: int, target: Target, limits: MemoryLimits) -> int | None:
-        """Return the peak of a known run that goes the same way under these limits; None: there is none."""
-        if not is_limit_independent(limits):
-            return None
-        room, peak = max_reserved_bytes(limits), self._peaks.get(self._number(batch, target))
-        return None if peak is None or (room is not None and peak > room) else peak
+    def known_peak(self, batch: int, target: Target) -> int | None:
+        """Return the reserved peak of a run that no limit disturbed; None where there was none."""
+        return self._peaks.get(self._number(batch, target))
 
     def _number(self, batch: int, target: Target) -> int:
         number = self._numbers.get((batch, target))
@@ -76,24 +73,20 @@ class TimedPrograms:
 
     def trace(self, batch: int, target: Target) -> Trace:
         """Return the trace at a batch size."""
-        with self._timing():
-            return self.programs.trace(batch, target)
+        return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
         """Return what tells the traces of one batch size apart."""
-        with self._timing():
-            return self.programs.key(batch, target)
+        return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
         """Return a lower bound of what tensors take."""
-        with self._timing():
-            return self.programs.bound(target)
+        return self._timed(self.programs.bound, target)
 
-    @contextmanager
-    def _timing(self) -> Iterator[None]:
+    def _timed(self, call: Callable[..., _T], *args: object) -> _T:
         start = perf_counter()
         try:
-            yield
+            return call(*args)
         finally:
             self.seconds += perf_counter() - start
 
@@ -135,13 +128,20 @@ class TargetReplays:
         room = max_reserved_bytes(limits)
         if room is not None and self.bound is not None and self.bound(batch) > room:
             return Outcome.DOES_NOT_FIT
-        if self.replays.undisturbed_peak(batch, self.target, limits) is not None:
+        if self.undisturbed_peak(batch, limits) is not None:
             return Outcome.FITS
         return self.run(batch, limits).outcome
 
+    def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
+        """Return the peak of a known run that goes the same way under these limits; None: there is none."""
+        if not is_limit_independent(limits):
+            return None
+        room, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
+        return None if peak_bytes is None or (room is not None and peak_bytes > room) else peak_bytes
+
     def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
         """Return the reserved peak of a batch that fits."""
-        peak_bytes = self.replays.undisturbed_peak(batch, self.target, limits)
+        peak_bytes = self.undisturbed_peak(batch, limits)
         return self.run(batch, limits).peak_reserved_bytes if peak_bytes is None else peak_bytes
 
     def peak_without_limits(self, batch: int, limits: MemoryLimits) -> int:
@@ -157,8 +157,8 @@ class TargetReplays:
             return boundary_from_guess(
                 lambda batch: self.outcome(batch, limits) is Outcome.FITS, largest, largest
             )
-        peak = lambda batch: self.peak_without_limits(batch, limits)  # noqa: E731
-        return boundary_by_line(peak, room, self.replays.hints, largest)
+        need_bytes = partial(self.peak_without_limits, limits=limits)
+        return boundary_by_line(need_bytes, room, self.replays.hints, largest)
 
     def is_random(self) -> bool:
         """Return whether each trace is a run of the model with random values in it."""

@@ -31,35 +31,41 @@ class Search(Struct, frozen=True):
     probes: tuple[tuple[int, Outcome], ...]
 
 
-def largest(
-    outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH, near: Search | None = None
-) -> Search:
-    """Probe batch sizes from 1 to `limit`; each is asked for at most once.
+class _Probes(dict[int, Outcome]):
+    """Outcomes by batch size, each asked for at most once, in the order of the first questions."""
 
-    Where `near`, the search of an outcome that is hardly another, found something that fits here too, this
-    one starts there.
+    def __init__(self, outcome: Callable[[int], Outcome]) -> None:
+        self._outcome = outcome
+
+    def __missing__(self, batch: int) -> Outcome:
+        self[batch] = self._outcome(batch)
+        return self[batch]
+
+    def fits(self, batch: int) -> bool:
+        return self[batch] is not Outcome.DOES_NOT_FIT
+
+    def fits_at_ease(self, batch: int) -> bool:
+        return self[batch] is Outcome.FITS
+
+    def search(self, largest: int, comfortable: int) -> Search:
+        failures = (batch for batch, outcome in self.items() if outcome is Outcome.DOES_NOT_FIT)
+        return Search(largest, comfortable, min(failures, default=None), tuple(self.items()))
+
+
+def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
+    """Probe batch sizes from 1 to `limit`; each is asked for at most once.
 
     Exact where outcomes only worsen with the batch size. Otherwise `largest` fits and its successor does not,
     nor do the neighbours above it; the same holds for `comfortable` up to `largest`.
     """
-    seen: dict[int, Outcome] = {}
-    probe = _asking_once(outcome, seen)
-
-    def fits(batch: int) -> bool:
-        return probe(batch) is not Outcome.DOES_NOT_FIT
-
-    def fits_at_ease(batch: int) -> bool:
-        return probe(batch) is Outcome.FITS
-
-    known = (near.comfortable, near.largest) if near is not None else ()
-    start = max((batch for batch in known if batch and fits(batch)), default=0)
-    best = scan_islands(fits, start, limit)
-    comfortable = max((batch for batch, result in seen.items() if result is Outcome.FITS), default=0)
+    probes = _Probes(outcome)
+    best = scan_islands(probes.fits, 0, limit)
+    comfortable = max((batch for batch, result in probes.items() if result is Outcome.FITS), default=0)
     if comfortable < best:
-        above = min(batch for batch in seen if batch > comfortable)  # probed, so it takes retries or fails
-        comfortable = scan_islands(fits_at_ease, _bisect(fits_at_ease, comfortable, above), best)
-    failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
-    return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
+        above = min(batch for batch in probes if batch > comfortable)  # it takes retries or fails
+        start = _bisect(probes.fits_at_ease, comfortable, above)
+        comfortable = scan_islands(probes.fits_at_ease, start, best)
+    return probes.search(best, comfortable)
 
 
 def largest_by_extrapolation(
@@ -94,13 +100,10 @@ def largest_near(
 
     Each fits and its successor does not. `outcome` had better remember its answers.
     """
-    seen: dict[int, Outcome] = {}
-    probe = _asking_once(outcome, seen)
-    comfortable = boundary_from_guess(lambda batch: probe(batch) is Outcome.FITS, guesses[0], limit)
+    probes = _Probes(outcome)
+    comfortable = boundary_from_guess(probes.fits_at_ease, guesses[0], limit)
     guess = max(comfortable, guesses[1]) if guesses[1] > guesses[0] else comfortable
-    best = boundary_from_guess(lambda batch: probe(batch) is not Outcome.DOES_NOT_FIT, guess, limit)
-    failures = [batch for batch, result in seen.items() if result is Outcome.DOES_NOT_FIT]
-    return Search(best, comfortable, min(failures, default=None), tuple(seen.items()))
+    return probes.search(boundary_from_guess(probes.fits, guess, limit), comfortable)
 
 
 def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
@@ -108,27 +111,14 @@ def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) 
 
     `first_failure` stays that of any batch size.
     """
-    seen: dict[int, Outcome] = {}
-    probe = _asking_once(outcome, seen)
+    probes = _Probes(outcome)
 
-    def down(answer: int, wanted: tuple[Outcome, ...]) -> int:
-        sizes = range(answer - answer % multiple, 0, -multiple)
-        return next((size for size in sizes if probe(size) in wanted), 0)
+    def down(answer: int, fits: Callable[[int], bool]) -> int:
+        return next(filter(fits, range(answer - answer % multiple, 0, -multiple)), 0)
 
-    best = down(found.largest, (Outcome.FITS, Outcome.FITS_WITH_RETRIES))
-    comfortable = down(min(best, found.comfortable), (Outcome.FITS,))
-    return Search(best, comfortable, found.first_failure, (*found.probes, *seen.items()))
-
-
-def _asking_once(outcome: Callable[[int], Outcome], seen: dict[int, Outcome]) -> Callable[[int], Outcome]:
-    """Return the same outcome, put into `seen` in the order of the first questions."""
-
-    def probe(batch: int) -> Outcome:
-        if batch not in seen:
-            seen[batch] = outcome(batch)
-        return seen[batch]
-
-    return probe
+    best = down(found.largest, probes.fits)
+    comfortable = down(min(best, found.comfortable), probes.fits_at_ease)
+    return Search(best, comfortable, found.first_failure, (*found.probes, *probes.items()))
 
 
 def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> int:
@@ -171,9 +161,7 @@ def boundary_by_line(
 
 
 def _on_line(hints: Mapping[int, int], max_reserved_bytes: int) -> int | None:
-    """Return where the line through the nearest needs around the room meets it; None: none is known beyond
-    it.
-    """
+    """Return where the line through the nearest needs around the room meets it; None: none lies beyond it."""
     below = max((size for size, need in hints.items() if need <= max_reserved_bytes), default=0)
     above = min(
         (size for size, need in hints.items() if need > max_reserved_bytes and size > below), default=None
@@ -196,9 +184,7 @@ def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """Return a batch size that fits and whose successor does not, galloping up from `low`, which is taken to
-    fit.
-    """
+    """Return a batch size that fits and whose successor does not, galloping up from `low`, which fits."""
     stride = 1
     while low < limit:
         high = min(low + stride, limit)

@@ -14,7 +14,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +22,38 @@ import torch
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSetting:
-    """One value that code may set for the whole process or thread."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-@dataclass(frozen=True, slots=True)
-class StateDiff:
-    """The settings that some code changed, with the values it left."""
-
-    changed: tuple[tuple[ProcessSetting, Any], ...] = ()
-
-    def apply(self) -> None:
-        """Set these values again."""
-        for setting, value in self.changed:
-            setting.write(value)
+# A value that code may set for the whole process or thread: functions that read and set it.
+_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 @contextmanager
-def preserve_process_state() -> Iterator[Callable[[], StateDiff]]:
-    """Restore on exit every setting that changed; yields a function that returns the changes so far."""
-    settings = [(setting, setting.read()) for setting in _reapplied_settings()]
-    restored_only = [(setting, setting.read()) for setting in _restored_settings()]
+def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
+    """Restore on exit every setting that changed.
+
+    Yields a function that notes the changes so far and returns one that makes them again.
+    """
+    settings = [(read, write, read()) for read, write in _reapplied_settings()]
+    restored_only = [(read, write, read()) for read, write in _restored_settings()]
     modes = _ThreadModes()
 
-    def diff() -> StateDiff:
-        values = [(setting, setting.read(), before) for setting, before in settings]
-        return StateDiff(tuple((setting, value) for setting, value, before in values if value != before))
+    def note_changes() -> Callable[[], None]:
+        values = [(write, read(), before) for read, write, before in settings]
+
+        def change() -> None:
+            for write, value, before in values:
+                if value != before:
+                    write(value)
+
+        return change
 
     try:
         with warnings.catch_warnings():
-            yield diff
+            yield note_changes
     finally:
         modes.restore()
-        for setting, before in (*restored_only, *settings):
-            if setting.read() != before:
-                setting.write(before)
+        for read, write, before in (*restored_only, *settings):
+            if read() != before:
+                write(before)
 
 
 def message_of(error: BaseException) -> str:
@@ -81,43 +73,39 @@ def first_line_of(error: BaseException) -> str:
 # ---- settings
 
 
-def _reapplied_settings() -> tuple[ProcessSetting, ...]:
+def _reapplied_settings() -> tuple[_Setting, ...]:
     """Return the settings that are set again for a model whose file changed them."""
     cudnn = torch.backends.cudnn
     return (
-        ProcessSetting(torch.get_default_dtype, torch.set_default_dtype),
-        ProcessSetting(_default_device, torch.set_default_device),
-        ProcessSetting(torch.is_grad_enabled, torch.set_grad_enabled),
-        ProcessSetting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-        ProcessSetting(_autocast_state, _set_autocast_state),
-        ProcessSetting(torch.get_num_threads, torch.set_num_threads),
-        ProcessSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        ProcessSetting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (_default_device, torch.set_default_device),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (_autocast_state, _set_autocast_state),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
         *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
-        ProcessSetting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
-        ProcessSetting(sys.getrecursionlimit, sys.setrecursionlimit),
-        ProcessSetting(lambda: dict(os.environ), _set_environment),
-        ProcessSetting(_working_directory, _change_directory),
+        (lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+        (sys.getrecursionlimit, sys.setrecursionlimit),
+        (lambda: dict(os.environ), _set_environment),
+        (_working_directory, _change_directory),
     )
 
 
-def _restored_settings() -> tuple[ProcessSetting, ...]:
+def _restored_settings() -> tuple[_Setting, ...]:
     """Return the settings that are restored but never set again for a model whose file changed them."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     return (
         *(_attribute(sys, name) for name in ("stdout", "stderr", "excepthook")),
-        ProcessSetting(random.getstate, random.setstate),
-        ProcessSetting(lambda: torch.get_rng_state().numpy().tobytes(), _set_rng_state),
-        *(
-            [ProcessSetting(lambda: signal.getsignal(signal.SIGINT), _set_interrupt)]
-            if on_main_thread
-            else []
-        ),
+        (random.getstate, random.setstate),
+        (lambda: torch.get_rng_state().numpy().tobytes(), _set_rng_state),
+        *([(lambda: signal.getsignal(signal.SIGINT), _set_interrupt)] if on_main_thread else []),
     )
 
 
-def _attribute(holder: Any, name: str) -> ProcessSetting:
-    return ProcessSetting(lambda: getattr(holder, name), lambda value: setattr(holder, name, value))
+def _attribute(holder: Any, name: str) -> _Setting:
+    return lambda: getattr(holder, name), lambda value: setattr(holder, name, value)
 
 
 def _default_device() -> torch.device | None:

@@ -2,7 +2,7 @@
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -28,10 +28,10 @@ def caches_answers(frame: FrameType) -> bool:
     return _root_of(frame) in _CACHING
 
 
-def line_of_caller() -> str:
-    """Return the innermost line of user code as FILE:LINE; "" where there is none."""
+def line_of_caller(is_left_out: Callable[[FrameType], bool] = caches_answers) -> str:
+    """Return the innermost line of code that is not left out as FILE:LINE; "" where there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and caches_answers(frame):
+    while frame is not None and is_left_out(frame):
         frame = frame.f_back
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

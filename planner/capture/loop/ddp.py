@@ -9,8 +9,7 @@ out are some tensors of a few hundred bytes, in which ranks agree on shapes and 
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -31,6 +30,7 @@ class Buckets:
 
     The first assignment puts all gradients of one dtype into one bucket. Before the second forward pass with
     gradients the buckets are made anew, in the order in which the first backward pass brought the gradients.
+    `set_category` is called with each bucket.
     """
 
     def __init__(self, model: nn.Module, job: Job, set_category: CategoryHook) -> None:
@@ -98,16 +98,6 @@ class Buckets:
         view.copy_(gradient)
         if self._are_views:
             parameter.grad = view
-
-
-@contextmanager
-def data_parallel(model: nn.Module, job: Job, set_category: CategoryHook) -> Iterator[Buckets]:
-    """Open the buckets of the model while it is trained; `set_category` is called with each."""
-    buckets = Buckets(model, job, set_category)
-    try:
-        yield buckets
-    finally:
-        buckets.close()
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:

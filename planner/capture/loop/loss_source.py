@@ -18,10 +18,10 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
     if kind is Loss.OUTPUT:
         taken = "'loss'" if _has_loss(output) else "the first of the values"
         return (f"the loss is {taken} that the model returns; its other outputs have no part in it",)
-    names = [name for name, value in _entries(output) if _floating(value)]
+    names = [name for name, value in _entries(output) if floating_leaves(value)]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     shown = ", ".join(names[:MOST_NAMED]) + more
-    several = len(_floating(output)) > 1
+    several = len(floating_leaves(output)) > 1
     if kind is Loss.SUM:
         return (f"the loss is the sum of all elements of what the model returns as {shown}",)
     if several:
@@ -45,6 +45,6 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
         yield f"a {type(output).__name__}", output
 
 
-def _floating(value: Any) -> list[Tensor]:
-    """Return the tensors that `loss_of` uses."""
+def floating_leaves(value: Any) -> list[Tensor]:
+    """Return the tensors of an output that have losses."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -1,6 +1,6 @@
 """Optimizers with the defaults that they have on CUDA, gradient clipping, and averages of the weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from planner.errors import UsageError
 from planner.jobs import FUSED_OPTIMIZERS, ClipGradients, Optimizer, OptimizerImpl
 
-_CONSTRUCTORS: dict[Optimizer, Callable[..., optim.Optimizer]] = {
+CONSTRUCTORS: dict[Optimizer, partial[Any]] = {
     Optimizer.SGD: partial(optim.SGD, lr=1e-3),
     Optimizer.MOMENTUM: partial(optim.SGD, lr=1e-3, momentum=0.9),
     Optimizer.NESTEROV: partial(optim.SGD, lr=1e-3, momentum=0.9, nesterov=True),
@@ -41,7 +41,8 @@ def build_optimizer(
                 f"--optimizer-impl fused: torch has no fused {kind}; choose foreach, or one of {names}"
             )
         options = {"fused": True}
-    return _CONSTRUCTORS[kind](trained, **options)
+    optimizer: optim.Optimizer = CONSTRUCTORS[kind](trained, **options)
+    return optimizer
 
 
 def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn, optim
+from torch.amp import GradScaler
 
-from planner.capture.loop.runtime import LoopRuntime, Scaler
+from planner.capture.loop.runtime import LoopRuntime
 from planner.jobs import Job, MemoryFormat, Precision, TensorSpec
 
 _AUTOCAST = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
@@ -63,7 +64,7 @@ def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memor
     return torch.contiguous_format
 
 
-class MetaScaler(torch.amp.GradScaler):
+class MetaScaler(GradScaler):
     """`torch.amp.GradScaler` on meta, which takes every step: no gradient is ever found infinite.
 
     Its tensors are torch's: the scale and the growth tracker from the first step on, and the inverse of the
@@ -87,10 +88,10 @@ def meta_runtime(job: Job) -> LoopRuntime:
 
 def cuda_runtime(job: Job) -> LoopRuntime:
     """Return the runtime of a run on a GPU."""
-    return _runtime(job, torch.amp.GradScaler("cuda") if job.grad_scaler else None)
+    return _runtime(job, GradScaler("cuda") if job.grad_scaler else None)
 
 
-def _runtime(job: Job, scaler: Scaler | None) -> LoopRuntime:
+def _runtime(job: Job, scaler: GradScaler | None) -> LoopRuntime:
     if job.precision not in _AUTOCAST:
         return LoopRuntime(scaler=scaler)
     return LoopRuntime(partial(torch.autocast, "cuda", dtype=_AUTOCAST[job.precision]), scaler)

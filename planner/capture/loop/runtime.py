@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
-from torch import Tensor, optim
+from torch import Tensor
+from torch.amp import GradScaler
 
 from planner.program import Category, Phase
 
@@ -15,19 +16,10 @@ PhaseHook = Callable[[int, Phase], None]  # called with the step and the phase a
 CategoryHook = Callable[[Tensor, Category], None]  # called with each tensor that the loop itself makes
 
 
-class Scaler(Protocol):
-    """The methods of `torch.amp.GradScaler` that the loop calls."""
-
-    def scale(self, outputs: Tensor) -> Tensor: ...
-    def unscale_(self, optimizer: optim.Optimizer) -> None: ...
-    def step(self, optimizer: optim.Optimizer) -> object: ...
-    def update(self) -> None: ...
-
-
 class LoopRuntime(Struct, frozen=True):
     """Autocast, gradient scaling and hooks, which differ between `meta` and a GPU."""
 
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region
-    scaler: Scaler | None = None
+    scaler: GradScaler | None = None
     criterion: Callable[[Any, Any], Tensor] | None = None  # the job's own loss
     set_category: CategoryHook = lambda tensor, category: None  # of tensors kept between steps

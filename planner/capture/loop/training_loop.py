@@ -7,7 +7,7 @@ assigned, and has variables of its own, which stay assigned likewise.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,11 @@ from msgspec.structs import replace
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_leaves
 
 from planner.capture.loop.checkpoint import checkpointed_blocks
-from planner.capture.loop.ddp import Buckets, data_parallel
+from planner.capture.loop.ddp import Buckets
 from planner.capture.loop.generate import run_generation
-from planner.capture.loop.loss_source import notes_on_loss
+from planner.capture.loop.loss_source import floating_leaves, notes_on_loss
 from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.runtime import BatchLoader, LoopRuntime, PhaseHook
 from planner.errors import ModelError
@@ -83,7 +82,9 @@ def run_loop(
         if optimizer is None:
             _run_forward(model, job, load_batch, on_phase, runtime)
             return notes
-        buckets = stack.enter_context(data_parallel(model, job, runtime.set_category)) if job.ddp else None
+        buckets = None
+        if job.ddp:
+            buckets = stack.enter_context(closing(Buckets(model, job, runtime.set_category)))
         ema = make_ema(model) if job.ema else None
         evaluated = load_batch if load_evaluated is None else load_evaluated
         loop = _TrainingLoop(model, job, load_batch, optimizer, on_phase, runtime, buckets, ema, evaluated)
@@ -235,7 +236,7 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
         if loss is None:
             loss = output["loss"] if isinstance(output, dict) else output[0]
         return loss
-    leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    leaves = floating_leaves(output)
     losses = [t.sum() if kind is Loss.SUM else _CRITERIA[kind](t, target) for t in leaves]
     total = losses[0]
     for other in losses[1:]:

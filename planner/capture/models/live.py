@@ -14,6 +14,7 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from planner.capture.models.live_optimizer import LiveOptimizer
+from planner.capture.models.meta_init import like_on_meta
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec
 
@@ -112,14 +113,9 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
     for device in {id(known): known for known in map(_own_device, module.modules()) if known}.values():
         memo[id(device)] = gpu  # where a LightningModule says that it is
     for tensor in (*module.parameters(), *module.buffers()):
-        like = torch.empty_like(tensor, device="meta", requires_grad=False)
-        if isinstance(tensor, nn.Parameter):
-            like = nn.Parameter(like, tensor.requires_grad)
-        memo[id(tensor)] = like
-    gradients = [parameter.grad for parameter in module.parameters()]
-    for gradient in gradients:
-        if gradient is not None:
-            memo[id(gradient)] = None
+        memo[id(tensor)] = like_on_meta(tensor)
+        if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
+            memo[id(tensor.grad)] = None
     copied = copy.deepcopy(module, memo)
     compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
     for name, one in copied.named_modules():

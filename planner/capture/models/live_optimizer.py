@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
-from planner.capture.loop.optimizers import build_optimizer
+from planner.capture.loop.optimizers import CONSTRUCTORS, build_optimizer
 from planner.errors import UsageError
 from planner.jobs import Job, Optimizer, OptimizerImpl
 
@@ -116,14 +116,8 @@ def _defaults_of(kind: type[optim.Optimizer]) -> Mapping[str, Any]:
 
 # ---- kind and implementation as fields of a job
 
-_OPTIMIZERS = {
-    optim.SGD: Optimizer.SGD,
-    optim.Adam: Optimizer.ADAM,
-    optim.AdamW: Optimizer.ADAMW,
-    optim.RMSprop: Optimizer.RMSPROP,
-    optim.Adagrad: Optimizer.ADAGRAD,
-    optim.Adafactor: Optimizer.ADAFACTOR,
-}
+# A class that makes several of a job's optimizers stands for the first of them.
+_OPTIMIZERS = {make.func: kind for kind, make in reversed(CONSTRUCTORS.items())}
 
 
 def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
@@ -148,7 +142,7 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 def kind_of(kind: type, options: Any) -> Optimizer:
     """Return the planner's name of an optimizer's class. Raises UsageError for one that is not planned."""
     if kind not in _OPTIMIZERS:
-        known = ", ".join(one.__name__ for one in _OPTIMIZERS)
+        known = ", ".join(one.__name__ for one in reversed(_OPTIMIZERS))
         raise UsageError(f"optimizer {kind.__name__} is not planned; use one of {known}")
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM

@@ -100,7 +100,7 @@ def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
     moved = []
     for holder, key, tensor in _plain_tensors(model):
         if placement.has_put(tensor) and not tensor.is_meta:
-            holder[key] = placement.put(_like(tensor))
+            holder[key] = placement.put(like_on_meta(tensor))
             moved.append((tensor, holder[key]))
     return moved
 
@@ -117,7 +117,7 @@ def parameters_on_meta() -> Iterator[None]:
     def register_like(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not is_lazy(parameter) and not parameter.is_meta:
             if parameter not in likes:
-                likes[parameter] = _like(parameter)
+                likes[parameter] = like_on_meta(parameter)
             parameter = likes[parameter]
         register(module, name, parameter)
 
@@ -146,14 +146,15 @@ def move_to_meta(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
                 if tensor is None or tensor.device.type == "meta":
                     continue
                 if id(tensor) not in likes:
-                    likes[id(tensor)] = _like(tensor)
+                    likes[id(tensor)] = like_on_meta(tensor)
                     if not is_lazy(tensor):
                         moved.append((tensor, likes[id(tensor)]))
                 held[name] = likes[id(tensor)]
     return moved
 
 
-def _like(tensor: Tensor) -> Tensor:
+def like_on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor or parameter with the same shape and strides on meta."""
     if is_lazy(tensor):
         return type(tensor)(device="meta", dtype=tensor.dtype)  # type: ignore[call-arg]
     like = torch.empty_like(tensor, device="meta", requires_grad=False)

@@ -82,14 +82,9 @@ def find_hf(name: str) -> Constructor:
     return partial(hf.build, import_transformers(), name)
 
 
-def find_monai(name: str) -> Constructor:
-    """Return a network of monai.networks.nets."""
-    return find_in_namespace("monai", name, import_library("monai.networks.nets", extra="monai"))
-
-
-def find_smp(name: str) -> Constructor:
-    """Return an architecture of segmentation_models_pytorch, its encoder without weights."""
-    return find_in_namespace("smp", name, import_library("segmentation_models_pytorch", extra="smp"))
+def find_in_library(source: str, module: str, name: str) -> Constructor:
+    """Return the constructor of a library whose source is called as its extra."""
+    return find_in_namespace(source, name, import_library(module, extra=source))
 
 
 def find_zoo(name: str) -> Constructor:
@@ -101,8 +96,8 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
     "torchvision": find_torchvision,
     "timm": find_timm,
     "hf": find_hf,
-    "monai": find_monai,
-    "smp": find_smp,
+    "monai": partial(find_in_library, "monai", "monai.networks.nets"),
+    "smp": partial(find_in_library, "smp", "segmentation_models_pytorch"),
     "zoo": find_zoo,
     "file": find_in_file,
 }

@@ -16,7 +16,7 @@ from planner.capture.cuda.devices import planned_device
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.libraries import unknown_name
 from planner.capture.models.torchvision.shim import prepare_torchvision
-from planner.capture.process_state import StateDiff, first_line_of, preserve_process_state
+from planner.capture.process_state import first_line_of, preserve_process_state
 from planner.errors import ModelError, UsageError
 from planner.jobs import shown
 
@@ -45,24 +45,24 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
     if not path.is_file():
         raise UsageError(f"{what} {shown(name)}: there is no file {shown(file)}; check the path")
     prepare_torchvision()
-    module, changes = _run_file(path)
+    module, change_process = _run_file(path)
     value = getattr(module, attribute, None)
     if value is None:
         known = [key for key, one in vars(module).items() if callable(one)]
         raise unknown_name(path.name, attribute, known, what)
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
-        changes.apply()  # the file may have set a dtype or a path that its code counts on
+        change_process()  # the file may have set a dtype or a path that its code counts on
         with _importing_beside(path):
             return function(**arguments)
 
     return value, call
 
 
-def _run_file(path: Path) -> tuple[ModuleType, StateDiff]:
+def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     """Import a file under a module name of its own, with its folder importable as if it were run.
 
-    The process state is restored; returns the changes that the file made to it.
+    The process state is restored; also returns a function that makes the changes of the file to it again.
     """
     name = f"_planner_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -71,10 +71,10 @@ def _run_file(path: Path) -> tuple[ModuleType, StateDiff]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
-        with preserve_process_state() as changes:
+        with preserve_process_state() as note_changes:
             with planned_device(), _importing_beside(path):
                 spec.loader.exec_module(module)
-            return module, changes()
+            return module, note_changes()
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -4,15 +4,10 @@ Python variables in `forward` decide when memory is freed, so every `forward` he
 that the original held.
 """
 
+from typing import Any
+
 from torch import Tensor, cat, nn
-from torch.nn import functional
-
-
-class Identity(nn.Module):
-    """Returns its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+from torch.nn import Identity as Identity, functional
 
 
 class CNN(nn.Module):
@@ -82,15 +77,33 @@ class _Upsample(nn.Module):
         return self.conv(joined)  # type: ignore[no-any-return]
 
 
-class BasicUNet(nn.Module):
+class BasicEncoder(nn.Module):
+    """The U-Net's way down, with in-place ReLU; gives the features of all four resolutions."""
+
+    inplace_relu = True
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.initial_layer = _DoubleConv(in_channels, 64, inplace_relu=self.inplace_relu)
+        self.down1 = _downsample(64, 128, inplace_relu=self.inplace_relu)
+        self.down2 = _downsample(128, 256, inplace_relu=self.inplace_relu)
+        self.down3 = _downsample(256, 512, inplace_relu=self.inplace_relu)
+
+    def forward(self, x: Tensor) -> Any:
+        x1 = self.initial_layer(x)
+        x2 = self.down1(x1)
+        x3 = self.down2(x2)
+        x4 = self.down3(x3)
+        return x1, x2, x3, x4
+
+
+class BasicUNet(BasicEncoder):
     """A U-Net of four resolutions, 64 to 512 channels, with a sigmoid at its end; any height and width."""
 
+    inplace_relu = False
+
     def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.initial_layer = _DoubleConv(in_channels, 64, inplace_relu=False)
-        self.down1 = _downsample(64, 128, inplace_relu=False)
-        self.down2 = _downsample(128, 256, inplace_relu=False)
-        self.down3 = _downsample(256, 512, inplace_relu=False)
+        super().__init__(in_channels)
         self.up2 = _Upsample(512, 256)
         self.up3 = _Upsample(256, 128)
         self.up4 = _Upsample(128, 64)
@@ -98,37 +111,16 @@ class BasicUNet(nn.Module):
         self.final_layer = nn.Conv2d(64, out_channels, kernel_size=1)
         self.sigmoid = nn.Sigmoid()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.sigmoid(self.final_layer(self.features(x)))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor) -> Any:
+        return self.sigmoid(self.final_layer(self.features(x)))
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Any:
         """Return 64 channels at the input's resolution."""
-        full = self.initial_layer(x)
-        half = self.down1(full)
-        quarter = self.down2(half)
-        eighth = self.down3(quarter)
+        full, half, quarter, eighth = super().forward(x)
         x = self.up2(eighth, quarter)
         x = self.up3(x, half)
         x = self.up4(x, full)
-        return self.hidden(x)  # type: ignore[no-any-return]
-
-
-class BasicEncoder(nn.Module):
-    """The U-Net's way down, with in-place ReLU; gives the features of all four resolutions."""
-
-    def __init__(self, in_channels: int) -> None:
-        super().__init__()
-        self.initial_layer = _DoubleConv(in_channels, 64, inplace_relu=True)
-        self.down1 = _downsample(64, 128, inplace_relu=True)
-        self.down2 = _downsample(128, 256, inplace_relu=True)
-        self.down3 = _downsample(256, 512, inplace_relu=True)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x1 = self.initial_layer(x)
-        x2 = self.down1(x1)
-        x3 = self.down2(x2)
-        x4 = self.down3(x3)
-        return x1, x2, x3, x4
+        return self.hidden(x)
 
 
 class Davenet(nn.Module):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from planner.capture.cuda.callers import is_of_torch, line_of_caller
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.values.lazy_values import (
     RANDOMIZED_OPS,
@@ -33,7 +34,6 @@ from planner.capture.values.reads import (
     ReadPolicy,
     ReadResult,
     is_count,
-    reading_line,
     result_of,
     scaled_count,
     scaled_result,
@@ -182,7 +182,7 @@ class ValueInterpreter:
 
     def _count_true(self, mask: Tensor) -> int:
         view = self._view(mask)
-        key = (str(aten.index.Tensor), reading_line())
+        key = (str(aten.index.Tensor), line_of_caller(is_of_torch))
         result = self._known_result(key, aten.index.Tensor, [view.value])
         if result is not None:
             self.has_random_shapes = True
@@ -215,7 +215,7 @@ class ValueInterpreter:
     ) -> Any:
         """Return the result of an operator that fails on meta. Raises `error` where the CPU fails too."""
         func, inputs, results = op.func, op.inputs, self._policy.results
-        key = (str(func), reading_line())
+        key = (str(func), line_of_caller(is_of_torch))
         leaves = tree_flatten((args, kwargs))[0]
         stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves)
         known = self._known_result(key, func, inputs) if stays or func is not aten._to_copy.default else None

@@ -5,16 +5,13 @@ memory. Such a read gets the result of the same line at a batch size where it co
 numbers as they were there, counts (of a mask's true elements, say) in the same proportion.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from planner.capture.cuda.callers import is_of_torch
 from planner.errors import ModelError
 
 aten = torch.ops.aten
@@ -115,14 +112,6 @@ def _smaller_batch(batch: int, size_bytes: int) -> int:
     """Return a power of two at which a read of so many bytes at `batch` is cheap, at least the smallest."""
     fitting = min(batch // 2, batch * SMALL_BYTES // size_bytes)
     return max(SMALLEST_BATCH, 1 << max(fitting.bit_length() - 1, 0))
-
-
-def reading_line() -> str:
-    """Return the innermost line that is neither torch's nor the planner's, as FILE:LINE."""
-    frame = sys._getframe(1)
-    while is_of_torch(frame) and frame.f_back is not None:
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def result_of(func: Any, elements: int, out: Any) -> ReadResult:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from planner.capture.operator_table import operator_table
-from planner.capture.workspaces.nn import attention, convolution, detection, losses, norms, rnn, softmax
+from planner.capture.workspaces.nn import attention, convolution, detection, losses, norms, rnn
 from planner.capture.workspaces.no_workspace import NO_WORKSPACE_OPS
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.tensor import contiguous_copies, fft, gemm, indexing, reductions, sorting
 
 _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
-    softmax, sorting, fft,
+    sorting, fft,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
 # Positions of results that a CUDA kernel keeps on the CPU.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.cuda.autocast import op_lists as lists
+from planner.capture.cuda.autocast import mode as lists
 from planner.capture.cuda.semantics import cuda_semantics
 from planner.errors import ModelError
 from planner.jobs import Loss, Mode, Precision

@@ -1,6 +1,7 @@
 """DistributedDataParallel's buckets in one process, beside the real ones of torch."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.loop.ddp import assign_buckets, data_parallel
+from planner.capture.loop.ddp import Buckets, assign_buckets
 from planner.jobs import Job, Mode, ZeroGrad, merge_job
 from planner.program.events import Alloc, Category, validate
 from tests.helpers.models import job_of, story_of_tensors, trace_of
@@ -67,7 +68,10 @@ def test_buckets_are_those_of_torch(group: None, as_view: bool) -> None:
         train(parallel, lambda: None, real)
     emulated = Births()
     model = layers()
-    with emulated, data_parallel(model, job_of("1024", ddp_bucket_view=as_view), lambda _, __: None) as ours:
+    with (
+        emulated,
+        closing(Buckets(model, job_of("1024", ddp_bucket_view=as_view), lambda _, __: None)) as ours,
+    ):
         train(model, ours.before_forward, emulated)
     assert emulated.heard == real.heard
     mib = 2**18  # elements of float32
@@ -99,7 +103,7 @@ def test_gradients_lie_where_torch_puts_them(group: None, as_view: bool) -> None
     model = layers()
     train(DistributedDataParallel(model, gradient_as_bucket_view=as_view), lambda: None, Births())
     other = layers()
-    with data_parallel(other, job_of("1024", ddp_bucket_view=as_view), lambda _, __: None) as ours:
+    with closing(Buckets(other, job_of("1024", ddp_bucket_view=as_view), lambda _, __: None)) as ours:
         train(other, ours.before_forward, Births())
     assert storages(other) == storages(model)
     mib = 2**20

@@ -1,7 +1,7 @@
-"""Workspaces of attention kernels.
+"""Workspaces of softmax and attention kernels.
 
 ATen/native/transformers/cuda/attention.cu and attention_backward.cu, cuda/flash_attn/flash_api.cpp,
-native/cudnn/MHA.cpp.
+native/cudnn/MHA.cpp; ATen/native/cuda/SoftMax.cu.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,29 @@ from typing import Any
 
 from torch import Tensor
 
+from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
 from planner.program import Target
+
+
+def _softmax_backward(args: Args, out: Any, target: Target) -> Ops:
+    """Hold the product of gradient and output beside the result, and contiguous copies of product and output.
+
+    Source: SoftMax.cu, softmax_backward_cuda_out.
+    """
+    grad, output = args[0], args[1]
+    product = Hold(max(tensor_bytes(grad), tensor_bytes(output)))
+    copy = () if _is_product_contiguous(grad, output) else (product,)
+    return (Outputs(), product, *copy, *contiguous_copies(output))
+
+
+def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
+    if grad.is_contiguous() and output.is_contiguous():
+        return True
+    shape = tuple(output.shape)
+    return pointwise_strides(shape, [tuple(grad.stride()), tuple(output.stride())]) == contiguous(shape)
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
@@ -72,6 +91,7 @@ def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 RULES: Mapping[str, Rule] = {
+    "_softmax_backward_data": _softmax_backward,
     "_safe_softmax": _safe_softmax,
     "_scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention": _no_workspace,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,

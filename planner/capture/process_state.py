@@ -34,7 +34,7 @@ def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
     """
     settings = [(read, write, read()) for read, write in _reapplied_settings()]
     restored_only = [(read, write, read()) for read, write in _restored_settings()]
-    modes = _ThreadModes()
+    restore_modes = _note_modes()
 
     def note_changes() -> Callable[[], None]:
         values = [(write, read(), before) for read, write, before in settings]
@@ -50,7 +50,7 @@ def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
         with warnings.catch_warnings():
             yield note_changes
     finally:
-        modes.restore()
+        restore_modes()
         for read, write, before in (*restored_only, *settings):
             if read() != before:
                 write(before)
@@ -157,29 +157,27 @@ def _set_interrupt(handler: Any) -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-class _ThreadModes:
-    """The torch modes of this thread at construction."""
+def _note_modes() -> Callable[[], None]:
+    """Return a function that leaves the torch modes which this thread enters from now on."""
+    inference, nesting = torch.is_inference_mode_enabled(), _autocast_nesting()
+    functions, dispatch = _function_modes(), torch._C._len_torch_dispatch_stack()
 
-    def __init__(self) -> None:
-        self._inference = torch.is_inference_mode_enabled()
-        self._nesting = _autocast_nesting()
-        self._functions = _function_modes()
-        self._dispatch = torch._C._len_torch_dispatch_stack()
-
-    def restore(self) -> None:
-        """Leave the modes that were entered since, from the inside out."""
-        while torch._C._len_torch_dispatch_stack() > self._dispatch:
+    def restore() -> None:
+        """Leave them from the inside out."""
+        while torch._C._len_torch_dispatch_stack() > dispatch:
             torch._C._pop_torch_dispatch_stack(None)
-        if _function_modes() != self._functions:
+        if _function_modes() != functions:
             while torch._C._len_torch_function_stack():
                 torch._C._pop_torch_function_stack()
-            for mode in self._functions:
+            for mode in functions:
                 torch._C._push_on_torch_function_stack(mode)
-        while _autocast_nesting() > self._nesting:
+        while _autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
-        if torch.is_inference_mode_enabled() != self._inference:
+        if torch.is_inference_mode_enabled() != inference:
             # Whoever left it on may hold the guard that would turn it off; one of ours does it now.
-            torch._C._InferenceMode(self._inference).__enter__()  # type: ignore[no-untyped-call]
+            torch._C._InferenceMode(inference).__enter__()  # type: ignore[no-untyped-call]
+
+    return restore
 
 
 def _autocast_nesting() -> int:

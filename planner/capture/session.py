@@ -162,13 +162,13 @@ def _run(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[st
 
 def _record_model(model: nn.Module, recorder: Recorder) -> None:
     for tensor in tensors_put_on_gpu(model):
-        recorder.record_existing(tensor, Category.PARAMETER, "", "to")
+        recorder.record_tensor(tensor, Category.PARAMETER, "to", "")
     for name, module in _in_order_of_apply(model):
         for held in (*module._parameters.values(), *module._buffers.values()):
             if held is not None:
-                recorder.record_existing(held, Category.PARAMETER, name, "to")
+                recorder.record_tensor(held, Category.PARAMETER, "to", name)
         for buffer in flatten_weights(module):
-            recorder.record_existing(buffer, Category.PARAMETER, name, "flatten_parameters")
+            recorder.record_tensor(buffer, Category.PARAMETER, "flatten_parameters", name)
 
 
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
@@ -177,7 +177,7 @@ def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterat
     if module is not None:
         name = type(module).__name__
         for tensor in (*module.parameters(), *module.buffers()):
-            recorder.record_existing(tensor, Category.PARAMETER, name, "to")
+            recorder.record_tensor(tensor, Category.PARAMETER, "to", name)
         yield from module.parameters()
 
 

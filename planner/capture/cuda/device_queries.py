@@ -39,13 +39,19 @@ _CONSTANTS: dict[str, Any] = {
     "memory_summary": "",
     "get_sync_debug_mode": 0,
 }
-_MEMORY = (
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
-    *("max_memory_cached", "memory_usage", "device_memory_used", "utilization"),
-)
+_TOTAL_BYTES = 80 * 2**30
+_MEMORY: dict[str, Any] = {
+    **dict.fromkeys(
+        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0
+    ),
+    **dict.fromkeys(("memory_cached", "max_memory_cached", "memory_usage", "device_memory_used"), 0),
+    **dict.fromkeys(("mem_get_info", "get_memory_info"), (_TOTAL_BYTES, _TOTAL_BYTES)),
+    "utilization": 0,
+    "memory_stats": {},
+    "memory_snapshot": {},
+}
 _CACHED = ("is_available", "device_count", "is_initialized")  # by libraries, beyond the trace
 _PLAIN_GENERATOR = torch.Generator
-_TOTAL_BYTES = 80 * 2**30
 
 
 class Stream(AbstractContextManager[Any]):
@@ -86,16 +92,13 @@ def replacements(capability: Callable[[], tuple[int, int]], remark: Remark) -> I
             if hasattr(holder, name):
                 truth = caches_answers if name in _CACHED else is_of_torch
                 yield holder, name, _for_users(getattr(holder, name), answer, truth)
-        for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
-            if hasattr(holder, name) and holder is torch.cuda:
-                yield holder, name, _type_for_users(getattr(holder, name))
-    yield (
-        torch.accelerator,
-        "current_accelerator",
-        _for_users(torch.accelerator.current_accelerator, lambda *_, **__: torch.device("cuda")),
-    )
+    for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of", "StreamContext"):
+        if hasattr(torch.cuda, name):
+            yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name))
+    accelerator = _for_users(torch.accelerator.current_accelerator, _always(torch.device("cuda")))
+    yield torch.accelerator, "current_accelerator", accelerator
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        yield torch.cuda.nvtx, name, lambda *_, **__: 0
+        yield torch.cuda.nvtx, name, _always(0)
     yield torch.cuda.nvtx, "range", lambda *_, **__: nullcontext()
     yield torch.backends.cuda, "is_built", _for_users(torch.backends.cuda.is_built, lambda: True)
     yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
@@ -117,26 +120,17 @@ def _answers(
         major, minor = capability()
         remark(f"asks {module}.get_device_properties: the trace answers 80 GiB and 100 multiprocessors")
         return SimpleNamespace(
-            name=_CONSTANTS["get_device_name"],
-            major=major,
-            minor=minor,
-            total_memory=_TOTAL_BYTES,
-            multi_processor_count=100,
-            warp_size=32,
-        )
+            name=_CONSTANTS["get_device_name"], major=major, minor=minor, total_memory=_TOTAL_BYTES,
+            multi_processor_count=100, warp_size=32,
+        )  # fmt: skip
 
     def fraction(value: float, *_: Any, **__: Any) -> None:
         remark(f"sets {module}.set_per_process_memory_fraction({value}): say it with --allocator-cap-mib")
 
-    answers: dict[str, Callable[..., Any]] = {name: _always(value) for name, value in _CONSTANTS.items()}
-    answers |= dict.fromkeys(_WITHOUT_EFFECT, _always(None))
-    answers |= {name: of_memory(name, 0) for name in _MEMORY}
-    answers |= {
-        name: of_memory(name, (_TOTAL_BYTES, _TOTAL_BYTES)) for name in ("mem_get_info", "get_memory_info")
-    }
-    answers |= {name: of_memory(name, {}) for name in ("memory_stats", "memory_snapshot")}
     return {
-        **answers,
+        **{name: _always(value) for name, value in _CONSTANTS.items()},
+        **dict.fromkeys(_WITHOUT_EFFECT, _always(None)),
+        **{name: of_memory(name, value) for name, value in _MEMORY.items()},
         "get_device_capability": lambda *_, **__: capability(),
         "get_device_properties": properties,
         "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),

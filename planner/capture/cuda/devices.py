@@ -8,7 +8,6 @@ torch's own code and the planner's see the tensors as they are, on `meta`.
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils import _device
+from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda import device_queries
 from planner.capture.cuda.callers import is_of_torch, line_of_caller
@@ -36,9 +36,9 @@ class Placement:
 
     target: str = META  # of tensors that are not on meta yet
     capability: tuple[int, int] = (8, 0)
-    placed: list["weakref.ref[Tensor]"] = field(default_factory=list)  # put there while a model is built
+    placed: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # while a model is built
     is_running: bool = False  # the loop runs, whose tensors are not noted
-    on_cpu: list["weakref.ref[Tensor]"] = field(default_factory=list)  # on meta in place of the CPU
+    on_cpu: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # on meta in place of the CPU
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
 
     @property
@@ -49,16 +49,8 @@ class Placement:
     def put(self, tensor: Any) -> Any:
         """Note a tensor that user code puts on the GPU; returns it."""
         if isinstance(tensor, Tensor) and not self.is_running:
-            self.placed.append(weakref.ref(tensor))
+            self.placed[tensor] = None
         return tensor
-
-    def has_put(self, tensor: Tensor) -> bool:
-        """Return whether user code put the tensor on the GPU."""
-        return any(known() is tensor for known in self.placed)
-
-    def is_on_cpu(self, tensor: Tensor) -> bool:
-        """Return whether the tensor would be on the CPU although it is on meta."""
-        return any(known() is tensor for known in self.on_cpu)
 
 
 _opened: list[Placement] = []  # the innermost last; several while a model is built within a capture
@@ -104,7 +96,7 @@ def devices_shown() -> Iterator[None]:
 
 def is_put_on_gpu(tensor: Tensor) -> bool:
     """Return whether user code put the tensor on the GPU while the model was built."""
-    return bool(_opened) and _opened[-1].has_put(tensor)
+    return bool(_opened) and tensor in _opened[-1].placed
 
 
 def _shown(plain: Any, value: object) -> property:
@@ -215,7 +207,7 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         placement = _opened[-1]
         is_gpu = names_gpu(place)
         if isinstance(place, Tensor):
-            is_gpu = _is_meta(place) and not placement.is_on_cpu(place)
+            is_gpu = _is_meta(place) and place not in placement.on_cpu
         elif is_gpu:
             target = _target(place)
             place = META if _is_meta(self) else target
@@ -223,7 +215,7 @@ def _moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 kwargs["device"] = place
             else:
                 args = (place, *args[1:])
-        if is_gpu and placement.is_on_cpu(self):
+        if is_gpu and self in placement.on_cpu:
             kwargs["copy"] = True
         moved = plain(self, *args, **kwargs)
         return placement.put(moved) if is_gpu else moved

@@ -22,13 +22,12 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 def device_lists() -> Iterator[tuple[str, object]]:
     """Yield functions that list the devices with foreach and fused implementations, and replacements."""
-    # torch/optim/optimizer.py takes foreach by default where all parameters lie on such a device.
-    yield "torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
+    # torch/optim/optimizer.py takes foreach by default where all parameters lie on such a device,
+    # torch/nn/utils/clip_grad.py by `_has_foreach_support` of `_foreach_utils`, and AveragedModel of
+    # `swa_utils` without an averaging function of the user's.
+    for module in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
+        yield f"{module}._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
-    # torch/nn/utils/clip_grad.py calls it by `_has_foreach_support`, which is defined here.
-    yield "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
-    # AveragedModel without an averaging function of the user's
-    yield "torch.optim.swa_utils._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
 
 
 def _foreach_norm(

@@ -91,13 +91,8 @@ def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
     kind = max(elements, key=lambda kind: elements[kind])
     children = [child for child in modules.children() if type(child) is kind]
     is_leaf = not any(True for child in children for _ in child.children())
-    if kind in _LISTS or is_leaf or len(children) < 2 or any(_holds_blocks(child) for child in children):
-        return set()
-    return {kind}
-
-
-def _holds_blocks(module: nn.Module) -> bool:
-    return isinstance(module, _LISTS) and bool(_repeated(module))
+    holds_blocks = any(isinstance(child, _LISTS) and _repeated(child) for child in children)
+    return set() if kind in _LISTS or is_leaf or len(children) < 2 or holds_blocks else {kind}
 
 
 def _occurs_inside(kind: type[nn.Module], others: set[type[nn.Module]], model: nn.Module) -> bool:

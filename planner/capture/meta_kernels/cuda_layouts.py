@@ -36,10 +36,8 @@ def _native_layer_norm(
     """Return contiguous outputs: the kernel copies an input that is not."""
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
-    lead = x.dim() - len(normalized)
-    statistics = (*x.shape[:lead], *[1] * len(normalized))
-    kind = _statistics_dtype(x.dtype)
-    return empty(x.shape, x.dtype), empty(statistics, kind), empty(statistics, kind)
+    out, mean = _fused_rms_norm(x, normalized, weight, eps)
+    return out, mean, empty(mean.shape, mean.dtype)
 
 
 def _native_layer_norm_backward(
@@ -51,10 +49,13 @@ def _native_layer_norm_backward(
         return NotImplemented
     if (mask[1] and weight is None) or (mask[2] and bias is None):
         return NotImplemented
-    return tuple(
-        empty(t.shape, t.dtype) if wanted and t is not None else None
-        for t, wanted in zip((x, weight, bias), mask, strict=True)
-    )
+    return _gradients((x, weight, bias), mask)
+
+
+def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return a contiguous tensor like each that is there and wanted."""
+    pairs = zip(tensors, mask, strict=True)
+    return tuple(empty(t.shape, t.dtype) if wanted and t is not None else None for t, wanted in pairs)
 
 
 def _fits_layer_norm(
@@ -79,10 +80,7 @@ def _fused_rms_norm_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], rstd: Tensor, weight: Tensor | None,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    return (
-        empty(x.shape, x.dtype) if mask[0] else None,
-        empty(weight.shape, weight.dtype) if mask[1] and weight is not None else None,
-    )
+    return _gradients((x, weight), mask)
 
 
 # ---- batch norm: ATen/native/cudnn/BatchNorm.cpp, ATen/native/cuda/Normalization.cu
@@ -114,12 +112,8 @@ def _native_batch_norm_backward(
     if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
     wanted = (True, True, True) if is_cudnn_batch_norm(x, weight, weight, train) else mask
-    channels = weight.shape
-    return (
-        empty_strided(x.shape, _kept_format(x), x.dtype) if wanted[0] else None,
-        empty(channels, weight.dtype) if wanted[1] else None,
-        empty(channels, weight.dtype) if wanted[2] else None,
-    )
+    dx = empty_strided(x.shape, _kept_format(x), x.dtype) if wanted[0] else None
+    return (dx, *_gradients((weight, weight), wanted[1:]))
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
@@ -178,16 +172,11 @@ def _ctc_loss(
 ) -> Any:  # fmt: skip
     """Return the loss and the forward variables (ATen/native/cuda/LossCTC.cu); torch has no meta kernel."""
     steps, samples = scores.shape[:2]
-    longest = _longest_target(targets, target_lengths)
-    alpha = (samples, steps, 2 * longest + 1)
-    return empty((samples,), scores.dtype), empty(alpha, scores.dtype)
-
-
-def _longest_target(targets: Tensor, lengths: Any) -> int:
-    """Return the largest length where lengths are known, else the padded length of the targets."""
-    if isinstance(lengths, Tensor):
-        return targets.shape[-1] if lengths.is_meta else int(lengths.max())
-    return max(int(length) for length in lengths)
+    if isinstance(target_lengths, Tensor) and target_lengths.is_meta:
+        longest = targets.shape[-1]  # to which they are padded
+    else:
+        longest = max(int(length) for length in target_lengths)
+    return empty((samples,), scores.dtype), empty((samples, steps, 2 * longest + 1), scores.dtype)
 
 
 def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:

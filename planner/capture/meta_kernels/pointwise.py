@@ -1,6 +1,7 @@
 """Outputs of pointwise operators on `meta`, laid out as by ATen/TensorIterator.cpp."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,11 +79,6 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype)
     return NotImplemented if output is None else empty_strided(shape, output, dtype)
 
 
-def _truth(x: Tensor, *numbers: Any) -> Any:
-    """Compare with a number."""
-    return pointwise_output(x, *numbers, dtype=torch.bool)
-
-
 def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
     if condition.dtype is not torch.bool or x.dtype is not y.dtype or not x.dtype.is_floating_point:
         return NotImplemented
@@ -127,7 +123,9 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "rsub.Scalar hardtanh": pointwise_output,
     "clamp_min relu gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu": _alone,
     "exp neg rsqrt sqrt reciprocal sin cos log abs": _alone,
-    "eq.Scalar ne.Scalar ge.Scalar le.Scalar gt.Scalar lt.Scalar": _truth,
+    "eq.Scalar ne.Scalar ge.Scalar le.Scalar gt.Scalar lt.Scalar": partial(
+        pointwise_output, dtype=torch.bool
+    ),
     "gelu_backward silu_backward sigmoid_backward tanh_backward": _derivative,
     "hardtanh_backward hardswish_backward hardsigmoid_backward": _derivative,
     "threshold_backward leaky_relu_backward": _input_first,

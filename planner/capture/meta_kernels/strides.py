@@ -94,10 +94,7 @@ def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) ->
     >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
     True
     """
-    return _is_dense_in_order(shape, strides, CHANNELS_LAST[len(shape)] if is_last else range(len(shape)))
-
-
-def _is_dense_in_order(shape: Sequence[int], strides: Sequence[int], outermost_first: Sequence[int]) -> bool:
+    outermost_first = CHANNELS_LAST[len(shape)] if is_last else range(len(shape))
     step = 1
     for dimension in reversed(outermost_first):
         if shape[dimension] != 1:

@@ -1,7 +1,5 @@
 """Initialise lazy modules, which get their shapes from the first batch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,8 +39,10 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
     if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return
     args, kwargs, _ = empty_batch(job, batch, "meta")
+    training = model.training
+    model.eval()
     try:
-        with devices_shown(), _evaluating(model), torch.no_grad(), _Running(run):
+        with devices_shown(), torch.no_grad(), _Running(run):
             model(*args, **kwargs)
     except (PlannerError, KeyboardInterrupt):
         raise
@@ -52,13 +52,5 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
             raise DataDependentError(job.model, place) from error
         raise ModelError(f"{job.model}: its lazy modules get no shapes: {message}; check --input") from error
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
     finally:
         model.train(training)

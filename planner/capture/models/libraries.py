@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 from torch import nn
 
@@ -42,13 +41,9 @@ def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable
     }
     if name not in known:
         raise unknown_name(source, name, list(known))
-    return _without_downloads(known[name])
-
-
-def _without_downloads(constructor: Callable[..., Any]) -> Callable[..., object]:
-    """Bind smp's argument for weights to download to None; a caller's choice still counts."""
-    arguments = inspect.signature(constructor).parameters
-    return partial(constructor, **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
+    # smp's argument for weights to download is None unless a caller names others.
+    arguments = inspect.signature(known[name]).parameters
+    return partial(known[name], **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
 
 
 def unknown_name(source: str, name: str, known: list[str], what: str = "model") -> UsageError:

@@ -1,9 +1,9 @@
 """Construct models on `meta`, so that their parameters and buffers take no memory."""
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -91,15 +91,15 @@ def tensors_put_on_gpu(model: nn.Module) -> list[Tensor]:
 def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
     """Note plain attributes that were not put on the GPU: `Module.to` leaves them on the CPU."""
     for _, _, tensor in _plain_tensors(model):
-        if tensor.is_meta and not placement.has_put(tensor):
-            placement.on_cpu.append(weakref.ref(tensor))
+        if tensor.is_meta and tensor not in placement.placed:
+            placement.on_cpu[tensor] = None
 
 
 def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
     """Put plain attributes that user code put on the GPU on meta; returns pairs as `move_to_meta`."""
     moved = []
     for holder, key, tensor in _plain_tensors(model):
-        if placement.has_put(tensor) and not tensor.is_meta:
+        if tensor in placement.placed and not tensor.is_meta:
             holder[key] = placement.put(like_on_meta(tensor))
             moved.append((tensor, holder[key]))
     return moved
@@ -125,10 +125,7 @@ def parameters_on_meta() -> Iterator[None]:
         yield
 
 
-def _everything_on_meta() -> AbstractContextManager[object]:
-    return torch.device("meta")
-
-
+_everything_on_meta: Strategy = partial(torch.device, "meta")
 _WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 

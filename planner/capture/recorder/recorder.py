@@ -82,9 +82,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = phase
         self._log.start_phase(step, phase)
 
-    def record_existing(self, tensor: Tensor, category: Category, module: str, op: str) -> None:
-        """Record a tensor made before as allocated now, unless it is a view of a known storage."""
-        self._record_tensor(tensor, category, op, module)
+    def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
+        """Record a tensor on meta as allocated now, unless it is a view of a known storage."""
+        if not tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size_bytes = storage.nbytes()
+        if key in self._storages or size_bytes == 0:
+            return
+        known = StorageRef(storage, self._on_storage_freed)
+        known.key = key
+        known.block = self._alloc(size_bytes, category, op, module)
+        self._storages[key] = known
+        if self._provenance is not None:
+            self._provenance.on_tensor(known.block.number, tensor)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
@@ -175,7 +187,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = out.untyped_storage()
         known = self._storages.get(storage._cdata)
         if known is None:
-            self._record_tensor(out, Category.TEMPORARY, op.name)
+            self.record_tensor(out, Category.TEMPORARY, op.name)
         elif known.block.size_bytes != storage.nbytes():
             old = known.block
             known.block = self._alloc(storage.nbytes(), old.category, op.name)
@@ -204,10 +216,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             match one.kind:
                 case OpKind.OUTPUT:
                     if coming:
-                        self._record_tensor(coming.pop(min(one.number, len(coming) - 1)), category, op.name)
+                        self.record_tensor(coming.pop(min(one.number, len(coming) - 1)), category, op.name)
                 case OpKind.OUTPUTS:
                     while coming:
-                        self._record_tensor(coming.pop(0), category, op.name)
+                        self.record_tensor(coming.pop(0), category, op.name)
                 case OpKind.RELEASE:
                     for _ in range(one.number):
                         self._log.free(held.pop())
@@ -229,7 +241,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record_outputs(self, op: Operator, out: Any) -> None:
         category = self._output_category()
         for tensor in op.new_tensors(out):
-            self._record_tensor(tensor, category, op.name)
+            self.record_tensor(tensor, category, op.name)
 
     def _output_category(self) -> Category:
         return Category.INPUT if self._phase is Phase.INPUTS else Category.TEMPORARY
@@ -242,21 +254,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if key not in self._storages:
                 new.setdefault(key, tensor)
         return list(new.values())
-
-    def _record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
-        if not tensor.is_meta:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        size_bytes = storage.nbytes()
-        if key in self._storages or size_bytes == 0:
-            return
-        known = StorageRef(storage, self._on_storage_freed)
-        known.key = key
-        known.block = self._alloc(size_bytes, category, op, module)
-        self._storages[key] = known
-        if self._provenance is not None:
-            self._provenance.on_tensor(known.block.number, tensor)
 
     def _on_storage_freed(self, storage: Any) -> None:
         del self._storages[storage.key]

@@ -50,23 +50,22 @@ def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def dense_copies(*tensors: Tensor | None) -> Ops:
-    """Return the copies for kernels that also read tensors in the channels-last format of their rank."""
-    return tuple(Hold(tensor_bytes(t)) for t in tensors if t is not None and not is_dense_in_format(t))
-
-
-def is_dense_in_format(t: Tensor) -> bool:
-    """Return whether a tensor is contiguous, or dense in its format by `suggest_memory_format`."""
-    return t.is_contiguous() or (suggests_channels_last(t) and t.stride() == channels_last(t.shape))
+    """Return the copies for kernels that also read tensors in the format of their `suggest_memory_format`."""
+    given = [t for t in tensors if t is not None and not t.is_contiguous()]
+    return tuple(Hold(tensor_bytes(t)) for t in given if not _is_channels_last(t))
 
 
 def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
     """Return copies of the others where they are not in the format that the strides of `x` suggest."""
-    last = suggests_channels_last(x)
+    if not suggests_channels_last(x):
+        return contiguous_copies(*others)
+    return tuple(
+        Hold(tensor_bytes(t)) for t in others if t is not None and t.stride() != channels_last(t.shape)
+    )
 
-    def fits(t: Tensor) -> bool:
-        return t.stride() == channels_last(t.shape) if last else t.is_contiguous()
 
-    return tuple(Hold(tensor_bytes(t)) for t in others if t is not None and not fits(t))
+def _is_channels_last(t: Tensor) -> bool:
+    return suggests_channels_last(t) and t.stride() == channels_last(t.shape)
 
 
 def ceil_div(number: int, divisor: int) -> int:

@@ -192,7 +192,7 @@ def record(model: nn.Module, body: Callable[[Recorder], None]) -> Trace:
     with cuda_semantics(AMPERE):
         recorder.start_phase(0, Phase.SETUP)
         for tensor in (*model.parameters(), *model.buffers()):
-            recorder.record_existing(tensor, Category.PARAMETER, "", "to")
+            recorder.record_tensor(tensor, Category.PARAMETER, "to", "")
         with recorder:
             body(recorder)
             recorder.start_phase(9, Phase.END)

@@ -57,9 +57,3 @@ def test_partial_results_that_are_pairs_are_larger() -> None:
 def test_logsumexp_takes_the_exponentials() -> None:
     """The maxima and a tensor like the input, before the result."""
     assert steps(aten.logsumexp.default, meta(4, 5, 6), [-1]) == (Hold(80), Hold(480), REST)
-
-
-def test_the_norm_of_a_list_takes_partial_norms() -> None:
-    """For each of three tensors as many chunks of 65,536 elements as the largest has."""
-    tensors = [meta(10), meta(70_000), meta(1)]
-    assert steps(aten._foreach_norm.Scalar, tensors) == (Hold(3 * 2 * 4),)

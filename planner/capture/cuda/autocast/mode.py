@@ -9,8 +9,8 @@ hands the state on to the backward pass (ATen/ThreadLocalState.h).
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -117,14 +117,10 @@ def kernels(cache: CastCache) -> dict[str, Kernel]:
     }
 
 
-@contextmanager
-def included() -> Iterator[None]:
+def included() -> AbstractContextManager[object]:
     """Include the key of CUDA's autocast for tensors of this thread while open."""
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
-    try:
-        yield
-    finally:
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+    guard: AbstractContextManager[object] = torch._C._IncludeDispatchKeyGuard(_KEY)
+    return guard
 
 
 def _lower() -> torch.dtype:

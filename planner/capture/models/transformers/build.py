@@ -26,27 +26,13 @@ from planner.jobs import Job, Mode, nearest, shown, split_model
 
 SOURCE = "hf"
 
-# Task -> transformers' table of the classes for it (models/auto/modeling_auto.py). Without a task a model
-# type gets the first of these that has it.
-TASKS: Mapping[str, str] = {
-    "zero-shot-image-classification": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    "seq2seq-lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "speech-seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    "audio-classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-    "video-classification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
-    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
-    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
-    "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
-    "semantic-segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
-    "ctc": "MODEL_FOR_CTC_MAPPING_NAMES",
-    "pretraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
-    "features": "MODEL_MAPPING_NAMES",
-}
+# Without a task a model type gets the first of these that it has a class for.
+TASKS = (
+    *("zero-shot-image-classification", "seq2seq-lm", "speech-seq2seq", "masked-lm", "causal-lm"),
+    *("image-classification", "audio-classification", "video-classification", "sequence-classification"),
+    *("token-classification", "question-answering", "multiple-choice", "next-sentence-prediction"),
+    *("semantic-segmentation", "ctc", "pretraining", "features"),
+)
 _RANDOM = ("apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _OWN_ARGUMENTS = ("task", "padded", "attn_implementation")
 
@@ -213,13 +199,18 @@ def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, A
     return _class_of_type(transformers, config.model_type, task)
 
 
+def _table_of(task: str) -> str:
+    """Return the name of transformers' table of the classes for a task (models/auto/modeling_auto.py)."""
+    if task == "features":
+        return "MODEL_MAPPING_NAMES"
+    words = {"seq2seq-lm": "seq_to_seq_causal_lm", "speech-seq2seq": "speech_seq_2_seq"}
+    return f"MODEL_FOR_{words.get(task, task).replace('-', '_').upper()}_MAPPING_NAMES"
+
+
 def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
-    of_type = {
-        name: getattr(tables, table)[kind]
-        for name, table in TASKS.items()
-        if kind in getattr(tables, table, {})
-    }
+    by_task = {name: getattr(tables, _table_of(name), {}) for name in TASKS}
+    of_type = {name: classes[kind] for name, classes in by_task.items() if kind in classes}
     if not of_type or (task is not None and task not in of_type):
         known = ", ".join(of_type) or "no class of its own"
         raise UsageError(f"hf:{kind}: transformers has no class for {task or 'this type'}; it has {known}")

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -55,16 +56,12 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
         return
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         if hasattr(masks, name):
-            yield masks, name, _without_padding(getattr(masks, name))
+            yield masks, name, partial(_decide_without, getattr(masks, name))
     for module in list(sys.modules.values()):  # models import this one by its name
         if getattr(module, "__name__", "").startswith("transformers.") and _RECURRENT in vars(module):
             yield module, _RECURRENT, lambda *_, **__: None
 
 
-def _without_padding(decide: Callable[..., bool]) -> Callable[..., bool]:
+def _decide_without(decide: Callable[..., bool], padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
     """Return the function's decision for no padding mask."""
-
-    def decided(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
-        return decide(None, *args, **kwargs)
-
-    return decided
+    return decide(None, *args, **kwargs)

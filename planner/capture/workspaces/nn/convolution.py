@@ -223,10 +223,7 @@ def _cudnn_ops(call: _Call, direction: Direction, is_last: bool) -> Ops:
 _TRANSPOSED = {
     Direction.FORWARD: Direction.DATA, Direction.DATA: Direction.FORWARD, Direction.WEIGHT: Direction.WEIGHT,
 }  # fmt: skip
-_DTYPES = {
-    torch.float32: "float32", torch.float64: "float64", torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}  # fmt: skip
+_DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float16", "bfloat16")}
 
 
 def _query(call: _Call, direction: Direction, is_last: bool) -> Convolution:

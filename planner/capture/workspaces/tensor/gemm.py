@@ -8,6 +8,7 @@ MiB). Its size is that of `planner.program.workspace_bytes`.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,12 +67,9 @@ def _copy_for_cublas(matrix: Tensor) -> Ops:
     return (Hold(tensor_bytes(matrix)),)
 
 
-def _product(args: Args, out: Any, target: Target) -> Ops:
-    return (*_copy_for_cublas(args[0]), *_copy_for_cublas(args[1]))
+def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
+    """Copy both operands, of which the first is the argument at this position."""
+    return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 
 
-def _product_and_sum(args: Args, out: Any, target: Target) -> Ops:
-    return (*_copy_for_cublas(args[1]), *_copy_for_cublas(args[2]))
-
-
-RULES: Mapping[str, Rule] = {"mm bmm": _product, "addmm baddbmm": _product_and_sum}
+RULES: Mapping[str, Rule] = {"mm bmm": partial(_product, 0), "addmm baddbmm": partial(_product, 1)}

@@ -133,17 +133,14 @@ def _partial_bytes(x: Tensor) -> int:
     return 8 if x.dtype is torch.int64 else accumulator_bytes(x)
 
 
-def _accumulating(args: Args, out: Any, target: Target) -> Ops:
-    return reduction(args[0], argument(args, 1), _partial_bytes(args[0]), target)
+def _sum_over(position: int | None) -> Rule:
+    """Reduce to one accumulator an output, over the dimensions of this argument or over everything."""
 
+    def rule(args: Args, out: Any, target: Target) -> Ops:
+        dims = None if position is None else argument(args, position)
+        return reduction(args[0], dims, _partial_bytes(args[0]), target)
 
-def _over_everything(args: Args, out: Any, target: Target) -> Ops:
-    return reduction(args[0], None, _partial_bytes(args[0]), target)
-
-
-def _norm(args: Args, out: Any, target: Target) -> Ops:
-    """Reduce by `linalg_vector_norm(x, ord, dims)`."""
-    return reduction(args[0], argument(args, 2), _partial_bytes(args[0]), target)
+    return rule
 
 
 def _extremum(args: Args, out: Any, target: Target) -> Ops:
@@ -162,22 +159,11 @@ def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
     return Hold(tensor_bytes(out)), Hold(tensor_bytes(args[0])), Outputs()
 
 
-_CHUNK = 65536  # elements of one block's work (ATen/native/cuda/MultiTensorApply.cuh)
-
-
-def _foreach_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Hold a partial result for each tensor and chunk of the largest (cuda/ForeachReduceOp.cu)."""
-    tensors = args[0]
-    chunks = max(ceil_div(t.numel(), _CHUNK) for t in tensors)
-    return (Hold(len(tensors) * chunks * _partial_bytes(tensors[0])),)
-
-
 RULES: dict[str, Rule] = {
-    "sum.dim_IntList mean.dim amax amin nansum prod.dim_int any.dims all.dims": _accumulating,
-    "sum mean prod max min any all count_nonzero": _over_everything,
+    "sum.dim_IntList mean.dim amax amin nansum prod.dim_int any.dims all.dims": _sum_over(1),
+    "sum mean prod max min any all count_nonzero": _sum_over(None),
     "max.dim min.dim argmax argmin aminmax any.dim all.dim": _extremum,
     "var.correction std.correction var_mean.correction std_mean.correction": _variance,
-    "linalg_vector_norm norm.ScalarOpt_dim": _norm,
+    "linalg_vector_norm norm.ScalarOpt_dim": _sum_over(2),
     "logsumexp": _logsumexp,
-    "_foreach_norm.Scalar": _foreach_norm,
 }

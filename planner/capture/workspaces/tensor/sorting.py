@@ -4,6 +4,7 @@ ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cp
 CUB's radix sort.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -26,12 +27,9 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int) -> int:
     return many * (key_bytes + value_bytes) + 1024 * (8 + ceil_div(many, 7680))
 
 
-def _sort(args: Args, out: Any, target: Target) -> Ops:
-    return sort_ops(args[0], argument(args, 1, -1))
-
-
-def _sort_stable(args: Args, out: Any, target: Target) -> Ops:
-    return sort_ops(args[0], argument(args, 2, -1))
+def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
+    """Sort along the dimension that stands at this position of the arguments."""
+    return sort_ops(args[0], argument(args, position, -1))
 
 
 def sort_ops(x: Tensor, dim: int) -> Ops:
@@ -88,8 +86,8 @@ def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 RULES: dict[str, Rule] = {
-    "sort argsort": _sort,
-    "sort.stable": _sort_stable,
+    "sort argsort": partial(_sort, 1),
+    "sort.stable": partial(_sort, 2),
     "topk": _topk,
     "median nanmedian": _median,
     "randperm randperm.generator": _randperm,

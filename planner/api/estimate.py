@@ -1,7 +1,4 @@
-"""`planner.estimate`: the memory of one batch size.
-
-Nothing here imports torch before the first trace, nor ever the terminal's libraries.
-"""
+"""`planner.estimate`: the memory of one batch size."""
 
 from dataclasses import dataclass
 from time import perf_counter

@@ -60,10 +60,7 @@ class ExplainResult(Result):
         save_snapshot(self.trace, self.estimate.budget.limits, path)
 
     def save_page(self, path: Path, curve: BatchCurve | None = None) -> None:
-        """Write one self-contained HTML page; `curve` lets its reader choose other batch sizes and GPUs.
-
-        Needs plotly; raises DataFileError.
-        """
+        """Write an HTML page; its reader chooses batch sizes and GPUs of `curve`. Raises DataFileError."""
         from planner.report import save_page, summary_of
 
         summary = summary_of(self.estimate, self.explanation)
@@ -116,10 +113,7 @@ def explain(
 
 
 def _evaluate(request: Request) -> Trace | None:
-    """Return the trace of the model in eval mode without gradients, in a process of its own.
-
-    None beside a saved trace or another mode, and where the model cannot run so, as some detectors cannot.
-    """
+    """Return the trace in eval mode without gradients; None where there is none, as of some detectors."""
     if request.saved is not None or request.job.mode is not Mode.TRAIN:
         return None
     request.on_progress(f"tracing batch {request.batch} in eval mode")

@@ -1,7 +1,4 @@
-"""`planner.max_batch`: the largest batch size that fits a GPU.
-
-Nothing here imports torch before the first trace, nor ever the terminal's libraries.
-"""
+"""`planner.max_batch`: the largest batch size that fits a GPU."""
 
 from dataclasses import dataclass
 from time import perf_counter

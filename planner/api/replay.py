@@ -1,7 +1,4 @@
-"""The readings of a process, in the form in which its notebook prints them.
-
-Nothing here imports torch before the first trace, nor ever the terminal's libraries.
-"""
+"""The readings of a process, in the form in which its notebook prints them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

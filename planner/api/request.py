@@ -138,10 +138,7 @@ def reject_sources(options: Mapping[str, object], command: str) -> None:
 
 
 def isolation_limit(options: Mapping[str, object]) -> float | None:
-    """Return the seconds that a trace in a process of its own may take; None without `--isolate`.
-
-    Raises UsageError.
-    """
+    """Return the seconds of a trace in a process of its own; None without `--isolate`. Raises UsageError."""
     limit_seconds = options.get("time_limit")
     if not options.get("isolate"):
         if limit_seconds is not None:
@@ -193,10 +190,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
 def make_job(
     model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
-    """Return the complete job, the batch size of its origin and the factory, where it has them.
-
-    Raises UsageError or DataFileError.
-    """
+    """Return job, batch size of its origin and factory, if any. Raises UsageError or DataFileError."""
     if model is None:
         raise UsageError("--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME")
     given = _job_options(options)

@@ -23,10 +23,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:
-    """Return the job that `job_to_json` encoded; options that the file lacks have their defaults.
-
-    Raises UsageError, KeyError, TypeError or AttributeError for anything that it did not write.
-    """
+    """Return the job that `job_to_json` encoded. Raises UsageError, KeyError, TypeError or AttributeError."""
     for name in _REQUIRED:
         values[name]
     for name in ("model", "source"):

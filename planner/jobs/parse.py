@@ -138,9 +138,7 @@ def is_argument_name(text: str) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known names that look most like `name`, case aside, at most three, joined by commas; "" if
-    none.
-    """
+    """Return the known names that look most like `name`, at most three, joined by commas; "" if none."""
     import difflib  # only a mistake needs it
 
     spelled = {spelling.lower(): spelling for spelling in known}

@@ -20,10 +20,7 @@ _TORCHVISION_FAMILIES = (
 
 
 def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: Any) -> Job:
-    """Return the complete job of a model, with options by the names of `Job`'s fields.
-
-    Raises UsageError for names that are unknown and options that make no sense.
-    """
+    """Return the complete job of a model, with options by the names of `Job`'s fields. Raises UsageError."""
     if split_model(model).source:
         base = default_job(model, source="")
     elif model in catalogue:

@@ -95,10 +95,7 @@ class CacheDirectory:
         return CacheStats(len(found), sum(size for _, size, _ in found))
 
     def clear(self) -> CacheStats:
-        """Delete all entries and what interrupted processes left; gives what there was.
-
-        Raises DataFileError where one cannot be deleted.
-        """
+        """Delete entries and what interrupted processes left, and return their number. Raises DataFileError."""
         found = self._entries()
         for path in (*(path for _, _, path in found), *self._partials()):
             try:

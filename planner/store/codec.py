@@ -100,11 +100,7 @@ class ProgramFile(Struct, frozen=True):
 
 
 def save_programs(programs: Sequence[Program], path: Path, about: About) -> None:
-    """Write programs and a JSON-able description of their job; whole or not at all, equal ones as equal
-    bytes.
-
-    Raises DataFileError where the file cannot be written.
-    """
+    """Write programs and their job, whole or not at all, equal ones as equal bytes. Raises DataFileError."""
     save(path, pack(msgspec.json.encode(_document(programs, about)).decode()), "the trace")
 
 

@@ -98,9 +98,7 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 def file_digest(path: Path) -> str | None:
-    """Return a digest of a file with the modules beside it that it imports; None where it may look at
-    anything else.
-    """
+    """Return a digest of a file and of its imports beside it; None where it may look at anything else."""
     found = sha256(str(path.resolve()).encode())  # tracebacks and relative paths know where it is
     waiting, seen = [path.resolve()], set()
     while waiting:

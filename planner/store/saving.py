@@ -1,6 +1,4 @@
-"""Save a job with its programs on all known GPUs, or, where it has none, with traces fitted as well as may
-be.
-"""
+"""Save a job with its programs on all known GPUs; where it has none, with traces fitted as well as may be."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress

@@ -24,9 +24,7 @@ _BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
-    """Programs at rest. A stored job is one whose model's library completed it, so that it need not be
-    imported.
-    """
+    """Programs at rest, and jobs as their models' libraries completed them, which need no import then."""
 
     def get(self, job: Job, target: Target) -> Sequence[Program]:
         """Return the job's programs for such GPUs that hold for more than one batch size, and some others."""

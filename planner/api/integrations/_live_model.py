@@ -77,10 +77,7 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 def largest_at_ease(loop: LiveLoop, options: Options) -> tuple[MaxBatchResult, int]:
-    """Return the plan, and the largest batch that trains without retries; 0 where none does.
-
-    An evaluation may take retries, one each time it starts: they cost little.
-    """
+    """Return the plan, and the largest batch that trains without retries, which evaluations may take."""
     result = plan_live_model(loop, options)
     if not loop.fields.get("evaluate") or result.comfortable_batch == result.max_batch:
         return result, result.comfortable_batch

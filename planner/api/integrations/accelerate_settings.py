@@ -1,8 +1,4 @@
-"""All parameters of accelerate's `Accelerator` and of its handlers: planned, without effect, stated, refused.
-
-The settings are read from an accelerator, which has them from its constructor or from the environment that
-`accelerate launch` sets.
-"""
+"""All parameters of accelerate's `Accelerator`, which has some from the environment, and of its handlers."""
 
 from collections.abc import Callable
 from typing import Any

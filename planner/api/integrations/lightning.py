@@ -93,10 +93,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
 
 def _load_data_anew(trainer: Trainer) -> None:
-    """Forget data loaders of the old batch size, and schedules that were made for their length.
-
-    `configure_optimizers` may ask for `trainer.estimated_stepping_batches`, which loads the data.
-    """
+    """Forget data loaders of the old batch size, and schedules for their length, which may load the data."""
     loop = trainer.fit_loop
     if loop._combined_loader is None:
         return

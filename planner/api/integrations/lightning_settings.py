@@ -1,7 +1,4 @@
-"""All that Lightning's `Trainer` takes: parameters, callbacks, strategies and plugins, each with its effect.
-
-Parameters are read from the trainer that they made; callbacks, strategies and plugins go by their classes.
-"""
+"""All that Lightning's `Trainer` takes: parameters, and callbacks, strategies and plugins by their classes."""
 
 from typing import Any
 

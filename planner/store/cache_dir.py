@@ -95,7 +95,7 @@ class CacheDirectory:
         return CacheStats(len(found), sum(size for _, size, _ in found))
 
     def clear(self) -> CacheStats:
-        """Delete entries and what interrupted processes left, and return their number. Raises DataFileError."""
+        """Delete entries and what interrupted processes left; return the statistics. Raises DataFileError."""
         found = self._entries()
         for path in (*(path for _, _, path in found), *self._partials()):
             try:

@@ -92,7 +92,7 @@ class ProgramSource:
         for store in self.stores:
             if self._read(store, target):
                 yield self._programs
-            self._add(store.get_run(self.job, target, batch))
+            self._add(store.get(self.job, target, batch))
             yield self._programs
         if batch in FIT_BATCHES:  # more will be needed, and the runs at these are made for it
             self._build(target)
@@ -111,7 +111,7 @@ class ProgramSource:
             self._read(store, target)
             if self._known(target) is not None:
                 return
-        if any(store.get_run(self.job, target, FIT_BATCHES[0]) for store in self.stores):
+        if any(store.get(self.job, target, FIT_BATCHES[0]) for store in self.stores):
             return
         builder = self._open()
         for program in builder.programs(target):

@@ -26,11 +26,8 @@ _BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 class ProgramStore(Protocol):
     """Programs at rest, and jobs as their models' libraries completed them, which need no import then."""
 
-    def get(self, job: Job, target: Target) -> Sequence[Program]:
-        """Return the job's programs for such GPUs that hold for more than one batch size, and some others."""
-
-    def get_run(self, job: Job, target: Target, batch: int) -> Sequence[Program]:
-        """Return the program of the run at this batch size, if there is one."""
+    def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
+        """Return the job's programs for such GPUs; with `batch`, that of the run there, if any."""
 
     def put(self, job: Job, target: Target, program: Program) -> None:
         """Store a program for such GPUs, if the store can be written."""
@@ -60,19 +57,22 @@ class UserCache:
     directory: CacheDirectory
     _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
 
-    def get(self, job: Job, target: Target) -> Sequence[Program]:
-        """Return the job's program, if one is cached."""
-        return self._get(job, target, _program_entry(target))
-
-    def get_run(self, job: Job, target: Target, batch: int) -> Sequence[Program]:
-        """Return the program of the run at this batch size, if it is cached."""
-        return self._get(job, target, _run_entry(target, batch))
+    def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
+        """Return the job's program, or that of its run at a batch size, if it is cached."""
+        key = self._key(job, _entry(target, batch))
+        file = None if key is None else self.directory.get(key)
+        if key is None or file is None:
+            return ()
+        try:
+            return load_targets(file, target)
+        except _BROKEN as error:
+            self.directory.discard(key, f"{self.directory.folder}: a cached trace is broken: {error}")
+            return ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
         """Store a program's variants for such GPUs."""
         known = program.targets[target.capability]
-        entry = _run_entry(target, known.min_batch) if program.is_constant(target) else _program_entry(target)
-        key = self._key(job, entry)
+        key = self._key(job, _entry(target, known.min_batch if program.is_constant(target) else None))
         if key is not None:
             one = replace(program, targets={target.capability: known}, rules=None)
             self.directory.put(key, [one], {"torch": program.torch})
@@ -95,17 +95,6 @@ class UserCache:
         if key is not None:
             self.directory.put(key, [], {"completed": job_to_json(completed)})
 
-    def _get(self, job: Job, target: Target, entry: dict[str, Any]) -> Sequence[Program]:
-        key = self._key(job, entry)
-        file = None if key is None else self.directory.get(key)
-        if key is None or file is None:
-            return ()
-        try:
-            return load_targets(file, target)
-        except _BROKEN as error:
-            self.directory.discard(key, f"{self.directory.folder}: a cached trace is broken: {error}")
-            return ()
-
     def _key(self, job: Job, entry: dict[str, Any]) -> Fingerprint | None:
         if job not in self._fingerprints:
             self._fingerprints[job] = fingerprint_of(job)
@@ -113,13 +102,12 @@ class UserCache:
         return None if key is None else key | entry
 
 
-def _program_entry(target: Target) -> dict[str, Any]:
-    return {"holds": "program", "capability": list(target.capability)}
-
-
-def _run_entry(target: Target, batch: int) -> dict[str, Any]:
-    entry = {"holds": "run", "capability": list(target.capability), "batch": batch}
-    return entry | {"sm_count": target.sm_count}
+def _entry(target: Target, batch: int | None) -> dict[str, Any]:
+    """Return what tells a job's program for such GPUs, or its run at a batch size, from its other entries."""
+    if batch is None:
+        return {"holds": "program", "capability": list(target.capability)}
+    numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
+    return {"holds": "run", **numbers}
 
 
 def load_targets(file: ProgramFile, target: Target) -> list[Program]:
@@ -143,10 +131,10 @@ class BundledStore:
     folder: Path = BUNDLED
     _files: dict[str, ProgramFile] = field(default_factory=dict)
 
-    def get(self, job: Job, target: Target) -> Sequence[Program]:
+    def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
         """Return the job's programs for such GPUs, and the run at batch 1 that stands beside some."""
         name = bundled_name(job)
-        if not self._is_current(name):
+        if batch is not None or not self._is_current(name):
             return ()
         programs: list[Program] = []
         for file in self._index["traces"][name].get(".".join(map(str, target.capability)), ()):
@@ -157,10 +145,6 @@ class BundledStore:
             except (DataFileError, *_BROKEN):  # an installation that was tampered with
                 continue
         return programs
-
-    def get_run(self, job: Job, target: Target, batch: int) -> Sequence[Program]:
-        """Return nothing: runs are bundled beside the programs."""
-        return ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
         """Ignore a program."""

@@ -1,4 +1,4 @@
-"""All that Lightning's `Trainer` takes: parameters, and callbacks, strategies and plugins by their classes."""
+"""All that Lightning's `Trainer` takes: parameters; callbacks, strategies and plugins by their classes."""
 
 from typing import Any
 

@@ -33,10 +33,7 @@ _PATTERNS: tuple[tuple[str, Sample], ...] = (
         r"torchvision:(detection\.|\w+_fpn|fcos_|retinanet_|ssd)",
         Sample(("3x480x640",), loss=Loss.SUM),  # in training such a model returns its losses
     ),
-    (
-        r"torchvision:(segmentation\.|fcn_|deeplabv3_|lraspp_)",
-        Sample(("3x520x520",), "520x520:int64"),
-    ),
+    (r"torchvision:(segmentation\.|fcn_|deeplabv3_|lraspp_)", Sample(("3x520x520",), "520x520:int64")),
     (r"torchvision:(video\.)?(r3d|mc3|r2plus1d)_", Sample(("3x16x112x112",), _CLASS)),
     (r"torchvision:(video\.)?(s3d|mvit_|swin3d_)", Sample(("3x16x224x224",), _CLASS)),
     (r"torchvision:(optical_flow\.)?raft_", Sample(("3x368x496", "3x368x496"), "2x368x496", Loss.MSE)),
@@ -142,9 +139,7 @@ _MONAI: Mapping[str, Sample] = {
     "efficientnet": _classes(_3D, _CLASSES, in_channels=1, blocks_args_str=_BLOCKS),
     "efficientnetbn": _classes(_EFFICIENT, _CLASSES),
     **dict.fromkeys(("efficientnetbnfeatures", "efficientnetencoder"), _on("1x96x96x96", _EFFICIENT)),
-    "torchvisionfcmodel": _on(
-        "3x224x224", _CLASSES, _NO_WEIGHTS, target=_CLASS, model_name="resnet18"
-    ),
+    "torchvisionfcmodel": _on("3x224x224", _CLASSES, _NO_WEIGHTS, target=_CLASS, model_name="resnet18"),
     "milmodel": _on("8x3x224x224", _CLASSES, _NO_WEIGHTS, target=_CLASS),
     **dict.fromkeys(
         ("vit", "vitautoenc", "maskedautoencodervit"),
@@ -157,13 +152,9 @@ _MONAI: Mapping[str, Sample] = {
         channels=(16, 32, 64), strides=(1, 2, 2),
     ),
     "spadeautoencoderkl": _on("1x64x64x64 3x64x64x64", _3D, _LABELS),
-    "spadenet": _on(
-        "3x64x64", _SPATIAL_2D, _LABELS, input_shape=_PLANE, channels=(8, 16, 32), is_vae=False
-    ),
+    "spadenet": _on("3x64x64", _SPATIAL_2D, _LABELS, input_shape=_PLANE, channels=(8, 16, 32), is_vae=False),
     "diffusionmodelunet": _on("1x64x64 timesteps=scalar:int64", _SPATIAL_2D),
-    "spadediffusionmodelunet": _on(
-        "1x64x64 timesteps=scalar:int64 seg=3x64x64", _SPATIAL_2D, _LABELS
-    ),
+    "spadediffusionmodelunet": _on("1x64x64 timesteps=scalar:int64 seg=3x64x64", _SPATIAL_2D, _LABELS),
     "controlnet": _on(
         "1x64x64 timesteps=scalar:int64 controlnet_cond=1x512x512", spatial_dims=2, in_channels=1
     ),
@@ -178,19 +169,13 @@ _MONAI: Mapping[str, Sample] = {
     "multiscalepatchdiscriminator": _on(
         "1x96x96x96", _3D, channels=32, in_channels=1, num_d=2, num_layers_d=2
     ),
-    "fullyconnectednet": _on(
-        "64", target=_CLASS, in_channels=64, out_channels=2, hidden_channels=(128, 128)
-    ),
+    "fullyconnectednet": _on("64", target=_CLASS, in_channels=64, out_channels=2, hidden_channels=(128, 128)),
     "varfullyconnectednet": _on(
         "64", in_channels=64, out_channels=64, latent_size=8, encode_channels=(32, 16),
         decode_channels=(16, 32),
     ),
-    "globalnet": _on(
-        "2x96x96x96", _3D, in_channels=2, num_channel_initial=16, depth=3, image_size=_CUBE
-    ),
-    "localnet": _on(
-        "2x96x96x96", _3D, in_channels=2, num_channel_initial=16, extract_levels=(0, 1, 2, 3)
-    ),
+    "globalnet": _on("2x96x96x96", _3D, in_channels=2, num_channel_initial=16, depth=3, image_size=_CUBE),
+    "localnet": _on("2x96x96x96", _3D, in_channels=2, num_channel_initial=16, extract_levels=(0, 1, 2, 3)),
     "regunet": _on("2x96x96x96", _3D, in_channels=2, num_channel_initial=16, depth=3),
     "voxelmorph": _on("1x96x96x96 1x96x96x96"),
     "voxelmorphunet": _on(

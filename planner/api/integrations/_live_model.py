@@ -12,7 +12,7 @@ from planner.api.budget import has_memory_limit
 from planner.api.integrations.settings import model_errors
 from planner.api.max_batch import MaxBatchResult, max_batch
 from planner.api.options import Options
-from planner.errors import ModelError
+from planner.errors import ModelError, UsageError
 from planner.jobs import FIELD_OPTIONS
 from planner.planning import Estimate
 
@@ -76,13 +76,31 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
     return with_notes(result, (shapes, *loop.unplanned, *loop.notes))
 
 
-def largest_at_ease(loop: LiveLoop, options: Options) -> tuple[MaxBatchResult, int]:
-    """Return the plan, and the largest batch that trains without retries, which evaluations may take."""
+class Choice(Struct, frozen=True):
+    """A batch size to train with."""
+
+    result: MaxBatchResult
+    batch: int
+    warning: str  # one line for the user; "" where there is nothing to warn of
+
+
+def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
+    """Return the largest batch that trains without retries, rounded down to a multiple unless it is smaller.
+
+    An evaluation may take retries, one each time it starts: they cost little. Where each batch that fits
+    takes retries, it is the largest that fits, with a warning. Raises UsageError where not even 1 fits.
+    """
     result = plan_live_model(loop, options)
-    if not loop.fields.get("evaluate") or result.comfortable_batch == result.max_batch:
-        return result, result.comfortable_batch
-    training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
-    return result, min(plan_live_model(training, options).comfortable_batch, result.max_batch)
+    if result.max_batch == 0:
+        raise UsageError("not even a batch of 1 fits; planner.advise says what would change that")
+    comfortable = result.comfortable_batch
+    if loop.fields.get("evaluate") and comfortable < result.max_batch:
+        training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
+        comfortable = min(plan_live_model(training, options).comfortable_batch, result.max_batch)
+    largest = comfortable or result.max_batch
+    batch = largest - largest % multiple if largest >= multiple else largest
+    slow = f"batch {batch} fits only by releasing cached memory in each step, which takes time"
+    return Choice(result, batch, "" if comfortable else slow)
 
 
 def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:

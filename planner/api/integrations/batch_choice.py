@@ -1,20 +1,11 @@
-"""The batch size that a hook sets: the largest without retries, and its split into micro-batches."""
+"""Splits of the batch size that a hook sets into micro-batches."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planner.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A batch size to train with."""
-
-    batch: int
-    warning: str = ""  # one line for the user; "" where there is nothing to warn of
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """Samples of one step of the optimizer on one device, in micro-batches."""
 
     batch: int
@@ -26,29 +17,10 @@ class Split:
         return self.batch * self.steps
 
 
-def choose_batch(largest: int, at_ease: int, multiple: int) -> Choice:
-    """Return the largest batch that trains without retries, rounded down to a multiple.
-
-    Where each batch that fits takes retries, it is the largest that fits, with a warning. A batch below
-    `multiple` is left as it is. Raises UsageError where not even one sample fits.
-    """
-    if largest == 0:
-        raise UsageError("not even a batch of 1 fits; planner.advise says what would change that")
-    if at_ease:
-        return Choice(round_down(at_ease, multiple))
-    batch = round_down(largest, multiple)
-    return Choice(batch, f"batch {batch} fits only by releasing cached memory in each step, which takes time")
-
-
 def check_multiple(multiple: object) -> None:
     """Raise UsageError for anything but a whole number from 1."""
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise UsageError(f"multiple_of: {multiple!r} is refused; use a whole number from 1")
-
-
-def round_down(batch: int, multiple: int) -> int:
-    """Return the batch size as a multiple; one that is smaller than that stays."""
-    return batch - batch % multiple if batch >= multiple else batch
 
 
 def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:

@@ -20,8 +20,8 @@ from typing import Any, Unpack
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
-from planner.api.integrations._live_model import LiveLoop, largest_at_ease, plan_live_model
-from planner.api.integrations.batch_choice import Choice, Split, check_multiple, choose_batch, split, split_up
+from planner.api.integrations._live_model import Choice, LiveLoop, choose_batch, plan_live_model
+from planner.api.integrations.batch_choice import Split, check_multiple, split, split_up
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
 from planner.api.options import Options
@@ -65,7 +65,7 @@ def plan_training_arguments(
     check_multiple(multiple_of)
     samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     loop = _loop_of_arguments(model, arguments, sample)
-    choice = _choice(_accumulating(loop, 1), multiple_of, options)
+    choice = choose_batch(_accumulating(loop, 1), options, multiple_of)
     if samples <= choice.batch:
         chosen = Split(choice.batch, 1) if grow else split(samples, choice.batch, multiple_of)
     else:
@@ -101,7 +101,7 @@ def plan_batch_size(
     nothing fits.
     """
     loop = _loop_of_accelerator(model, sample, optimizer, accelerator)
-    choice = _choice(loop, 1, options)
+    choice = choose_batch(loop, options, 1)
     _warn(*loop.unplanned, choice.warning)
     return choice.batch
 
@@ -228,11 +228,6 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
     )
 
 
-def _choice(loop: LiveLoop, multiple: int, options: Options) -> Choice:
-    result, at_ease = largest_at_ease(loop, options)
-    return choose_batch(result.max_batch, at_ease, multiple)
-
-
 def _split(
     loop: LiveLoop, options: Options, multiple: int, divide: Callable[[int], Split]
 ) -> tuple[Choice, Split]:
@@ -245,7 +240,7 @@ def _split(
     while True:
         few = _accumulating(loop, steps)
         few = replace(few, fields={**few.fields, "accumulate": 2})  # to the allocator, more are the same
-        choice = _choice(few, multiple, options)
+        choice = choose_batch(few, options, multiple)
         chosen = divide(choice.batch)
         more = max(0, chosen.steps - steps) * chosen.batch * _bytes_a_sample(loop.sample)
         if more < _NEGLIGIBLE_BYTES:

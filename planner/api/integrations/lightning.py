@@ -16,8 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr  # noqa: E402
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn  # noqa: E402
 
-from planner.api.integrations._live_model import largest_at_ease  # noqa: E402
-from planner.api.integrations.batch_choice import check_multiple, choose_batch  # noqa: E402
+from planner.api.integrations._live_model import choose_batch  # noqa: E402
+from planner.api.integrations.batch_choice import check_multiple  # noqa: E402
 from planner.api.integrations.lightning_loop import loop_of_trainer  # noqa: E402
 from planner.api.max_batch import MaxBatchResult  # noqa: E402
 from planner.api.options import Options  # noqa: E402
@@ -85,8 +85,8 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
                 "data module a train_dataloader()"
             )
         loop = loop_of_trainer(trainer, module, self._sample)
-        self.result, at_ease = largest_at_ease(loop, self._options)
-        choice = choose_batch(self.result.max_batch, at_ease, self._multiple)
+        choice = choose_batch(loop, self._options, self._multiple)
+        self.result = choice.result
         for line in filter(None, (*loop.unplanned, choice.warning)):
             rank_zero_warn(f"BatchSizePlanner: {line}")
         return choice.batch

@@ -1,4 +1,4 @@
-from .blocks import Block as Block, SegmentEvent as SegmentEvent, SegmentState as SegmentState
+from .blocks import Block as Block, SegmentEvent as SegmentEvent
 from .caching_allocator import CachingAllocator as CachingAllocator
 from .config import (
     AllocatorConfig as AllocatorConfig, MemoryLimits as MemoryLimits, ReuseOrder as ReuseOrder,

@@ -23,6 +23,7 @@ from .resolve import (
 )
 from .yaml_fields import (
     ANY_SOURCE as ANY_SOURCE, OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources,
-    read_alloc_conf as read_alloc_conf, read_arguments as read_arguments, read_count as read_count,
-    read_items as read_items, read_model as read_model, read_options as read_options,
+    parse_entry as parse_entry, read_alloc_conf as read_alloc_conf, read_arguments as read_arguments,
+    read_count as read_count, read_items as read_items, read_model as read_model,
+    read_options as read_options,
 )

@@ -78,6 +78,5 @@ class ConvWorkspace(Struct, frozen=True):
 _OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
 
 
-ConvWorkspaceQuery = Callable[
-    [tuple[int, int], int, Convolution], Workspaces
-]  # compute capability, multiprocessors
+# Of a compute capability, a number of SMs and a call.
+ConvWorkspaceQuery = Callable[[tuple[int, int], int, Convolution], Workspaces]

@@ -10,12 +10,9 @@ from msgspec import Struct
 
 from planner.program.convolution import ConvWorkspace
 
-RANDOM_COURSE_NOTE = (
-    "random numbers on the CPU"  # stands in a note of traces in which chance decides conditions
-)
-RANDOM_VALUES_NOTE = (
-    "values drawn at random"  # stands in a note of every trace some of whose sizes come from chance
-)
+# Parts of the notes of traces in which chance decides conditions, and in which it decides sizes.
+RANDOM_COURSE_NOTE = "random numbers on the CPU"
+RANDOM_VALUES_NOTE = "values drawn at random"
 
 
 class Category(StrEnum):
@@ -108,9 +105,7 @@ class Trace(Struct, frozen=True):
     events: tuple[Event, ...]
     sites: tuple[Site, ...]
     batch: int
-    unknown_ops: tuple[
-        str, ...
-    ] = ()  # operators with neither a workspace rule nor a note that they need none
+    unknown_ops: tuple[str, ...] = ()  # with neither a workspace rule nor a note that they need none
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
     provenance: tuple[TensorProvenance, ...] = ()  # of some blocks, by rising allocation; mostly none
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise, of workspaces of convolutions

@@ -152,16 +152,8 @@ class Program:
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
         """Return the trace at a batch size at which kernels allocate these workspaces."""
         events = tuple(self._splice(batch, workspaces))
-        return Trace(
-            events,
-            self.sites,
-            batch,
-            self.unknown_ops,
-            self.notes,
-            self.provenance,
-            self.conv_workspaces,
-            self.growth_sources,
-        )
+        rows = self.provenance, self.conv_workspaces, self.growth_sources
+        return Trace(events, self.sites, batch, self.unknown_ops, self.notes, *rows)
 
     def _splice(self, batch: int, workspaces: KernelWorkspaces) -> list[Event]:
         own = events_at(self.events, batch)

@@ -31,6 +31,7 @@ from planner.jobs import (
     SOURCES,
     CatalogueEntry,
     is_argument_name,
+    parse_entry,
     parse_tensor_spec,
     read_count,
     read_model,
@@ -94,9 +95,9 @@ def read_process(
     """
     values = read_entry(path).children(("steps",), ("models", "torch"))
     named = values["models"].mapping() if "models" in values else {}
-    reader = _StepReader({name: _model(name, entry, catalogue, sources) for name, entry in named.items()})
+    models = {name: _model(name, entry, catalogue, sources) for name, entry in named.items()}
     entries = values["steps"].items()
-    process = tuple(map(reader.read, entries))
+    process = tuple(_read_step(entry, models) for entry in entries)
     flaw = find_flaw(process)
     if flaw is not None:
         raise entries[flaw.index].broken(flaw.what)
@@ -123,79 +124,52 @@ def _model(
     return Model(name, job, batch or _ANY_BATCH), batch
 
 
-class _StepReader:
-    """Reads the steps of a file that has these models."""
-
-    def __init__(self, models: Mapping[str, Known]) -> None:
-        self._models = models
-        self._words: Mapping[str, Step] = {
-            "empty_cache": EmptyCache(),
-            "reset_peak": ResetPeak(),
-            "leave": Leave(),
-        }
-        self._keys: Mapping[str, Callable[[Entry], Step]] = {
-            "heading": lambda value: Heading(_line(value)),
-            "print": lambda value: Print(_line(value)),
-            "define": _define,
-            "delete": lambda value: Delete(tuple(item.text() for item in value.items())),
-            "place": lambda value: Place(self._known(value)[0]),
-            "summary": self._summary,
-            "train": self._train,
-        }
-
-    def read(self, entry: Entry) -> Step:
-        """Read one item of `steps`."""
-        word = entry.node.value
-        if isinstance(word, str):
-            if word not in self._words:
-                needs = "needs a value, as in" if word in self._keys else "is unknown; known are"
-                forms = f"{word}: ..." if word in self._keys else self._known_steps()
-                raise entry.broken(f"step {word!r} {needs} {forms}")
-            return self._words[word]
-        keys = entry.mapping()
-        if len(keys) != 1:
-            raise entry.broken("a step is one word, or one key with its value; begin each with a dash")
-        key, value = next(iter(keys.items()))
-        if key in self._words:
-            raise value.broken(f"this step takes no value; write it as '- {key}'")
-        if key not in self._keys:
-            raise value.broken(f"unknown step; known are {self._known_steps()}")
-        return self._keys[key](value)
-
-    def _known_steps(self) -> str:
-        return ", ".join([*self._keys, *self._words])
-
-    def _known(self, entry: Entry) -> Known:
-        name = entry.text()
-        if name not in self._models:
-            listed = ", ".join(self._models) or "empty"
-            raise entry.broken(f"no model of this name; 'models' of this file is {listed}")
-        return self._models[name]
-
-    def _summary(self, entry: Entry) -> Step:
-        values = entry.children(("model",), ("batch",))
-        model, batch = self._known(values["model"])
-        return Summary(model, _batch(entry, values, batch))
-
-    def _train(self, entry: Entry) -> Step:
-        values = entry.children(("model", "steps_per_epoch", "epochs"), ("batch", "print"))
-        model, batch = self._known(values["model"])
-        steps = read_count(values["steps_per_epoch"], MAX_STEPS)
-        epochs = read_count(values["epochs"], MAX_STEPS)
-        if steps * epochs > MAX_STEPS:
-            raise entry.broken(f"{steps * epochs:,} steps are too many; at most {MAX_STEPS:,} are played")
-        label = _line(values["print"]) if "print" in values else None
-        return Train(model, _batch(entry, values, batch), steps, epochs, label)
+def _read_step(entry: Entry, models: Mapping[str, Known]) -> Step:
+    word = entry.node.value
+    if isinstance(word, str):
+        if word in _KEYS:
+            raise entry.broken(f"step {word!r} needs a value, as in {word}: ...")
+        if word not in _WORDS:
+            raise entry.broken(f"step {word!r} is unknown; known are {_KNOWN}")
+        return _WORDS[word]
+    keys = entry.mapping()
+    if len(keys) != 1:
+        raise entry.broken("a step is one word, or one key with its value; begin each with a dash")
+    ((key, value),) = keys.items()
+    if key in _WORDS:
+        raise value.broken(f"this step takes no value; write it as '- {key}'")
+    if key not in _KEYS:
+        raise value.broken(f"unknown step; known are {_KNOWN}")
+    return _KEYS[key](value, models)
 
 
-def _define(entry: Entry) -> Define:
-    text = entry.text()
-    try:
-        tensor = parse_tensor_spec(text)
-    except UsageError as error:
-        raise entry.broken(str(error)) from None
+def _known(entry: Entry, models: Mapping[str, Known]) -> Known:
+    name = entry.text()
+    if name not in models:
+        raise entry.broken(f"no model of this name; 'models' of this file is {', '.join(models) or 'empty'}")
+    return models[name]
+
+
+def _summary(entry: Entry, models: Mapping[str, Known]) -> Step:
+    values = entry.children(("model",), ("batch",))
+    model, batch = _known(values["model"], models)
+    return Summary(model, _batch(entry, values, batch))
+
+
+def _train(entry: Entry, models: Mapping[str, Known]) -> Step:
+    values = entry.children(("model", "steps_per_epoch", "epochs"), ("batch", "print"))
+    model, batch = _known(values["model"], models)
+    steps, epochs = (read_count(values[name], MAX_STEPS) for name in ("steps_per_epoch", "epochs"))
+    if steps * epochs > MAX_STEPS:
+        raise entry.broken(f"{steps * epochs:,} steps are too many; at most {MAX_STEPS:,} are played")
+    label = _line(values["print"]) if "print" in values else None
+    return Train(model, _batch(entry, values, batch), steps, epochs, label)
+
+
+def _define(entry: Entry, models: Mapping[str, Known]) -> Step:
+    tensor = parse_entry(entry, parse_tensor_spec, entry.text())
     if tensor.keyword is None or not is_argument_name(tensor.keyword):
-        raise entry.broken(f"NAME=SHAPE[:DTYPE] is wanted, such as var=1024x1024, not {text!r}")
+        raise entry.broken(f"NAME=SHAPE[:DTYPE] is wanted, such as var=1024x1024, not {entry.text()!r}")
     return Define(tensor.keyword, tensor)
 
 
@@ -212,3 +186,16 @@ def _line(entry: Entry) -> str:
     if "\n" in text:
         raise entry.broken("one line is wanted")
     return text
+
+
+_WORDS: Mapping[str, Step] = {"empty_cache": EmptyCache(), "reset_peak": ResetPeak(), "leave": Leave()}
+_KEYS: Mapping[str, Callable[[Entry, Mapping[str, Known]], Step]] = {
+    "heading": lambda entry, models: Heading(_line(entry)),
+    "print": lambda entry, models: Print(_line(entry)),
+    "define": _define,
+    "delete": lambda entry, models: Delete(tuple(item.text() for item in entry.items())),
+    "place": lambda entry, models: Place(_known(entry, models)[0]),
+    "summary": _summary,
+    "train": _train,
+}
+_KNOWN = ", ".join((*_KEYS, *_WORDS))

@@ -139,9 +139,7 @@ def size_bytes(tensor: TensorSpec) -> int:
 
 
 def find_flaw(process: Process) -> Flaw | None:
-    """Return the first step that no program could take at its place, or that cannot be replayed; None: all
-    can.
-    """
+    """Return the first step that no program could take there, or that cannot be replayed; None: all can."""
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):

@@ -61,7 +61,7 @@ def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLI
         except _NoRoomError as error:
             failure = OutOfMemory(index, machine.loop_step, machine.phase, error.requested_bytes)
             break
-    return Account(tuple(machine.readings), machine.retries, failure)
+    return Account(tuple(machine.readings), machine.allocator.retries, failure)
 
 
 class _NoRoomError(Exception):
@@ -99,16 +99,12 @@ class _Machine:
         self.loop_step: int | None = None
         self.phase: Phase | None = None
         self._tracer = tracer
-        self._allocator = CachingAllocator(limits)
+        self.allocator = CachingAllocator(limits)
         self._tensors: dict[str, Block] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # whose names live
         self._served: set[bool] = set()  # threads that have a workspace: whether it is autograd's
         self._section = ""
-
-    @property
-    def retries(self) -> int:
-        return self._allocator.retries
 
     def take(self, step: Step) -> None:
         """Do one step of a process without flaw."""
@@ -121,15 +117,15 @@ class _Machine:
             case Define(name, tensor):
                 block = self._malloc(size_bytes(tensor))
                 if name in self._tensors:
-                    self._allocator.free(self._tensors[name])
+                    self.allocator.free(self._tensors[name])
                 self._tensors[name] = block
             case Delete(names):
                 for name in names:
                     self._delete(name)
             case EmptyCache():
-                self._allocator.empty_cache()
+                self.allocator.empty_cache()
             case ResetPeak():
-                self._allocator.reset_peaks()
+                self.allocator.reset_peaks()
             case Place(model):
                 self._place(model)
             case Summary(model, batch):
@@ -144,17 +140,17 @@ class _Machine:
                 self._running = None
 
     def _read(self, label: str) -> None:
-        of = self._allocator
+        of = self.allocator
         figures = (of.allocated_bytes, of.reserved_bytes, of.peak_allocated_bytes)
         self.readings.append(Reading(self._section, label, *figures))
 
     def _delete(self, name: str) -> None:
         if name in self._tensors:
-            self._allocator.free(self._tensors.pop(name))
+            self.allocator.free(self._tensors.pop(name))
             return
         model = self._models.pop(name)
         for block in (*model.weights.values(), *model.gradients):
-            self._allocator.free(block)
+            self.allocator.free(block)
 
     def _place(self, model: Model) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
@@ -214,7 +210,7 @@ class _Machine:
                         running.held[step, asked] = self._malloc(size, is_optional=optional), category
                     asked += 1
                 case Dealloc(age, number):
-                    self._allocator.free(running.held.pop((step - age, number))[0])
+                    self.allocator.free(running.held.pop((step - age, number))[0])
                     if age == step:
                         running.model.weights.pop(number, None)
                 case Retain(size):
@@ -230,7 +226,7 @@ class _Machine:
             self._bring_weights(running)  # torchinfo makes the input first, then moves the model
         if self.phase is running.zeroed_in:
             for block in running.model.gradients:
-                self._allocator.free(block)
+                self.allocator.free(block)
             running.model.gradients.clear()
 
     def _keep(self, size: int) -> None:
@@ -246,12 +242,10 @@ class _Machine:
             if category is Category.GRADIENT:
                 running.model.gradients.append(block)
             elif category is not Category.PARAMETER:
-                self._allocator.free(block)
+                self.allocator.free(block)
 
     def _malloc(self, size: int, is_optional: bool = False) -> Block:
-        block = self._allocator.malloc(size)
-        if block is None:
-            block = retry_optional(self._allocator, is_optional)
+        block = self.allocator.malloc(size) or retry_optional(self.allocator, is_optional)
         if block is None:
             raise _NoRoomError(size)
         return block

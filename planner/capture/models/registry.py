@@ -40,12 +40,12 @@ def find_constructor(job: Job) -> Constructor:
 
 
 def construct_model(
-    job: Job, constructor: Constructor, run: Callable[[Callable[[], object]], object] = construct_on_meta
+    job: Job, constructor: Constructor, run: Callable[[Callable[[], object]], object] | None = None
 ) -> nn.Module:
-    """Return the model of the constructor and the arguments of the job, made by `run`. Raises ModelError."""
+    """Return the model of constructor and job, made by `run`, or else on meta. Raises ModelError."""
     arguments = {key: _as_lists(value) for key, value in job.model_args}
     try:
-        model = run(lambda: constructor(**arguments))
+        model = (run or construct_on_meta)(lambda: constructor(**arguments))
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a model may raise anything

@@ -26,7 +26,7 @@ from planner.hardware.device import MIB
 from planner.hardware.likeness import kind_of
 from planner.jobs import Job, parse_tensor_spec, resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.estimators.published import Kind, load_measured
+from planner.planning.estimators.published import load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.program.events import Trace
 
@@ -65,7 +65,7 @@ def notebook_rows() -> list[Row]:
         term: notebook.readings_of(process, cache(lambda job, batch, term=term: without(tracer(job, batch), term)), PUBLISHED)  # noqa: E501
         for term in SCRATCH_TERMS
     }  # fmt: skip
-    peak, reserved = map(notebook.printed, (Kind.PEAK_ALLOCATED, Kind.RESERVED))
+    peak, reserved = map(notebook.printed, ("peak_allocated", "reserved"))
     rows = []
     for (model, point), truth in peak.items():
         if point != "end" or model not in notebook.MODELS.values():
@@ -99,12 +99,12 @@ def thread_rows() -> list[Row]:
     rows = []
     for figure in load_measured().figures:
         is_mine = "forum" in figure.source.title and figure.point == "end" and figure.model in catalogue
-        if not is_mine or figure.kind not in (Kind.ALLOCATED, Kind.PEAK_ALLOCATED):
+        if not is_mine or figure.kind not in ("allocated", "peak_allocated"):
             continue
         entry = catalogue[figure.model]
         taken = notebook.trace_generic(entry.job, figure.batch)
         run = replay_published(taken, figure.batch)
-        is_peak = figure.kind is Kind.PEAK_ALLOCATED
+        is_peak = figure.kind == "peak_allocated"
         size = run.peak_allocated_bytes if is_peak else run.end_allocated_bytes
         note = (
             "its torch saved ReLU's input, today's saves the result" if figure.model == "basic_unet" else ""

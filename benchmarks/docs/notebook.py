@@ -22,7 +22,7 @@ from planner.capture.session import record
 from planner.hardware.device import unlimited_device
 from planner.jobs import Job
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.estimators.published import Kind, load_measured
+from planner.planning.estimators.published import load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.planning.process.model import Leave, Place, Print, Process, Reading
 from planner.planning.process.run import JobTracer, run_process
@@ -103,14 +103,14 @@ def keys(readings: tuple[Reading, ...]) -> Iterator[Key]:
         yield model, "end" if point == "final" else point
 
 
-def printed(kind: Kind) -> dict[Key, float]:
+def printed(kind: str) -> dict[Key, float]:
     """What the notebook printed, in MiB."""
     return {
         (figure.model, figure.point): float(figure.quantity.printed)
         for figure in load_measured().figures
         if figure.source.title.endswith(NOTEBOOK)
         and figure.source.framework == "torch"
-        and figure.kind is kind
+        and figure.kind == kind
     }
 
 
@@ -119,13 +119,13 @@ def outside_mib() -> float:
 
     Contexts of CUDA, TensorFlow in the same process, and other processes.
     """
-    used, reserved = printed(Kind.USED), printed(Kind.RESERVED)
+    used, reserved = printed("used"), printed("reserved")
     return max(used[key] - reserved[key] for key in used if key[1].startswith("train"))
 
 
 def lines_table(ours: Mapping[Key, Reading]) -> str:
     """Every line of the process: measured, ours and the error of each figure."""
-    allocated, reserved, peak = map(printed, (Kind.ALLOCATED, Kind.RESERVED, Kind.PEAK_ALLOCATED))
+    allocated, reserved, peak = map(printed, ("allocated", "reserved", "peak_allocated"))
     head = "".join(f" {name} | ours | error |" for name in ("allocated", "reserved", "max allocated"))
     rows = [f"| line |{head}", "|---|" + "--:|" * 9]
     for key, reading in ours.items():
@@ -146,7 +146,7 @@ def compared(ours_bytes: int, real_mib: float | None) -> tuple[str, str, str]:
 
 def reserved_table(endless: Mapping[Key, Reading], capped: Mapping[Key, Reading], cap_mib: int) -> str:
     """What is reserved after training, on a GPU without end and within what the notebook's may have had."""
-    real = printed(Kind.RESERVED)
+    real = printed("reserved")
     rows = [
         f"| after training | measured | ours, no end | error | ours, at most {cap_mib:,} MiB | error |",
         "|---|--:|--:|--:|--:|--:|",

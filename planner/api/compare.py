@@ -66,7 +66,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
     """Return the budget with the allocator of the version of torch that the measured value names."""
     if isinstance(measured, str):
         return budget
-    defaults = config_of_torch(dict(measured.source.versions).get("torch", ""))
+    defaults = config_of_torch(measured.source.versions.get("torch", ""))
     config = parse_alloc_conf(options.get("alloc_conf") or "", defaults)
     return replace(budget, limits=replace(budget.limits, config=config))
 

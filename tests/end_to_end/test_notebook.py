@@ -9,7 +9,7 @@ import pytest
 
 from planner.api.replay import ProcessResult, replay_process
 from planner.cli import run
-from planner.planning.estimators.published import Figure, Kind, load_measured
+from planner.planning.estimators.published import Figure, load_measured
 from planner.planning.process.model import Reading
 
 MIB = 2**20
@@ -35,12 +35,12 @@ LOST = {(model, point) for model in tuple(POINTS)[2:] for point in ("initial", "
 Key = tuple[str, str]  # model and point
 
 
-def measured(kind: Kind) -> dict[Key, Figure]:
+def measured(kind: str) -> dict[Key, Figure]:
     """The notebook's figures of one kind."""
     return {
         (figure.model, figure.point): figure
         for figure in load_measured().figures
-        if figure.source.title == TITLE and figure.source.framework == "torch" and figure.kind is kind
+        if figure.source.title == TITLE and figure.source.framework == "torch" and figure.kind == kind
     }
 
 
@@ -61,22 +61,22 @@ def readings(result: ProcessResult) -> dict[Key, Reading]:
 
 def test_every_line_of_the_notebook_is_replayed(readings: dict[Key, Reading]) -> None:
     """Each line that the notebook's text still has is among ours, and ours has those that it lost."""
-    for kind in (Kind.ALLOCATED, Kind.RESERVED, Kind.PEAK_ALLOCATED):
+    for kind in ("allocated", "reserved", "peak_allocated"):
         assert set(measured(kind)) == set(readings) - LOST
 
 
-@pytest.mark.parametrize("key", measured(Kind.PEAK_ALLOCATED), ids=" ".join)
+@pytest.mark.parametrize("key", measured("peak_allocated"), ids=" ".join)
 def test_max_allocated(key: Key, readings: dict[Key, Reading]) -> None:
     """Within 1 % of the measured line; VGG16-BN, whose peak lies in a convolution, within 4 %."""
     bar = 0.04 if key[0] == "vgg16_bn" else 0.01
-    real = float(measured(Kind.PEAK_ALLOCATED)[key].quantity.printed)
+    real = float(measured("peak_allocated")[key].quantity.printed)
     assert readings[key].peak_allocated_bytes / MIB == pytest.approx(real, rel=bar)
 
 
-@pytest.mark.parametrize("key", measured(Kind.ALLOCATED), ids=" ".join)
+@pytest.mark.parametrize("key", measured("allocated"), ids=" ".join)
 def test_allocated(key: Key, readings: dict[Key, Reading]) -> None:
     """Within 2 % of the measured line, at the end of training and everywhere else."""
-    real = float(measured(Kind.ALLOCATED)[key].quantity.printed)
+    real = float(measured("allocated")[key].quantity.printed)
     assert readings[key].allocated_bytes / MIB == pytest.approx(real, rel=0.02)
 
 
@@ -86,7 +86,7 @@ def test_the_variable_and_the_cnn_are_exact(model: str, readings: dict[Key, Read
     for point in POINTS[model]:
         reading = readings[model, point]
         ours = (reading.allocated_bytes, reading.reserved_bytes or 0, reading.peak_allocated_bytes)
-        real = [measured(kind)[model, point] for kind in (Kind.ALLOCATED, Kind.RESERVED, Kind.PEAK_ALLOCATED)]
+        real = [measured(kind)[model, point] for kind in ("allocated", "reserved", "peak_allocated")]
         assert [f"{figure / MIB:.1f}" for figure in ours] == [figure.quantity.printed for figure in real]
 
 

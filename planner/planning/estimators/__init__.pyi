@@ -1,15 +1,14 @@
 from .comparison import (
     ALLOCATED as ALLOCATED, COUNTS as COUNTS, Comparison as Comparison, Kept as Kept, Measured as Measured,
-    NAMES as NAMES, PROCESS as PROCESS, RESERVED as RESERVED, Row as Row, compare as compare,
-    find_measured as find_measured, kept_after as kept_after, measured_by_run as measured_by_run,
-    measured_from as measured_from,
+    NAMES as NAMES, PROCESS as PROCESS, Row as Row, compare as compare, find_measured as find_measured,
+    kept_after as kept_after, measured_by_run as measured_by_run, measured_from as measured_from,
 )
 from .methods import (
     Method as Method, TITLES as TITLES, find_method as find_method,
     reject_unsupported_options as reject_unsupported_options,
 )
 from .peers import MEBIBYTE_BYTES as MEBIBYTE_BYTES
-from .published import Source as Source, load_measured as load_measured
+from .published import RESERVED as RESERVED, Source as Source, load_measured as load_measured
 from .run import (
     open_builder as open_builder, plan_by_formula as plan_by_formula, run_estimator as run_estimator,
     run_estimators as run_estimators,

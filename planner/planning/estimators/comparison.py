@@ -9,12 +9,12 @@ from planner.hardware import Budget
 from planner.hardware.calibration import Observation
 from planner.jobs import Job
 from planner.planning.estimate import Estimate
-from planner.planning.estimators.methods import Method
-from planner.planning.estimators.published import Archive, Figure, Kind, Source
+from planner.planning.estimators.methods import TITLES, Method
+from planner.planning.estimators.published import PEAK_ALLOCATED, RESERVED, Archive, Figure, Source
 from planner.planning.estimators.static_estimate import StaticEstimate
 from planner.program import Category, Outcome, Trace
 
-ALLOCATED, RESERVED, PROCESS = "allocated", "reserved", "process"
+ALLOCATED, PROCESS = "allocated", "process"
 
 # What each figure is the sum of.
 COUNTS = {
@@ -27,12 +27,8 @@ COUNTS = {
     RESERVED: "the segments that the caching allocator holds for them",
     PROCESS: "reserved and CUDA context: what nvidia-smi shows",
 }
-NAMES = {
-    Method.FORMULA: "closed formula",
-    Method.TORCHINFO: "torchinfo",
-    Method.TORCHSUMMARY: "torchsummary",
-    Method.MODELSIZE: "pytorch_modelsize",
-    Method.MEMTRACKER: "MemTracker",
+NAMES: dict[str, str] = {
+    **{method: title.removeprefix("the ") for method, title in TITLES.items()},
     ALLOCATED: "planner, allocated",
     RESERVED: "planner, reserved",
     PROCESS: "planner, process",
@@ -139,10 +135,10 @@ def find_measured(archive: Archive, model: str, batch: int) -> tuple[Figure, Fig
     """Return the highest allocated that is stored for a catalogue model and batch size, and reserved beside
     it.
     """
-    peaks = archive.look_up(model, batch, Kind.PEAK_ALLOCATED)
+    peaks = archive.look_up(model, batch, PEAK_ALLOCATED)
     if not peaks:
         return None
-    reserved = archive.look_up(model, batch, Kind.RESERVED)
+    reserved = archive.look_up(model, batch, RESERVED)
     beside = [figure for figure in reserved if figure.source == peaks[0].source]
     return peaks[0], beside[0] if beside else None
 
@@ -162,7 +158,7 @@ def measured_by_run(run: Observation) -> Measured | None:
     if run.peak_allocated_bytes is None:
         return None
     known = {"torch": run.versions.torch, "cuda": run.versions.cuda}
-    versions = tuple((name, version) for name, version in known.items() if version is not None)
+    versions = {name: version for name, version in known.items() if version is not None}
     about = run.about or "a stored run of a calibration"
     return Measured(
         printed_bytes=run.peak_allocated_bytes,

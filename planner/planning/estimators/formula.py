@@ -4,20 +4,17 @@
     inference = D + W + O b
 
 D is the batch, W the parameters, O the outputs of the layers, b one half under mixed precision, d two under
-DistributedDataParallel, m the optimizer's moments. The notebook's text leaves b away from the last O of both
-lines, its code does not; the code made the figures and counts here. What the formula gets wrong stays wrong;
-docs/formulas.md lists it. All terms are affine in the batch size, so that the largest batch needs no search.
+DistributedDataParallel, m the optimizer's moments; b and d are 1 here. The notebook's text leaves b away from
+the last O of both lines, its code does not; the code made the figures and counts here. What the formula gets
+wrong stays wrong; docs/formulas.md lists it. All terms are affine in the batch size, so that the largest
+batch needs no search.
 """
 
 from collections.abc import Callable, Sequence
-from math import prod
 
 from msgspec import Struct
 
-from planner.errors import UsageError
-
 FLOAT_BYTES = 4  # the notebook takes every number for a float32, integer inputs included
-HALF_BYTES = 2
 
 # Layers that the notebook takes to work in place.
 MEMORYLESS = frozenset(
@@ -34,14 +31,6 @@ ATTENTION_OUTPUTS = 5
 
 # The notebook names SGD, Adagrad, RMSprop and Adam; the others keep as many tensors the size of the weights.
 MOMENTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
-
-
-class Recipe(Struct, frozen=True):
-    """The formula's terms of how a model is trained."""
-
-    moments: int = 0  # m
-    gradient_copies: int = 1  # d: 2 under DistributedDataParallel
-    output_float_bytes: int = FLOAT_BYTES  # 4 b: `HALF_BYTES` under mixed precision
 
 
 class Layer(Struct, frozen=True):
@@ -106,27 +95,6 @@ class Usage(Struct, frozen=True):
         return self.data_bytes + self.weight_bytes + self.forward_output_bytes
 
 
-def moments_of(optimizer: str) -> int:
-    """m of an optimizer, named as `--optimizer` takes it. Raises UsageError where the formula has none."""
-    if optimizer not in MOMENTS:
-        raise UsageError(
-            f"optimizer {optimizer}: the formula counts moments the size of the weights, and {optimizer} "
-            "keeps others; use --method trace"
-        )
-    return MOMENTS[optimizer]
-
-
-def given_counts(
-    sample_shape: Sequence[int], output_shape: Sequence[int], hidden_elements_per_sample: int, parameters: int
-) -> AffineCounts:
-    """Return the notebook's first form, from counts made by hand; shapes are those of one sample.
-
-    `hidden_elements_per_sample` are the outputs of all layers but the last. As published, the last layer's
-    output is counted once, not once for each sample.
-    """
-    return AffineCounts(prod(sample_shape), hidden_elements_per_sample, prod(output_shape), parameters)
-
-
 def count_layers(table: LayerTable) -> Counts:
     """Return the notebook's second form: leaves count, those in place without outputs, and attention."""
     outputs = parameters = 0
@@ -161,31 +129,22 @@ def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
     return counts
 
 
-def usage(counts: Counts, recipe: Recipe) -> Usage:
-    """Return the formula's terms in bytes."""
+def usage(counts: Counts, moments: int = 0) -> Usage:
+    """Return the formula's terms in bytes; `moments` is the optimizer's m."""
     data_bytes = counts.input_elements * FLOAT_BYTES
     weight_bytes = counts.parameters * FLOAT_BYTES
-    output_bytes = counts.output_elements * recipe.output_float_bytes
+    output_bytes = counts.output_elements * FLOAT_BYTES
     return Usage(
         data_bytes=data_bytes,
         weight_bytes=weight_bytes,
         forward_output_bytes=output_bytes,
-        weight_gradient_bytes=weight_bytes * (recipe.gradient_copies + recipe.moments),
+        weight_gradient_bytes=weight_bytes * (1 + moments),
         output_gradient_bytes=output_bytes + data_bytes,
     )
 
 
-def largest_training_batch(counts: AffineCounts, recipe: Recipe, budget_bytes: int) -> int:
-    """Return the largest batch whose training takes at most the budget; 0 where a batch of 1 takes more."""
-    return _largest(lambda batch: usage(counts.at(batch), recipe).training_bytes, budget_bytes)
-
-
-def largest_inference_batch(counts: AffineCounts, recipe: Recipe, budget_bytes: int) -> int:
-    """Return the largest batch whose inference takes at most the budget; 0 where a batch of 1 takes more."""
-    return _largest(lambda batch: usage(counts.at(batch), recipe).inference_bytes, budget_bytes)
-
-
-def _largest(affine_bytes: Callable[[int], int], budget_bytes: int) -> int:
+def largest_batch(affine_bytes: Callable[[int], int], budget_bytes: int) -> int:
+    """Return the largest batch that takes at most the budget; 0 where a batch of 1 takes more."""
     fixed_bytes = affine_bytes(0)
     per_sample_bytes = affine_bytes(1) - fixed_bytes
     if per_sample_bytes < 1:

@@ -1,9 +1,16 @@
 """Totals of other estimators, in bytes and in the unit that each prints."""
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
+
+from planner.jobs import Job
 
 MEGABYTE_BYTES = 10**6
 MEBIBYTE_BYTES = 2**20
+
+Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta
 
 
 class PeerEstimate(msgspec.Struct, frozen=True):

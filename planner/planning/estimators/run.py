@@ -1,34 +1,32 @@
 """Run the estimators beside the planner's own; torch is imported when they are opened."""
 
-from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware import Budget
 from planner.jobs import Job
 from planner.planning.estimators.methods import Method
+from planner.planning.estimators.peers import Build
 from planner.planning.estimators.static_estimate import (
     FormulaPlan,
     StaticEstimate,
     formula_estimate,
     formula_plan,
+    moments_of,
     peer_estimate,
-    recipe_of,
 )
 from planner.planning.programs import Factory
 from planner.program import OnProgress
 
-Build = Callable[[Job], Any]  # gives an nn.Module, its parameters on meta
 PEERS = tuple(method for method in Method if method is not Method.TRACE)
 
 
-def open_builder(job: Job, factory: Factory | None, tell: OnProgress) -> Build:
+def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> Build:
     """Return a function that builds the job's model without weights; imports torch.
 
     Raises UsageError for a model that its source does not know.
     """
-    tell("importing torch and the model's library")
+    on_progress("importing torch and the model's library")
     from planner.capture.models import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
@@ -36,18 +34,18 @@ def open_builder(job: Job, factory: Factory | None, tell: OnProgress) -> Build:
 
 
 def run_estimator(
-    method: Method, job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
+    method: Method, job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> StaticEstimate:
     """Estimate one batch size by any method but the trace.
 
     Raises UsageError for a job that the method has no term for, ModelError where it fails on the model.
     """
-    tell(f"asking {method}")
+    on_progress(f"asking {method}")
     start = perf_counter()
     if method is Method.FORMULA:
         from planner.planning.estimators.torch_runners.layer_table import formula_counts
 
-        recipe_of(job)
+        moments_of(job)
         counts = formula_counts(job, batch, build)
         return formula_estimate(job, batch, budget, counts, perf_counter() - start)
     from planner.planning.estimators.torch_runners.peers import PEERS
@@ -56,25 +54,25 @@ def run_estimator(
     return peer_estimate(method, job, batch, budget, found, perf_counter() - start)
 
 
-def plan_by_formula(job: Job, budget: Budget, build: Build, tell: OnProgress) -> FormulaPlan:
+def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgress) -> FormulaPlan:
     """Find the largest batch size by the formula. Raises as `run_estimator` does."""
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
-    tell("asking the formula")
+    on_progress("asking the formula")
     start = perf_counter()
-    recipe_of(job)
+    moments_of(job)
     counts = affine_formula_counts(job, build)
     return formula_plan(job, budget, counts, perf_counter() - start)
 
 
 def run_estimators(
-    job: Job, batch: int, budget: Budget, build: Build, tell: OnProgress
+    job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
     """Return for every method but the trace its estimate, or in one line why it has none."""
     said: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:
-            said[method] = run_estimator(method, job, batch, budget, build, tell)
+            said[method] = run_estimator(method, job, batch, budget, build, on_progress)
         except PlannerError as error:
             said[method] = _reason(job, error)
     return said

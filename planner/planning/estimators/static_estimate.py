@@ -4,23 +4,12 @@ None of them knows the allocator or the CUDA context. So a total is held against
 may take on the same card: usable memory less context and margin, or the cap.
 """
 
-from collections.abc import Callable
-
 from msgspec import Struct
 
 from planner.errors import UsageError
 from planner.hardware import Budget
 from planner.jobs import Job, Mode
-from planner.planning.estimators.formula import (
-    AffineCounts,
-    Counts,
-    Recipe,
-    Usage,
-    largest_inference_batch,
-    largest_training_batch,
-    moments_of,
-    usage,
-)
+from planner.planning.estimators.formula import MOMENTS, AffineCounts, Counts, Usage, largest_batch, usage
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.peers import MEBIBYTE_BYTES, PeerEstimate
 
@@ -62,14 +51,19 @@ def left_bytes(budget: Budget) -> int | None:
     return budget.limits.allocator_limit_bytes
 
 
-def recipe_of(job: Job) -> Recipe:
-    """Return the formula's terms of a job's recipe. Raises UsageError for what it has no term for."""
+def moments_of(job: Job) -> int:
+    """Return m of the job's optimizer. Raises UsageError for what the formula has no term for."""
     if job.mode is Mode.FORWARD:
         raise UsageError(
             "--mode forward: the formula knows training and inference; give --mode train or --mode infer, "
             "or use --method trace"
         )
-    return Recipe(moments=moments_of(job.optimizer))
+    if job.optimizer not in MOMENTS:
+        raise UsageError(
+            f"optimizer {job.optimizer}: the formula counts moments the size of the weights, and "
+            f"{job.optimizer} keeps others; use --method trace"
+        )
+    return MOMENTS[job.optimizer]
 
 
 def formula_total_bytes(job: Job, found: Usage) -> int:
@@ -78,8 +72,8 @@ def formula_total_bytes(job: Job, found: Usage) -> int:
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
-    """Return the formula's seven lines from what it counts at this batch size. Raises as `recipe_of` does."""
-    found = usage(counts, recipe_of(job))
+    """Return the formula's seven lines from its counts at this batch size. Raises as `moments_of` does."""
+    found = usage(counts, moments_of(job))
     lines = (
         ("Data", found.data_bytes),
         ("Weight", found.weight_bytes),
@@ -96,15 +90,16 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
     """Return the formula's inverse for what the card leaves to the allocator: one division, no search.
 
-    Raises as `recipe_of` does, and ValueError where nothing bounds the memory.
+    Raises as `moments_of` does, and ValueError where nothing bounds the memory.
     """
     left = left_bytes(budget)
     if left is None:
         raise ValueError("without a card or a cap no batch is the largest")
-    invert: Callable[[AffineCounts, Recipe, int], int] = (
-        largest_inference_batch if job.mode is Mode.INFER else largest_training_batch
+    moments = moments_of(job)
+    largest = largest_batch(
+        lambda batch: formula_total_bytes(job, usage(counts.at(batch), moments)),
+        left,
     )
-    largest = invert(counts, recipe_of(job), left)
 
     def at(batch: int) -> StaticEstimate:
         return formula_estimate(job, batch, budget, counts.at(batch), seconds)

@@ -93,7 +93,9 @@ def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
 def source_text(source: Source) -> str:
     """Return where a measured figure comes from."""
     shown = {"torch": "torch", "cuda": "CUDA"}
-    versions = "".join(f", {shown[name]} {version}" for name, version in source.versions if name in shown)
+    versions = "".join(
+        f", {shown[name]} {version}" for name, version in source.versions.items() if name in shown
+    )
     return f"{source.title}{versions}; GPU {source.gpu or 'not told'}"
 
 

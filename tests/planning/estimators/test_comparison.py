@@ -46,7 +46,7 @@ CARD = Device(
     capability=(8, 6),
 )
 SOURCE = Source(
-    "A notebook", "torch", "about", None, None, (("python", "3.10"), ("torch", "2.0.1"), ("cuda", "11.8"))
+    "A notebook", "torch", "about", None, None, {"python": "3.10", "torch": "2.0.1", "cuda": "11.8"}
 )
 # 100 MiB of weights and 10 MiB of activations a sample; peak 200 MiB at batch 10.
 EVENTS = (

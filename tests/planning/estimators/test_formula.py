@@ -4,35 +4,31 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.errors import UsageError
-from planner.jobs import Optimizer
+from planner.jobs import Job, Optimizer
 from planner.planning.estimators.formula import (
-    HALF_BYTES,
     MEMORYLESS,
     MOMENTS,
     AffineCounts,
     Counts,
     Layer,
     LayerTable,
-    Recipe,
     Usage,
     align_counts,
     count_layers,
-    given_counts,
-    largest_inference_batch,
-    largest_training_batch,
-    moments_of,
+    largest_batch,
     usage,
 )
+from planner.planning.estimators.static_estimate import moments_of
 from tests.helpers.structs import replace
 from tests.helpers.traces import UNTIMED
 
 MIB = 2**20
 
 # As the notebook counts its CNN by hand: a 3x3 convolution to 8 channels, 2x2 pooling, a linear layer.
-CNN = given_counts(
-    sample_shape=(3, 224, 224),
-    output_shape=(10,),
-    hidden_elements_per_sample=8 * 222 * 222 + 8 * 111 * 111,
+CNN = AffineCounts(
+    input_elements_per_sample=3 * 224 * 224,
+    output_elements_per_sample=8 * 222 * 222 + 8 * 111 * 111,
+    fixed_output_elements=10,
     parameters=3 * 3 * 3 * 8 + 8 + 8 * 111 * 111 * 10 + 10,
 )
 SMALL = Counts(input_elements=3, output_elements=100, parameters=1000)
@@ -50,7 +46,7 @@ def printed(terms: Usage) -> list[str]:
 
 def test_cnn_by_hand_is_the_notebooks() -> None:
     """The seven lines that the notebook prints for its CNN at batch 128."""
-    lines = printed(usage(CNN.at(128), Recipe()))
+    lines = printed(usage(CNN.at(128)))
     assert lines == ["73.5", "3.8", "240.6", "3.8", "314.1", "635.8", "317.9"]
 
 
@@ -61,7 +57,7 @@ def test_last_output_by_hand_is_counted_once_for_the_batch() -> None:
 
 def test_terms_in_bytes() -> None:
     """Four bytes an element; in training the batch, the weights and the outputs count twice."""
-    terms = usage(SMALL, Recipe())
+    terms = usage(SMALL)
     assert terms == Usage(
         data_bytes=12,
         weight_bytes=4000,
@@ -72,26 +68,11 @@ def test_terms_in_bytes() -> None:
     assert (terms.training_bytes, terms.inference_bytes) == (8824, 4412)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "weight_gradient_bytes"),
-    [
-        (Recipe(moments=1), 8000),
-        (Recipe(moments=2), 12_000),
-        (Recipe(gradient_copies=2), 8000),
-        (Recipe(moments=2, gradient_copies=2), 16_000),
-    ],
-)
-def test_moments_and_copies_multiply_the_weights(recipe: Recipe, weight_gradient_bytes: int) -> None:
-    """Each moment and each copy of the gradients takes as much as the weights; nothing else changes."""
-    changed = replace(usage(SMALL, Recipe()), weight_gradient_bytes=weight_gradient_bytes)
-    assert usage(SMALL, recipe) == changed
-
-
-def test_mixed_precision_halves_outputs_and_their_gradients() -> None:
-    """As in the notebook's code, and unlike its text, b counts in both terms of the outputs."""
-    mixed = usage(SMALL, Recipe(output_float_bytes=HALF_BYTES))
-    assert (mixed.forward_output_bytes, mixed.output_gradient_bytes) == (200, 212)
-    assert (mixed.training_bytes, mixed.inference_bytes) == (8424, 4212)
+@pytest.mark.parametrize(("moments", "weight_gradient_bytes"), [(1, 8000), (2, 12_000)])
+def test_moments_multiply_the_weights(moments: int, weight_gradient_bytes: int) -> None:
+    """Each moment takes as much as the weights; nothing else changes."""
+    changed = replace(usage(SMALL), weight_gradient_bytes=weight_gradient_bytes)
+    assert usage(SMALL, moments) == changed
 
 
 @pytest.mark.parametrize(
@@ -160,38 +141,39 @@ COUNTS = st.builds(
     fixed_output_elements=st.integers(0, 50),
     parameters=st.integers(0, 50),
 )
-RECIPES = st.builds(
-    Recipe,
-    moments=st.integers(0, 2),
-    gradient_copies=st.integers(1, 2),
-    output_float_bytes=st.sampled_from([4, HALF_BYTES]),
-)
 
 
 @UNTIMED
-@given(counts=COUNTS, recipe=RECIPES, budget_bytes=st.integers(0, 3000))
+@given(counts=COUNTS, moments=st.integers(0, 2), budget_bytes=st.integers(0, 3000))
 def test_largest_batch_is_the_one_that_trying_finds(
-    counts: AffineCounts, recipe: Recipe, budget_bytes: int
+    counts: AffineCounts, moments: int, budget_bytes: int
 ) -> None:
     """The inverse is exact: its batch takes at most the budget, the next one takes more."""
-    tried = [usage(counts.at(batch), recipe) for batch in range(1, 1000)]
-    training = sum(terms.training_bytes <= budget_bytes for terms in tried)
-    inference = sum(terms.inference_bytes <= budget_bytes for terms in tried)
-    assert largest_training_batch(counts, recipe, budget_bytes) == training
-    assert largest_inference_batch(counts, recipe, budget_bytes) == inference
+
+    def terms(batch: int) -> Usage:
+        return usage(counts.at(batch), moments)
+
+    tried = [terms(batch) for batch in range(1, 1000)]
+    training = sum(one.training_bytes <= budget_bytes for one in tried)
+    inference = sum(one.inference_bytes <= budget_bytes for one in tried)
+    assert largest_batch(lambda batch: terms(batch).training_bytes, budget_bytes) == training
+    assert largest_batch(lambda batch: terms(batch).inference_bytes, budget_bytes) == inference
 
 
 def test_budget_is_met_to_the_byte() -> None:
     """A budget of exactly what batch 128 takes gives 128, one byte less gives 127."""
-    budget_bytes = usage(CNN.at(128), Recipe()).training_bytes
-    assert largest_training_batch(CNN, Recipe(), budget_bytes) == 128
-    assert largest_training_batch(CNN, Recipe(), budget_bytes - 1) == 127
+
+    def training_bytes(batch: int) -> int:
+        return usage(CNN.at(batch)).training_bytes
+
+    assert largest_batch(training_bytes, training_bytes(128)) == 128
+    assert largest_batch(training_bytes, training_bytes(128) - 1) == 127
 
 
 def test_nothing_that_grows_has_no_largest_batch() -> None:
     """Without inputs and outputs every batch takes the same, and none is the largest."""
     with pytest.raises(ValueError, match="no batch is the largest"):
-        largest_training_batch(AffineCounts(0, 0, 5, 5), Recipe(), 10**9)
+        largest_batch(lambda batch: 5, 10**9)
 
 
 def test_moments_are_the_notebooks() -> None:
@@ -201,13 +183,13 @@ def test_moments_are_the_notebooks() -> None:
         **{"momentum": 1, "nesterov": 1, "adamw": 2},
     }
     assert set(Optimizer) - set(MOMENTS) == {"adafactor"}
-    assert moments_of(Optimizer.ADAM) == 2
+    assert moments_of(Job("a", optimizer=Optimizer.ADAM)) == 2
 
 
 def test_adafactor_has_no_moments_to_count() -> None:
     """Adafactor's state is factored, which the formula has no term for; the refusal says so."""
     with pytest.raises(UsageError) as error:
-        moments_of(Optimizer.ADAFACTOR)
+        moments_of(Job("a", optimizer=Optimizer.ADAFACTOR))
     assert str(error.value) == (
         "optimizer adafactor: the formula counts moments the size of the weights, and adafactor keeps "
         "others; use --method trace"

@@ -13,13 +13,12 @@ from planner.planning.estimators.formula import (
     Counts,
     Layer,
     LayerTable,
-    Recipe,
     Usage,
-    largest_training_batch,
+    largest_batch,
     usage,
 )
+from planner.planning.estimators.peers import Build
 from planner.planning.estimators.torch_runners.layer_table import (
-    Build,
     affine_formula_counts,
     formula_counts,
     layer_table,
@@ -42,7 +41,7 @@ def on_meta(make: type[nn.Module]) -> Build:
 def usage_of(name: str) -> Usage:
     """The formula for a catalogue entry at its own batch size, under SGD."""
     entry = load_catalogue()[name]
-    return usage(formula_counts(entry.job, entry.batch), Recipe())
+    return usage(formula_counts(entry.job, entry.batch))
 
 
 def test_cnn_through_torchinfo_is_the_notebooks() -> None:
@@ -86,8 +85,8 @@ def test_every_catalogue_model_is_affine_in_the_batch(name: str) -> None:
     entry = load_catalogue()[name]
     counts = affine_formula_counts(entry.job)
     assert counts.at(entry.batch) == formula_counts(entry.job, entry.batch)
-    budget_bytes = usage(counts.at(entry.batch), Recipe()).training_bytes
-    assert largest_training_batch(counts, Recipe(), budget_bytes) == entry.batch
+    budget_bytes = usage(counts.at(entry.batch)).training_bytes
+    assert largest_batch(lambda batch: usage(counts.at(batch)).training_bytes, budget_bytes) == entry.batch
 
 
 class Everything(nn.Module):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from planner.errors import ModelError
 from planner.jobs import Job, TensorSpec
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.estimators.peers import sum_of_layers
-from planner.planning.estimators.torch_runners.layer_table import Build
+from planner.planning.estimators.peers import Build, sum_of_layers
 from planner.planning.estimators.torch_runners.peers import (
     PEERS,
     estimate_by_modelsize,

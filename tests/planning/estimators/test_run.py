@@ -17,8 +17,8 @@ from planner.planning.estimators.static_estimate import (
     formula_estimate,
     formula_plan,
     left_bytes,
+    moments_of,
     peer_estimate,
-    recipe_of,
 )
 from planner.report.commands.static_estimate import (
     formula_plan_document,
@@ -83,7 +83,7 @@ def test_the_total_is_that_of_the_mode() -> None:
 def test_the_formula_refuses_a_forward_pass_in_training_mode() -> None:
     """The formula has no line for gradients that are recorded and never computed."""
     with pytest.raises(UsageError) as caught:
-        recipe_of(replace(JOB, mode=Mode.FORWARD))
+        moments_of(replace(JOB, mode=Mode.FORWARD))
     assert str(caught.value) == (
         "--mode forward: the formula knows training and inference; give --mode train or --mode infer, or use "
         "--method trace"

@@ -1,6 +1,5 @@
 """The layer table of a job: torchinfo on meta, without a GPU, weights or data."""
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -19,8 +18,7 @@ from planner.planning.estimators.formula import (
     align_counts,
     count_layers,
 )
-
-Build = Callable[[Job], nn.Module]
+from planner.planning.estimators.peers import Build
 
 FIT_BATCHES = (2, 3, 7)  # two give a line, the third confirms it
 

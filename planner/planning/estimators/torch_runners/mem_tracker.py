@@ -17,8 +17,8 @@ from planner.capture.loop import LoopRuntime, build_optimizer, empty_batch, run_
 from planner.capture.models import build_model
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
-from planner.planning.estimators.peers import PeerEstimate
-from planner.planning.estimators.torch_runners.layer_table import Build, told
+from planner.planning.estimators.peers import Build, PeerEstimate
+from planner.planning.estimators.torch_runners.layer_table import told
 from planner.program import Phase
 
 DEVICE = "cpu"

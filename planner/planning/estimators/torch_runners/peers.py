@@ -4,10 +4,10 @@ torchsummary and pytorch_modelsize are abandoned. Their arithmetic stands here a
 it, flaws included; docs/formulas.md lists those.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,14 @@ from planner.errors import ModelError
 from planner.jobs import Job
 from planner.planning.estimators.formula import FLOAT_BYTES
 from planner.planning.estimators.methods import Method
-from planner.planning.estimators.peers import MEBIBYTE_BYTES, MEGABYTE_BYTES, PeerEstimate, sum_of_layers
-from planner.planning.estimators.torch_runners.layer_table import Build, summarize, told
-
-
-class Peer(Protocol):
-    """An estimator of other people."""
-
-    def __call__(self, job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-        """Return the estimate of a batch size."""
+from planner.planning.estimators.peers import (
+    MEBIBYTE_BYTES,
+    MEGABYTE_BYTES,
+    Build,
+    PeerEstimate,
+    sum_of_layers,
+)
+from planner.planning.estimators.torch_runners.layer_table import summarize, told
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
@@ -118,7 +117,7 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
 
 
 # As `--method` names them.
-PEERS: Mapping[Method, Peer] = {
+PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
     Method.TORCHINFO: estimate_by_torchinfo,
     Method.TORCHSUMMARY: estimate_by_torchsummary,
     Method.MODELSIZE: estimate_by_modelsize,

@@ -1,9 +1,11 @@
 """Assumptions of an answer, as sentences; an answer without them would claim too much."""
 
-from msgspec.structs import fields
+from collections.abc import Iterator
+
+from msgspec.structs import asdict
 
 from planner.allocator import AllocatorConfig
-from planner.hardware import MIB, Budget, Device, Likeness, margins_of
+from planner.hardware import MIB, Budget, Likeness, margins_of
 from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.planning import Estimate
 from planner.report.describe import short_op
@@ -24,27 +26,38 @@ _TYPES = {
 
 def assumptions(estimate: Estimate) -> tuple[str, ...]:
     """Return all assumptions, those on the GPU's figures included."""
-    return (*_context(estimate.budget.device), *run_assumptions(estimate))
+    context = estimate.budget.device.context
+    spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
+    taken = f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}"
+    return (taken, *run_assumptions(estimate))
 
 
 def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
     """Return the assumptions that no table of the GPU shows."""
-    return (
-        *_growth(estimate),
-        _calibration(estimate.budget),
-        f"nothing else runs on the GPU; {_precision(estimate.job)}",
-        _loop(estimate.job),
-        *_lengths(estimate.budget.likeness),
-        *_recipe(estimate.job),
-        *_allocator(estimate.budget.limits.config),
-        *_capability(estimate.budget.device),
-        *estimate.notes,
-        *_unknown(estimate.unknown_ops),
-    )
+    return tuple(_run_assumptions(estimate))
 
 
-def _growth(estimate: Estimate) -> tuple[str, ...]:
-    return () if estimate.growth is None else (growth_text(estimate.growth, estimate.step_limit),)
+def _run_assumptions(estimate: Estimate) -> Iterator[str]:
+    job, budget = estimate.job, estimate.budget
+    if estimate.growth is not None:
+        yield growth_text(estimate.growth, estimate.step_limit)
+    yield _calibration(budget)
+    yield f"nothing else runs on the GPU; {_precision(job)}"
+    yield _loop(job)
+    if budget.likeness.lengths is not Lengths.FIXED:
+        padded = budget.likeness.padded
+        by = f" (inferred from {padded}; --lengths fixed says otherwise)" if padded else ""
+        padding = "real samples vary in length and are padded to the longest of their batch, at most as given"
+        yield f"{padding}{by}"
+    yield from _recipe(job)
+    if changed := _changed(budget.limits.config):
+        yield f"the allocator runs with {', '.join(changed)}"
+    if budget.device.capability_source.startswith("assumed"):
+        major, minor = budget.device.capability
+        yield f"kernels as for compute capability {major}.{minor} ({budget.device.capability_source})"
+    yield from estimate.notes
+    if estimate.unknown_ops:
+        yield _unknown(estimate.unknown_ops)
 
 
 def _calibration(budget: Budget) -> str:
@@ -58,11 +71,8 @@ def _calibration(budget: Budget) -> str:
     if fit is None:
         return f"{which}; the rest is not calibrated: {like}"
     over = "" if correction.includes_context else " without the context"
-    besides = (
-        f", and +- {correction.extra_spread_bytes / MIB:.0f} MiB from there"
-        if correction.extra_spread_bytes
-        else ""
-    )
+    drift = correction.extra_spread_bytes / MIB
+    besides = f", and +- {drift:.0f} MiB from there" if drift else ""
     return (
         f"{which}: {fit.overhead_bytes / MIB:.0f} MiB{over} + {fit.slope:.3f} x replay, "
         f"+- {fit.spread_bytes / MIB:.0f} MiB (one deviation) over {fit.points} runs{besides}"
@@ -75,34 +85,16 @@ def risk_sentence(likeness: Likeness) -> str:
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]
     counted = " and ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count)
-    if likeness.unlike:
+    if unlike := " or ".join(likeness.unlike):
         return (
-            f"no probability is given, since no published run {_listed(likeness.unlike)}; margins are the "
+            f"no probability is given, since no published run {unlike}; margins are the "
             f"widest of all published kinds ({margins.verdicts.scale:.1%} deviation)"
         )
     rests = f"margins and probability rest on {counted} of {own.runs}"
     if likeness.departures:
-        rests += f"; widened, since none of these runs is {_listed(likeness.departures)}"
+        departures = " or ".join(likeness.departures)
+        rests += f"; widened, since none of these runs is {departures}"
     return f"{rests}: {margins.verdicts.location:+.1%}, {margins.verdicts.scale:.1%} deviation"
-
-
-def _listed(parts: tuple[str, ...]) -> str:
-    return " or ".join(parts)
-
-
-def _lengths(likeness: Likeness) -> tuple[str, ...]:
-    """Return the assumption on samples of varying length, where there are such."""
-    if likeness.lengths is Lengths.FIXED:
-        return ()
-    padding = "real samples vary in length and are padded to the longest of their batch, at most as given"
-    by = f" (inferred from {likeness.padded}; --lengths fixed says otherwise)" if likeness.padded else ""
-    return (f"{padding}{by}",)
-
-
-def _context(device: Device) -> tuple[str, ...]:
-    context = device.context
-    spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
-    return (f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}",)
 
 
 def _precision(job: Job) -> str:
@@ -130,17 +122,14 @@ def _loop(job: Job) -> str:
     if job.mode is Mode.FORWARD:
         return f"{steps} in training mode with gradients recorded, no loss, no backward pass; {names}"
     if job.mode is Mode.GENERATE:
+        times = "once" if job.steps == 1 else f"{job.steps} times"
         return (
-            f"{_times(job.steps)}, the prompt is read and {job.new_tokens} tokens are added to it greedily, "
+            f"{times}, the prompt is read and {job.new_tokens} tokens are added to it greedily, "
             "no sequence ends before; the key-value cache grows by concatenation and goes with the call"
         )
     zeroed = "filled with zeros" if job.keep_grads else "set to None"
     when = _ZERO_GRAD[job.zero_grad]
     return f"{steps}, gradients {zeroed} {when}; {names}, output and loss live until the next are there"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
@@ -163,30 +152,14 @@ def _recipe(job: Job) -> tuple[str, ...]:
     return tuple(sentence for sentence, is_so in sentences.items() if is_so)
 
 
-def _allocator(config: AllocatorConfig) -> tuple[str, ...]:
-    default = AllocatorConfig()
-    changed = [
-        f"{field.name}={getattr(config, field.name)}"
-        for field in fields(AllocatorConfig)
-        if getattr(config, field.name) != getattr(default, field.name)
-    ]
-    return (f"the allocator runs with {', '.join(changed)}",) if changed else ()
+def _changed(config: AllocatorConfig) -> list[str]:
+    """Return the settings of the allocator that are not the defaults."""
+    defaults = asdict(AllocatorConfig())
+    return [f"{name}={value}" for name, value in asdict(config).items() if value != defaults[name]]
 
 
-def _capability(device: Device) -> tuple[str, ...]:
-    if not device.capability_source.startswith("assumed"):
-        return ()
-    major, minor = device.capability
-    return (f"kernels as for compute capability {major}.{minor} ({device.capability_source})",)
-
-
-def _unknown(ops: tuple[str, ...]) -> tuple[str, ...]:
-    if not ops:
-        return ()
+def _unknown(ops: tuple[str, ...]) -> str:
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
-    largest = (
-        "; cuDNN's for convolutions is the largest, and --cudnn asks for it"
-        if any("conv" in op for op in ops)
-        else ""
-    )
-    return (f"scratch memory is not counted for {shown}{largest}",)
+    convolutions = any("conv" in op for op in ops)
+    largest = "; cuDNN's for convolutions is the largest, and --cudnn asks for it" if convolutions else ""
+    return f"scratch memory is not counted for {shown}{largest}"

@@ -40,6 +40,10 @@ class Table(Struct, frozen=True):
     rows: Sequence[Sequence[Cell | str]]
     indent: int = 2
 
+    def cells(self) -> list[list[Cell]]:
+        """Return the rows, each text as a cell."""
+        return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+
 
 class Entry(Struct, frozen=True):
     """A line such as `Job: ...`."""

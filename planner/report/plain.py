@@ -6,7 +6,6 @@ from textwrap import wrap
 from planner.report.document import (
     Block,
     Bullets,
-    Cell,
     Column,
     Document,
     Entry,
@@ -59,7 +58,7 @@ def _table_lines(table: Table) -> Iterator[str]:
     """Yield the heading and the rows; the last column wraps, the others are as wide as their cells."""
     shown = [place for place, column in enumerate(table.columns) if not column.is_bar]
     columns = [table.columns[place] for place in shown]
-    rows = [[_cell(row[place]) for place in shown] for row in table.rows]
+    rows = [[row[place] for place in shown] for row in table.cells()]
     texts = [[" " * table.indent + first.text, *(cell.text for cell in rest)] for first, *rest in rows]
     headings = [column.title for column in columns]
     lines = [headings, *texts] if any(headings) else texts
@@ -84,7 +83,3 @@ def _row(columns: list[Column], widths: list[int], cells: list[str]) -> list[str
     if columns[-1].is_number:
         return [_GAP.join(aligned).rstrip()]
     return wrapped("".join(cell + _GAP for cell in aligned[:-1]), cells[-1])
-
-
-def _cell(cell: Cell | str) -> Cell:
-    return Cell(cell) if isinstance(cell, str) else cell

@@ -5,6 +5,7 @@ A library's sources are searched, not imported: a key that is pressed must not w
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,26 +38,22 @@ def _catalogued() -> list[str]:
         return []
 
 
-def _from_torchvision() -> Iterator[str]:
-    for file in _files("torchvision", "models", "**/*.py"):
+def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[str]:
+    """Yield the models that a package defines; torchvision's quantized ones are no sources."""
+    for file in _files(package, files):
         if file.parent.name != "quantization":
-            yield from _REGISTERED.findall(_text(file))
-
-
-def _from_timm() -> Iterator[str]:
-    for file in _files("timm", "models", "*.py"):
-        yield from _REGISTERED.findall(_text(file))
+            yield from definition.findall(_text(file))
 
 
 def _from_transformers() -> Iterator[str]:
     """Types of models, each of which has a folder."""
-    for file in _files("transformers", "models", "*/configuration_*.py"):
+    for file in _files("transformers", "models/*/configuration_*.py"):
         yield file.parent.name
 
 
 def _from_monai() -> Iterator[str]:
     """Yield the networks that the package gives out, one spelling of each."""
-    for file in _files("monai", "networks/nets", "__init__.py"):
+    for file in _files("monai", "networks/nets/__init__.py"):
         spelled: dict[str, str] = {}
         for several, one in _IMPORTED.findall(_text(file)):
             for name in re.findall(r"\b[A-Z][A-Za-z0-9]*\b", several or one):
@@ -64,24 +61,19 @@ def _from_monai() -> Iterator[str]:
         yield from spelled.values()
 
 
-def _from_smp() -> Iterator[str]:
-    for file in _files("segmentation_models_pytorch", "decoders", "*/model.py"):
-        yield from _SMP_MODEL.findall(_text(file))
-
-
 LIBRARIES: Mapping[str, Callable[[], Iterable[str]]] = {
-    "torchvision": _from_torchvision,
-    "timm": _from_timm,
+    "torchvision": partial(_defined, "torchvision", "models/**/*.py", _REGISTERED),
+    "timm": partial(_defined, "timm", "models/*.py", _REGISTERED),
     "hf": _from_transformers,
     "monai": _from_monai,
-    "smp": _from_smp,
+    "smp": partial(_defined, "segmentation_models_pytorch", "decoders/*/model.py", _SMP_MODEL),
 }
 
 
-def _files(package: str, folder: str, pattern: str) -> list[Path]:
+def _files(package: str, pattern: str) -> list[Path]:
     found = find_spec(package)
     places = [] if found is None else list(found.submodule_search_locations or ())
-    return [file for place in places for file in sorted((Path(place) / folder).glob(pattern))]
+    return [file for place in places for file in sorted(Path(place).glob(pattern))]
 
 
 def _text(file: Path) -> str:

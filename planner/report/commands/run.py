@@ -10,9 +10,9 @@ from planner.planning import Shown
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import LARGEST_BATCH, Outcome
 from planner.report.commands.estimate import STYLES
-from planner.report.commands.explain.levels import peak_text
 from planner.report.commands.explain.report import breakdown_sections, breakdown_to_json
 from planner.report.commands.explain.summary import Summary, tile_text
+from planner.report.commands.explain.tables import peak_text
 from planner.report.commands.max_batch import search_to_json
 from planner.report.document import Block, Bullets, Document, Entry, Headline, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, figures_table, mib, mib_text, with_mib
@@ -34,35 +34,27 @@ def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Doc
     """Return the report of `planner run`; with where the memory goes, if that is known."""
     largest = run.largest
     stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
-    lines = (
-        Entry("Fits", _FITS[run.outcome]),
-        *_failure_entries(run.failure),
-        _gpu_entry(run.gpu, run.gpu_count),
-        Entry("Command", f"{shlex.join(run.command)}; exit code {run.exit_code}{stopped}"),
-    )
+    ran = _what_ran(run, f"; exit code {run.exit_code}{stopped}")
+    lines = (Entry("Fits", _FITS[run.outcome]), *_failure_entries(run.failure), *ran)
     notes = () if explained is None else explained.notes
     return Document.of(
         [Headline(lines, STYLES[run.outcome])],
         [_peaks(run)],
         _steps(largest),
         *([] if explained is None else _explained_sections(explained)),
-        [
-            Entry("Versions", versions_text(largest)),
-            Bullets("Assumed", (*run.assumptions, *notes)),
-            Paragraph(f"Took {run.seconds:.1f} s", "faint"),
-        ],
+        [*_closing(run, *notes), Paragraph(f"Took {run.seconds:.1f} s", "faint")],
     )
 
 
 def _explained_sections(explained: ExplainedRun) -> list[list[Block]]:
     """Return the peak of the process that takes most, by category, module and tensor."""
-    explanation = explained.explanation
-    peak = Entry("Peak allocated", peak_text(explanation))
-    return [[peak], *breakdown_sections(explained.parts, explanation, Shown())]
+    peak = Entry("Peak allocated", peak_text(explained.explanation))
+    return [[peak], *breakdown_sections(explained.parts, explained.explanation, Shown())]
 
 
-def _gpu_entry(gpu: str, count: int) -> Entry:
-    return Entry("GPU", f"{f'{count} x ' if count > 1 else ''}{gpu} (emulated)")
+def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, Entry]:
+    gpu = f"{f'{of.gpu_count} x ' if of.gpu_count > 1 else ''}{of.gpu} (emulated)"
+    return Entry("GPU", gpu), Entry("Command", f"{shlex.join(of.command)}{ended}")
 
 
 def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
@@ -141,29 +133,26 @@ def _tiles(explained: ExplainedRun) -> Iterator[tuple[str, str]]:
 
 def command_plan_document(plan: CommandPlan) -> Document:
     """Return the report of `planner max-batch -- COMMAND`."""
-    search, failure = plan.search, plan.first_failure
-    at = plan.at_comfortable or plan.at_max
+    search, failure, at = plan.search, plan.first_failure, plan.at_comfortable or plan.at_max
     lines: list[str | Entry] = [Entry("Largest batch", _largest(plan))]
     if 0 < search.comfortable < search.largest:
         lines.append(Entry("With retries", f"{search.largest}: cached memory is released to make room"))
     lines.append(Entry("Found by", _method(plan)))
     lines += [Entry("Note", note) for note in plan.notes]
-    lines += [_gpu_entry(plan.gpu, plan.gpu_count), Entry("Command", shlex.join(plan.command))]
+    lines += _what_ran(plan)
     beyond = f"Batch {search.first_failure} does not fit"
+    steps = "" if at is None else f"{at.largest.step_count} optimizer steps stand for all later ones"
+    timing = Paragraph(f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command", "faint")
     return Document.of(
         [Headline(lines, "good" if search.comfortable else "warning" if search.largest else "bad")],
         [] if at is None else [_peaks(at)],
         [] if failure is None else [Headline((beyond, *_failure_entries(failure.failure)), "bad")],
-        [
-            *([] if at is None else _closing(at)),
-            Paragraph(f"Took {plan.seconds:.1f} s: {plan.run_count} runs of the command", "faint"),
-        ],
+        [*([] if at is None else _closing(at, steps)), timing],
     )
 
 
-def _closing(run: EmulatedRun) -> list[Block]:
-    steps = f"{run.largest.step_count} optimizer steps stand for all later ones"
-    return [Entry("Versions", versions_text(run.largest)), Bullets("Assumed", (*run.assumptions, steps))]
+def _closing(run: EmulatedRun, *notes: str) -> list[Block]:
+    return [Entry("Versions", versions_text(run.largest)), Bullets("Assumed", (*run.assumptions, *notes))]
 
 
 def _largest(plan: CommandPlan) -> str:
@@ -213,11 +202,9 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
 
 
 def _peaks_to_json(peaks: Peaks) -> dict[str, float]:
-    return {
-        "peak_allocated_mib": mib(peaks.allocated_bytes),
-        "peak_reserved_mib": mib(peaks.reserved_bytes),
-        "process_mib": mib(peaks.process_bytes),
-    }
+    allocated, reserved = mib(peaks.allocated_bytes), mib(peaks.reserved_bytes)
+    process = mib(peaks.process_bytes)
+    return {"peak_allocated_mib": allocated, "peak_reserved_mib": reserved, "process_mib": process}
 
 
 def _steps_to_json(record: GpuRecord) -> list[dict[str, Any]]:

@@ -18,14 +18,17 @@ from planner.hardware import process_bytes
 from planner.planning import BatchCurve, DeviceCurve, Explanation, LiveBlock, Shown
 from planner.program import Outcome, Trace
 from planner.report.commands.estimate import parts_table
-from planner.report.commands.explain.levels import fragmentation_table, levels_table
 from planner.report.commands.explain.summary import Summary
-from planner.report.commands.explain.tensors import tensor_text, tensors_title
+from planner.report.commands.explain.tables import (
+    fragmentation_table,
+    levels_table,
+    tensor_text,
+    tensors_title,
+)
 from planner.report.commands.explain.workspaces import parts_text, workspaces_title
 from planner.report.describe import place_text, short_op
 from planner.report.document import Cell, Column, Table
-from planner.report.page.figures import breakdown_figure, curve_figure, timeline_figure
-from planner.report.page.modules_figure import modules_figure
+from planner.report.page.figures import breakdown_figure, curve_figure, modules_figure, timeline_figure
 from planner.report.units import SCHEMA, is_endless, mib_text
 
 ASSETS = Path(__file__).with_name("assets")
@@ -90,8 +93,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
     """Yield each row as columns, cells and colours of marks; a bar's is that of the first cell."""
-    for row in table.rows:
-        cells = [Cell(cell) if isinstance(cell, str) else cell for cell in row]
+    for cells in table.cells():
         colour = "".join(cell.colour for cell in cells if cell.share is not None)
         pairs = zip(table.columns, cells, strict=True)
         shown = [(column, cell) for column, cell in pairs if not column.is_bar]

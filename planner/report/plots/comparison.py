@@ -1,6 +1,7 @@
 """Pictures of comparisons; needs matplotlib (the extra `plot`)."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -46,15 +47,9 @@ def _truth(axes: Axes, comparison: Comparison) -> None:
     measured = comparison.measured.allocated_bytes / GIB
     axes.axvline(measured, color=TRUTH, linewidth=1.8, zorder=3)
     whose = "measured, this model alone" if comparison.measured.kept else "measured"
-    axes.annotate(
-        f"{whose}: {measured:.2f}",
-        (measured, 1.01),
-        xycoords=("data", "axes fraction"),
-        color=TRUTH,
-        fontsize=11,
-        ha="right" if measured > axes.get_xlim()[1] / 2 else "left",
-        va="bottom",
-    )
+    side, above = "right" if measured > axes.get_xlim()[1] / 2 else "left", ("data", "axes fraction")
+    font: dict[str, Any] = {"color": TRUTH, "fontsize": 11, "ha": side, "va": "bottom"}
+    axes.annotate(f"{whose}: {measured:.2f}", (measured, 1.01), xycoords=above, **font)
     for place, row in enumerate(comparison.rows):
         if row.key == RESERVED and row.yardstick_bytes is not None:
             x = row.yardstick_bytes / GIB

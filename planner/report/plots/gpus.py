@@ -19,26 +19,17 @@ DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is rele
 _MOST_LABELS = 12  # names that need not be spread out
 _LABEL_POINTS = 10.5
 _NUMBERS_END = 1.11  # right end of the column of batch sizes, in widths of the axes
-_LEADER = {
-    "arrowstyle": "-",
-    "color": LINES,
-    "linewidth": 0.9,
-    "shrinkA": 2,
-    "shrinkB": 0,
-    "relpos": (0, 0.5),
-}
+_LEADER = {"arrowstyle": "-", "color": LINES, "linewidth": 0.9}
+_LEADER_ENDS = {"shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
 _LABEL_SHARE = 0.048  # of the height of the axes that one label takes
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Draw the curve of the job and the GPUs that it crosses.
+    """Draw the curve of the job and the GPUs that it crosses; of many, those furthest apart are named.
 
-    Of many cards, those are named that lie furthest apart. Raises UsageError where no card runs the job,
-    DataFileError where the file cannot be written.
+    Raises UsageError where no card runs the job, DataFileError where the file cannot be written.
     """
-    cards = sorted(
-        (fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.budget.device.usable.value
-    )
+    cards = sorted((fit for fit in table.fits if fit.max_batch), key=_memory)
     if not cards:
         raise UsageError("--plot: no GPU runs the job, so there is nothing to draw")
     axes = make_axes(5.2)
@@ -58,9 +49,7 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
 
 
 def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
-    """Return of many GPUs those that most people know, whole ones rather than slices, as far apart in
-    memory as names need to be read; the smallest and the largest with them.
-    """
+    """Return of many GPUs the smallest, the largest and the best known, as far apart as names have to be."""
     if len(cards) <= _MOST_LABELS:
         return cards
     whole = [fit for fit in cards if not _is_slice(fit)] or cards
@@ -79,9 +68,7 @@ def _memory(fit: DeviceFit) -> int:
 
 
 def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
-    """Return an order in which GPUs that many have come first: consumers' before datacenters', newer
-    before older, faster first.
-    """
+    """Return an order in which GPUs that many have come first: by line, then newer ones, then faster ones."""
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
@@ -105,7 +92,7 @@ def _curve(axes: Axes, table: FleetTable) -> None:
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
     """Draw a line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
     top = max(fit.max_batch for fit in cards)
-    heights = [fit.budget.device.usable.value / GIB for fit in cards]
+    heights = [_memory(fit) / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
     axes.set_xlim(0, 1.03 * top)
     for fit, height, label in zip(cards, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
@@ -113,9 +100,10 @@ def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
         axes.plot([fit.batch], [fit.process_bytes / GIB], zorder=4, **_dot(fit))
         name, right, beside = fit.budget.device.name, axes.get_xlim()[1], axes.get_yaxis_transform()
         font: dict[str, Any] = {"fontsize": _LABEL_POINTS, "va": "center"}
-        number = {**font, "fontweight": "bold", "color": OWN, "ha": "right", "arrowprops": _LEADER}
+        number = {**font, "fontweight": "bold", "color": OWN, "ha": "right"}
         at = (_NUMBERS_END, label)
-        axes.annotate(f"{fit.max_batch:,}", (right, height), xytext=at, textcoords=beside, **number)
+        number |= {"arrowprops": _LEADER | _LEADER_ENDS, "xytext": at, "textcoords": beside}
+        axes.annotate(f"{fit.max_batch:,}", (right, height), **number)
         axes.text(_NUMBERS_END + 0.015, label, name, transform=beside, color=TEXT, **font)
 
 

@@ -28,45 +28,25 @@ def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
 
 def _levels(axes: Axes, timeline: Timeline) -> None:
     points = thin(timeline, _MOST_POINTS)
-    shown = [
-        (category, colour)
-        for category, colour in CATEGORY_COLOURS.items()
-        if max(timeline.by_category[category])
-    ]
-    layers = [[timeline.by_category[category][i] / GIB for i in points] for category, _ in shown]
-    axes.stackplot(
-        points,
-        layers,
-        step="post",
-        labels=[str(category) for category, _ in shown],
-        colors=[colour for _, colour in shown],
-        linewidth=0,
-    )
+    shown = [category for category in CATEGORY_COLOURS if max(timeline.by_category[category])]
+    layers = [[timeline.by_category[category][i] / GIB for i in points] for category in shown]
+    colours = [CATEGORY_COLOURS[category] for category in shown]
+    axes.stackplot(points, layers, step="post", labels=map(str, shown), colors=colours, linewidth=0)
     reserved = [timeline.reserved_bytes[i] / GIB for i in points]
-    axes.plot(
-        points,
-        reserved,
-        drawstyle="steps-post",
-        color="black",
-        linewidth=1.6,
-        label=f"reserved, at most\n{max(reserved):.2f} GiB",
-    )
+    label = f"reserved, at most\n{max(reserved):.2f} GiB"
+    axes.plot(points, reserved, "k", drawstyle="steps-post", linewidth=1.6, label=label)
     axes.set_xlim(0, len(timeline.allocated_bytes) - 1)
     axes.set_ylim(0, max(timeline.reserved_bytes) / GIB * 1.16)
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Draw a line where each step begins and a fainter one for its phases, with the names of the wider
-    ones.
-    """
-    total = len(timeline.allocated_bytes)
-    starts = [index for index, _ in timeline.marks]
-    before = 0
-    for (start, mark), end in zip(timeline.marks, [*starts[1:], total], strict=True):
+    """Draw a line where each step begins, a fainter one for its phases, and the names of the wider ones."""
+    total, before = len(timeline.allocated_bytes), 0
+    ends = [*(index for index, _ in timeline.marks), total][1:]
+    for (start, mark), end in zip(timeline.marks, ends, strict=True):
         if mark.phase is Phase.END:
             continue
-        new_step = mark.step > before
-        before = mark.step
+        new_step, before = mark.step > before, mark.step
         if start:
             width, dash = (1.0, "-") if new_step else (0.8, ":")
             axes.axvline(start, color="#666666", linewidth=width, linestyle=dash, zorder=1.5)
@@ -84,27 +64,12 @@ def _label(axes: Axes, x: float, text: str, height: float, weight: str, side: st
 def _peak(axes: Axes, explanation: Explanation) -> None:
     """Draw a mark on the allocated peak; its figure stands in the legend, where nothing lies under it."""
     level = explanation.run.peak_allocated_bytes / GIB
-    axes.plot(
-        [explanation.peak.event],
-        [level],
-        marker="v",
-        color="black",
-        markersize=6,
-        linestyle="none",
-        zorder=4,
-        label=f"peak allocated\n{level:.2f} GiB",
-    )
+    label = f"peak allocated\n{level:.2f} GiB"
+    axes.plot([explanation.peak.event], [level], "kv", markersize=6, zorder=4, label=label)
 
 
 def _legend(axes: Axes) -> None:
     """Name the layers beside the picture, the highest first, as they lie in it."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles[::-1],
-        labels[::-1],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-        fontsize=10,
-        labelspacing=0.6,
-    )
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    axes.legend(handles[::-1], labels[::-1], fontsize=10, labelspacing=0.6, **beside)

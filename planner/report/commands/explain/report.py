@@ -8,9 +8,15 @@ from planner.jobs import job_to_json
 from planner.planning import Estimate, Explanation, Shown, fold
 from planner.report.commands.estimate import closing_section, estimate_to_json, headline, parts_table
 from planner.report.commands.explain.diff import difference_sections, difference_to_json
-from planner.report.commands.explain.levels import fragmentation_table, levels_table, peak_text
-from planner.report.commands.explain.modules import modules_tables, shown_depth
-from planner.report.commands.explain.tensors import block_to_json, tensors_section
+from planner.report.commands.explain.tables import (
+    block_to_json,
+    fragmentation_table,
+    levels_table,
+    modules_tables,
+    peak_text,
+    shown_depth,
+    tensors_section,
+)
 from planner.report.commands.explain.workspaces import workspaces_section, workspaces_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.hardware.cudnn import LayerWorkspace, Part, Term
 from planner.planning import Estimate, Explanation
-from planner.report.commands.explain.tensors import LISTED_WIDTH
+from planner.report.commands.explain.tables import LISTED_WIDTH
 from planner.report.document import Block, Cell, Column, Paragraph, Table
 from planner.report.units import attributes, mib_text, to_builtins
 

@@ -4,6 +4,7 @@ Raw runs go to `runs/` in the folder, calibrations beside it. Measuring raises N
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -140,11 +141,11 @@ def keep_observations(
 def _target(key: Key) -> Target:
     """Return the GPU's target, with its multiprocessors where the database knows it."""
     capability = key.versions.capability
-    try:
+    with suppress(UsageError):
         known = find_device(key.gpu).target
-    except UsageError:
-        return Target.for_capability(capability)
-    return known if known.capability == capability else Target.for_capability(capability)
+        if known.capability == capability:
+            return known
+    return Target.for_capability(capability)
 
 
 def _replayed(key: Key, observations: Sequence[Observation], tell: OnProgress) -> list[Point]:

@@ -182,10 +182,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
                 line = b"cut"
             if not line:
                 return
-            if not line.endswith(b"\n"):
-                yield number, None
-                return
-            yield number, line
+            yield number, line if line.endswith(b"\n") else None
 
 
 def _of_peaks(machine: _Machine, record: _Record[_Peaks], when: str) -> list[Observation]:

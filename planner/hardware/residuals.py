@@ -6,6 +6,7 @@ edits it. It is read where a budget is made, without torch or NumPy.
 
 from collections.abc import Sequence
 from enum import StrEnum
+from math import ceil, floor
 from pathlib import Path
 from typing import Annotated
 
@@ -82,13 +83,9 @@ def quantile(rising: Sequence[float], share: float) -> float:
     >>> quantile((1.0, 2.0, 3.0), 0.5), quantile((1.0, 2.0, 3.0), 0.375)
     (2.0, 1.5)
     """
-    place = share * (len(rising) + 1) - 1
-    if place <= 0:
-        return rising[0]
-    if place >= len(rising) - 1:
-        return rising[-1]
-    below = int(place)
-    return rising[below] + (place - below) * (rising[below + 1] - rising[below])
+    place = min(max(share * (len(rising) + 1) - 1, 0), len(rising) - 1)
+    below, above = rising[floor(place)], rising[ceil(place)]
+    return below + (place - floor(place)) * (above - below)
 
 
 def load_residuals(path: Path = RESIDUALS_FILE) -> Published:

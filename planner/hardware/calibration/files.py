@@ -8,8 +8,8 @@ else is never touched.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -244,18 +244,12 @@ def _point_to_json(point: Point) -> dict[str, Any]:
     return {"replayed_bytes": point.replayed_bytes} | {name: run[name] for name in run if name not in _OF_KEY}
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep all other processes out of the folder meanwhile."""
+def _locked(folder: Path) -> AbstractContextManager[Any]:
+    """Return a context in which all other processes are kept out of the folder."""
     from filelock import FileLock
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK)
-        lock.acquire()
+        return FileLock(folder / LOCK).acquire()
     except OSError as error:
         raise DataFileError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    try:
-        yield
-    finally:
-        lock.release()

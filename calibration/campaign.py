@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from calibration.campaign_file import BatchSeries
-from calibration.limits import Limit, find_limit, guess_limit
 from calibration.observations import load_observation, run_path, save_observation
 from calibration.probe.client import DetectedGpu, Measure, ProbeRequest
 from planner.errors import ModelError, UsageError
@@ -21,6 +20,8 @@ from planner.program import OnProgress
 
 SHORTEST_PROBE_SECONDS = 15  # with less time left none is begun
 LONGEST_PROBE_SECONDS = 600
+LARGEST_BATCH = 2**20
+FIRST_STEP_SHARE = 50  # the gallop begins with this part of the guess
 
 
 class MeasurementSetup(Struct, frozen=True):
@@ -31,6 +32,18 @@ class MeasurementSetup(Struct, frozen=True):
     measure: Measure
     seconds_left: Callable[[], float]
     on_progress: OnProgress  # hears one short line for each run
+
+
+class Limit(Struct, frozen=True):
+    """The known bounds of the largest batch."""
+
+    largest: int  # the largest batch that lived; 0: none did
+    first_oom: int | None  # the smallest that died; None: none did
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether no batch lies between the two."""
+        return self.first_oom is not None and self.first_oom - self.largest == 1
 
 
 class FoundLimit(Struct, frozen=True):
@@ -134,17 +147,58 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
     setup.on_progress(f"{series.job.model} under {cap_bytes // MIB:,} MiB: the largest batch is {exact}")
 
 
-def describe(observation: Observation) -> str:
+def describe(run: Observation) -> str:
     """Return one line about a run."""
-    cap = observation.settings.allocator_cap_bytes
+    cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
-    name = f"{observation.job.model} batch {observation.batch:,}{under}"
-    if observation.oom:
+    name = f"{run.job.model} batch {run.batch:,}{under}"
+    if run.oom:
         return f"{name}: out of memory"
-    figures = (
-        ("allocated", observation.peak_allocated_bytes),
-        ("reserved", observation.peak_reserved_bytes),
-        ("process", observation.process_peak_bytes),
+    sizes = (
+        run.peak_allocated_bytes,
+        run.peak_reserved_bytes,
+        run.process_peak_bytes,
     )
+    figures = zip(("allocated", "reserved", "process"), sizes, strict=True)
     known = [f"{what} {size_bytes / MIB:,.0f} MiB" for what, size_bytes in figures if size_bytes is not None]
     return f"{name}: {', '.join(known) or 'nothing measured'}"
+
+
+def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
+    """Gallop and bisect from a guess until the limit is exact, or `LARGEST_BATCH` lives.
+
+    Probes cost seconds, so no neighbours of the boundary are run, unlike in `planner.planning.search`.
+    """
+    limit = Limit(0, None)
+    batch = min(max(guess, 1), LARGEST_BATCH)
+    step = max(1, guess // FIRST_STEP_SHARE)
+    while not limit.is_exact and limit.largest < LARGEST_BATCH:
+        limit = Limit(batch, limit.first_oom) if lives(batch) else Limit(limit.largest, batch)
+        if limit.first_oom is None:
+            batch = min(limit.largest + step, LARGEST_BATCH)
+        elif limit.largest == 0:
+            batch = max(limit.first_oom - step, 1)
+        else:
+            batch = (limit.largest + limit.first_oom) // 2
+        step *= 2
+    return limit
+
+
+def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | None:
+    """Return the batch at which a line through the allocated peaks of the runs that lived meets the cap.
+
+    None without two batch sizes between which the peak grows. A guess only: the allocator rounds, and a run
+    near the cap lives by giving back what it has cached.
+    """
+    peaks = {
+        observation.batch: observation.peak_allocated_bytes
+        for observation in observations
+        if not observation.oom and observation.peak_allocated_bytes is not None
+    }
+    if len(peaks) < 2:
+        return None
+    first, last = min(peaks), max(peaks)
+    slope = (peaks[last] - peaks[first]) / (last - first)
+    if slope <= 0:
+        return None
+    return max(1, min(LARGEST_BATCH, int(last + (cap_bytes - peaks[last]) / slope)))

@@ -152,12 +152,8 @@ def _matches(term: str, device: Device) -> bool:
         texts += [about.line.value, about.memory_type, *about.instances]
     key = "".join(_words(term))
     is_capability = term == ".".join(map(str, device.capability))
-    return is_capability or (bool(key) and any(_begins_word(key, text) for text in texts))
-
-
-def _begins_word(key: str, text: str) -> bool:
-    words = _words(text)
-    return any("".join(words[index:]).startswith(key) for index in range(len(words)))
+    ends = ("".join(words[index:]) for words in map(_words, texts) for index in range(len(words)))
+    return is_capability or (bool(key) and any(end.startswith(key) for end in ends))
 
 
 def _words(text: str) -> list[str]:

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from calibration.calibrate import calibrate, calibrate_campaign, keep_observations
-from calibration.campaign import CampaignResult, MeasurementSetup, describe, run_campaign
+from calibration.campaign import (
+    CampaignResult,
+    Limit,
+    MeasurementSetup,
+    describe,
+    find_limit,
+    guess_limit,
+    run_campaign,
+)
 from calibration.campaign_file import BatchSeries, load_campaign
-from calibration.limits import Limit, find_limit, guess_limit
 from calibration.observations import load_observation, observation_path, save_observation
 from calibration.probe.client import ProbeRequest
 from calibration.verify import Verification, verify

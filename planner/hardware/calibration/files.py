@@ -78,12 +78,9 @@ def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
 
 def load_calibration(path: Path) -> Calibration:
     """Return the calibration of one file. Raises DataFileError for anything else, and for a newer schema."""
-    try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise DataFileError(f"{path}: more than {LARGEST_FILE_BYTES} bytes are no calibration")
-        return _calibration(read_entry(path))
-    except OSError as error:
-        raise DataFileError(f"{path}: not readable ({error.strerror or error})") from error
+    if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
+        raise DataFileError(f"{path}: more than {LARGEST_FILE_BYTES} bytes are no calibration")
+    return _calibration(read_entry(path))
 
 
 def search_path(first: Sequence[Path]) -> tuple[Path, ...]:

@@ -230,26 +230,19 @@ def main() -> None:
     _, folder, device, *stand_in = sys.argv
     if stand_in:
         os.environ["PLANNER_EMULATED_GPU"] = stand_in[1]
-    library, about = _load(Path(folder), json.loads(device), *stand_in[:1])
+    try:
+        library = Library(Path(folder), *stand_in[:1])
+        about: dict[str, Any] = {"version": library.version}
+        if library.version >= OLDEST:  # it takes a GPU's description
+            library.device(json.loads(device))
+    except (OSError, RefusedError) as error:
+        about = {"error": str(error)}
     for line in sys.stdin:
         request = json.loads(line)
         query = request["message"]
-        answer: Any = about
-        if query and library is not None:
-            answer = list(islice(engines(library, query), None if query["every"] else 1))
+        answer = list(islice(engines(library, query), None if query["every"] else 1)) if query else about
         sys.stdout.write(json.dumps({"number": request["number"], "answer": answer}) + "\n")
         sys.stdout.flush()
-
-
-def _load(folder: Path, device: dict[str, Any], *cublaslt: str) -> tuple[Library | None, dict[str, Any]]:
-    """Load the library and try it with a GPU's description, where it takes one."""
-    try:
-        library = Library(folder, *cublaslt)
-        if library.version >= OLDEST:
-            library.device(device)
-    except (OSError, RefusedError) as error:
-        return None, {"error": str(error)}
-    return library, {"version": library.version}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from planner.capture.symbolic.fit_program import fit_program
 from planner.capture.symbolic.kernel_calls import RecordedCall, RecordedRun
 from planner.capture.symbolic.rules import SignatureRules
 from planner.capture.symbolic.validate import find_valid_range, needs_batch_one
+from planner.errors import ModelError
 from planner.jobs import Job, Mode
 from planner.program import (
     FIT_BATCHES,
@@ -58,7 +59,7 @@ class ProgramBuilder:
         """Return the program for such GPUs, and a large job's run at batch 1, since small GPUs need it.
 
         None where two runs do not fit to a program, or a third one contradicts it. Raises the errors of a
-        capture.
+        capture, save that a model may refuse batch 1, as batch norm does for single values.
         """
         program = self._path(target).program
         if program is None:
@@ -69,8 +70,11 @@ class ProgramBuilder:
         max_batch = self._max_batches[id(program)]
         if not max_batch:
             return ()
-        _with_target(program, target, FIT_BATCHES[0], max_batch)
-        return (program, self.run(1, target)) if needs_batch_one(program) else (program,)
+        programs = [_with_target(program, target, FIT_BATCHES[0], max_batch)]
+        if needs_batch_one(program):
+            with suppress(ModelError):
+                programs.append(self.run(1, target))
+        return tuple(programs)
 
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one run, which holds for its batch size. Raises the errors of a capture.

@@ -9,7 +9,7 @@ from planner.capture.session import record
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.symbolic.validate import find_valid_range
 from planner.errors import ModelError
-from planner.jobs import Checkpoint, Job, Precision
+from planner.jobs import Checkpoint, Job, Loss, Precision
 from planner.program import ignore_progress
 from planner.program.diff import first_divergence
 from planner.program.events import Trace, validate
@@ -45,6 +45,17 @@ class Forking(nn.Module):
         if len(x) > 90:
             raise RuntimeError("too many")
         return self.few(x) if len(x) < 50 else self.many(self.few(x))
+
+
+class Normed(nn.Module):
+    """Batch norm over single values, which refuses batch 1 in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.mean((2, 3), keepdim=True))
 
 
 class Counted:
@@ -109,3 +120,14 @@ def test_the_end_of_the_valid_range_is_bisected() -> None:
 
     assert 20_000 * 31 / 32 <= find_valid_range(program, divergence) <= 20_000
     assert find_valid_range(program, lambda batch: "event 0") == 0
+
+
+def test_a_large_model_may_refuse_batch_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run at batch 1, made beforehand for small GPUs, is left out; a trace of batch 1 tells the error."""
+    monkeypatch.setattr("planner.capture.symbolic.validate.BATCH_ONE_BYTES", 1)
+    job = replace(training(), target=None, loss=Loss.SUM)
+    source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Normed), ignore_progress))
+    assert source.bound(CHIP) is not None
+    assert first_divergence(source.trace(333, CHIP), run_at(333, job, Normed)) == ""
+    with pytest.raises(ModelError, match="fails at batch 1"):
+        source.trace(1, CHIP)

@@ -47,17 +47,14 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
     source, name = split_model(job.source or job.model)
     if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another
         return None
-    content = ""
+    content: str | None = ""
     if source == "file":
-        file = file_digest(Path(name.rpartition(":")[0]))
-        if file is None:
-            return None
-        content = file
+        content = file_digest(Path(name.rpartition(":")[0]))
     elif source == "hf" and Path(name).is_dir():
         folder = Path(name).resolve()
         content = _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
     loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
-    if loss is None:
+    if content is None or loss is None:
         return None
     return {
         "job": job_to_json(trace_relevant_fields(job)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from planner.store.cache_dir import CacheDirectory
 from planner.store.codec import ProgramFile, load_programs
 from planner.store.fingerprint import Fingerprint, fingerprint_of, source_digest, trace_relevant_fields
 
+T = TypeVar("T")
 BUNDLED = Path(__file__).with_name("bundled")
 INDEX = "index.json"
 _BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
@@ -59,15 +60,7 @@ class UserCache:
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
         """Return the job's program, or that of its run at a batch size, if it is cached."""
-        key = self._key(job, _entry(target, batch))
-        file = None if key is None else self.directory.get(key)
-        if key is None or file is None:
-            return ()
-        try:
-            return load_targets(file, target)
-        except _BROKEN as error:
-            self.directory.discard(key, f"{self.directory.folder}: a cached trace is broken: {error}")
-            return ()
+        return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
         """Store a program's variants for such GPUs."""
@@ -79,21 +72,26 @@ class UserCache:
 
     def get_job(self, job: Job) -> Job | None:
         """Return the job that was stored under its name."""
-        key = self._key(job, {"holds": "job"})
-        file = None if key is None else self.directory.get(key)
-        if key is None or file is None:
-            return None
-        try:
-            return job_from_json(file.about["completed"])
-        except _BROKEN as error:
-            self.directory.discard(key, f"{self.directory.folder}: a cached job is broken: {error}")
-            return None
+        return self._get(job, {"holds": "job"}, "job", lambda file: job_from_json(file.about["completed"]))
 
     def put_job(self, job: Job, completed: Job) -> None:
         """Store a job as its model's library completed it."""
         key = self._key(job, {"holds": "job"})
         if key is not None:
             self.directory.put(key, [], {"completed": job_to_json(completed)})
+
+    def _get(
+        self, job: Job, entry: dict[str, Any], what: str, decode: Callable[[ProgramFile], T]
+    ) -> T | None:
+        key = self._key(job, entry)
+        file = None if key is None else self.directory.get(key)
+        if key is None or file is None:
+            return None
+        try:
+            return decode(file)
+        except _BROKEN as error:
+            self.directory.discard(key, f"{self.directory.folder}: a cached {what} is broken: {error}")
+            return None
 
     def _key(self, job: Job, entry: dict[str, Any]) -> Fingerprint | None:
         if job not in self._fingerprints:

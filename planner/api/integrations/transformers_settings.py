@@ -40,39 +40,31 @@ SETTINGS: tuple[Setting, ...] = (
         "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "
         "gradient_checkpointing_kwargs eval_strategy eval_on_start per_device_eval_batch_size"
     ),
-    # How long, how fast and in which order it trains
     *without_effect(
+        # How long, how fast and in which order it trains
         "num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps "
         "adam_beta1 adam_beta2 adam_epsilon seed data_seed ignore_data_skip "
         "restore_callback_states_from_checkpoint resume_from_checkpoint output_dir do_train do_eval "
-        "do_predict average_tokens_across_devices tf32"
-    ),
-    # Read by optimizers alone that `optim` refuses
-    *without_effect("optim_target_modules"),
-    # Logs, checkpoints and uploads are made of copies on the CPU
-    *without_effect(
+        "do_predict average_tokens_across_devices tf32 "
+        # Read by optimizers alone that `optim` refuses
+        "optim_target_modules "
+        # Logs, checkpoints and uploads are made of copies on the CPU
         "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
         "include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name "
         "project trackio_space_id trackio_bucket_id trackio_static_space_id save_only_model save_strategy "
         "save_steps save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token "
         "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision load_best_model_at_end "
-        "metric_for_best_model greater_is_better skip_memory_metrics"
-    ),
-    # Data is loaded on the CPU; the shapes of a batch are those of the sample
-    *without_effect(
+        "metric_for_best_model greater_is_better skip_memory_metrics "
+        # Data is loaded on the CPU; the shapes of a batch are those of the sample
         "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
         "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
-        "remove_unused_columns label_names length_column_name"
-    ),
-    # When evaluations come, and evaluations outside training
-    *without_effect("eval_steps eval_delay eval_use_gather_object bf16_full_eval fp16_full_eval"),
-    # How processes find and wait for each other; the plan is for a GPU whatever trains here
-    *without_effect(
+        "remove_unused_columns label_names length_column_name "
+        # When evaluations come, and evaluations outside training
+        "eval_steps eval_delay eval_use_gather_object bf16_full_eval fp16_full_eval "
+        # How processes find and wait for each other; the plan is for a GPU whatever trains here
         "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
-        "local_rank use_cpu"
-    ),
-    # Said together with the setting that they belong to
-    *without_effect(
+        "local_rank use_cpu "
+        # Said together with the setting that they belong to
         "torch_compile_backend torch_compile_mode liger_kernel_config fsdp_config prediction_loss_only "
         "batch_eval_metrics eval_do_concat_batches"
     ),

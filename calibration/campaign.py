@@ -154,11 +154,7 @@ def describe(run: Observation) -> str:
     name = f"{run.job.model} batch {run.batch:,}{under}"
     if run.oom:
         return f"{name}: out of memory"
-    sizes = (
-        run.peak_allocated_bytes,
-        run.peak_reserved_bytes,
-        run.process_peak_bytes,
-    )
+    sizes = (run.peak_allocated_bytes, run.peak_reserved_bytes, run.process_peak_bytes)
     figures = zip(("allocated", "reserved", "process"), sizes, strict=True)
     known = [f"{what} {size_bytes / MIB:,.0f} MiB" for what, size_bytes in figures if size_bytes is not None]
     return f"{name}: {', '.join(known) or 'nothing measured'}"

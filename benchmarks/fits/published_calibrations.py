@@ -42,8 +42,7 @@ from planner.capture.models.registry import complete_by_library, import_transfor
 from planner.capture.session import record
 from planner.hardware.calibration.files import Origins, add_points, key_of
 from planner.hardware.calibration.fit import LeftOut, fit_points, leave_one_batch_out
-from planner.hardware.calibration.model import Fit, Point
-from planner.hardware.calibration.observation import Observation, Settings, Versions
+from planner.hardware.calibration.model import Fit, Observation, Point, Settings, Versions
 from planner.hardware.database import find_device
 from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs import Job, Loss, Optimizer, ZeroGrad, freeze

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.errors import NoGpuError, UsageError
 from planner.hardware.calibration.lookup import is_same_gpu
-from planner.hardware.calibration.observation import Versions
+from planner.hardware.calibration.model import Versions
 from planner.hardware.database import DEVICES_FOLDER, find_device, load_devices
 from planner.hardware.device import GENERIC_CONTEXT, Device, FigureKind, SourcedBytes, generic_usable
 

@@ -26,8 +26,7 @@ from planner.allocator.config import MIB, AllocatorConfig
 from planner.errors import DataFileError, ModelError, NoGpuError, UsageError
 from planner.hardware.budget import make_budget
 from planner.hardware.calibration.files import load_folders
-from planner.hardware.calibration.model import Fit, Point
-from planner.hardware.calibration.observation import Observation
+from planner.hardware.calibration.model import Fit, Observation, Point
 from planner.hardware.device import generic_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.jobs.catalogue import load_catalogue

@@ -24,8 +24,7 @@ from planner.hardware.calibration.files import (
 )
 from planner.hardware.calibration.fit import fit_points, includes_context
 from planner.hardware.calibration.lookup import CalibrationQuery, find_calibration, find_run, is_same_gpu
-from planner.hardware.calibration.model import Calibration, Fit, NoFit, Point
-from planner.hardware.calibration.observation import Observation, origin_of
+from planner.hardware.calibration.model import Calibration, Fit, NoFit, Observation, Point, origin_of
 from planner.hardware.database import device_key, is_emulated
 from tests.helpers.calibrations import CARD, FIT, JOB, KEY, calibration, observation, points, save_calibration
 from tests.helpers.structs import replace

@@ -15,7 +15,7 @@ from calibration.probe.client import ProbeRequest
 from planner._support.versions import format_cudnn_version
 from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
-from planner.hardware.calibration.observation import Observation, Settings, Versions
+from planner.hardware.calibration.model import Observation, Settings, Versions
 from planner.jobs import Job
 from planner.program.events import Phase
 from tests.helpers.probes import training

@@ -15,8 +15,7 @@ from planner.allocator.config import MIB
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import HistoryEvent, HistoryMark, check_history
 from planner.errors import DataFileError
-from planner.hardware.calibration.model import NoFit
-from planner.hardware.calibration.observation import Observation, Settings, Versions
+from planner.hardware.calibration.model import NoFit, Observation, Settings, Versions
 from planner.jobs import (
     Job,
     MemoryFormat,

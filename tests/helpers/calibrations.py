@@ -4,8 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.hardware.calibration.files import file_name, write_calibration
-from planner.hardware.calibration.model import Calibration, Fit, Key, NoFit, Point
-from planner.hardware.calibration.observation import Observation, Settings, Versions
+from planner.hardware.calibration.model import (
+    Calibration,
+    Fit,
+    Key,
+    NoFit,
+    Observation,
+    Point,
+    Settings,
+    Versions,
+)
 from planner.hardware.device import MIB, Device, SourcedBytes
 from planner.jobs import Job, TensorSpec
 from tests.helpers.structs import replace

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from calibration.probe.client import DetectedGpu, ProbeRequest
-from planner.hardware.calibration.observation import Observation, Settings, Versions, origin_of
+from planner.hardware.calibration.model import Observation, Settings, Versions, origin_of
 from planner.hardware.device import MIB
 from planner.jobs import Job, Loss, Optimizer, parse_tensor_spec
 from tests.helpers.structs import replace

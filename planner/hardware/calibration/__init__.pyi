@@ -8,9 +8,7 @@ from .lookup import (
     find_run as find_run, is_same_job as is_same_job,
 )
 from .model import (
-    Calibration as Calibration, Fit as Fit, Key as Key, NoFit as NoFit, Point as Point,
-    fitted_peak_bytes as fitted_peak_bytes,
-)
-from .observation import (
-    Observation as Observation, Settings as Settings, Versions as Versions, origin_of as origin_of,
+    Calibration as Calibration, Fit as Fit, Key as Key, NoFit as NoFit, Observation as Observation,
+    Point as Point, Settings as Settings, Versions as Versions, fitted_peak_bytes as fitted_peak_bytes,
+    origin_of as origin_of,
 )

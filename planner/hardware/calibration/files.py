@@ -22,8 +22,19 @@ from planner._support.atomic_write import write_bytes
 from planner._support.conversion import Count, Text
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import DataFileError, UsageError
-from planner.hardware.calibration.model import Calibration, Fit, Key, NoFit, Point, includes_context
-from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions, origin_of
+from planner.hardware.calibration.model import (
+    Calibration,
+    Fit,
+    Key,
+    NoFit,
+    Observation,
+    Origin,
+    Point,
+    Settings,
+    Versions,
+    includes_context,
+    origin_of,
+)
 from planner.hardware.database import is_emulated
 from planner.jobs import Job, job_from_json, job_to_json
 

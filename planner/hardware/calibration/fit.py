@@ -93,7 +93,8 @@ def fit_points(points: Sequence[Point]) -> Fit | NoFit:
         return worse
     residuals = y - overhead - slope * x
     scale = _scale(residuals)
-    spread = _pooled(scale, len(x) - 2, _usual_scale(used))
+    freedoms, usual = len(x) - 2, _usual_scale(used)
+    spread = sqrt((freedoms * scale**2 + USUAL_FREEDOMS * usual**2) / (freedoms + USUAL_FREEDOMS))
     width = float(np.sqrt(((x - x.mean()) ** 2).sum()))
     leverages = 1 / len(x) + ((x - x.mean()) / width) ** 2
     far = np.abs(residuals) > OUTLIER * scale
@@ -199,12 +200,6 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
     )
     level, slope = map(float, solution.x)
     return level - slope * center, slope
-
-
-def _pooled(scale: float, freedoms: int, usual: float) -> float:
-    """Return the scale of these runs and of published ones together, as variances."""
-    total = freedoms * scale**2 + USUAL_FREEDOMS * usual**2
-    return sqrt(total / (freedoms + USUAL_FREEDOMS))
 
 
 def _usual_scale(points: Sequence[Point]) -> float:

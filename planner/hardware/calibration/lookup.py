@@ -12,8 +12,7 @@ from statistics import median, stdev
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.hardware.calibration.model import Calibration, Fit, Key
-from planner.hardware.calibration.observation import Observation, Origin, Settings, Versions
+from planner.hardware.calibration.model import Calibration, Fit, Key, Observation, Origin, Settings, Versions
 from planner.hardware.context import SPREAD_MIB
 from planner.hardware.database import device_key
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes

@@ -139,7 +139,9 @@ def _side(answer: dict[str, Any], history: Path) -> Side:
 def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace | None]:
     """Trace the job and replay it on a GPU that has exactly what the emulated one has."""
     try:
-        trace = open_programs(job, ignore_progress, mode=CaptureMode.UNSHARED).trace(batch, device.target)
+        trace = open_programs(job, ignore_progress, mode=CaptureMode.WITH_PROVENANCE).trace(
+            batch, device.target
+        )
     except PlannerError as error:
         return Side(failure=f"{type(error).__name__}: {error}"), None
     limits = MemoryLimits(

@@ -1,18 +1,24 @@
 """The programs of a job: from stores and capture, from a process of its own, or one of each run."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import Struct
 
-from planner._support.versions import installed_version
 from planner.capture.subprocess import TracerProcess
 from planner.errors import UsageError
 from planner.jobs import Job, is_completed_by_library
-from planner.program import LowerBound, OnProgress, ProgramBuilder, ProgramSet, Target, Trace, TraceSource
-from planner.store import ProgramSource, ProgramStore, complete_job, note_on_torch
+from planner.program import (
+    OnProgress,
+    Program,
+    ProgramBuilder,
+    ProgramSet,
+    Target,
+    TraceSource,
+    constant_program,
+)
+from planner.store import ProgramSource, ProgramStore, complete_job
 
 Factory = Callable[[], object]  # returns an nn.Module
 
@@ -21,8 +27,7 @@ class CaptureMode(Enum):
     """The way in which traces are captured."""
 
     SHARED = "shared"  # a program of the job gives as many traces as it can
-    UNSHARED = "unshared"  # each trace is a run of the model
-    WITH_PROVENANCE = "with provenance"  # likewise, with the provenance of blocks
+    WITH_PROVENANCE = "with provenance"  # each trace is a run of the model, with the provenance of blocks
 
 
 def open_programs(
@@ -52,7 +57,8 @@ def open_programs(
     from planner.capture.models import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
-    return _Runs(job, lambda job: construct_model(job, constructor), mode)
+    runs = _RunBuilder(job, lambda job: construct_model(job, constructor))
+    return ProgramSource(job, (), lambda: runs)
 
 
 def open_traces(
@@ -70,35 +76,27 @@ def _open_builder(job: Job, on_progress: OnProgress, factory: Factory | None) ->
     return open_builder(job, on_progress, factory)
 
 
-@dataclass(slots=True)
-class _Runs:
-    """Traces each of which is a run of the model."""
+class _RunBuilder(Struct, frozen=True):
+    """Builder of programs each of which is a run of the model, with the provenance of its blocks."""
 
     job: Job
     build: Callable[[Job], Any]
-    mode: CaptureMode
-    _traces: dict[tuple[int, Target], Trace] = field(default_factory=dict)
 
-    def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size."""
+    def programs(self, target: Target) -> tuple[Program, ...]:
+        """Return none: each batch size is a run."""
+        return ()
+
+    def run(self, batch: int, target: Target) -> Program:
+        """Return the program of one run."""
         from planner.capture import record
         from planner.capture.recorder import ProvenanceCollector
 
-        if (batch, target) not in self._traces:
-            provenance = ProvenanceCollector() if self.mode is CaptureMode.WITH_PROVENANCE else None
-            capability, sm_count = target.capability, target.sm_count
-            taken = record(self.job, batch, capability, self.build, provenance, sm_count=sm_count)
-            note = note_on_torch(installed_version("torch") or "?")
-            self._traces[batch, target] = replace(taken, notes=(*taken.notes, note))
-        return self._traces[batch, target]
+        sm_count, provenance = target.sm_count, ProvenanceCollector()
+        trace = record(self.job, batch, target.capability, self.build, provenance, sm_count=sm_count)
+        return constant_program(trace, target)
 
-    def key(self, batch: int, target: Target) -> Hashable:
-        """Return None: traces have to be compared."""
-        return None
-
-    def bound(self, target: Target) -> LowerBound | None:
-        """Return None: each trace is a run."""
-        return None
+    def enumerate_variants(self, program: Program, target: Target) -> None:
+        """Do nothing: a run has no variants."""
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:

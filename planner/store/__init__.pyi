@@ -3,7 +3,7 @@ from .codec import load_programs as load_programs, save_programs as save_program
 from .file_store import SavedJob as SavedJob, open_saved as open_saved
 from .fingerprint import fingerprint_of as fingerprint_of
 from .saving import save_job as save_job
-from .source import ProgramSource as ProgramSource, note_on_torch as note_on_torch
+from .source import ProgramSource as ProgramSource
 from .store import (
     BundledStore as BundledStore, ProgramStore as ProgramStore, UserCache as UserCache,
     complete_job as complete_job,

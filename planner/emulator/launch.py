@@ -17,13 +17,12 @@ from planner.emulator.history import read_histories
 from planner.emulator.record import EmulatedRun, GpuRecord, read_records
 from planner.errors import ModelError, PlannerError, UsageError, unsaved
 from planner.hardware import MIB, Device
+from planner.program import OnProgress
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 5.0  # for a command that is asked to end
 _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a job read back
-
-OnProgress = Callable[[str], None]
 
 
 class RunOptions(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Histories made by hand become traces, lines through them, and an answer that runs confirm."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,11 @@ from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.config import MemoryLimits
 from planner.allocator.history.history import HistoryEvent
 from planner.emulator.history import ProcessHistory, StepEnd, trace_of
+from planner.emulator.launch import RunOptions
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
+from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, fit_runs
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
@@ -37,35 +39,18 @@ def training(batch: int, steps: int = 3) -> Iterator[Move]:
         yield "s", "", 0
 
 
-@dataclass
-class HandRuns:
+class HandRuns(CommandRuns):
     """Runs of a job on the simulator of the allocator, in place of torch's own."""
 
-    job: Job
-    device: Device
-    on_gpu: dict[int, EmulatedRun] = field(default_factory=dict)
-    with_spare: dict[int, EmulatedRun] = field(default_factory=dict)
+    def __init__(self, job: Job, device: Device) -> None:
+        super().__init__((), RunOptions(device), Path(), print)
+        self._job = job
 
-    @property
-    def count(self) -> int:
-        """Return how often the job ran."""
-        return len(self.on_gpu) + len(self.with_spare)
-
-    def outcome(self, batch: int) -> Outcome:
-        """Run the job on the GPU."""
-        if batch not in self.on_gpu:
-            room = self.device.usable.value - self.device.context.value
-            self.on_gpu[batch] = run_job(self.job, batch, room)
-        return self.on_gpu[batch].outcome
-
-    def unbounded(self, batch: int) -> EmulatedRun:
-        """Run the job with memory to spare."""
-        run = self.on_gpu.get(batch)
-        if run is not None and run.outcome is Outcome.FITS:
-            return run
-        if batch not in self.with_spare:
-            self.with_spare[batch] = run_job(self.job, batch, None)
-        return self.with_spare[batch]
+    def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
+        """Run the job on the GPU, or with memory to spare."""
+        is_on_gpu = options is self.options
+        room = self.device.usable.value - self.device.context.value if is_on_gpu else None
+        return run_job(self._job, batch, room)
 
 
 def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:

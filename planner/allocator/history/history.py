@@ -13,6 +13,7 @@ rounded size.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -174,17 +175,15 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _compare_segments(recorded: list[SegmentEvent], made: list[SegmentEvent]) -> None:
-    for theirs, ours in zip(recorded, made, strict=False):
+    for theirs, ours in zip_longest(recorded, made):
         if theirs != ours:
-            raise _DiffersError(f"torch: {_told(theirs)}; the simulator: {_told(ours)}")
-    if len(recorded) > len(made):
-        raise _DiffersError(f"torch: {_told(recorded[len(made)])}; the simulator: nothing")
-    if len(made) > len(recorded):
-        raise _DiffersError(f"torch: nothing; the simulator: {_told(made[len(recorded)])}")
+            raise _DiffersError(f"torch: {_described(theirs)}; the simulator: {_described(ours)}")
 
 
-def _told(event: SegmentEvent) -> str:
-    return f"{event.action} of {_size(event.size_bytes)} at {event.address:#x}"
+def _described(event: SegmentEvent | None) -> str:
+    return (
+        "nothing" if event is None else f"{event.action} of {_size(event.size_bytes)} at {event.address:#x}"
+    )
 
 
 def _size(size_bytes: int) -> str:

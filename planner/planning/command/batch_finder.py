@@ -1,11 +1,11 @@
 """Search the largest batch size of a command by replay of its histories, which runs confirm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
 from planner.emulator import EmulatedRun
-from planner.hardware import Device
+from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, fit_runs, kept_and_peak
 from planner.planning.search import (
     Search,
@@ -16,39 +16,18 @@ from planner.planning.search import (
 )
 from planner.program import LARGEST_BATCH, Outcome
 
+T = TypeVar("T")
 _FIRST_BATCH = 32  # whose history tells where to look
 _NEAR = 0.95  # of the batch size that one history suggests: near the answer, and likely to fit
 _MOST_STRETCH = 16  # a history is not followed beyond so many times its batch size
 _MOST_RUNS = 12  # to confirm replays, after which runs alone lead on
 
 
-class Runs(Protocol):
-    """Runs of a command at batch sizes; each is run at most once on the GPU and once with memory to spare."""
-
-    @property
-    def device(self) -> Device:
-        """Return the GPU."""
-
-    @property
-    def count(self) -> int:
-        """Return how often the command ran."""
-
-    @property
-    def on_gpu(self) -> Mapping[int, EmulatedRun]:
-        """Return the runs on the GPU, by batch size."""
-
-    def outcome(self, batch: int) -> Outcome:
-        """Run the command at this batch size and return whether it fits."""
-
-    def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run at this batch size in which memory bounds nothing."""
-
-
 @dataclass(slots=True)
 class BatchFinder:
     """The search for the largest batch size among the multiples of a number."""
 
-    runs: Runs
+    runs: CommandRuns
     unit: int
     fit: Fit | None = None  # None: histories do not align, runs alone answer
     notes: list[str] = field(default_factory=list)
@@ -102,12 +81,8 @@ class BatchFinder:
         """Return the batch size, or the largest below it at which the command takes any optimizer step."""
         if self._has_steps(batch):
             return batch
-
-        def has_steps(count: int) -> bool:
-            return self._has_steps(count * self.unit)
-
         units = batch // self.unit
-        batch = boundary_from_guess(has_steps, units // 2, units - 1) * self.unit
+        batch = boundary_from_guess(self._by_units(self._has_steps), units // 2, units - 1) * self.unit
         self.most = batch
         self.notes.append(
             f"from batch {batch + self.unit} on the command takes no optimizer step, as where its data set "
@@ -139,14 +114,16 @@ class BatchFinder:
         return self.fit.outcome(batch)
 
     def _search(self) -> Search:
-        limit = self.most // self.unit
-        return self._in_samples(largest(lambda units: self._outcome(units * self.unit), limit))
+        return self._in_samples(largest(self._by_units(self._outcome), self.most // self.unit))
 
     def _search_near(self, found: Search, outcome: Callable[[int], Outcome]) -> Search:
         """Return the answer, by this outcome of a batch size, nearest to one that was found before."""
-        limit = self.most // self.unit
         guesses = found.comfortable // self.unit, found.largest // self.unit
-        return self._in_samples(largest_near(lambda units: outcome(units * self.unit), guesses, limit))
+        return self._in_samples(largest_near(self._by_units(outcome), guesses, self.most // self.unit))
+
+    def _by_units(self, function: Callable[[int], T]) -> Callable[[int], T]:
+        """Return a function of the batch size as one of multiples."""
+        return lambda units: function(units * self.unit)
 
     def _in_samples(self, found: Search) -> Search:
         """Return a search among multiples with its batch sizes in samples."""
@@ -209,10 +186,11 @@ class BatchFinder:
         """
         self.notes.append(f"the largest batch with retries is found by runs alone: {reason}")
 
-        def fits(units: int) -> bool:
-            return self.runs.outcome(units * self.unit) is not Outcome.DOES_NOT_FIT
+        def fits(batch: int) -> bool:
+            return self.runs.outcome(batch) is not Outcome.DOES_NOT_FIT
 
-        best = boundary_from_guess(fits, near.largest // self.unit, self.most // self.unit) * self.unit
+        guess, limit = near.largest // self.unit, self.most // self.unit
+        best = boundary_from_guess(self._by_units(fits), guess, limit) * self.unit
         probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
         return Search(best, near.comfortable, best + self.unit, tuple(sorted(probes.items())))
 
@@ -223,14 +201,15 @@ class BatchFinder:
         if near is not None:
             return self._search_near(near, self.runs.outcome)
 
-        def outcome(units: int) -> Outcome:
-            return self.runs.outcome(units * self.unit)
-
-        def need_bytes(units: int) -> int:
-            return self.runs.unbounded(units * self.unit).largest.peak.reserved_bytes
+        def need_bytes(batch: int) -> int:
+            return self.runs.unbounded(batch).largest.peak.reserved_bytes
 
         low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
-        ends, limit = (low, max(high, low + 1)), self.most // self.unit
-        return self._in_samples(
-            largest_by_extrapolation(outcome, need_bytes, self._room_bytes(), ends, limit)
+        found = largest_by_extrapolation(
+            self._by_units(self.runs.outcome),
+            self._by_units(need_bytes),
+            self._room_bytes(),
+            (low, max(high, low + 1)),
+            self.most // self.unit,
         )
+        return self._in_samples(found)

@@ -1,6 +1,6 @@
 """Runs of a command with a batch size: on the emulated GPU, or with memory to spare."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -10,13 +10,11 @@ from msgspec.structs import replace
 from planner.emulator import EmulatedRun, RunOptions, run_emulated
 from planner.errors import ModelError
 from planner.hardware import Device, SourcedBytes
-from planner.program import Outcome
+from planner.program import OnProgress, Outcome
 
 PLACEHOLDER = "{batch}"  # stands for the batch size in the command
 _SPARE_BYTES = 2**40  # of a GPU on which everything fits
 _MOST_SPARE_BYTES = 2**42  # of all GPUs; the stand-ins reserve sixteen times as many addresses
-
-OnProgress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class CommandRuns:
     def outcome(self, batch: int) -> Outcome:
         """Run the command at this batch size and return whether it fits."""
         if batch not in self.on_gpu:
-            self.on_gpu[batch] = self._run(batch, self.options, "on the GPU")
+            self.on_gpu[batch] = self.run(batch, self.options, "on the GPU")
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
@@ -55,12 +53,12 @@ class CommandRuns:
             size_bytes = min(_SPARE_BYTES, _MOST_SPARE_BYTES // self.options.gpu_count)
             spare = SourcedBytes(size_bytes, "memory to spare")
             device = replace(self.options.device, total=spare, usable=spare)
-            self.with_spare[batch] = self._run(
-                batch, replace(self.options, device=device), "with memory to spare"
-            )
+            options = replace(self.options, device=device)
+            self.with_spare[batch] = self.run(batch, options, "with memory to spare")
         return self.with_spare[batch]
 
-    def _run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
+    def run(self, batch: int, options: RunOptions, where: str) -> EmulatedRun:
+        """Run the command at this batch size."""
         self.on_progress(f"running batch {batch} {where}")
         words = [word.replace(PLACEHOLDER, str(batch)) for word in self.command]
         with TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:

@@ -1,9 +1,11 @@
 """Fit the histories of runs at several batch sizes to traces that hold for any, one for each rank."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import takewhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
 from planner.emulator import EmulatedRun, ProcessHistory, trace_of
@@ -11,7 +13,6 @@ from planner.errors import UsageError
 from planner.hardware import UNLIMITED_BYTES, Device
 from planner.program import (
     AffineAlloc,
-    Event,
     NotAffineError,
     Outcome,
     Phase,
@@ -23,7 +24,6 @@ from planner.program import (
 )
 
 _SCRATCH_DEPTHS = range(4)
-_WORST = (Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES, Outcome.FITS)
 
 
 class RankTrace(Struct, frozen=True):
@@ -41,8 +41,8 @@ class Fit(Struct, frozen=True):
 
     def outcome(self, batch: int) -> Outcome:
         """Return whether all ranks fit at this batch size."""
-        found = {replay_trace(rank.program.instantiate(batch), rank.limits).outcome for rank in self.ranks}
-        return next(one for one in _WORST if one in found)
+        runs = (replay_trace(rank.program.instantiate(batch), rank.limits) for rank in self.ranks)
+        return max((run.outcome for run in runs), key=list(Outcome).index)
 
     @property
     def depends_on_batch(self) -> bool:
@@ -105,11 +105,8 @@ def _until(trace: Trace, steps: int | None) -> Trace:
     """Return the trace up to the end of an optimizer step."""
     if steps is None:
         return trace
-    events: Sequence[Event] = trace.events
-    end = next(
-        (i for i, event in enumerate(events) if event == PhaseStart(steps + 1, Phase.FORWARD)), len(events)
-    )
-    return Trace(tuple(events[:end]), trace.sites, trace.batch)
+    following = PhaseStart(steps + 1, Phase.FORWARD)
+    return replace(trace, events=tuple(takewhile(lambda event: event != following, trace.events)))
 
 
 def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> MemoryLimits:

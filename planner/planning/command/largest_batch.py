@@ -13,9 +13,9 @@ from planner.emulator import EmulatedRun, RunOptions
 from planner.errors import UsageError
 from planner.hardware import MIB
 from planner.planning.command.batch_finder import BatchFinder
-from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns, OnProgress
+from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns
 from planner.planning.search import Search
-from planner.program import LARGEST_BATCH, Outcome
+from planner.program import LARGEST_BATCH, OnProgress, Outcome
 
 STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state
 

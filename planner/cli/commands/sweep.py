@@ -91,7 +91,7 @@ def _run(
 
 
 def _open_pool(engine: str | None, scheduler: str | None, jobs: int | None) -> "Pool":
-    from planner.planning.sweep import DaskPool, LocalPool
+    from planner.planning.sweep import dask_pool, local_pool
 
     if engine not in (None, LOCAL, DASK):
         raise UsageError(f"--engine: unknown value {shown(engine)}; use one of {LOCAL}, {DASK}")
@@ -100,8 +100,8 @@ def _open_pool(engine: str | None, scheduler: str | None, jobs: int | None) -> "
             raise UsageError("--engine dask: say where the cluster is: --scheduler tcp://HOST:8786")
         if jobs is not None:
             raise UsageError("--jobs and --engine dask: the cluster has its own; leave --jobs away")
-        return DaskPool(scheduler)
+        return dask_pool(scheduler)
     if scheduler is not None:
         raise UsageError("--scheduler: it is that of --engine dask; add that")
     processes = len(os.sched_getaffinity(0)) if jobs is None else check_count("--jobs", jobs, MAX_PROCESSES)
-    return LocalPool(processes)
+    return local_pool(processes)

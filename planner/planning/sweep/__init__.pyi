@@ -1,4 +1,4 @@
-from .executors import DaskPool as DaskPool, LocalPool as LocalPool, Pool as Pool, run_all as run_all
+from .executors import Pool as Pool, dask_pool as dask_pool, local_pool as local_pool, run_all as run_all
 from .grid import (
     Cell as Cell, Failure as Failure, Grid as Grid, SweepTable as SweepTable, load_grid as load_grid,
 )

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
+
+from msgspec import Struct
 
 from planner.errors import ModelError, UsageError
 from planner.planning.sweep.task import Task, TaskResult
@@ -22,17 +25,13 @@ _Numbered = tuple[int, Task]  # a task and its place among all
 Run = Callable[[Task], TaskResult]
 
 
-class Pool(Protocol):
+class Pool(Struct, frozen=True):
     """Workers of one kind."""
 
     size: int  # tasks at a time
     died: tuple[type[BaseException], ...]  # raised by a future whose worker died
-
-    def executor(self) -> AbstractContextManager[Executor]:
-        """Return an executor whose workers end with the context."""
-
-    def close(self) -> None:
-        """Release what the workers need."""
+    executor: Callable[[], AbstractContextManager[Executor]]  # its workers end with the context, or stay
+    close: Callable[[], object]  # releases what the workers need
 
 
 def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, TaskResult]]:
@@ -72,58 +71,41 @@ def _run_until_death(
                     suspects.append((place, task))
 
 
-class LocalPool:
-    """Processes on this machine."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._loky = _import("loky", "sweep")
-        self.died: tuple[type[BaseException], ...] = (self._loky.process_executor.BrokenProcessPool,)
+def local_pool(size: int) -> Pool:
+    """Return processes on this machine, which stop with whatever they run."""
+    loky = _import("loky", "sweep")
 
     @contextmanager
-    def executor(self) -> Iterator[Executor]:
-        """Start processes, and stop them with whatever they run."""
-        executor = self._loky.ProcessPoolExecutor(self.size, initializer=_print_to_stderr)
+    def executor() -> Iterator[Executor]:
+        processes = loky.ProcessPoolExecutor(size, initializer=_print_to_stderr)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # loky's advice about memory that a worker took
             try:
-                yield executor
+                yield processes
             finally:
-                executor.shutdown(kill_workers=True)
+                processes.shutdown(kill_workers=True)
 
-    def close(self) -> None:
-        """Do nothing: processes end with their executor."""
+    return Pool(size, (loky.process_executor.BrokenProcessPool,), executor, lambda: None)
 
 
-class DaskPool:
-    """Workers of a Dask cluster. Raises UsageError where none answers."""
-
-    def __init__(self, scheduler: str) -> None:
-        distributed = _import("distributed", "dask")
-        client = None
-        try:
-            client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
-            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
-        except (OSError, TimeoutError, ValueError) as error:
-            if client is not None:
-                client.close()
-            problem = " ".join(str(error).split())[:200]
-            raise UsageError(
-                f"--scheduler {scheduler}: no worker of a Dask cluster answers: {problem}"
-            ) from error
-        self._client = client
-        self.size = max(1, sum(client.ncores().values()))
-        self.died: tuple[type[BaseException], ...] = (distributed.scheduler.KilledWorker,)
-
-    @contextmanager
-    def executor(self) -> Iterator[Executor]:
-        """Return the cluster's executor; its workers stay."""
-        with self._client.get_executor(pure=False) as executor:
-            yield executor
-
-    def close(self) -> None:
-        """Disconnect, so that no thread looks for the cluster once it is gone."""
-        self._client.close()
+def dask_pool(scheduler: str) -> Pool:
+    """Return the workers of a Dask cluster. Raises UsageError where none answers."""
+    distributed = _import("distributed", "dask")
+    client = None
+    try:
+        client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+        client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+    except (OSError, TimeoutError, ValueError) as error:
+        if client is not None:
+            client.close()
+        problem = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"--scheduler {scheduler}: no worker of a Dask cluster answers: {problem}"
+        ) from error
+    size = max(1, sum(client.ncores().values()))
+    # Once the client is closed, no thread looks for a cluster that is gone.
+    executor = partial(client.get_executor, pure=False)
+    return Pool(size, (distributed.scheduler.KilledWorker,), executor, client.close)
 
 
 def _print_to_stderr() -> None:

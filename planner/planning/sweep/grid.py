@@ -92,9 +92,7 @@ def load_grid(
 
 
 def _model(item: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> NamedModel:
-    import yaml
-
-    if not isinstance(item.node, yaml.MappingNode):
+    if not isinstance(item.plain(), dict):
         read_model(item, catalogue, sources)
         return NamedModel(item.text(), item.text(), {})
     parts = item.children(("model",), ("name", "model_arg", *OPTION_KEYS))
@@ -124,16 +122,15 @@ def _gpus(entry: Entry) -> tuple[Device, ...]:
 
 
 def _devices(item: Entry) -> tuple[Device, ...]:
-    import yaml
-
-    if isinstance(item.node, yaml.MappingNode):
+    value = item.plain()
+    if isinstance(value, dict):
         words = item.children(("words",))["words"]
         found = search_devices(load_devices(), [words.text()])
         if not found:
             raise words.broken("no GPU of the database has these words")
         return found
     try:
-        if item.node.tag.endswith(":int"):
+        if type(value) is int:
             return (generic_device(read_count(item, LARGEST_TOTAL_MIB)),)
         return (find_device(item.text()),)
     except UsageError as error:

@@ -25,7 +25,7 @@ from planner.hardware.database import find_device
 from planner.hardware.device import generic_device
 from planner.jobs import resolve_job
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.sweep.executors import DaskPool, run_all
+from planner.planning.sweep.executors import dask_pool, run_all
 from planner.planning.sweep.grid import Cell, Failure, Grid, NamedModel, Recipe, SweepTable, load_grid
 from planner.planning.sweep.results import ResultStore, open_results
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
@@ -338,7 +338,7 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
         ) as cluster,
-        closing(DaskPool(cluster.scheduler_address)) as pool,
+        closing(dask_pool(cluster.scheduler_address)) as pool,
         distributed.Client(cluster) as client,
     ):
 
@@ -359,7 +359,7 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
 def test_no_cluster_is_told_in_one_line() -> None:
     """A scheduler that nobody answers at is a usage error."""
     with pytest.raises(UsageError, match="--scheduler nowhere://x: no worker of a Dask cluster answers"):
-        DaskPool("nowhere://x")
+        dask_pool("nowhere://x")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from planner.hardware import (
     Device,
     find_device,
     generic_device,
+    local_device,
     make_budget as make_device_budget,
     unlimited_device,
 )
@@ -42,10 +43,12 @@ def make_budget(options: Options) -> Budget:
         check_count("--allocator-cap-mib", cap_mib, LARGEST_TOTAL_MIB)
     if gpu_mib is not None:
         device = generic_device(gpu_mib)
-    elif gpu is not None:
-        device = gpu if isinstance(gpu, Device) else _named_device(gpu)
-    else:
+    elif gpu is None:
         device = unlimited_device()
+    elif isinstance(gpu, Device):
+        device = gpu
+    else:
+        device = local_device() if gpu.lower() == "auto" else find_device(gpu)
     confidence = options.get("confidence")
     return make_device_budget(
         device,
@@ -63,18 +66,9 @@ def _reject_unknown(options: Options) -> None:
             raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
 
 
-def _named_device(name: str) -> Device:
-    if name.lower() == "auto":
-        from planner.hardware import local_device
-
-        return local_device()
-    return find_device(name)
-
-
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """Return the budget as the nearest stored calibration corrects it.
-
-    Raises DataFileError for a broken calibration, UsageError for folders that are given without a card.
+    """Return the budget as the nearest stored calibration corrects it. Raises DataFileError for a broken one,
+    UsageError for folders that are given without a card.
     """
     stored = stored_calibrations(budget, options)
     return corrected_budget(budget, find_calibration(stored, calibration_query(budget, job, options)))
@@ -91,10 +85,8 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """Return the calibrations that may answer, folder by folder; none for an unlimited GPU.
-
-    Emulated ones answer from folders that are given alone, not from the user's own. Raises as
-    `calibrate_budget`.
+    """Return the calibrations that may answer, folder by folder; none for an unlimited GPU. Emulated ones
+    answer from folders that are given alone, not from the user's own. Raises as `calibrate_budget`.
     """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= UNLIMITED_BYTES:

@@ -101,9 +101,7 @@ def open_request(
     model: Model | None, options: Options, batch: int | None = None, *, command: str = ""
 ) -> Request:
     """Return the request of these options. A `command` that is named runs the model itself: it takes neither
-    a trace file nor a process for the model.
-
-    Raises UsageError, DataFileError, or ModelError where a library has to be imported.
+    a trace file nor a process for the model. Raises UsageError, DataFileError, or ModelError of an import.
     """
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
@@ -153,9 +151,7 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
 
 def open_stores(options: Options) -> tuple[ProgramStore, ...]:
     """Return the stores of programs; none without `cache`, for a model in a process of its own, or where
-    torch is set otherwise than by default.
-
-    Raises UsageError.
+    torch is set otherwise than by default. Raises UsageError.
     """
     folder = options.get("cache")
     if folder is None or options.get("isolate") or _is_torch_changed():

@@ -29,7 +29,6 @@ _OPTIONAL = ("args", "inputs", "target", *FIELD_OPTIONS, "batch")
 
 def load_catalogue(path: Path | None = None, sources: Collection[str] = SOURCES) -> dict[str, CatalogueEntry]:
     """Read a catalogue, by default the planner's own, whose entries come from these sources.
-
     Raises `DataFileError`, also for a FILE.py:NAME where "file" is none of the sources: it would run code.
     """
     entries = read_entry(path or _own_path()).mapping()

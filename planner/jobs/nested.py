@@ -28,9 +28,8 @@ _Row = tuple[tuple[_Key, ...], T]
 
 
 def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, by position and by keyword. Raises UsageError where names do not agree.
-
-    A value without a name is the next argument by position.
+    """Return the arguments of a call, by position, which are also those without a name, and by keyword.
+    Raises UsageError where names do not agree.
     """
     by_position: list[_Row[T]] = []
     by_keyword: list[_Row[T]] = []

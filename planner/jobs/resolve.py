@@ -61,7 +61,6 @@ def _is_of(job: Job, source: str) -> bool:
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     """Return a job with options over it, by the names of its fields; None and empty lists count as not given.
-
     Raises UsageError for a value that an option cannot have.
     """
     given = {name: value for name, value in options.items() if value not in (None, (), [])}

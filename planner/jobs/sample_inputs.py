@@ -6,6 +6,7 @@ classifiers, crops of segmentation, clips of video, volumes of 96 voxels a side 
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -72,16 +73,8 @@ def _on(
     return Sample(tuple(sample.split()), target, kind, given)
 
 
-def _volume(*arguments: tuple[tuple[str, Any], ...], **more: Any) -> Sample:
-    """Return a network that segments a volume."""
-    return _on("1x96x96x96", *arguments, target="96x96x96:int64", **more)
-
-
-def _classes(*arguments: tuple[tuple[str, Any], ...], **more: Any) -> Sample:
-    """Return a network that classifies a volume."""
-    return _on("1x96x96x96", *arguments, target=_CLASS, **more)
-
-
+_volume = partial(_on, "1x96x96x96", target="96x96x96:int64")  # a network that segments a volume
+_classes = partial(_on, "1x96x96x96", target=_CLASS)  # one that classifies it
 _VOLUME = _volume(_3D, _IN_OUT)
 _DENSE = _classes(_3D, _IN_OUT)
 _SQUEEZED = _classes(_3D, _CLASSES, in_channels=1)

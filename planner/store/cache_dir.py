@@ -91,18 +91,18 @@ class CacheDirectory:
 
     def stats(self) -> CacheStats:
         """Return all entries together. Raises DataFileError where the folder cannot be looked at."""
-        found = self._entries()
-        return CacheStats(len(found), sum(size for _, size, _ in found))
+        sizes = [size for _, size, _ in self._entries()]
+        return CacheStats(len(sizes), sum(sizes))
 
     def clear(self) -> CacheStats:
         """Delete entries and what interrupted processes left; return the statistics. Raises DataFileError."""
-        found = self._entries()
-        for path in (*(path for _, _, path in found), *self._partials()):
+        stats = self.stats()
+        for path in (*(path for _, _, path in self._entries()), *self._partials()):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise DataFileError(f"{path}: cannot be deleted: {error.strerror or error}") from error
-        return CacheStats(len(found), sum(size for _, size, _ in found))
+        return stats
 
     def _path(self, key: Fingerprint) -> Path:
         return self.folder / f"{digest(key)}{SUFFIX}"

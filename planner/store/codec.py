@@ -76,9 +76,8 @@ class EncodedProgram(Struct, frozen=True):
     batches: tuple[int, ...]  # for which a trace holds: one, or more for any batch size
 
     def load_target(self, capability: Capability) -> bool:
-        """Decode the variants for GPUs of a compute capability; false where the file has none.
-
-        A trace holds for any of them. Raises ValueError, LookupError or TypeError for broken variants.
+        """Decode the variants for GPUs of a compute capability, for all of which a trace holds; false where
+        the file has none. Raises ValueError, LookupError or TypeError for broken variants.
         """
         if capability in self.program.targets:
             return True

@@ -28,10 +28,8 @@ _NOT_CAPTURED = (PlannerError, ImportError)  # the second where programs were ca
 
 
 def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
-    """Write a file that plans by itself, at `batch` unless another is asked for.
-
-    A job without a program is saved as one trace, for all batch sizes where tensors are affine, else for
-    `batch`. Raises DataFileError, or the errors of a capture.
+    """Write a file that plans by itself, by default at `batch`. A job without a program is saved as one
+    trace, for all batch sizes where tensors are affine, else for `batch`. Raises DataFileError or as a run.
     """
     saved: list[Program] = []
     if isinstance(programs, ProgramSource) and not job.cudnn:  # a library answers only while torch captures

@@ -100,9 +100,8 @@ class ProgramSource:
         yield [self._store(self._open().run(batch, target), target)]
 
     def _build(self, target: Target) -> None:
-        """Read or build the program for such GPUs, once.
-
-        Where a store has a run that a program would cover, there is none: it would have been stored instead.
+        """Read or build the program for such GPUs, once. Where a store has a run that it would cover, there
+        is none: it would have been stored instead.
         """
         if target.capability in self._built:
             return

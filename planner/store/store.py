@@ -121,9 +121,8 @@ def load_targets(file: ProgramFile, target: Target) -> list[Program]:
 
 @dataclass
 class BundledStore:
-    """The programs of the catalogue's jobs, read where the installed versions would capture the same ones.
-
-    A library that is not installed would not capture others, and its jobs are answered all the same.
+    """The programs of the catalogue's jobs, read where the installed versions would capture the same ones, or
+    where the library is not installed.
     """
 
     folder: Path = BUNDLED

@@ -60,10 +60,8 @@ def refused(name: str, says: str, when: Callable[[Any], object] | None = None) -
 
 
 def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str, ...]:
-    """Return the sentences of all settings that are in use and not planned.
-
-    `source` has the settings as attributes. Raises UsageError for the first one that is refused; `owner` is
-    its object's name in the message.
+    """Return the sentences of all settings that are in use and not planned; `source` has them as attributes,
+    `owner` is its name. Raises UsageError for the first one that is refused.
     """
     notes = []
     for setting in table:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +33,7 @@ class RunOptions(Struct, frozen=True):
     stop_after: int | None = None  # optimizer steps
     copy_bytes: int | None = None  # copies up to this size have contents; None: up to 64 KiB
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
-    snapshot: Path | None = (
-        None  # where the allocator's history of the largest process goes, as torch writes it
-    )
+    snapshot: Path | None = None  # where the history of the largest process goes, as torch writes it
     keeps_histories: bool = False  # read the allocator's history of each process
     keeps_course: bool = False  # with it, phases, modules and what blocks hold
     output: Any = None  # where the command's standard output goes; None: to that of the planner
@@ -50,7 +48,8 @@ def run_emulated(
 
     `cache` is the folder of the compiled stand-in libraries. `on_progress` gets a line now and then.
     Raises UsageError where the command cannot be started or its environment has no CUDA build of torch,
-    ModelError where it fails for another reason than memory or uses no GPU.
+    ModelError where it fails for another reason than memory or uses no GPU, UnsavedError, with the run,
+    where the snapshot cannot be written.
     """
     if not command:
         raise UsageError("no command: write it behind --, as in planner run --gpu L4 -- python train.py")
@@ -75,7 +74,8 @@ def run_emulated(
         )
         if options.snapshot is not None and records:
             largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
-            _save(options.snapshot, largest, run)
+            with unsaved(run):
+                write_bytes(options.snapshot, largest.read_bytes())
     if not records:
         if code:
             raise ModelError(f"{command[0]}: it ended with exit code {code} before it used a GPU")
@@ -85,12 +85,6 @@ def run_emulated(
     return run
 
 
-def _save(path: Path, snapshot: Path, run: EmulatedRun) -> None:
-    """Copy the history of the largest process. Raises UnsavedError, which holds the run."""
-    with unsaved(run):
-        write_bytes(path, snapshot.read_bytes())
-
-
 def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
     variables = {
@@ -98,7 +92,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_CACHE": str(cache),
         "PLANNER_EMULATED_RECORDS": str(folder),
         "PLANNER_EMULATED_COPY_BYTES": str(_COPY_BYTES if options.copy_bytes is None else options.copy_bytes),
-        "PLANNER_EMULATED_HISTORY": " ".join(_history_kinds(options)),
+        "PLANNER_EMULATED_HISTORY": _history_kinds(options),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }
@@ -107,14 +101,14 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
     return variables
 
 
-def _history_kinds(options: RunOptions) -> Iterator[str]:
-    """Yield which records of the allocator's history the processes write."""
-    if options.snapshot is not None:
-        yield "snapshot"
-    if options.keeps_histories or options.keeps_course:
-        yield "events"
-    if options.keeps_course:
-        yield "course"
+def _history_kinds(options: RunOptions) -> str:
+    """Return which records of the allocator's history the processes write."""
+    wanted = {
+        "snapshot": options.snapshot is not None,
+        "events": options.keeps_histories or options.keeps_course,
+        "course": options.keeps_course,
+    }
+    return " ".join(kind for kind, is_wanted in wanted.items() if is_wanted)
 
 
 def _assumptions(options: RunOptions) -> tuple[str, ...]:

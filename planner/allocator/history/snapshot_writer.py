@@ -36,12 +36,11 @@ def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
     """Return the snapshot of a replay, up to the request that fails if one does."""
     recorder = _SnapshotRecorder(trace, limits)
     replay_trace(trace, limits, recorder, recorder.changes)
-    entries = recorder.entries
-    entries.append(_entry("snapshot", 0, 0, [], _UNKNOWN, len(entries)))
+    recorder.add("snapshot", 0, 0, [])
     at = {one.address: one for one in recorder.live.values()}
     return {
         "segments": [_segment(segment, at, limits) for segment in recorder.segments()],
-        "device_traces": [entries],
+        "device_traces": [recorder.entries],
         "allocator_settings": _settings(limits),
         "external_annotations": [],
     }
@@ -65,22 +64,39 @@ class _SnapshotRecorder:
         elif isinstance(event, Alloc):
             size = event.size_bytes
             stack = self._frames.of(event)
-            self.entries += _segment_entries(self.changes, stack, len(self.entries))
+            for change in self.changes:
+                self.add(change.action, change.address, change.size_bytes, stack)
             self.changes.clear()
             if block is None or not block.size_bytes:  # without a workspace the process goes on
-                self.entries.append(_oom(size, self._limits, allocator, stack, len(self.entries)))
+                self.add("oom", 0, size, stack)
+                del self.entries[-1]["addr"]
+                capacity_bytes = self._limits.capacity_bytes
+                free = 0 if capacity_bytes is None else capacity_bytes - allocator.reserved_bytes
+                self.entries[-1]["device_free"] = free
                 return
             self.live[event.block] = _Live(block.address, size, event.category, stack)
-            self.entries.append(
-                _entry("alloc", block.address, size, stack, event.category, len(self.entries))
-            )
+            self.add("alloc", block.address, size, stack, event.category)
         elif event.block in self.live:
             dead = self.live.pop(event.block)
             for action in ("free_requested", "free_completed"):
-                time = len(self.entries)
-                self.entries.append(
-                    _entry(action, dead.address, dead.requested_bytes, [], dead.category, time)
-                )
+                self.add(action, dead.address, dead.requested_bytes, [], dead.category)
+
+    def add(
+        self, action: str, address: int, size_bytes: int, frames: Frames, category: str = _UNKNOWN
+    ) -> None:
+        """Add an event; its time counts events."""
+        self.entries.append(
+            {
+                "action": action,
+                "addr": address,
+                "size": size_bytes,
+                "stream": 0,
+                "time_us": len(self.entries),
+                "frames": frames,
+                "category": str(category),
+                "pool_id": (0, 0),
+            }
+        )
 
     def segments(self) -> tuple[SegmentState, ...]:
         """Return the segments after the last event."""
@@ -129,36 +145,6 @@ class _FrameMaker:
 
 def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
     return {"filename": filename, "line": line, "name": name}
-
-
-def _entry(
-    action: str, address: int, size_bytes: int, frames: Frames, category: str, time: int
-) -> dict[str, Any]:
-    """Return an event; its time counts events."""
-    return {
-        "action": action,
-        "addr": address,
-        "size": size_bytes,
-        "stream": 0,
-        "time_us": time,
-        "frames": frames,
-        "category": str(category),
-        "pool_id": (0, 0),
-    }
-
-
-def _segment_entries(changes: list[SegmentEvent], frames: Frames, time: int) -> Iterator[dict[str, Any]]:
-    for number, change in enumerate(changes):
-        yield _entry(change.action, change.address, change.size_bytes, frames, _UNKNOWN, time + number)
-
-
-def _oom(
-    size_bytes: int, limits: MemoryLimits, allocator: CachingAllocator, frames: Frames, time: int
-) -> dict[str, Any]:
-    free = None if limits.capacity_bytes is None else limits.capacity_bytes - allocator.reserved_bytes
-    entry = _entry("oom", 0, size_bytes, frames, _UNKNOWN, time)
-    del entry["addr"]
-    return {**entry, "device_free": free or 0}
 
 
 def _segment(segment: SegmentState, live: dict[int, _Live], limits: MemoryLimits) -> dict[str, Any]:

@@ -13,6 +13,4 @@ from .run import (
     open_builder as open_builder, plan_by_formula as plan_by_formula, run_estimator as run_estimator,
     run_estimators as run_estimators,
 )
-from .static_estimate import (
-    FormulaPlan as FormulaPlan, StaticEstimate as StaticEstimate, left_bytes as left_bytes,
-)
+from .static_estimate import FormulaPlan as FormulaPlan, StaticEstimate as StaticEstimate

@@ -24,11 +24,6 @@ class PeerEstimate(msgspec.Struct, frozen=True):
         """Return the tool's estimate of the memory that training takes."""
         return sum(size_bytes for _, size_bytes in self.parts)
 
-    @property
-    def total_in_units(self) -> float:
-        """Return the total as the tool prints it, before rounding."""
-        return self.total_bytes / self.unit_bytes
-
 
 def sum_of_layers(input_bytes: int, output_bytes: int, parameter_bytes: int, unit_bytes: int) -> PeerEstimate:
     """Return the three terms that torchinfo, torchsummary and pytorch_modelsize add up.

@@ -31,7 +31,7 @@ class StaticEstimate(Struct, frozen=True):
     @property
     def fits(self) -> bool:
         """Return whether the total is within what the GPU leaves to the allocator; always without a GPU."""
-        left = left_bytes(self.budget)
+        left = self.budget.limits.allocator_limit_bytes
         return left is None or self.total_bytes <= left
 
 
@@ -44,11 +44,6 @@ class FormulaPlan(Struct, frozen=True):
     at_max: StaticEstimate | None  # None where not even 1 fits
     first_failure: StaticEstimate
     seconds: float
-
-
-def left_bytes(budget: Budget) -> int | None:
-    """Return what a GPU leaves to the allocator at the confidence; None without a GPU or a cap."""
-    return budget.limits.allocator_limit_bytes
 
 
 def moments_of(job: Job) -> int:
@@ -92,7 +87,7 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
 
     Raises as `moments_of` does, and ValueError where nothing bounds the memory.
     """
-    left = left_bytes(budget)
+    left = budget.limits.allocator_limit_bytes
     if left is None:
         raise ValueError("without a card or a cap no batch is the largest")
     moments = moments_of(job)

@@ -16,7 +16,6 @@ from planner.planning.estimators.static_estimate import (
     StaticEstimate,
     formula_estimate,
     formula_plan,
-    left_bytes,
     moments_of,
     peer_estimate,
 )
@@ -92,9 +91,9 @@ def test_the_formula_refuses_a_forward_pass_in_training_mode() -> None:
 
 def test_the_card_leaves_the_smaller_of_its_memory_and_the_cap() -> None:
     """Without either, nothing bounds an estimate."""
-    assert left_bytes(replace(card(100), limits=MemoryLimits(100, 90, None, AllocatorConfig()))) == 90
-    assert left_bytes(card(100)) == 100 * MIB
-    assert left_bytes(no_card()) is None
+    assert MemoryLimits(100, 90, None, AllocatorConfig()).allocator_limit_bytes == 90
+    assert card(100).limits.allocator_limit_bytes == 100 * MIB
+    assert no_card().limits.allocator_limit_bytes is None
 
 
 def test_an_estimate_fits_up_to_what_is_left() -> None:

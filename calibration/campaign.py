@@ -81,7 +81,7 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
                 _seek_limit(series, cap_bytes, setup, result)
             if not series.caps_bytes:
                 for batch in series.batches:
-                    result.observations.append(_obtain(series, batch, setup, result))
+                    result.observations.append(_obtain(series, batch, None, setup, result))
         except _TimeIsUpError:
             result.remaining += 1
         except (ModelError, UsageError) as error:
@@ -91,11 +91,7 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 
 
 def _obtain(
-    series: BatchSeries,
-    batch: int,
-    setup: MeasurementSetup,
-    result: CampaignResult,
-    cap_bytes: int | None = None,
+    series: BatchSeries, batch: int, cap_bytes: int | None, setup: MeasurementSetup, result: CampaignResult
 ) -> Observation:
     """Return the run from its file, or make it now."""
     gpu, alloc_conf = setup.gpu, series.alloc_conf
@@ -131,7 +127,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
         return
 
     def obtain(batch: int) -> Observation:
-        observation = _obtain(series, batch, setup, result, cap_bytes)
+        observation = _obtain(series, batch, cap_bytes, setup, result)
         if observation not in result.observations:
             result.observations.append(observation)
         return observation

@@ -4,11 +4,11 @@ Every value has one form; unknown, missing and repeated keys are errors, and so 
 happens to take for a number or a truth. YAML itself is imported only when a file is read.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import count
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -105,18 +105,6 @@ class Entry(msgspec.Struct, frozen=True):
         """Return a string that is not blank."""
         text: Any = Text
         return str(self.convert(text))
-
-    def choice(self, allowed: Sequence[str]) -> str:
-        """Return one of the strings `allowed`."""
-        text = self.text()
-        if text not in allowed:
-            raise self.broken(f"expected one of {', '.join(allowed)}, got {text!r}")
-        return text
-
-    def number(self, low: float, high: float) -> float:
-        """Return a number from `low` to `high`, both included."""
-        number: Any = Annotated[float, msgspec.Meta(ge=low, le=high)]
-        return float(self.convert(number))
 
     def says(self, word: str) -> bool:
         """Return whether this is the plain word."""

@@ -6,7 +6,9 @@ runs only if the user named it on the command line, or allowed the file to name 
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
 
 from planner._support.strict_yaml import Entry
 from planner.allocator import parse_alloc_conf
@@ -58,7 +60,7 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
     if option.kind is OptionKind.PATTERNS:
         return [item.text() for item in read_items(entry)]
     if option.kind is OptionKind.CHOICE and option.choices is not None:
-        return entry.choice(list(option.choices))
+        return entry.convert(option.choices)
     return entry.text()
 
 
@@ -94,7 +96,8 @@ def _read_target(entry: Entry) -> dict[str, Any]:
 
 def read_count(entry: Entry, maximum: int) -> int:
     """Return a whole number from 1."""
-    number = entry.number(1, maximum)
+    kind: Any = Annotated[float, Meta(ge=1, le=maximum)]
+    number = entry.convert(kind)
     if number != int(number):
         raise entry.broken(f"expected a whole number, got {number}")
     return int(number)

@@ -105,8 +105,7 @@ def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction 
     major = query.device.capability[0]
     near = [one for one in usable if one.key.versions.capability[0] == major and one not in here]
     same_job = [one for one in near if _same_replay(one.key.job, query.job)]
-    level = MatchLevel.SAME_ARCHITECTURE
-    return _by_fit(level, same_job) or _by_context(level, near)
+    return _by_fit(MatchLevel.SAME_ARCHITECTURE, same_job) or _by_context(MatchLevel.SAME_ARCHITECTURE, near)
 
 
 def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:

@@ -9,7 +9,7 @@ else copies are, if little is left beside them, and what is left is called unnam
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from itertools import product
+from itertools import compress, product
 from math import prod
 
 from msgspec import Struct
@@ -183,10 +183,7 @@ def _copies(asked: Convolution) -> Iterator[Parts]:
     result = _result(asked)
     sign = 1 if asked.channels_last else -1
     order = sorted("xyw", key=lambda letter: (letter == result, letter == "w"))
-    chosen = [
-        tuple(letter for letter, taken in zip(order, mask, strict=True) if taken)
-        for mask in product((True, False), repeat=3)
-    ]
+    chosen = [tuple(compress(order, mask)) for mask in product((True, False), repeat=3)]
     chosen.sort(key=lambda letters: (sign * len(set(letters) - {"w"}), result == "w" and "w" in letters))
     for letters in chosen:
         yield from _sized(asked, letters, {})

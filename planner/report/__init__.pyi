@@ -1,11 +1,9 @@
-from .commands.calibrations.calibrate import Campaign as Campaign
-from .commands.calibrations.tables import Folder as Folder
+from .commands.calibrations.tables import Campaign as Campaign, Folder as Folder
 from .commands.explain.summary import summary_of as summary_of
 from .commands.gpus import gpus_to_csv as gpus_to_csv
 from .commands.run import run_summary as run_summary
 from .commands.sweep import sweep_to_csv as sweep_to_csv, sweep_to_parquet as sweep_to_parquet
-from .describe import short_op as short_op
-from .growth import growth_text as growth_text
+from .describe import growth_text as growth_text, short_op as short_op
 from .page.page import save_page as save_page
 from .plots.comparison import draw_comparison as draw_comparison
 from .plots.gpus import draw_gpus as draw_gpus

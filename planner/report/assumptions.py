@@ -8,8 +8,7 @@ from planner.allocator import AllocatorConfig
 from planner.hardware import MIB, Budget, Likeness, margins_of
 from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.planning import Estimate
-from planner.report.describe import short_op
-from planner.report.growth import growth_text
+from planner.report.describe import growth_text, short_op
 
 _ZERO_GRAD = {
     ZeroGrad.BEFORE_FORWARD: "before each forward pass",

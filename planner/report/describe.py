@@ -1,16 +1,19 @@
-"""Jobs and operators in words."""
+"""Jobs, operators and growing memory in words."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from planner.hardware import MIB
 from planner.jobs import Checkpoint, ClipGradients, Job, MemoryFormat, Mode, OptimizerImpl, Precision
-from planner.program import Phase
+from planner.program import GrowingSite, Growth, Phase
 from planner.report.document import Entry
+from planner.report.units import mib
 
 if TYPE_CHECKING:  # no other report needs them
     from planner.allocator import Failure
-    from planner.planning import Moment
+    from planner.planning import Moment, StepLimit
 
+_MAX_SITES = 3  # of growing memory that a sentence names
 _PHASES = {
     Phase.INPUTS: "copying the batch to the GPU",
     Phase.FORWARD: "forward pass",
@@ -106,3 +109,34 @@ def short_op(op: str) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """Return `64x3x224x224`."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def growth_text(growth: Growth, limit: "StepLimit | None") -> str:
+    """Return what each step keeps, who makes it, and after how many steps it no longer fits."""
+    made = "; ".join(_site_text(site) for site in growth.sites[:_MAX_SITES])
+    more = len(growth.sites) - _MAX_SITES
+    others = f" and {more} other place" + "s" * (more > 1) if more > 0 else ""
+    held = (
+        ", held by reference cycles until Python's garbage collector runs (it is off in the trace)"
+        if growth.is_garbage
+        else ""
+    )
+    text = (
+        f"memory grows: each step keeps {size_text(growth.bytes_per_step)} more, made by {made}{others}{held}"
+        f"; the answer is for {growth.steps} steps"
+    )
+    if limit is None:
+        return text
+    steps = f"{'' if limit.is_exact else 'about '}{limit.steps:,} step" + "s" * (limit.steps != 1)
+    return f"{text}: after {steps} it no longer fits (--steps N plans for N)"
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in MiB, or where that would be nothing in bytes."""
+    return f"{mib(size_bytes, 1):,} MiB" if size_bytes >= MIB // 10 else f"{size_bytes:,} bytes"
+
+
+def _site_text(one: GrowingSite) -> str:
+    where = f"module {one.site.module}" if one.site.module else "the loop or the model's own forward"
+    source = f", {one.source.source}" if one.source is not None and one.source.source else ""
+    return f"{where} ({short_op(one.site.op)}{source})"

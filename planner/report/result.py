@@ -8,7 +8,7 @@ from typing import Any, Literal
 REPORTS = {
     "AdviceResult": "advise:advice",
     "CacheResult": "cache:cache",
-    "CalibrateResult": "calibrations.calibrate:campaign",
+    "CalibrateResult": "calibrations.tables:campaign",
     "CommandResult": "run:command_plan",
     "CompareResult": "compare:comparison",
     "DevicesResult": "devices:devices",

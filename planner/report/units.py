@@ -1,6 +1,6 @@
 """The numbers of every report: the breakdown of a process, MiB, and rounding under which sums stay sums."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.hardware import MIB, UNLIMITED_BYTES, SourcedBytes
@@ -76,14 +76,6 @@ def with_mib(value: object) -> dict[str, Any] | None:
     sizes = [name for name in names if name.endswith("_bytes")]
     others = [name for name in names if name not in sizes]
     return attributes(value, *others, *(f"{name.removesuffix('_bytes')}_mib" for name in sizes)) or None
-
-
-def shares(parts: Mapping[str, int], digits: int) -> Iterator[tuple[str, float, float]]:
-    """Yield what a process consists of, without what takes nothing: name, rounded MiB, share of the whole."""
-    total = sum(parts.values())
-    for name, rounded in mib_parts(parts, digits).items():
-        if parts[name]:
-            yield name, rounded, parts[name] / total
 
 
 def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width: int = NAME_WIDTH) -> Table:

@@ -98,6 +98,13 @@ def _measure(
     return measured
 
 
+def _campaign(found: "CalibrationResult", folder: Path) -> Campaign:
+    campaign = found.campaign
+    failures, limits = (*campaign.failures, *found.failures), tuple(campaign.limits)
+    new, remaining = campaign.new, campaign.remaining
+    return Campaign(folder, new, remaining, limits, found.calibrations, failures, (), date.today())
+
+
 def _measure_campaign(
     name: str, options: dict[str, Any], folder: Path, minutes: float, on_progress: OnProgress
 ) -> Campaign:
@@ -106,13 +113,6 @@ def _measure_campaign(
 
     path = STANDARD_FILE if name == STANDARD else Path(name)
     return _campaign(calibrate_campaign(folder, minutes, on_progress, path, allowed_sources(options)), folder)
-
-
-def _campaign(found: "CalibrationResult", folder: Path) -> Campaign:
-    campaign = found.campaign
-    failures, limits = (*campaign.failures, *found.failures), tuple(campaign.limits)
-    new, remaining = campaign.new, campaign.remaining
-    return Campaign(folder, new, remaining, limits, found.calibrations, failures, (), date.today())
 
 
 def _import(source: Path, folder: Path, on_progress: OnProgress) -> Campaign:

@@ -6,9 +6,9 @@ from typing import Any
 from planner.allocator import Replay
 from planner.hardware import MIB, Likeness, is_fitted, margins_of
 from planner.hardware.calibration import Correction
-from planner.planning import Estimate, RetryCost, Seconds
+from planner.planning import Estimate, RetryCost, Seconds, StepLimit
 from planner.planning.estimators import Method
-from planner.program import Outcome
+from planner.program import GrowingSite, Growth, Outcome
 from planner.report.assumptions import assumptions, run_assumptions
 from planner.report.budget import budget_table, job_to_report
 from planner.report.describe import job_entry, place_text
@@ -24,7 +24,6 @@ from planner.report.document import (
     Style,
     Table,
 )
-from planner.report.growth import growth_to_json
 from planner.report.plots.colours import PART_COLOURS
 from planner.report.units import (
     DIGITS,
@@ -37,7 +36,6 @@ from planner.report.units import (
     mib_parts,
     mib_text,
     probability_text,
-    shares,
     timing_line,
     to_builtins,
     with_mib,
@@ -167,11 +165,13 @@ def parts_table(parts: Mapping[str, int]) -> Table:
         Column("share", is_number=True, min_width=6),
         Column(rank=1, is_bar=True),
     )
-    rows = (
-        (name, f"{rounded:,.1f}", f"{share:.1%}", Cell("", colour=PART_COLOURS[name], share=share))
-        for name, rounded, share in shares(parts, DIGITS)
-    )
-    return Table(columns, tuple(rows))
+    rounded, total = mib_parts(parts, DIGITS), sum(parts.values())
+    shares = {name: size_bytes / total for name, size_bytes in parts.items() if size_bytes}
+    rows = [
+        (name, f"{rounded[name]:,.1f}", f"{share:.1%}", Cell("", colour=PART_COLOURS[name], share=share))
+        for name, share in shares.items()
+    ]
+    return Table(columns, rows)
 
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
@@ -205,7 +205,7 @@ def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any
         "failure": with_mib(failed and failed.failure),
         "breakdown_mib": mib_parts(breakdown(estimate)),
         "calibration": _calibration(estimate.budget.correction),
-        "growth": growth_to_json(estimate.growth, estimate.step_limit),
+        "growth": _growth(estimate.growth, estimate.step_limit),
         "assumptions": list(assumptions(estimate)),
         **attributes(estimate, "unknown_ops"),
         "seconds": plan_seconds_to_json(estimate.seconds, import_seconds),
@@ -254,4 +254,28 @@ def _calibration(correction: Correction | None) -> dict[str, Any] | None:
         **attributes(fit, "overhead_mib", "spread_mib", "slope"),
         "points": 0 if fit is None else fit.points,
         "outliers": [] if fit is None else list(fit.outliers),
+    }
+
+
+def _growth(growth: Growth | None, limit: StepLimit | None) -> dict[str, Any] | None:
+    """Return the value of `growth` in the object of an estimate."""
+    if growth is None:
+        return None
+    return {
+        **attributes(growth, "bytes_per_step", "steps"),
+        "steps_that_fit": None if limit is None else limit.steps,
+        **attributes(limit, "is_exact"),
+        "garbage": growth.is_garbage,
+        "sites": [_site(site) for site in growth.sites],
+    }
+
+
+def _site(one: GrowingSite) -> dict[str, Any]:
+    known = one.source
+    return {
+        **attributes(one.site, "module", "op"),
+        "bytes_per_step": one.bytes_per_step,
+        "source": None if known is None else known.source or None,
+        "code": None if known is None else known.code or None,
+        "garbage": None if known is None else known.is_garbage,
     }

@@ -60,17 +60,13 @@ def _headline(plan: Plan) -> Lines:
         lines = [Entry("Largest batch", f"none without retries {sure}")]
     else:
         whole = ", the whole epoch" if lead.run.batch == plan.job.dataset_size else ""
-        lines = [Entry("Largest batch", f"{lead.run.batch}{whole} {sure}{_retries_remark(plan)}")]
+        how = ", without retries" if plan.at_comfortable is not None else ", none runs without retries"
+        remark = "" if retrying is None else how
+        lines = [Entry("Largest batch", f"{lead.run.batch}{whole} {sure}{remark}")]
     if retrying is not None:
         cost = f"{retrying.run.batch}, at the cost of retries: {retries_text(retrying.retry_costs)}"
         lines.append(Entry("With retries", cost))
     return [*lines, *risk_entries(*(estimate for estimate in (lead, retrying) if estimate is not None))]
-
-
-def _retries_remark(plan: Plan) -> str:
-    if plan.with_retries is None:
-        return ""
-    return ", without retries" if plan.at_comfortable is not None else ", none runs without retries"
 
 
 def _multiple(plan: Plan) -> Lines:

@@ -37,6 +37,10 @@ VERDICTS = {
     Outcome.FITS_WITH_RETRIES: "△ fits, with retries",
     Outcome.DOES_NOT_FIT: "✗ does not fit",
 }
+_COLUMNS = {  # of a curve, by the attribute of its points
+    **{"batch": "batch", "outcome": "outcome", "allocated": "peak_allocated_bytes"},
+    **{"reserved": "peak_reserved_bytes", "process": "process_bytes", "process_upper": "process_upper_bytes"},
+}
 _GROUPS = {"": "Chosen", "consumer": "Consumer", "workstation": "Workstation", "datacenter": "Datacenter"}
 
 
@@ -172,7 +176,7 @@ def page_data(
 
 def _card(card: DeviceCurve) -> dict[str, Any]:
     """Return one GPU and its points, column by column; levels in bytes, null where there is no end."""
-    budget, points = card.budget, card.points
+    budget = card.budget
     room = max_reserved_bytes(budget.limits)
     return {
         "name": budget.device.name,
@@ -180,12 +184,7 @@ def _card(card: DeviceCurve) -> dict[str, Any]:
         "usable": None if is_endless(budget.device.usable) else budget.device.usable.value,
         "limit": None if room is None else process_bytes(budget, room),
         "max_batch": card.max_batch,
-        "batch": [point.batch for point in points],
-        "outcome": [point.outcome.value for point in points],
-        "allocated": [point.peak_allocated_bytes for point in points],
-        "reserved": [point.peak_reserved_bytes for point in points],
-        "process": [point.process_bytes for point in points],
-        "process_upper": [point.process_upper_bytes for point in points],
+        **{key: [getattr(point, name) for point in card.points] for key, name in _COLUMNS.items()},
     }
 
 

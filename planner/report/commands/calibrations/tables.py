@@ -1,14 +1,16 @@
-"""Stored calibrations: the runs, the line, its residuals."""
+"""Calibrations, stored or just measured: the runs, the line, its residuals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
+from calibration.campaign import FoundLimit
 from planner.hardware.calibration import Calibration, Fit, NoFit, Point, fitted_peak_bytes
 from planner.jobs import job_to_json
 from planner.report.describe import describe_job
-from planner.report.document import Block, Column, Document, Paragraph, Table
+from planner.report.document import Block, Column, Document, Entry, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, mib, mib_column, mib_text
 
 _FIGURES = ("overhead_mib", "spread_mib", "slope", "points", "highest_leverage", "outliers")
@@ -152,3 +154,58 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
     bounded = "" if run["used"] or run["fitted_mib"] is None else "not fitted: it was bounded"
     remark = "out of memory" if run["oom"] else bounded
     return (f"{run['batch']}", *("-" if size is None else f"{size:,.1f}" for size in sizes), residual, remark)
+
+
+# ---- what planner calibrate measured or imported
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """The runs that a call measured or imported."""
+
+    folder: Path
+    new: int  # runs made by this call
+    left: int  # series that the time did not suffice for
+    limits: Sequence[FoundLimit]
+    calibrations: Sequence[Calibration]
+    failures: Sequence[str]
+    set_aside: Sequence[str]
+    today: date
+
+
+def campaign_document(campaign: Campaign) -> Document:
+    """Return what a call measured or imported, and each calibration."""
+    count = f"{campaign.new} new run{'' if campaign.new == 1 else 's'}"
+    head: list[Block] = [Paragraph(f"{count}, kept in {campaign.folder}")]
+    if campaign.left:
+        head.append(Paragraph(f"Time is up with {campaign.left} series left: call again to go on"))
+    head += [Paragraph(f"Largest batch {_limit_text(one)}") for one in campaign.limits]
+    head += [Entry("Failed", text) for text in campaign.failures]
+    head += [Entry("Set aside", text) for text in campaign.set_aside]
+    return Document.of(head, *(calibration_section(one, campaign.today) for one in campaign.calibrations))
+
+
+def _limit_text(one: FoundLimit) -> str:
+    size = f"{'' if one.limit.is_exact else 'at least '}{one.limit.largest:,}"
+    return f"{size}: {one.job.model} with {one.job.optimizer} under {mib_text(one.cap_bytes, 0)} MiB"
+
+
+def campaign_to_json(campaign: Campaign) -> dict[str, Any]:
+    """Return the JSON object of `planner calibrate`."""
+    return {
+        "schema": SCHEMA,
+        "folder": str(campaign.folder),
+        "new_runs": campaign.new,
+        "series_left": campaign.left,
+        "limits": [
+            {
+                "model": one.job.model,
+                "cap_mib": mib(one.cap_bytes),
+                "max_batch": one.limit.largest,
+                "exact": one.limit.is_exact,
+            }
+            for one in campaign.limits
+        ],
+        "calibrations": [calibration_to_json(one, campaign.today) for one in campaign.calibrations],
+        **attributes(campaign, "failures", "set_aside"),
+    }

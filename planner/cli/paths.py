@@ -21,15 +21,16 @@ def cache_folder() -> Path | None:
 
 def folders_to_read(given: list[str] | None) -> list[Path]:
     """Return the folders of --calibrations, then the user's own if it is there."""
-    own = folder_to_read()
-    found = [*map(Path, given or ()), *([] if own is None else [own])]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*map(Path, given or ()), *filter(None, [folder_to_read()])]))
 
 
 def folder_to_read() -> Path | None:
     """Return the user's own folder if it is there."""
     own = own_folder()
-    return own if own is not None and _is_there(own) else None
+    try:
+        return own if own is not None and own.is_dir() else None
+    except OSError:  # a home that this user may not enter
+        return None
 
 
 def folder_to_write(given: Path | None) -> Path:
@@ -38,13 +39,6 @@ def folder_to_write(given: Path | None) -> Path:
     if folder is None:
         raise UsageError("no home folder is known to keep calibrations in: give --out DIR")
     return folder
-
-
-def _is_there(folder: Path) -> bool:
-    try:
-        return folder.is_dir()
-    except OSError:  # a home that this user may not enter
-        return False
 
 
 def plot_path(text: str | None) -> Path | None:

@@ -3,7 +3,7 @@
 Imported on a terminal alone: a pipe gets the text, and no import of rich.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -78,9 +78,9 @@ def _panel(headline: Headline) -> RenderableType:
     return Panel(Group(*parts), border_style=tone, box=box.ROUNDED, padding=(0, 1))
 
 
-def _entries(rows: Sequence[tuple[str, str]]) -> RenderableType:
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="dim")
+def _entries(rows: Iterable[tuple[str, str]], style: str = "dim", gap: int = 2) -> RenderableType:
+    grid = RichTable.grid(padding=(0, gap))
+    grid.add_column(style=style)
     grid.add_column(overflow="fold")
     for name, text in rows:
         grid.add_row(name, text)
@@ -88,11 +88,7 @@ def _entries(rows: Sequence[tuple[str, str]]) -> RenderableType:
 
 
 def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
-    grid = RichTable.grid(padding=(0, 1))
-    grid.add_column()
-    grid.add_column(overflow="fold")
-    for sentence in sentences:
-        grid.add_row("•", sentence)
+    grid = _entries((("•", sentence) for sentence in sentences), style="", gap=1)
     parts: list[RenderableType] = [Text(title, style="bold")] if title else []
     return Group(*parts, Padding(grid, (0, 0, 0, 1), style="dim"))
 

@@ -80,13 +80,9 @@ def with_mib(value: object) -> dict[str, Any] | None:
 
 def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width: int = NAME_WIDTH) -> Table:
     """Return a table of names, MiB and remarks."""
-    return Table(
-        (Column(title, min_width=name_width), mib_column(), Column()),
-        tuple(
-            (name, Cell(mib_text(size_bytes), "strong"), Cell(remark, "faint"))
-            for name, size_bytes, remark in rows
-        ),
-    )
+    columns = (Column(title, min_width=name_width), mib_column(), Column())
+    sizes = ((name, Cell(mib_text(size), "strong"), Cell(remark, "faint")) for name, size, remark in rows)
+    return Table(columns, tuple(sizes))
 
 
 def figures_table(

@@ -63,11 +63,8 @@ def _cells(row: Row, has_gpu: bool) -> Iterator[Cell | str]:
 def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
     yield "peak allocated", measured.printed_bytes, source_text(measured.source)
     for resident in measured.kept:
-        yield (
-            f"less {resident.model}",
-            -resident.size_bytes,
-            "stayed on the GPU from before, with its gradients",
-        )
+        stayed = "stayed on the GPU from before, with its gradients"
+        yield f"less {resident.model}", -resident.size_bytes, stayed
     if measured.kept:
         yield "this model alone", measured.allocated_bytes, "what the errors above refer to"
     if measured.own_reserved_bytes is not None:

@@ -40,11 +40,17 @@ _MEANINGS = {
 def gpus_document(table: FleetTable) -> Document:
     """Return the report of `planner gpus`."""
     style = STYLES[Outcome.FITS if any(fit.max_batch for fit in table.fits) else Outcome.DOES_NOT_FIT]
-    closing: list[Block] = [Paragraph(text) for text in _legend(table)] if table.fits else []
-    closing += [Bullets("", assumed)] if (assumed := _assumed(table)) else []
+    most = max((fit.comfortable_batch for fit in table.fits), default=0)
+    rows = [_row(table, fit, most) for fit in table.fits]
+    closing: list[Block] = [Paragraph(text) for text in _legend(table)] if rows else []
+    assumed = list(table.notes)
+    if table.unknown_ops:
+        ops = ", ".join(map(short_op, table.unknown_ops))
+        assumed.append(f"scratch memory is not counted for {ops}")
+    closing += [Bullets("", assumed)] if assumed else []
     return Document.of(
         [Headline((_answer(table), job_entry(table.job)), style)],
-        [Table(_COLUMNS, _rows(table), indent=0)] if table.fits else [],
+        [Table(_COLUMNS, rows, indent=0)] if rows else [],
         [*closing, *closing_section(None, table.seconds, table.import_seconds)],
     )
 
@@ -59,13 +65,8 @@ def _answer(table: FleetTable) -> Entry:
     return Entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
 
 
-def _rows(table: FleetTable) -> tuple[tuple[Cell | str, ...], ...]:
-    """Return the figures of each GPU; bars compare the largest batches, or the shares that --batch takes."""
-    most = max(fit.comfortable_batch for fit in table.fits)
-    return tuple(_row(table, fit, most) for fit in table.fits)
-
-
 def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
+    """Return the figures of a GPU; bars compare the largest batches, or the shares that --batch takes."""
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
@@ -118,14 +119,6 @@ def _legend(table: FleetTable) -> list[str]:
     )
     used = " ".join(_sure(fit) for fit in table.fits)
     return [batches, columns, "; ".join(text for word, text in _MEANINGS.items() if word in used)]
-
-
-def _assumed(table: FleetTable) -> tuple[str, ...]:
-    """Return what the table takes for granted."""
-    if not table.unknown_ops:
-        return tuple(table.notes)
-    ops = ", ".join(map(short_op, table.unknown_ops))
-    return (*table.notes, f"scratch memory is not counted for {ops}")
 
 
 # ---- JSON and CSV

@@ -37,19 +37,17 @@ def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Doc
     ran = _what_ran(run, f"; exit code {run.exit_code}{stopped}")
     lines = (Entry("Fits", _FITS[run.outcome]), *_failure_entries(run.failure), *ran)
     notes = () if explained is None else explained.notes
+    breakdown: list[list[Block]] = []
+    if explained is not None:
+        breakdown = breakdown_sections(explained.parts, explained.explanation, Shown())
+        breakdown.insert(0, [Entry("Peak allocated", peak_text(explained.explanation))])
     return Document.of(
         [Headline(lines, STYLES[run.outcome])],
         [_peaks(run)],
         _steps(largest),
-        *([] if explained is None else _explained_sections(explained)),
+        *breakdown,
         [*_closing(run, *notes), Paragraph(f"Took {run.seconds:.1f} s", "faint")],
     )
-
-
-def _explained_sections(explained: ExplainedRun) -> list[list[Block]]:
-    """Return the peak of the process that takes most, by category, module and tensor."""
-    peak = Entry("Peak allocated", peak_text(explained.explanation))
-    return [[peak], *breakdown_sections(explained.parts, explained.explanation, Shown())]
 
 
 def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, Entry]:

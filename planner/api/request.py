@@ -29,13 +29,7 @@ from planner.jobs import (
     resolve_job,
     split_model,
 )
-from planner.planning import (
-    CaptureMode,
-    Factory,
-    check_batch,
-    complete_from_library,
-    open_programs,
-)
+from planner.planning import CaptureMode, Factory, check_batch, complete_from_library, open_programs
 from planner.program import LARGEST_BATCH, ProgramSet, TraceSource, ignore_progress
 from planner.store import BundledStore, ProgramStore, SavedJob, UserCache, open_cache, open_saved, save_job
 

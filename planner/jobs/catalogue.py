@@ -13,13 +13,7 @@ from planner.jobs.job import CatalogueEntry
 from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.parse import SOURCES
 from planner.jobs.resolve import complete_job, default_job, is_completed_by_library, merge_job
-from planner.jobs.yaml_fields import (
-    parse_entry,
-    read_arguments,
-    read_count,
-    read_options,
-    read_source,
-)
+from planner.jobs.yaml_fields import parse_entry, read_arguments, read_count, read_options, read_source
 
 MAX_BATCH = 2**31
 

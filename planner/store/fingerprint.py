@@ -113,13 +113,13 @@ def file_digest(path: Path) -> str | None:
         if any(_is_impure(node) for node in ast.walk(tree)):
             return None
         for module in sorted(set(_imported(tree))):
-            inside = _beside(module, path.resolve().parent)
+            top = module.partition(".")[0]
+            inside = _beside(top, path.resolve().parent)
             if inside is not None:
                 waiting += inside
-            elif module.partition(".")[0] in _INSTALLED:
-                top = module.partition(".")[0]
+            elif top in _INSTALLED:
                 found.update(f"{top} {installed_version(top)}\n".encode())
-            elif module.partition(".")[0] not in PURE_MODULES:
+            elif top not in PURE_MODULES:
                 return None
     return found.hexdigest()
 
@@ -145,7 +145,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 def _beside(module: str, folder: Path) -> list[Path] | None:
     """Return the files of a module that lies in the folder; None for one that does not."""
-    top = folder / module.partition(".")[0]
-    if top.with_suffix(".py").is_file():
-        return [top.with_suffix(".py")]
-    return sorted(top.rglob("*.py")) if top.is_dir() else None
+    file, package = folder / f"{module}.py", folder / module
+    if file.is_file():
+        return [file]
+    return sorted(package.rglob("*.py")) if package.is_dir() else None

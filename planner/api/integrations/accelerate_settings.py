@@ -3,15 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from planner.api.integrations.settings import (
-    COMPILED,
-    Setting,
-    planned,
-    refused,
-    stated,
-    text_of,
-    without_effect,
-)
+from planner.api.integrations.settings import COMPILED, Setting, harmless, planned, refused, stated, text_of
 
 _BY_HAND = "train with DDP, or plan by hand with planner.max_batch"
 
@@ -41,7 +33,7 @@ def _dispatches(accelerator: Any) -> bool:
 SETTINGS: tuple[Setting, ...] = (
     *planned("mixed_precision gradient_accumulation_steps gradient_accumulation_plugin"),
     *planned("kwargs_handlers"),  # by `HANDLERS`
-    *without_effect(
+    *harmless(
         "device_placement cpu rng_types log_with project_dir project_config step_scheduler_with_optimizer "
         "deepspeed_plugins"
     ),
@@ -57,15 +49,13 @@ SETTINGS: tuple[Setting, ...] = (
     refused("torch_tp_plugin", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),
     refused("parallelism_config", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),
     stated("dynamo_backend", COMPILED, _has_dynamo),
-    *without_effect("dynamo_plugin"),  # said by `dynamo_backend`, which is made into one
+    *harmless("dynamo_plugin"),  # said by `dynamo_backend`, which is made into one
 )
 
 # Fields of DistributedDataParallel's handlers; Lightning's `DDPStrategy` takes them as keywords.
 DDP: tuple[Setting, ...] = (
     *planned("gradient_as_bucket_view"),
-    *without_effect(
-        "dim broadcast_buffers find_unused_parameters check_reduction static_graph comm_state_option"
-    ),
+    *harmless("dim broadcast_buffers find_unused_parameters check_reduction static_graph comm_state_option"),
     stated(
         "bucket_cap_mb",
         "gradient buckets are planned with 25 MiB",
@@ -98,7 +88,7 @@ AUTOCAST: tuple[Setting, ...] = (
 
 SCALER: tuple[Setting, ...] = (
     *planned("enabled"),
-    *without_effect("init_scale growth_factor backoff_factor growth_interval"),
+    *harmless("init_scale growth_factor backoff_factor growth_interval"),
 )
 
 # Classes of `kwargs_handlers`, the attribute that an accelerator has each under, and the settings of each.
@@ -109,6 +99,6 @@ HANDLERS: dict[str, tuple[str, tuple[Setting, ...]]] = {
 }
 
 # Recipes for FP8 come with mixed_precision="fp8", which is refused.
-OTHER_HANDLERS = without_effect(
+OTHER_HANDLERS = harmless(
     "InitProcessGroupKwargs ProfileKwargs FP8RecipeKwargs AORecipeKwargs TERecipeKwargs MSAMPRecipeKwargs"
 )

@@ -171,18 +171,11 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) -> LiveLoop:
     from planner.capture.models import loss_step, notes_of_optimizer, optimizer_of, prepare_for_training
 
-    fields, notes = fields_of_arguments(arguments), notes_of_arguments(arguments)
-    optimizer = optimizer_of(arguments, model)
-    return LiveLoop(
-        model,
-        dict(sample),
-        loss_step(arguments),
-        fields,
-        notes,
-        notes_of_optimizer(optimizer),
-        optimizer=optimizer,
-        prepare=partial(prepare_for_training, arguments),
-    )
+    fields, unplanned = fields_of_arguments(arguments), notes_of_arguments(arguments)
+    live = optimizer_of(arguments, model)
+    step, notes = loss_step(arguments), notes_of_optimizer(live)
+    prepare = partial(prepare_for_training, arguments)
+    return LiveLoop(model, dict(sample), step, fields, unplanned, notes, optimizer=live, prepare=prepare)
 
 
 @model_errors("the job cannot be read")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from planner.api.integrations.settings import Setting, planned, refused, stated, without_effect
+from planner.api.integrations.settings import Setting, harmless, planned, refused, stated
 from planner.capture.models import is_deterministic
 
 
@@ -40,7 +40,7 @@ TRAINER: tuple[Setting, ...] = (
         "num_nodes callbacks plugins limit_val_batches num_sanity_val_steps"
     ),
     # When and how long it trains, what it prints and saves
-    *without_effect(
+    *harmless(
         "logger fast_dev_run max_epochs min_epochs max_steps min_steps max_time limit_train_batches "
         "limit_test_batches limit_predict_batches overfit_batches val_check_interval "
         "check_val_every_n_epoch log_every_n_steps enable_checkpointing enable_progress_bar "
@@ -68,7 +68,7 @@ TRAINER: tuple[Setting, ...] = (
 # Classes of callbacks; a subclass counts as its nearest ancestor here, `Callback` as one of the user's own.
 CALLBACKS: tuple[Setting, ...] = (
     *planned("EMAWeightAveraging WeightAveraging GradientAccumulationScheduler"),
-    *without_effect(
+    *harmless(
         "BasePredictionWriter Checkpoint DeviceStatsMonitor EarlyStopping LearningRateFinder "
         "LearningRateMonitor ModelCheckpoint ModelSummary OnExceptionCheckpoint ProgressBar "
         "RichModelSummary RichProgressBar SpikeDetection ThroughputMonitor Timer TQDMProgressBar "

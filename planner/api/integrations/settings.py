@@ -44,7 +44,7 @@ def planned(names: str) -> tuple[Setting, ...]:
     return tuple(Setting(name, Effect.PLANNED) for name in names.split())
 
 
-def without_effect(names: str) -> tuple[Setting, ...]:
+def harmless(names: str) -> tuple[Setting, ...]:
     """Return settings that change no GPU memory."""
     return tuple(Setting(name, Effect.NONE) for name in names.split())
 

@@ -2,15 +2,7 @@
 
 from typing import Any
 
-from planner.api.integrations.settings import (
-    COMPILED,
-    Setting,
-    planned,
-    refused,
-    stated,
-    text_of,
-    without_effect,
-)
+from planner.api.integrations.settings import COMPILED, Setting, harmless, planned, refused, stated, text_of
 
 
 def evaluates(arguments: Any) -> bool:
@@ -40,7 +32,7 @@ SETTINGS: tuple[Setting, ...] = (
         "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "
         "gradient_checkpointing_kwargs eval_strategy eval_on_start per_device_eval_batch_size"
     ),
-    *without_effect(
+    *harmless(
         # How long, how fast and in which order it trains
         "num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps "
         "adam_beta1 adam_beta2 adam_epsilon seed data_seed ignore_data_skip "

@@ -23,7 +23,6 @@ from planner.planning.estimators import (
     kept_after,
     load_measured,
     measured_by_run,
-    measured_from,
     open_builder,
     run_estimators,
 )
@@ -77,14 +76,15 @@ def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
     entry = catalogue.get(job.model)
     if entry is None or entry.job != job:
         return "measured values are stored for the models of models.yaml as they stand there only"
-    found = find_measured(load_measured(), job.model, batch)
-    if found is None:
-        return f"no measured value is stored for {job.model} at batch {batch}"
-    peak, reserved = found
-    return measured_from(peak, reserved, [_kept(name, catalogue[name], on_progress) for name in peak.kept])
+
+    def measure_kept(name: str) -> Kept:
+        return _kept(name, catalogue[name], on_progress)
+
+    found = find_measured(load_measured(), job.model, batch, measure_kept)
+    return found or f"no measured value is stored for {job.model} at batch {batch}"
 
 
 def _kept(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> Kept:
     on_progress(f"tracing {name}, which stayed on the GPU")
     tracer = open_traces(entry.job, Target.for_capability(GENERIC_CAPABILITY), ignore_progress)
-    return Kept(name, kept_after(tracer(entry.batch), entry.batch))
+    return Kept(name, kept_after(tracer(entry.batch)))

@@ -55,7 +55,7 @@ class GpuRecord(Struct, frozen=True):
     @property
     def peak(self) -> Peaks:
         """Return the peaks of the whole process."""
-        every = [*(step.peaks for step in self.steps), *([self.after_steps] if self.after_steps else [])]
+        every = [*(step.peaks for step in self.steps), *filter(None, [self.after_steps])]
         return Peaks(
             max((one.allocated_bytes for one in every), default=0),
             max((one.reserved_bytes for one in every), default=0),

@@ -122,9 +122,7 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
         sum(extra.size_bytes for extra in extras if extra.at_peak and _is_traced(extra) is side)
         for side in (True, False)
     ]
-    reserved = (
-        run.peak_reserved_bytes if recording.peak_reserved_bytes is None else recording.peak_reserved_bytes
-    )
+    reserved = recording.peak_reserved_bytes
     return Difference(
         recording.about,
         len(traced),
@@ -136,9 +134,7 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
         _op_totals(traced, pairs, extras),
         SidePeak(traced_run.peak_allocated_bytes, traced_run.peak_reserved_bytes, alone[0]),
         SidePeak(
-            run.peak_allocated_bytes,
-            run.peak_reserved_bytes if reserved is None else reserved,
-            alone[1],
+            run.peak_allocated_bytes, run.peak_reserved_bytes if reserved is None else reserved, alone[1]
         ),
         recording.notes,
     )

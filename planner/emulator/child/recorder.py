@@ -71,30 +71,27 @@ class Peaks:
         stats = self._stats(device)
         self._hidden[device] = _larger_peaks(stats, self._hidden.get(device))
         self._reset(device)
-        lost = self._since.pop(device, (0, 0))
-        return max(lost[0], _peak(stats, "allocated_bytes")), max(lost[1], _peak(stats, "reserved_bytes"))
+        largest = self._largest(device, stats)
+        self._since.pop(device, None)
+        return largest
 
     def stats(self, device: int) -> dict[str, Any]:
         """Return torch's statistics."""
         found: dict[str, Any] = self._stats(device)
         return found
 
-    def retries(self, device: int) -> int:
-        """Return how often cached memory was released to make room."""
-        return int(self._stats(device)["num_alloc_retries"])
-
     def _stats_of_script(self, device: int) -> Any:
         return _larger_peaks(self._stats(device), self._hidden.get(device))
 
     def _reset_by_script(self, device: int) -> None:
-        stats = self._stats(device)
-        lost = self._since.get(device, (0, 0))
-        self._since[device] = (
-            max(lost[0], _peak(stats, "allocated_bytes")),
-            max(lost[1], _peak(stats, "reserved_bytes")),
-        )
+        self._since[device] = self._largest(device, self._stats(device))
         self._hidden.pop(device, None)
         self._reset(device)
+
+    def _largest(self, device: int, stats: dict[str, Any]) -> tuple[int, int]:
+        """Return the peak allocated and reserved bytes with those that the script's reset took."""
+        allocated, reserved = self._since.get(device, (0, 0))
+        return max(allocated, _peak(stats, "allocated_bytes")), max(reserved, _peak(stats, "reserved_bytes"))
 
 
 def _peak(stats: dict[str, Any], name: str) -> int:
@@ -279,7 +276,7 @@ class Recorder:
             "device": device,
             "steps": [{**step, "peaks": step["peaks"][device]} for step in steps],
             "after_steps": after,
-            "retries": self._peaks.retries(device),
+            "retries": self._peaks.stats(device)["num_alloc_retries"],
             "pinned_bytes": self._core.emu_pinned_bytes(),
             "failure": failure if failure is not None and failure["device"] == device else None,
             "versions": [

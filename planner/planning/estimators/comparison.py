@@ -1,6 +1,6 @@
 """One job by all estimators, beside what was measured: figures, errors and what each figure counts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from planner.hardware.calibration import Observation
 from planner.jobs import Job
 from planner.planning.estimate import Estimate
 from planner.planning.estimators.methods import TITLES, Method
-from planner.planning.estimators.published import PEAK_ALLOCATED, RESERVED, Archive, Figure, Source
+from planner.planning.estimators.published import PEAK_ALLOCATED, RESERVED, Archive, Source
 from planner.planning.estimators.static_estimate import StaticEstimate
 from planner.program import Category, Outcome, Trace
 
@@ -131,26 +131,19 @@ def compare(
     return Comparison(estimate.job, run.batch, budget, tuple(rows), known, unmeasured, seconds)
 
 
-def find_measured(archive: Archive, model: str, batch: int) -> tuple[Figure, Figure | None] | None:
-    """Return the highest allocated that is stored for a catalogue model and batch size, and reserved beside
-    it.
+def find_measured(
+    archive: Archive, model: str, batch: int, measure_kept: Callable[[str], Kept]
+) -> Measured | None:
+    """Return what is stored for a catalogue model and batch size: the highest allocated, reserved beside it.
+
+    `measure_kept` is called with the name of each earlier model that the figures hold.
     """
-    peaks = archive.look_up(model, batch, PEAK_ALLOCATED)
-    if not peaks:
+    peak = next(iter(archive.look_up(model, batch, PEAK_ALLOCATED)), None)
+    if peak is None:
         return None
-    reserved = archive.look_up(model, batch, RESERVED)
-    beside = [figure for figure in reserved if figure.source == peaks[0].source]
-    return peaks[0], beside[0] if beside else None
-
-
-def measured_from(peak: Figure, reserved: Figure | None, kept: Iterable[Kept]) -> Measured:
-    """Return the stored figures with the sizes of the models that they name as kept."""
-    return Measured(
-        printed_bytes=peak.quantity.size_bytes,
-        reserved_bytes=None if reserved is None else reserved.quantity.size_bytes,
-        kept=tuple(kept),
-        source=peak.source,
-    )
+    reserved = (one for one in archive.look_up(model, batch, RESERVED) if one.source == peak.source)
+    beside = next((one.quantity.size_bytes for one in reserved), None)
+    return Measured(peak.quantity.size_bytes, beside, tuple(map(measure_kept, peak.kept)), peak.source)
 
 
 def measured_by_run(run: Observation) -> Measured | None:
@@ -169,7 +162,7 @@ def measured_by_run(run: Observation) -> Measured | None:
     )
 
 
-def kept_after(trace: Trace, batch: int) -> int:
+def kept_after(trace: Trace) -> int:
     """Return the bytes that a model keeps of which only the name is left: parameters, buffers and gradients.
 
     Blocks as the allocator gave them, which may be larger than the tensors.

@@ -22,7 +22,6 @@ from planner.planning.estimators.comparison import (
     compare,
     find_measured,
     kept_after,
-    measured_from,
 )
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Source, load_measured
@@ -157,16 +156,20 @@ def test_each_row_says_whether_it_fits_the_card() -> None:
 
 def test_kept_are_parameters_and_gradients_in_the_blocks_they_got() -> None:
     """Activations go with their names; 100 MiB of weights stay."""
-    assert kept_after(TRACE, BATCH) == 100 * MIB
+    assert kept_after(TRACE) == 100 * MIB
+
+
+def nothing_kept(name: str) -> Kept:
+    return Kept(name, 0)
 
 
 def test_stored_peaks_name_the_models_that_they_hold() -> None:
     """The notebook's figures of ResNet-50 hold the CNN and VGG16-BN; batch 64 has none."""
-    found = find_measured(load_measured(), "resnet50", 128)
-    assert found is not None and found[1] is not None
-    assert (found[0].quantity.printed, found[1].quantity.printed) == ("11738.2", "12982.0")
-    assert found[0].kept == ("cnn", "vgg16_bn")
-    assert find_measured(load_measured(), "resnet50", 64) is None
+    found = find_measured(load_measured(), "resnet50", 128, nothing_kept)
+    assert found is not None
+    assert (found.printed_bytes, found.reserved_bytes) == (11738.2 * MIB, 12982.0 * MIB)
+    assert found.kept == (Kept("cnn", 0), Kept("vgg16_bn", 0))
+    assert find_measured(load_measured(), "resnet50", 64, nothing_kept) is None
 
 
 def test_every_model_that_is_named_as_kept_is_in_the_catalogue() -> None:
@@ -178,9 +181,9 @@ def test_every_model_that_is_named_as_kept_is_in_the_catalogue() -> None:
 
 def test_measured_is_put_together_from_figures() -> None:
     """The printed peak, and what is left of it."""
-    found = find_measured(load_measured(), "cnn", 128)
-    assert found is not None
-    truth = measured_from(*found, [Kept("x", MIB)])
+    truth = find_measured(load_measured(), "cnn", 128, nothing_kept)
+    assert truth is not None
+    truth = replace(truth, kept=(Kept("x", MIB),))
     assert (truth.allocated_bytes, truth.own_reserved_bytes) == (530.9 * MIB - MIB, 603.0 * MIB)
 
 

@@ -33,10 +33,7 @@ Build = Callable[[Job], nn.Module]
 
 
 def build_real_model(job: Job) -> nn.Module:
-    """Return the job's model on the CPU with the values that its constructor gives it.
-
-    Raises UsageError for a name that its source does not know, ModelError where building it fails.
-    """
+    """Return the job's model on the CPU with its initial values. Raises UsageError or ModelError."""
     return construct_model(job, find_constructor(job), call)
 
 

@@ -54,10 +54,9 @@ def make_budget(
 ) -> Budget:
     """Return a budget with room for the context, the driver and the uncertainty of each.
 
-    `confidence` lies between 0.5 and 1. A correction with a context puts it in place of the GPU's.
-
-    A cap bounds the allocator alone, so that only the uncertainty of the replay counts against it. Raises
-    UsageError for a confidence or a cap that makes no sense.
+    A correction with a context puts it in place of the GPU's. A cap bounds the allocator alone, so that only
+    the uncertainty of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1,
+    and for a cap below 2 MiB.
     """
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")

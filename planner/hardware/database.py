@@ -85,10 +85,7 @@ class _DeviceFile(_Record, frozen=True):
 
 
 def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
-    """Return all GPUs described by the YAML files of a folder, by total memory and name.
-
-    Raises DataFileError for the first thing that is wrong, and where two GPUs have one name.
-    """
+    """Return the GPUs of a folder by memory and name. Raises DataFileError, also for a name of two GPUs."""
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise DataFileError(f"{folder}: no device file (*.yaml) here")

@@ -35,10 +35,7 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 
 
 def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return a GPU that a process found, from the database, else by its figures and the known GPUs' line.
-
-    Raises UsageError where its memory is not known.
-    """
+    """Return a GPU that a process found, known or by its figures. Raises UsageError without a memory size."""
     known = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
     if known:
         return known[0]

@@ -51,10 +51,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Observation(Struct, frozen=True, forbid_unknown_fields=True):
-    """One job at one batch size, run for several steps in a fresh process.
-
-    Raises ValueError for an emulated GPU's figures that are called anything else, and the reverse.
-    """
+    """A run of a job at one batch size in a fresh process. Raises ValueError for a source unlike the GPU."""
 
     job: Job
     batch: Positive

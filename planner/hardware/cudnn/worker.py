@@ -110,9 +110,7 @@ class Library:
 
 
 def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
-    """Number, notes and workspace of those that PyTorch lets pass and that make a plan, in its order: the
-    heuristics' first, then the fallback's.
-    """
+    """Yield number, notes and workspace of those that PyTorch lets pass and that make a plan, in order."""
     with ExitStack() as made:
         try:
             device = library.device(question["device"])

@@ -237,9 +237,7 @@ def _result(asked: Convolution) -> str:
 
 
 def _whole(asked: Convolution, transforms: list[str]) -> Iterator[Part]:
-    """Return the parts of square kernels over images; `GEMM` of kernels that are no points, where it would be
-    a copy.
-    """
+    """Yield parts of square kernels over images; `GEMM` not of points, where it would be a copy."""
     kernel = asked.w[2:]
     images_bytes = 4 * asked.x[0] * prod(asked.w)
     if asked.direction is Direction.WEIGHT and images_bytes:

@@ -31,7 +31,7 @@ def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
         return (
             f"cuDNN {library.version} does not answer for {known}: no workspaces of convolutions are counted",
         )
-    note = f"convolutions take the workspaces that cuDNN {library.version} asks for"
+    note = f"convolutions take the workspaces that cuDNN {library.version} requests"
     if job.cudnn_benchmark:
         note += ": the largest while it times its engines, then that of its first choice"
     if library.lacks:

@@ -44,7 +44,7 @@ _NOT_PLANNED = (
     ),
     (
         r"(same|two|different) devices?\b.*\bmeta\b|\bmeta\b.*(same|two|different) device",
-        "a tensor of the CPU meets one of the GPU, which fails on a GPU too",
+        "tensors of CPU and GPU meet, which fails on a GPU too",
         "make it with device=x.device, or register it as a buffer",
     ),
 )
@@ -81,7 +81,7 @@ def remedy_for(error: BaseException, message: str, otherwise: str = ANY) -> str:
     """Return the remedy of an exception."""
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0]
-        return f"install {name or 'it'}, or leave that import away for the plan"
+        return f"install {name or 'it'}, or remove that import for the plan"
     if isinstance(error, RuntimeError | ValueError | TypeError | IndexError) and _IS_ABOUT_SHAPES.search(
         message
     ):

@@ -119,7 +119,7 @@ def _record_loop(
             assume_padding(is_padded(job)),
             devices_shown(),
             full_lengths() as lengths,
-            recorder.track_modules(),
+            recorder.modules.tracking(),
             _without_garbage_collection(),
             watch_compiled(compiled),
         ):

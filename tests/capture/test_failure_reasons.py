@@ -108,13 +108,16 @@ def import_missing(x: Tensor) -> Tensor:
     ("function", "reason"),
     [
         (flex, "flex_attention is not planned, since a compiler makes its kernels; plan with torch.nn."),
-        (import_missing, "install an_extension_of_nobody, or leave that import away for the plan"),
+        (import_missing, "install an_extension_of_nobody, or remove that import for the plan"),
         (
             lambda x: x.to_sparse_coo() @ x.T if x.is_sparse else torch.eye(8).to_sparse().to(x) @ x.T,
             "sparse",
         ),
         (lambda x: torch.nested.nested_tensor([x, x]), "nested tensors are not planned; use padded ones"),
-        (lambda x: x + torch.ones(8), "a tensor of the CPU meets one of the GPU, which fails on a GPU too"),
+        (
+            lambda x: x + torch.ones(8),
+            "tensors of CPU and GPU meet, which fails on a GPU too",
+        ),
         (lambda x: x.no_such_method(), "see the traceback with --debug"),
         (lambda x: {}["key"], "'key'; see the traceback with --debug"),  # type: ignore[index]
         (lambda x: x @ x, "check --input and --target"),
@@ -159,8 +162,7 @@ def test_lengths_of_the_batch_are_taken_as_full(kind: type[nn.Module]) -> None:
     found, full = trace_of(lambda: Packs(kind), job), trace_of(lambda: Packs(kind, steps=10), job)
     assert [size for size in born(found) if size > 512] == [size for size in born(full) if size > 512]
     assert found.notes[0] == (
-        "lengths of packed sequences are values of the batch: all samples are taken as full, "
-        "with 10 steps each"
+        "lengths of packed sequences are values of the batch: each sample is assumed to have all 10 steps"
     )
     assert full.notes == ()
 
@@ -198,5 +200,5 @@ def test_missing_extensions_are_to_be_installed(tmp_path: Path, text: str) -> No
     """At import and in a constructor, the module that is missing is named with what to do."""
     file = tmp_path / "net.py"
     file.write_text(text)
-    with pytest.raises(ModelError, match="; install an_extension_of_nobody, or leave that import away"):
+    with pytest.raises(ModelError, match="; install an_extension_of_nobody, or remove that import"):
         build_model(Job(f"{file}:Net"))

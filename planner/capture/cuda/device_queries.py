@@ -111,21 +111,21 @@ def _answers(
 ) -> dict[str, Callable[..., Any]]:
     def of_memory(name: str, value: Any) -> Callable[..., Any]:
         def answer(*_: Any, **__: Any) -> Any:
-            remark(f"asks {module}.{name}, which depends on the run: the trace answers {value}")
+            remark(f"calls {module}.{name}, whose result depends on the run: the trace takes {value}")
             return value
 
         return answer
 
     def properties(*_: Any, **__: Any) -> Any:
         major, minor = capability()
-        remark(f"asks {module}.get_device_properties: the trace answers 80 GiB and 100 multiprocessors")
+        remark(f"calls {module}.get_device_properties: the trace takes 80 GiB and 100 multiprocessors")
         return SimpleNamespace(
             name=_CONSTANTS["get_device_name"], major=major, minor=minor, total_memory=_TOTAL_BYTES,
             multi_processor_count=100, warp_size=32,
         )  # fmt: skip
 
     def fraction(value: float, *_: Any, **__: Any) -> None:
-        remark(f"sets {module}.set_per_process_memory_fraction({value}): say it with --allocator-cap-mib")
+        remark(f"sets {module}.set_per_process_memory_fraction({value}): use --allocator-cap-mib instead")
 
     return {
         **{name: _always(value) for name, value in _CONSTANTS.items()},

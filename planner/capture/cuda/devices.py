@@ -121,7 +121,7 @@ def _target(device: object) -> str:
     """Return the device for tensors on this GPU, and remark on another GPU than the first."""
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
     if index:
-        _remark(f"names cuda:{index}: all GPUs are taken for the one that is planned for")
+        _remark(f"uses cuda:{index}: each GPU stands for the planned one")
     return _opened[-1].target
 
 

@@ -65,7 +65,7 @@ def build_criterion(job: Job) -> Criterion | None:
         raise
     except BaseException as error:  # a user's code may raise anything
         raise ModelError(
-            f"loss {name}: making it fails: {type(error).__name__}: {message_of(error)[:200]}; "
+            f"loss {name}: its construction fails: {type(error).__name__}: {message_of(error)[:200]}; "
             "name a callable that needs no arguments to be made"
         ) from error
     if not callable(made):

@@ -17,7 +17,7 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
         return ()
     if kind is Loss.OUTPUT:
         taken = "'loss'" if _has_loss(output) else "the first of the values"
-        return (f"the loss is {taken} that the model returns; its other outputs have no part in it",)
+        return (f"the loss is {taken} that the model returns; its other outputs are not used",)
     names = [name for name, value in _entries(output) if floating_leaves(value)]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     shown = ", ".join(names[:MOST_NAMED]) + more

@@ -51,6 +51,7 @@ def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) ->
         if reads_values(message):
             place = f"the call that gives lazy modules their shapes{source_line(error)}"
             raise DataDependentError(job.model, place) from error
-        raise ModelError(f"{job.model}: its lazy modules get no shapes: {message}; check --input") from error
+        problem = f"{job.model}: initializing its lazy modules fails: {message}"
+        raise ModelError(f"{problem}; check --input") from error
     finally:
         model.train(training)

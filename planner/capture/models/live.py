@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planner.capture.models.live_optimizer import LiveOptimizer
 from planner.capture.models.meta_init import like_on_meta
@@ -72,21 +72,17 @@ def read_live_model(
     the device beside the batch, as one more input. Raises UsageError for a batch without tensors or with
     several batch sizes.
     """
-    leaves, structure = tree_flatten(sample)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
     if not tensors:
         raise UsageError("the sample batch has no tensors; give one as the data loader does")
     if len(sizes) > 1 or None in sizes:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise UsageError(f"the tensors of the sample batch have several batch sizes: {shapes}; give others")
-    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def rebuild(given: Iterable[Tensor]) -> Any:
-        filled = list(leaves)
-        for position, tensor in zip(positions, given, strict=False):
-            filled[position] = tensor
-        return tree_unflatten(filled, structure)
+        remaining = iter(given)
+        return tree_map_only(Tensor, lambda _: next(remaining), sample)
 
     specs = tuple(
         TensorSpec(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors

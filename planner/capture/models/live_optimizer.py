@@ -4,6 +4,7 @@ Its groups, weight decay and options such as `amsgrad` decide how many states an
 that it is built with all of them, not as the default of its class.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,8 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 def notes_of_optimizer(optimizer: LiveOptimizer) -> tuple[str, ...]:
     """Return notes on options that differ from the class's defaults."""
-    defaults = _defaults_of(optimizer.kind)
+    parameters = inspect.signature(optimizer.kind).parameters
+    defaults = {name: one.default for name, one in parameters.items()}
     changed: dict[str, Any] = {}
     for _, options in optimizer.groups:
         for name in _DECIDE_MEMORY:
@@ -105,13 +107,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(0.9 if isinstance(one, Tensor) else one for one in value)
     return value
-
-
-def _defaults_of(kind: type[optim.Optimizer]) -> Mapping[str, Any]:
-    import inspect
-
-    parameters: Iterable[inspect.Parameter] = inspect.signature(kind).parameters.values()
-    return {one.name: one.default for one in parameters}
 
 
 # ---- kind and implementation as fields of a job

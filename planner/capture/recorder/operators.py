@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.registry import CPU_OUTPUTS, rule_of
@@ -37,7 +38,8 @@ class Operator:
         if not isinstance(out, tuple | list):
             return []
         on_cpu = CPU_OUTPUTS.get(self.func, ())
-        return [t for position, item in enumerate(out) if position not in on_cpu for t in _tensors(item)]
+        on_gpu = [item for position, item in enumerate(out) if position not in on_cpu]
+        return [leaf for leaf in tree_leaves(on_gpu) if isinstance(leaf, Tensor)]
 
 
 def inspect_operator(func: Any) -> Operator:
@@ -56,9 +58,3 @@ def _outputs_of(func: Any) -> OutputKind:
         return OutputKind.NEW
     is_view = aliases and not any(alias.is_write for alias in aliases)
     return OutputKind.VIEWS if is_view else OutputKind.ARGUMENTS
-
-
-def _tensors(item: Any) -> list[Tensor]:
-    if isinstance(item, tuple | list):
-        return [tensor for one in item for tensor in _tensors(one)]
-    return [item] if isinstance(item, Tensor) else []

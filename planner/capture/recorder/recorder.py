@@ -6,7 +6,6 @@ the rules of `planner.capture.workspaces`. Where autograd on a GPU adds gradient
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +61,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log = AllocationLog(provenance)
         self._storages: dict[int, StorageRef] = {}  # by identity
         self._operators: dict[int, Operator] = {}  # by identity: their own hash is slow
-        self._modules = ModuleTracker(model)
+        self.modules = ModuleTracker(model)
         self._phase = Phase.SETUP
         self._cublas = CublasWorkspaces(target.capability, cublas_config)
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
@@ -106,11 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def place(self) -> str:
         """Return words for the innermost module that runs, or for the phase outside of modules."""
-        return self._modules.place_in(self._phase)
-
-    def track_modules(self) -> AbstractContextManager[None]:
-        """Track which module runs, for the sites of blocks and for error messages."""
-        return self._modules.tracking()
+        return self.modules.place_in(self._phase)
 
     def living_blocks(self) -> set[int]:
         """Return the numbers of the blocks whose storages are alive."""
@@ -175,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while held:
             self._log.free(held.pop())
         if self._calls is not None and (op.rule is not None or op.uses_blas):
-            site = Site(self._modules.name_in(self._phase), op.name)
+            site = Site(self.modules.name_in(self._phase), op.name)
             takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
             end = len(self._log.records)
             self._calls.append(RecordedCall(start, end, site, op.func, to_meta(args), to_meta(out), takes))
@@ -260,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log.free(storage.block)
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
-        where = self._modules.name_in(self._phase) if module is None else module
+        where = self.modules.name_in(self._phase) if module is None else module
         return self._log.alloc(size_bytes, category, op, where)
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:

@@ -104,29 +104,23 @@ class ProgramBuilder:
     # ---- programs for more than one batch size
 
     def _path(self, target: Target) -> _Path:
-        known = next((path for path in self._paths if path.guards.guards_hold(target.capability)), None)
-        if known is None:
-            known = self._fitted_path(target)
-            self._paths.append(known)
-        return known
-
-    def _fitted_path(self, target: Target) -> _Path:
-        """Return the path of a GPU for which no known guards hold."""
+        for path in self._paths:
+            if path.guards.guards_hold(target.capability):
+                return path
         guards = GuardedCapability(target.capability)
-        program = self._same_program(target, guards)
-        if program is not None:
-            return _Path(guards, program)
+        path = _Path(guards, self._same_program(target, guards))
+        if path.program is not None:
+            self._paths.append(path)
+            return path
         first, second = (self._run(self.job, batch, target, guards) for batch in FIT_BATCHES)
+        self._paths.append(path)
         try:
-            program = fit_program(first, second, self.job)
+            path.program = fit_program(first, second, self.job)
         except NotAffineError as error:
-            path = _Path(guards, None, str(error))
-            self._paths.append(path)  # which the notes of both runs cite
+            path.reason = str(error)  # which the notes of both runs cite
             for run in (first, second):
                 self._keep_run(run, guards, target)
-            self._paths.pop()
-            return path
-        return _Path(guards, program)
+        return path
 
     def _same_program(self, target: Target, guards: GuardedCapability) -> Program | None:
         """Return the program of other GPUs that this one runs too. Where steps are alike, one tells."""

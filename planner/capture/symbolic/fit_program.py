@@ -1,7 +1,6 @@
 """Fit two recorded runs at different batch sizes to a program."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.capture.symbolic.kernel_calls import KernelSignature, RecordedRun, fit_affine
 from planner.capture.symbolic.rules import SignatureRules
@@ -9,8 +8,7 @@ from planner.jobs import Job
 from planner.program import Alloc, Category, Event, Free, KernelCall, NotAffineError, Program, fit_events
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The place of a call among the tensor events, and what it allocates."""
 
     position: int  # index of the tensor event before which it runs
@@ -44,7 +42,7 @@ def fit_program(first: RecordedRun, second: RecordedRun, job: Job) -> Program:
                 (a.func, fit_affine(a.args, b.args, low, high), fit_affine(a.out, b.out, low, high))
             )
         site = sites.setdefault(a.site, len(sites))
-        calls.append(KernelCall(numbers[key], site, place.position, place.outputs, place.first_blas_call))
+        calls.append(KernelCall(numbers[key], site, *place))
     return Program(
         tuple(events),
         tuple(sites),

@@ -116,7 +116,7 @@ class ValueInterpreter:
         notes = []
         if self._reused_results and self._policy.results is not None:
             notes.append(
-                f"values of large tensors are taken as at batch {self._policy.results.batch}, counts in "
+                f"values of large tensors are those at batch {self._policy.results.batch}, counts in "
                 "proportion"
             )
         if len(self._lines) > 1:

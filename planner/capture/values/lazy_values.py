@@ -79,10 +79,7 @@ class DeferredOp:
 
 def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
     """Run the operator on the CPU; returns its result and its copies of what it writes, by the old value."""
-    written = {id(old) for old, _ in op.written}
-    if not written:
-        views = written_arguments(op.func, *op.arguments(lambda view: view))
-        written = {id(view.value) for view in views}
+    written = {id(view.value) for view in written_arguments(op.func, *op.arguments(lambda view: view))}
     copies: dict[int, torch.UntypedStorage] = {}
 
     def real(view: TensorView) -> Tensor:

@@ -8,9 +8,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-NOTE = (
-    "lengths of packed sequences are values of the batch: all samples are taken as full, with {} steps each"
-)
+NOTE = "lengths of packed sequences are values of the batch: each sample is assumed to have all {} steps"
 
 
 @contextmanager

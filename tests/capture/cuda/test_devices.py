@@ -188,8 +188,8 @@ def more(self, x):
     return x.to("cuda:1")
 """
     assert trace_file(tmp_path, body).notes == (
-        "net.py:20 asks torch.cuda.memory_allocated, which depends on the run: the trace answers 0",
-        "net.py:21 names cuda:1: all GPUs are taken for the one that is planned for",
+        "net.py:20 calls torch.cuda.memory_allocated, whose result depends on the run: the trace takes 0",
+        "net.py:21 uses cuda:1: each GPU stands for the planned one",
     )
 
 

@@ -122,7 +122,7 @@ def test_a_module_of_the_file_is_used_as_it_is(folder: Path) -> None:
     [
         ("number", ModelError, "gives a float; return the loss as a tensor"),
         ("three", UsageError, r"takes 3 arguments; write it as \(output, target\) or \(output\)"),
-        ("Args", ModelError, "making it fails: TypeError: .*gamma"),
+        ("Args", ModelError, "its construction fails: TypeError: .*gamma"),
         ("some", UsageError, "losses.py has no loss 'some'; the nearest: same"),
     ],
 )

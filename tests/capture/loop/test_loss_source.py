@@ -45,7 +45,7 @@ class Listed(Base):
 """
 
 
-REST = "that the model returns; its other outputs have no part in it"
+REST = "that the model returns; its other outputs are not used"
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_lists_reach_the_constructor_as_lists(tmp_path: Path) -> None:
         (
             "import no_such\n",
             "{file}:2: importing the file fails: ModuleNotFoundError: No module named 'no_such'; "
-            "install no_such, or leave that import away for the plan",
+            "install no_such, or remove that import for the plan",
         ),
         (
             "def net():\n    return 5\n",

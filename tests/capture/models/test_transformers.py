@@ -224,8 +224,8 @@ def test_padding_decides_whether_there_is_a_mask() -> None:
     )
     mask = ("aten.bitwise_and.Tensor", 2 * 16 * 16)
     assert mask in births(padded) and mask not in births(full)
-    assert padded.notes[0].startswith("batches are taken as padded")
-    assert full.notes[0].startswith("batches are taken as not padded")
+    assert padded.notes[0].startswith("batches are assumed to be padded")
+    assert full.notes[0].startswith("batches are assumed to have no padding")
 
 
 def test_more_tokens_than_positions_are_told() -> None:

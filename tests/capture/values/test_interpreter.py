@@ -225,7 +225,7 @@ def test_what_decides_no_shape_changes_no_answer(read: Callable[[Tensor], object
     validate(large)
     assert not tensors_diverge(fit_traces(low, high), large)
     assert large.notes[-1].endswith("decided by random numbers on the CPU, not by data and trained weights")
-    assert large.notes[0] == "values of large tensors are taken as at batch 4, counts in proportion"
+    assert large.notes[0] == "values of large tensors are those at batch 4, counts in proportion"
 
 
 def test_counts_of_large_tensors_are_in_proportion() -> None:

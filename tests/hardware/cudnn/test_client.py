@@ -254,7 +254,7 @@ def test_a_plan_holds_the_workspaces_and_says_so(told: Told) -> None:
     asked = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="anywhere")
     assert asked.to_dict()["peak_reserved_mib"] != plain.to_dict()["peak_reserved_mib"]
     assert asked.to_dict()["job"]["cudnn"] == "anywhere"
-    assert "convolutions take the workspaces that cuDNN 9.99.0 asks for" in asked.to_dict()["assumptions"]
+    assert "convolutions take the workspaces that cuDNN 9.99.0 requests" in asked.to_dict()["assumptions"]
     assert asked.to_dict()["unknown_ops"] == []
     published = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="published")
     assert published.to_dict()["job"] == plain.to_dict()["job"]
@@ -281,7 +281,7 @@ def test_a_table_says_for_which_gpus_the_library_is_silent(told: Told) -> None:
     cards = [find_device("rtx-3060"), find_device("l4")]
     found = planner.gpus("torchvision:alexnet", devices=cards, input="3x64x64", cudnn="anywhere").to_dict()
     assert [note for note in found["assumptions"] if "cuDNN" in note] == [
-        "convolutions take the workspaces that cuDNN 9.99.0 asks for",
+        "convolutions take the workspaces that cuDNN 9.99.0 requests",
         "cuDNN 9.99.0 does not answer for compute capability 8.9: no workspaces of convolutions are counted",
     ]
 

@@ -76,13 +76,13 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
         )
     if "attention_mask" in keywords and is_padded(job):
         notes.append(
-            "batches are taken as padded, so attention runs under a mask; "
+            "batches are assumed to be padded, so attention uses a mask; "
             "--model-arg padded=false plans for batches without padding"
         )
     elif "attention_mask" in keywords:
-        notes.append("batches are taken as not padded (padded=false): transformers makes no attention mask")
+        notes.append("batches are assumed to have no padding (padded=false): there is no attention mask")
     if "input_values" in keywords and "apply_spec_augment" not in dict(job.model_args):
-        notes.append("SpecAugment and LayerDrop, which go by chance, are left out")
+        notes.append("SpecAugment and LayerDrop, which are random, are disabled")
     return tuple(notes)
 
 

@@ -96,7 +96,7 @@ def work(kind: str, model: str) -> dict[str, Any]:
 def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: Any) -> float:
     from msgspec.structs import replace
 
-    from planner.capture.loop import LoopRuntime, empty_batch, run_loop
+    from planner.capture import LoopRuntime, empty_batch, run_loop
     from planner.capture.loop.optimizers import build_optimizer
 
     model = constructor(**{key: list(v) if isinstance(v, tuple) else v for key, v in job.model_args})

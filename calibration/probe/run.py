@@ -14,17 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from planner.capture.loop import (
+from planner.capture import (
     PhaseHook,
     build_optimizer,
+    complete_by_library,
+    construct_model,
     convert_inputs,
     convert_model,
     cuda_runtime,
+    find_constructor,
     format_of,
     freeze_parameters,
     run_loop,
 )
-from planner.capture.models import complete_by_library, construct_model, find_constructor
 from planner.jobs import Job, Mode, TensorSpec, batch_of_specs
 from planner.program import Phase
 

@@ -1,2 +1,31 @@
 from .cudnn_target import notes_on_cudnn as notes_on_cudnn
+from .loop.batches import empty_batch as empty_batch
+from .loop.optimizers import build_optimizer as build_optimizer
+from .loop.precision import (
+    convert_inputs as convert_inputs, convert_model as convert_model, cuda_runtime as cuda_runtime,
+    format_of as format_of,
+)
+from .loop.runtime import LoopRuntime as LoopRuntime, PhaseHook as PhaseHook
+from .loop.trainable import freeze_parameters as freeze_parameters
+from .loop.training_loop import run_loop as run_loop
+from .models.live import (
+    Prepare as Prepare, StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
+    is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
+)
+from .models.live_optimizer import (
+    LiveOptimizer as LiveOptimizer, fields_of_optimizer as fields_of_optimizer,
+    notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
+)
+from .models.registry import (
+    build_model as build_model, complete_by_library as complete_by_library,
+    construct_model as construct_model, find_constructor as find_constructor,
+)
+from .models.torchvision.shim import prepare_torchvision as prepare_torchvision
+from .models.transformers.training import (
+    in_float32 as in_float32, loss_step as loss_step, optimizer_of as optimizer_of,
+    prepare_for_training as prepare_for_training,
+)
+from .recorder.provenance import ProvenanceCollector as ProvenanceCollector
 from .session import record as record
+from .subprocess.client import TracerProcess as TracerProcess
+from .symbolic.builder import open_builder as open_builder

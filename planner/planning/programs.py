@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from planner.capture.subprocess import TracerProcess
+from planner.capture import TracerProcess
 from planner.errors import UsageError
 from planner.jobs import Job, is_completed_by_library
 from planner.program import (
@@ -54,7 +54,7 @@ def open_programs(
         builder = None if stores else _open_builder(job, on_progress, factory)
         return ProgramSource(job, stores, lambda: builder or _open_builder(job, on_progress, factory))
     on_progress("importing torch and the model's library")
-    from planner.capture.models import construct_model, find_constructor
+    from planner.capture import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
     runs = _RunBuilder(job, lambda job: construct_model(job, constructor))
@@ -71,7 +71,7 @@ def open_traces(
 
 def _open_builder(job: Job, on_progress: OnProgress, factory: Factory | None) -> ProgramBuilder:
     on_progress("importing torch and the model's library")
-    from planner.capture.symbolic import open_builder
+    from planner.capture import open_builder
 
     return open_builder(job, on_progress, factory)
 
@@ -89,7 +89,7 @@ class _RunBuilder(Struct, frozen=True):
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one run."""
         from planner.capture import record
-        from planner.capture.recorder import ProvenanceCollector
+        from planner.capture import ProvenanceCollector
 
         sm_count, provenance = target.sm_count, ProvenanceCollector()
         trace = record(self.job, batch, target.capability, self.build, provenance, sm_count=sm_count)
@@ -108,6 +108,6 @@ def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
 
 
 def _completed(job: Job) -> Job:
-    from planner.capture.models import complete_by_library
+    from planner.capture import complete_by_library
 
     return complete_by_library(job)

@@ -17,7 +17,7 @@ from planner.jobs import FIELD_OPTIONS
 from planner.planning import Estimate
 
 if TYPE_CHECKING:
-    from planner.capture.models import LiveOptimizer, Prepare, StandIn, Step
+    from planner.capture import LiveOptimizer, Prepare, StandIn, Step
 
 
 _HINT = "check --input and --target"  # of the tracer, whose jobs come from a command line otherwise
@@ -56,7 +56,7 @@ def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
-    from planner.capture.models import fields_of_process, live_job, read_live_model
+    from planner.capture import fields_of_process, live_job, read_live_model
 
     chosen = any(options.get(name) is not None for name in ("optimizer", "optimizer_impl"))
     optimizer = None if chosen else loop.optimizer

@@ -25,7 +25,7 @@ from planner.api.integrations.batch_choice import Split, check_multiple, split, 
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
 from planner.api.options import Options
-from planner.capture.models import prepare_torchvision
+from planner.capture import prepare_torchvision
 from planner.errors import UsageError
 from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
 
@@ -169,7 +169,7 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 
 @model_errors("the job cannot be read")
 def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) -> LiveLoop:
-    from planner.capture.models import loss_step, notes_of_optimizer, optimizer_of, prepare_for_training
+    from planner.capture import loss_step, notes_of_optimizer, optimizer_of, prepare_for_training
 
     fields, unplanned = fields_of_arguments(arguments), notes_of_arguments(arguments)
     live = optimizer_of(arguments, model)
@@ -180,7 +180,7 @@ def _loop_of_arguments(model: Any, arguments: Any, sample: Mapping[str, Any]) ->
 
 @model_errors("the job cannot be read")
 def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any) -> LiveLoop:
-    from planner.capture.models import fields_of_optimizer, in_float32, notes_of_optimizer, read_optimizer
+    from planner.capture import fields_of_optimizer, in_float32, notes_of_optimizer, read_optimizer
 
     # accelerate/accelerator.py, prepare_model: mixed precision gives the model another forward, several
     # processes put it into DistributedDataParallel.

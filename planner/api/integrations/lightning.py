@@ -8,7 +8,7 @@ Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
 
 from typing import Any, Unpack
 
-from planner.capture.models import prepare_torchvision
+from planner.capture import prepare_torchvision
 
 prepare_torchvision()  # lightning imports torchmetrics, which imports torchvision
 

@@ -14,7 +14,7 @@ from planner.api.integrations import accelerate_settings, lightning_settings
 from planner.api.integrations._live_model import LiveLoop
 from planner.api.integrations.settings import COMPILED, look_up, notes_of
 from planner.api.integrations.trainer_view import TrainerView
-from planner.capture.models import fields_of_optimizer, notes_of_optimizer, read_optimizer
+from planner.capture import fields_of_optimizer, notes_of_optimizer, read_optimizer
 from planner.errors import UsageError
 from planner.jobs import ClipGradients, Precision, ZeroGrad
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from planner.api.integrations.settings import Setting, harmless, planned, refused, stated
-from planner.capture.models import is_deterministic
+from planner.capture import is_deterministic
 
 
 def _is_sharded(trainer: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
-from planner.capture.models import settings_of
+from planner.capture import settings_of
 from planner.errors import UsageError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath)

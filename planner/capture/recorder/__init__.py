@@ -1,5 +1,1 @@
 """The record of allocations, by operator and module."""
-
-from planner._support.lazy_exports import attach_stub
-
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

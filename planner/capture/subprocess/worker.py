@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from planner._support.worker import serve
-from planner.capture.recorder import ProvenanceCollector
+from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
-from planner.capture.symbolic import ProgramBuilder, open_builder
+from planner.capture.symbolic.builder import ProgramBuilder, open_builder
 from planner.jobs import job_from_json
 from planner.program import OnProgress, Program, Target, constant_program
 from planner.store import save_programs

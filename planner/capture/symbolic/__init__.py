@@ -1,5 +1,1 @@
 """Symbolic integers and tensors: programs for any batch size."""
-
-from planner._support.lazy_exports import attach_stub
-
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

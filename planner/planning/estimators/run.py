@@ -27,7 +27,7 @@ def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> 
     Raises UsageError for a model that its source does not know.
     """
     on_progress("importing torch and the model's library")
-    from planner.capture.models import construct_model, find_constructor
+    from planner.capture import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
     return lambda job: construct_model(job, constructor)

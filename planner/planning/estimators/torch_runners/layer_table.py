@@ -6,8 +6,7 @@ from typing import Any
 from torch import nn
 from torchinfo import summary
 
-from planner.capture.loop import empty_batch
-from planner.capture.models import build_model
+from planner.capture import build_model, empty_batch
 from planner.errors import ModelError
 from planner.jobs import Job
 from planner.planning.estimators.formula import (

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from planner.capture.loop import LoopRuntime, build_optimizer, empty_batch, run_loop
-from planner.capture.models import build_model
+from planner.capture import LoopRuntime, build_model, build_optimizer, empty_batch, run_loop
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
 from planner.planning.estimators.peers import Build, PeerEstimate

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.capture.loop import empty_batch
-from planner.capture.models import build_model
+from planner.capture import build_model, empty_batch
 from planner.errors import ModelError
 from planner.jobs import Job
 from planner.planning.estimators.formula import FLOAT_BYTES

@@ -1,1 +1,0 @@
-from .provenance import ProvenanceCollector as ProvenanceCollector

@@ -1,1 +1,0 @@
-from .builder import ProgramBuilder as ProgramBuilder, open_builder as open_builder

@@ -124,7 +124,7 @@ def _record_loop(
             watch_compiled(compiled),
         ):
             of_loop = _run(job, model, batch, recorder)
-            of_cudnn = notes_on_cudnn(job, recorder.capability)
+            of_cudnn = notes_on_cudnn(job, recorder.target.capability)
             notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *of_cudnn)
             trace = recorder.finish(batch, notes)
             return replace(trace, growth_sources=growth_sources(trace, recorder))

@@ -56,12 +56,9 @@ def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memor
     Channels last is for floating-point tensors of images (4 dimensions) and volumes (5); torch has none for
     others.
     """
-    if job.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point:
-        if len(shape) == 4:
-            return torch.channels_last
-        if len(shape) == 5:
-            return torch.channels_last_3d
-    return torch.contiguous_format
+    is_last = job.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_last else {}
+    return formats.get(len(shape), torch.contiguous_format)
 
 
 class MetaScaler(GradScaler):

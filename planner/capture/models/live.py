@@ -106,8 +106,10 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
     """Return a deep copy with all parameters and buffers on meta, and stand-ins in place of their objects."""
     memo: dict[int, Any] = {id(original): replacement for original, replacement in stand_ins}
     gpu = torch.device("cuda", 0)
-    for device in {id(known): known for known in map(_own_device, module.modules()) if known}.values():
-        memo[id(device)] = gpu  # where a LightningModule says that it is
+    for one in module.modules():
+        device = vars(one).get("_device")  # of a LightningModule: the CPU until a training starts
+        if isinstance(device, torch.device):
+            memo[id(device)] = gpu
     for tensor in (*module.parameters(), *module.buffers()):
         memo[id(tensor)] = like_on_meta(tensor)
         if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
@@ -118,12 +120,6 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
         if name in compiled:  # a copy forgets it (torch/nn/modules/module.py, `__getstate__`)
             one.compile()
     return copied
-
-
-def _own_device(module: nn.Module) -> torch.device | None:
-    """Return the device that a module of Lightning stores: the CPU until a training starts."""
-    device = vars(module).get("_device")
-    return device if isinstance(device, torch.device) else None
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:

@@ -57,7 +57,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._run = MetaRunner().run if run is None else run
         self.unknown_ops: set[str] = set()
         self.running: str | None = None  # the operator in flight, for error messages
-        self._target = target
+        self.target = target
         self._log = AllocationLog(provenance)
         self._storages: dict[int, StorageRef] = {}  # by identity
         self._operators: dict[int, Operator] = {}  # by identity: their own hash is slow
@@ -65,11 +65,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = Phase.SETUP
         self._cublas = CublasWorkspaces(target.capability, cublas_config)
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """Return the compute capability whose kernels are recorded."""
-        return self._target.capability
 
     # ---- called by the loop
 
@@ -144,7 +139,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _inspect(self, func: Any) -> Operator:
-        is_queried = self._target.conv_workspace_query is not None and func in CUDNN_OPS
+        is_queried = self.target.conv_workspace_query is not None and func in CUDNN_OPS
         if is_unknown(func) and not is_queried:
             self.unknown_ops.add(str(func))
         op = self._operators[id(func)] = inspect_operator(func)
@@ -160,7 +155,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif op.rule is not None:
             if op.outputs is OutputKind.NEW:
                 new = self._without_known(op.new_tensors(out))
-            held = self._record_ops(op, self._autotune_once(op, args, op.rule(args, out, self._target)), new)
+            held = self._record_ops(op, self._autotune_once(op, args, op.rule(args, out, self.target)), new)
         elif op.outputs is OutputKind.NEW:
             self._record_outputs(op, out)
         if op.uses_blas:

@@ -88,8 +88,7 @@ class _RunBuilder(Struct, frozen=True):
 
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one run."""
-        from planner.capture import record
-        from planner.capture import ProvenanceCollector
+        from planner.capture import ProvenanceCollector, record
 
         sm_count, provenance = target.sm_count, ProvenanceCollector()
         trace = record(self.job, batch, target.capability, self.build, provenance, sm_count=sm_count)

@@ -43,7 +43,8 @@ _NOT_PLANNED = (
         "write device=x.device with a tensor of the batch",
     ),
     (
-        r"(same|two|different) devices?\b.*\bmeta\b|\bmeta\b.*(same|two|different) device|expected device meta",
+        r"(same|two|different) devices?\b.*\bmeta\b|\bmeta\b.*(same|two|different) device"
+        r"|expected device meta",
         "tensors of CPU and GPU meet, which fails on a GPU too",
         "make it with device=x.device, or register it as a buffer",
     ),

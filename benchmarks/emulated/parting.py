@@ -8,7 +8,7 @@ cause are.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.allocator.history.diff import Difference, Extra, Kind, compare_with_recording
+from planner.allocator.history.diff import Difference, Kind, UnmatchedBlock, compare_with_recording
 from planner.allocator.history.lifetimes import Allocation, Recording, allocations_of
 from planner.program.events import Site, Trace
 
@@ -82,7 +82,7 @@ def _other_deaths(
     return Parting(f"lifetime: {_short(birth.site.op)}", _place(by), what, causes)
 
 
-def _first_extra(difference: Difference, at: int) -> Extra | None:
+def _first_extra(difference: Difference, at: int) -> UnmatchedBlock | None:
     """Return the first block that one side has alone, unless that lies well behind the event."""
     near = [extra for extra in difference.extras if extra.birth >= at]
     return min(near, key=lambda extra: extra.birth, default=None)
@@ -95,7 +95,7 @@ def _count_causes(difference: Difference) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def _cause_of(extra: Extra) -> str:
+def _cause_of(extra: UnmatchedBlock) -> str:
     op = _short(extra.op)
     if extra.kind in (Kind.TENSOR, Kind.BLOCK):
         return f"tensor: {op}"
@@ -112,8 +112,8 @@ def _short(op: str) -> str:
     return op.removeprefix("aten.").removesuffix(".default") or "(none)"
 
 
-def _place(one: Allocation | Extra) -> str:
-    site = Site(one.module, one.op) if isinstance(one, Extra) else one.site
+def _place(one: Allocation | UnmatchedBlock) -> str:
+    site = Site(one.module, one.op) if isinstance(one, UnmatchedBlock) else one.site
     return f"step {one.step}, {one.phase}, {_short(site.op)}" + (f", {site.module}" if site.module else "")
 
 

@@ -1,5 +1,5 @@
 from .diff import (
-    Difference as Difference, Kind as Kind, LifeDifference as LifeDifference, SidePeak as SidePeak,
+    Difference as Difference, Kind as Kind, LifetimeDifference as LifetimeDifference, SidePeak as SidePeak,
     compare_with_recording as compare_with_recording,
 )
 from .file import MOST_EVENTS as MOST_EVENTS, load_history as load_history, save_history as save_history

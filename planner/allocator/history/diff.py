@@ -33,7 +33,7 @@ class Kind(StrEnum):
     SCRATCH = "scratch"  # traced by a rule for a kernel's scratch memory; the GPU did not take it
 
 
-class Extra(Struct, frozen=True):
+class UnmatchedBlock(Struct, frozen=True):
     """A block that only one side has.
 
     For a recorded one, module and operator are those of the traced block before it; where something died in
@@ -41,7 +41,7 @@ class Extra(Struct, frozen=True):
     """
 
     kind: Kind
-    birth: int  # index among the births of its side
+    birth: int  # index among the allocations of its side
     size_bytes: int  # rounded
     step: int
     phase: Phase
@@ -51,16 +51,16 @@ class Extra(Struct, frozen=True):
     at_peak: bool  # whether it lives at the allocated peak of its side
 
 
-class LifeDifference(Struct, frozen=True):
+class LifetimeDifference(Struct, frozen=True):
     """A block that both sides have and that dies at another time."""
 
-    birth: int  # index among the traced births
+    birth: int  # index among the traced allocations
     size_bytes: int
     step: int
     phase: Phase
     module: str
     op: str
-    later: int  # births, of blocks that both sides have, by which the recorded one outlives the traced
+    later: int  # allocations of blocks that both sides have by which the recorded one outlives the traced
 
 
 class OpTotal(Struct, frozen=True):
@@ -87,12 +87,12 @@ class Difference(Struct, frozen=True):
     """All that a trace and a recording do not share."""
 
     about: str
-    traced_births: int
-    recorded_births: int
+    traced_allocations: int
+    recorded_allocations: int
     matched: int
     phases: int  # stretches that were aligned each by itself
-    extras: tuple[Extra, ...]  # recorded and traced ones, in the order of the trace
-    lives: tuple[LifeDifference, ...]
+    extras: tuple[UnmatchedBlock, ...]  # recorded and traced ones, in the order of the trace
+    lives: tuple[LifetimeDifference, ...]
     ops: tuple[OpTotal, ...]  # by falling bytes that only one side has
     traced: SidePeak
     recorded: SidePeak
@@ -189,14 +189,14 @@ def _lifetimes(
 
 def _lifetime_differences(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
-) -> Iterator[LifeDifference]:
+) -> Iterator[LifetimeDifference]:
     ours, theirs = _lifetimes(traced, recorded, pairs)
     for index, other in pairs:
         later = theirs[other] - ours[index]
         if later:
             one = traced[index]
             place = (one.step, one.phase, one.site.module, one.site.op)
-            yield LifeDifference(index, one.size_bytes, *place, later)
+            yield LifetimeDifference(index, one.size_bytes, *place, later)
 
 
 # ---- what one side has alone
@@ -248,7 +248,7 @@ def _extras(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
-) -> Iterator[Extra]:
+) -> Iterator[UnmatchedBlock]:
     """Yield what has no partner, in the order of both rows: recorded ones before the traced ones beside
     them.
     """
@@ -267,18 +267,18 @@ def _extras(
         matched += step
 
 
-def _extra(kind: Kind, index: int, one: Allocation, peak: int) -> Extra:
+def _extra(kind: Kind, index: int, one: Allocation, peak: int) -> UnmatchedBlock:
     at_peak = index <= peak and (one.freed is None or one.freed > peak)
     place = (one.step, one.phase, one.site.module, one.site.op)
-    return Extra(kind, index, one.size_bytes, *place, one.where, at_peak)
+    return UnmatchedBlock(kind, index, one.size_bytes, *place, one.where, at_peak)
 
 
-def _is_traced(extra: Extra) -> bool:
+def _is_traced(extra: UnmatchedBlock) -> bool:
     return extra.kind in (Kind.TENSOR, Kind.SCRATCH)
 
 
 def _op_totals(
-    traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[Extra]
+    traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[UnmatchedBlock]
 ) -> tuple[OpTotal, ...]:
     """Sums by operator, the largest disagreement first."""
     totals: dict[str, list[int]] = {}

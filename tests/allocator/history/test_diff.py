@@ -7,11 +7,11 @@ from hypothesis import given, strategies as st
 from planner.allocator.config import MIB, AllocatorConfig
 from planner.allocator.history.diff import (
     Difference,
-    Extra,
     Kind,
-    LifeDifference,
+    LifetimeDifference,
     OpTotal,
     SidePeak,
+    UnmatchedBlock,
     compare_with_recording,
 )
 from planner.allocator.history.lcs import align_rows
@@ -90,7 +90,7 @@ def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, mar
         trace, recorded(blocks_of(trace.events), marks_of(trace.events) if marked else ())
     )
     assert found.is_empty
-    assert (found.matched, found.traced) == (found.traced_births, found.recorded)
+    assert (found.matched, found.traced) == (found.traced_allocations, found.recorded)
     assert found.traced.alone_bytes == 0
 
 
@@ -136,11 +136,11 @@ def test_a_workspace_is_named_by_the_operator_that_it_follows() -> None:
     found = against(SAME[0], SAME[1], (6 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
     assert found == Difference(
         about="a GPU",
-        traced_births=5,
-        recorded_births=6,
+        traced_allocations=5,
+        recorded_allocations=6,
         matched=5,
         phases=2,
-        extras=(Extra(Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "", False),),
+        extras=(UnmatchedBlock(Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "", False),),
         lives=(),
         ops=(
             OpTotal(CONV, 2, 13 * MIB, 0, 0, 1, 6 * MIB),
@@ -193,7 +193,7 @@ def test_a_life_that_ends_elsewhere_is_told() -> None:
     """A block that both have and that dies after one more birth than traced outlives it by one."""
     found = against(SAME[0], SAME[1], (8 * MIB, None), SAME[3], SAME[4])
     assert found.extras == ()
-    assert found.lives == (LifeDifference(2, 8 * MIB, 1, Phase.FORWARD, "a.norm", NORM, 1),)
+    assert found.lives == (LifetimeDifference(2, 8 * MIB, 1, Phase.FORWARD, "a.norm", NORM, 1),)
 
 
 def test_phases_are_aligned_each_by_itself() -> None:
@@ -219,7 +219,9 @@ def difference_text(found: Difference, top: int) -> str:
 
 def test_repeated_extras_are_told_once() -> None:
     """Equal extras of several steps are one group, and the text says which steps."""
-    extra = Extra(Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "net.py:3 forward", False)
+    extra = UnmatchedBlock(
+        Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "net.py:3 forward", False
+    )
     steps = tuple(replace(extra, step=step) for step in (1, 2, 3))
     smaller = replace(extra, size_bytes=512, step=2)
     found = replace(against(*SAME), extras=(*steps, smaller))
@@ -237,7 +239,8 @@ def test_repeated_extras_are_told_once() -> None:
 def test_a_model_that_was_there_before_the_recording_is_told_in_one_line() -> None:
     """The blocks of the set-up that a late recording lacks are summed up."""
     parameters = [
-        Extra(Kind.TENSOR, index, 512 * index, 0, Phase.SETUP, "a", "to", "", True) for index in (1, 2, 3)
+        UnmatchedBlock(Kind.TENSOR, index, 512 * index, 0, Phase.SETUP, "a", "to", "", True)
+        for index in (1, 2, 3)
     ]
     text = " ".join(difference_text(replace(against(*SAME), extras=tuple(parameters)), 5).split())
     assert "tensor 0.00 in all 3 blocks of the model as it is placed on the GPU: did the recording" in text

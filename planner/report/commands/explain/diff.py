@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from planner.allocator.history import Difference, Kind, LifeDifference, SidePeak
+from planner.allocator.history import Difference, Kind, LifetimeDifference, SidePeak
 from planner.program import Phase
 from planner.report.describe import short_op
 from planner.report.document import Block, Bullets, Column, Entry, Paragraph, Table
@@ -49,8 +49,8 @@ def difference_sections(difference: Difference, top: int) -> list[list[Block]]:
     """Return the sections on a recording."""
     stretches = f"{difference.phases} stretch{'es' * (difference.phases != 1)}"
     aligned = (
-        f"{difference.matched:,} blocks of {difference.traced_births:,} traced and "
-        f"{difference.recorded_births:,} recorded ones, in {stretches}"
+        f"{difference.matched:,} blocks of {difference.traced_allocations:,} traced and "
+        f"{difference.recorded_allocations:,} recorded ones, in {stretches}"
     )
     notes = (Entry("Note", note) for note in difference.notes)
     head: list[Block] = [Entry("Against", difference.about), *notes, Entry("Aligned", aligned)]
@@ -142,11 +142,11 @@ def _lives(difference: Difference, top: int) -> list[Block]:
     return [table, *([Paragraph(f"and {len(lives) - top:,} more")] if len(lives) > top else [])]
 
 
-def _largest_lives(difference: Difference) -> list[LifeDifference]:
+def _largest_lives(difference: Difference) -> list[LifetimeDifference]:
     return sorted(difference.lives, key=lambda life: -life.size_bytes)
 
 
-def _life(life: LifeDifference) -> str:
+def _life(life: LifetimeDifference) -> str:
     place = f"{short_op(life.op)}" + (f" in {life.module}" if life.module else "")
     births = f"{abs(life.later)} birth{'s' * (abs(life.later) != 1)}"
     when = "later" if life.later > 0 else "earlier"
@@ -159,8 +159,8 @@ def difference_to_json(difference: Difference, top: int) -> dict[str, Any]:
     return {
         **attributes(difference, "about", "notes"),
         "same": difference.is_empty,
-        "traced": _side(difference.traced_births, difference.traced),
-        "recorded": _side(difference.recorded_births, difference.recorded),
+        "traced": _side(difference.traced_allocations, difference.traced),
+        "recorded": _side(difference.recorded_allocations, difference.recorded),
         "matched": difference.matched,
         "stretches": difference.phases,
         "only_one_side": to_builtins(groups[:top]),

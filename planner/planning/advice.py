@@ -17,7 +17,7 @@ from planner.hardware import Budget
 from planner.planning.changes import Change, Recipe, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, estimate_batch
-from planner.program import OnProgress, Outcome, Trace, TraceSource
+from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_progress
 
 LARGEST_SET = 3
 ENOUGH = 8  # sets that fit, after which no more are looked for
@@ -59,7 +59,7 @@ class Advice(Struct, frozen=True):
     seconds: float
 
 
-def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: OnProgress = lambda line: None) -> Advice:
+def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: OnProgress = ignore_progress) -> Advice:
     """Try changes by themselves, then in pairs and triples, until enough sets are found that fit."""
     start = perf_counter()
     failed: dict[str, str] = {}

@@ -57,9 +57,8 @@ def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
             if isinstance(action, Dealloc):
                 allocator.free(blocks.pop((number - action.age, action.number)))
             elif isinstance(action, Malloc | Retain):
-                block = allocator.malloc(action.size_bytes)
-                if block is None and isinstance(action, Malloc):
-                    block = retry_optional(allocator, action.optional)
+                is_optional = isinstance(action, Malloc) and action.optional
+                block = allocator.malloc(action.size_bytes) or retry_optional(allocator, is_optional)
                 if block is None:
                     return max(0, number - 1)
                 if isinstance(action, Malloc):

@@ -2,13 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
 from planner.cli.output import print_progress
-
-OnProgress = Callable[[str], None]
+from planner.program import OnProgress
 
 _LEAST_ROWS = 4  # a lower terminal is left to the command
 # Of a VT100: down and up by a line at the same column, the cursor's place, the lines that scroll.

@@ -40,9 +40,8 @@ def parse(arguments: list[str]) -> Action:
 def find_command(name: str) -> Callable[..., Action]:
     """Return the command from the module of its name."""
     module = name.replace("-", "_")
-    command: Callable[..., Action] = getattr(
-        import_module(f"planner.cli.commands.{module}"), f"{module}_command"
-    )
+    commands = import_module(f"planner.cli.commands.{module}")
+    command: Callable[..., Action] = getattr(commands, f"{module}_command")
     return command
 
 

@@ -19,11 +19,10 @@ from planner.cli.options import (
     with_options,
 )
 from planner.errors import UsageError, unsaved
-from planner.jobs import check_count, shown
+from planner.jobs import allowed_sources, check_count, load_catalogue, shown
 from planner.program import OnProgress
 
 if TYPE_CHECKING:
-    from planner.api.sweep import SweepResult
     from planner.planning.sweep import Pool
 
 MAX_PROCESSES = 1024
@@ -52,42 +51,28 @@ def sweep_command(
     """Plan a grid of models, recipes and GPUs; resumable."""
     if file is None:
         raise UsageError("FILE is missing: name a sweep file; docs/sweep.md shows one")
+    from planner._support.atomic_write import write_bytes
+    from planner.api.request import isolation_limit
+    from planner.api.sweep import sweep
+    from planner.planning.sweep import load_grid, open_results
+    from planner.report import sweep_to_csv, sweep_to_parquet
+
     path = Path(file)
     folder = path.with_suffix(".results") if results is None else results
     with closing(_open_pool(engine, scheduler, jobs)) as pool:
-        swept = _run(path, folder, models, allow_code, options, pool, on_progress)
-    from planner._support.atomic_write import write_bytes
-    from planner.report import sweep_to_csv, sweep_to_parquet
-
+        isolation_limit(options)
+        sources = allowed_sources({"allow_code": allow_code})
+        catalogue = load_catalogue(None if models is None else Path(models), sources)
+        grid = load_grid(path, catalogue, sources)
+        given = [*map(Path, options["calibrations"] or ()), *filter(None, [options["own_calibrations"]])]
+        store = open_results(folder, given, on_progress)
+        swept = sweep(grid, catalogue, options, store, pool, on_progress)
     with unsaved(swept):
         if csv is not None:
             write_bytes(csv, sweep_to_csv(swept.table).encode())
         if parquet is not None:
             write_bytes(parquet, sweep_to_parquet(swept.table))
     return swept, not swept.table.failures
-
-
-def _run(
-    path: Path,
-    folder: Path,
-    models: str | None,
-    allow_code: bool | None,
-    options: dict[str, Any],
-    pool: "Pool",
-    on_progress: OnProgress,
-) -> "SweepResult":
-    from planner.api.request import isolation_limit
-    from planner.api.sweep import sweep
-    from planner.jobs import allowed_sources, load_catalogue
-    from planner.planning.sweep import load_grid, open_results
-
-    isolation_limit(options)
-    sources = allowed_sources({"allow_code": allow_code})
-    catalogue = load_catalogue(None if models is None else Path(models), sources)
-    grid = load_grid(path, catalogue, sources)
-    calibrations = [*map(Path, options["calibrations"] or ()), *filter(None, [options["own_calibrations"]])]
-    store = open_results(folder, calibrations, on_progress)
-    return sweep(grid, catalogue, options, store, pool, on_progress)
 
 
 def _open_pool(engine: str | None, scheduler: str | None, jobs: int | None) -> "Pool":

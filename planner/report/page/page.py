@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from planner._support.atomic_write import save
 from planner.allocator import max_reserved_bytes
 from planner.hardware import process_bytes
-from planner.planning import BatchCurve, DeviceCurve, Explanation, LiveBlock, Shown
+from planner.planning import BatchCurve, DeviceCurve, Explanation, Shown
 from planner.program import Outcome, Trace
 from planner.report.commands.estimate import parts_table
 from planner.report.commands.explain.summary import Summary
@@ -107,15 +107,17 @@ def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
 def _tensors(explanation: Explanation, top: int) -> Table:
     """Return the largest blocks, with more columns than a terminal has room for."""
     titles = ("category", "tensor", "operator and module", "source")
-    rows = [_tensor(block) for block in explanation.blocks[:top]]
+    rows = [
+        (
+            mib_text(block.size_bytes),
+            block.category.value,
+            tensor_text(block),
+            Cell(short_op(block.op), detail=block.module),
+            "" if block.detail is None else Cell(block.detail.source, detail=block.detail.code),
+        )
+        for block in explanation.blocks[:top]
+    ]
     return Table([Column("MiB", is_number=True), *map(Column, titles)], rows)
-
-
-def _tensor(block: LiveBlock) -> tuple[Cell | str, ...]:
-    detail = block.detail
-    source = "" if detail is None else Cell(detail.source, detail=detail.code)
-    operator = Cell(short_op(block.op), detail=block.module)
-    return mib_text(block.size_bytes), block.category.value, tensor_text(block), operator, source
 
 
 def _workspaces(explanation: Explanation, top: int) -> Table:

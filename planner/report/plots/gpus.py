@@ -39,7 +39,9 @@ def draw_gpus(table: FleetTable, path: Path) -> None:
 
 def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
     """Draw the curve of the job and these cards."""
-    _curve(axes, table)
+    batches, sizes = zip(*curve(table), strict=True)
+    levels = [size_bytes / GIB for size_bytes in sizes]
+    axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
     _cards(axes, cards)
     title = f"{table.job.model}: {describe_loop(table.job)}, {table.job.precision}"
     title += f"\nlargest batch at confidence {table.confidence:g}"
@@ -81,12 +83,6 @@ def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
 def _is_slice(fit: DeviceFit) -> bool:
     about = fit.budget.device.about
     return about is not None and about.line is ProductLine.SLICE
-
-
-def _curve(axes: Axes, table: FleetTable) -> None:
-    points = curve(table)
-    batches, levels = [batch for batch, _ in points], [size / GIB for _, size in points]
-    axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
 
 
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:

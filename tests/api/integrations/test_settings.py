@@ -46,13 +46,18 @@ def test_every_parameter_of_a_trainer_has_its_effect() -> None:
     assert known(lightning_settings.TRAINER) == parameters_of(lightning.pytorch.Trainer)
 
 
-def test_every_callback_of_lightning_has_its_effect() -> None:
-    """Each callback that Lightning exports stands in its table; what is planned exists."""
+def test_every_callback_and_plugin_of_lightning_has_its_effect() -> None:
+    """Each callback that Lightning exports stands in its table, and each plugin is of a known kind."""
     from lightning.pytorch import plugins, strategies
 
     assert set(callbacks.__all__) <= known(lightning_settings.CALLBACKS)
     assert known(lightning_settings.CALLBACKS) - set(callbacks.__all__) == {"BatchSizePlanner"}
-    assert set(lightning_settings.PRECISION_PLUGINS) <= set(plugins.__all__)
+    # Any other precision is refused; of the rest, batch norm across processes are read from the strategy,
+    # and the way of writing checkpoints has no effect.
+    precisions = {name for name in plugins.__all__ if name.endswith("Precision")}
+    others = {"AsyncCheckpointIO", "CheckpointIO", "LayerSync", "TorchCheckpointIO", "TorchSyncBatchNorm"}
+    assert set(lightning_settings.PRECISION_PLUGINS) <= precisions
+    assert set(plugins.__all__) - precisions == others | {"XLACheckpointIO"}
     assert set(lightning_settings.STRATEGIES) <= set(strategies.__all__)
 
 

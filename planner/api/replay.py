@@ -14,7 +14,7 @@ from planner.api.budget import make_budget
 from planner.api.options import Options
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
-from planner.planning import open_traces
+from planner.planning import CaptureMode, open_traces
 from planner.planning.process import (
     TRACED_STEPS,
     Account,
@@ -154,7 +154,7 @@ class _Tracing:
         """Return the job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            tracer = open_traces(job, self._device.target, self._on_progress)
+            tracer = open_traces(job, self._device.target, self._on_progress, mode=CaptureMode.RUNS)
             opened = perf_counter()
             self._on_progress(f"tracing {job.model} at batch {batch}")
             self._taken[job, batch] = tracer(batch)

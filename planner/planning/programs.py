@@ -27,7 +27,8 @@ class CaptureMode(Enum):
     """The way in which traces are captured."""
 
     SHARED = "shared"  # a program of the job gives as many traces as it can
-    WITH_PROVENANCE = "with provenance"  # each trace is a run of the model, with the provenance of blocks
+    RUNS = "runs"  # each trace is a run of the model
+    WITH_PROVENANCE = "with provenance"  # the same, with the provenance of blocks
 
 
 def open_programs(
@@ -57,15 +58,20 @@ def open_programs(
     from planner.capture import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
-    runs = _RunBuilder(job, lambda job: construct_model(job, constructor))
+    provenance = mode is CaptureMode.WITH_PROVENANCE
+    runs = _RunBuilder(job, lambda job: construct_model(job, constructor), provenance)
     return ProgramSource(job, (), lambda: runs)
 
 
 def open_traces(
-    job: Job, target: Target, on_progress: OnProgress, factory: Factory | None = None
+    job: Job,
+    target: Target,
+    on_progress: OnProgress,
+    factory: Factory | None = None,
+    mode: CaptureMode = CaptureMode.SHARED,
 ) -> TraceSource:
     """Return the traces of a job on a GPU; with a factory, of the model that it returns."""
-    programs = open_programs(job, on_progress, factory)
+    programs = open_programs(job, on_progress, factory, mode=mode)
     return lambda batch: programs.trace(batch, target)
 
 
@@ -77,10 +83,11 @@ def _open_builder(job: Job, on_progress: OnProgress, factory: Factory | None) ->
 
 
 class _RunBuilder(Struct, frozen=True):
-    """Builder of programs each of which is a run of the model, with the provenance of its blocks."""
+    """Builder of programs each of which is a run of the model."""
 
     job: Job
     build: Callable[[Job], Any]
+    provenance: bool  # of the blocks
 
     def programs(self, target: Target) -> tuple[Program, ...]:
         """Return none: each batch size is a run."""
@@ -90,7 +97,7 @@ class _RunBuilder(Struct, frozen=True):
         """Return the program of one run."""
         from planner.capture import ProvenanceCollector, record
 
-        sm_count, provenance = target.sm_count, ProvenanceCollector()
+        sm_count, provenance = target.sm_count, ProvenanceCollector() if self.provenance else None
         trace = record(self.job, batch, target.capability, self.build, provenance, sm_count=sm_count)
         return constant_program(trace, target)
 

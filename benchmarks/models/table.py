@@ -63,6 +63,7 @@ class Row:
     allocated_mib: float = 0.0
     reserved_mib: float = 0.0
     process_mib: float = 0.0
+    limit_mib: float = 0.0  # of what the allocator may reserve: the GPU less context, driver and margin
     sizes: str = ""  # exact: affine in the batch size; anew: each probe was captured by itself
     seconds: float = 0.0  # of the processor, for the whole plan, the building of the model included
     unknown_ops: tuple[str, ...] = ()
@@ -139,6 +140,7 @@ def plan_row(entry: Entry, mode: str, gpu_mib: int) -> Row:
         best["peak_allocated_mib"],
         best["peak_reserved_mib"],
         best["process_mib"],
+        plan["device"]["allocator"]["capacity_mib"],
         "anew" if any(note.startswith(ANEW) for note in notes) else "exact",
         seconds,
         tuple(best["unknown_ops"]),

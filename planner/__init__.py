@@ -7,9 +7,18 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner._support.lazy_exports import attach_stub
+
+if TYPE_CHECKING:
+    from .api.advise import AdviceResult as AdviceResult, advise as advise
+    from .api.estimate import EstimateResult as EstimateResult, estimate as estimate
+    from .api.explain import ExplainResult as ExplainResult, explain as explain
+    from .api.gpus import GpusResult as GpusResult, gpus as gpus
+    from .api.max_batch import MaxBatchResult as MaxBatchResult, max_batch as max_batch
+    from .hardware import Device as Device
+    from .jobs import Job as Job
 
 __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 

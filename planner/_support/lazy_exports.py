@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_IMPORT = re.compile(r"^from \.([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
+_IMPORT = re.compile(r"^ *from \.([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
 _NAME = re.compile(r"(\w+) as \1\b")
 
 Exports = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
@@ -27,12 +27,14 @@ class _Facade(ModuleType):
 
 
 def attach_stub(package: str, file: str) -> Exports:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package whose stub lies beside its `__init__.py`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package by the stub beside its `__init__.py`.
 
-    The stub has lines of the form `from .module import name as name`.
+    The stub has lines of the form `from .module import name as name`; without one, those lines stand in
+    `__init__.py` itself, for type checkers alone.
     """
-    stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
-    homes = {name: module for module, names in _IMPORT.findall(stub) for name in _NAME.findall(names)}
+    stub = Path(file).with_suffix(".pyi")
+    text = (stub if stub.exists() else Path(file)).read_text(encoding="utf-8")
+    homes = {name: module for module, names in _IMPORT.findall(text) for name in _NAME.findall(names)}
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -134,3 +134,9 @@ def test_facades_list_what_other_rooms_take() -> None:
         for alias in node.names
     }
     assert listed - taken == set()
+
+
+def test_a_visitor_sees_the_rooms_at_a_glance() -> None:
+    """At most sixteen entries stand directly in the package."""
+    entries = {path.name for path in (ROOT / "planner").iterdir()} - {"__pycache__"}
+    assert len(entries) <= 16, sorted(entries)

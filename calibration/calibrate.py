@@ -57,7 +57,12 @@ class CalibrationResult(Struct, frozen=True):
 
 
 def calibrate(
-    job: Job, batches: Sequence[int], out_dir: Path, minutes: float, tell: OnProgress, alloc_conf: str = ""
+    job: Job,
+    batches: Sequence[int],
+    out_dir: Path,
+    minutes: float,
+    on_progress: OnProgress,
+    alloc_conf: str = "",
 ) -> CalibrationResult:
     """Measure a job at these batch sizes, fit, and keep runs and calibration in the folder.
 
@@ -67,34 +72,39 @@ def calibrate(
     if not batches or min(batches) < 1:
         raise UsageError("--batches: give positive batch sizes, such as 16,32,64,128")
     parse_alloc_conf(alloc_conf)
-    return calibrate_series([BatchSeries(job, tuple(batches), alloc_conf=alloc_conf)], out_dir, minutes, tell)
+    series = [BatchSeries(job, tuple(batches), alloc_conf=alloc_conf)]
+    return calibrate_series(series, out_dir, minutes, on_progress)
 
 
 def calibrate_campaign(
-    out_dir: Path, minutes: float, tell: OnProgress, path: Path = STANDARD, sources: Collection[str] = SOURCES
+    out_dir: Path,
+    minutes: float,
+    on_progress: OnProgress,
+    path: Path = STANDARD,
+    sources: Collection[str] = SOURCES,
 ) -> CalibrationResult:
     """Run a campaign file with models of these sources, by default the one that ships; see `calibrate`."""
     series, about = load_campaign(load_catalogue(), path, sources)
-    tell(about)
-    return calibrate_series(series, out_dir, minutes, tell)
+    on_progress(about)
+    return calibrate_series(series, out_dir, minutes, on_progress)
 
 
 def calibrate_series(
-    campaign: Sequence[BatchSeries], out_dir: Path, minutes: float, tell: OnProgress
+    campaign: Sequence[BatchSeries], out_dir: Path, minutes: float, on_progress: OnProgress
 ) -> CalibrationResult:
     """Run series as far as the time goes, and fit; `minutes` bounds the measuring."""
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
-    tell(f"running on {gpu.name} with torch {gpu.versions.torch}")
+    on_progress(f"running on {gpu.name} with torch {gpu.versions.torch}")
     end = monotonic() + 60 * minutes
-    setup = MeasurementSetup(gpu, out_dir / RUNS, measure, lambda: end - monotonic(), tell)
+    setup = MeasurementSetup(gpu, out_dir / RUNS, measure, lambda: end - monotonic(), on_progress)
     result = run_campaign(campaign, setup)
-    calibrations, failures = keep_observations(result.observations, out_dir, tell)
+    calibrations, failures = keep_observations(result.observations, out_dir, on_progress)
     return CalibrationResult(result, calibrations, failures)
 
 
-def import_records(folder: Path, out_dir: Path, tell: OnProgress) -> ImportResult:
+def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> ImportResult:
     """Take over a folder of the self-contained measuring script: runs, histories, calibrations; needs no GPU.
 
     A run that is there already stays as it is; runs on emulated GPUs stay emulated. Raises DataFileError.
@@ -109,13 +119,13 @@ def import_records(folder: Path, out_dir: Path, tell: OnProgress) -> ImportResul
         save_history(record.history, out_dir / RUNS / f"b{record.batch}-{digest}.history.json.gz")
     skipped = tuple(f"{one.file} line {one.line}: {one.reason}" for one in records.skipped)
     for line in skipped:
-        tell(f"set aside: {line}")
-    calibrations, failures = keep_observations(records.observations, out_dir, tell)
+        on_progress(f"set aside: {line}")
+    calibrations, failures = keep_observations(records.observations, out_dir, on_progress)
     return ImportResult(calibrations, failures, skipped)
 
 
 def keep_observations(
-    observations: Iterable[Observation], out_dir: Path, tell: OnProgress
+    observations: Iterable[Observation], out_dir: Path, on_progress: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
     """Replay each run's job, fit, and put both into the calibrations of the folder; needs no GPU.
 
@@ -129,7 +139,7 @@ def keep_observations(
     calibrations, failures = [], []
     for key, group in groups.items():
         try:
-            points = _replayed(key, group, tell)
+            points = _replayed(key, group, on_progress)
         except ModelError as error:
             failures.append(str(error))
             continue
@@ -142,15 +152,15 @@ def _target(key: Key) -> Target:
     """Return the GPU's target, with its multiprocessors where the database knows it."""
     capability = key.versions.capability
     with suppress(UsageError):
-        known = find_device(key.gpu).target
-        if known.capability == capability:
-            return known
+        target = find_device(key.gpu).target
+        if target.capability == capability:
+            return target
     return Target.for_capability(capability)
 
 
-def _replayed(key: Key, observations: Sequence[Observation], tell: OnProgress) -> list[Point]:
+def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
     """Return each run with its peak in a replay without a limit."""
-    source = open_traces(key.job, _target(key), tell)
+    source = open_traces(key.job, _target(key), on_progress)
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
     limits = replace(UNLIMITED, config=config)
     batches = sorted({observation.batch for observation in observations})

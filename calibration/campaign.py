@@ -133,8 +133,8 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
         return observation
 
     settings = replace(setup.gpu.settings, alloc_conf=series.alloc_conf)
-    known = [one for one in result.observations if (one.job, one.settings) == (series.job, settings)]
-    guess = guess_limit(known, cap_bytes)
+    earlier = [one for one in result.observations if (one.job, one.settings) == (series.job, settings)]
+    guess = guess_limit(earlier, cap_bytes)
     if guess is None:
         guess = guess_limit(map(obtain, series.batches), cap_bytes) or min(series.batches)
     limit = find_limit(lambda batch: not obtain(batch).oom, guess)
@@ -152,8 +152,8 @@ def describe(run: Observation) -> str:
         return f"{name}: out of memory"
     sizes = (run.peak_allocated_bytes, run.peak_reserved_bytes, run.process_peak_bytes)
     figures = zip(("allocated", "reserved", "process"), sizes, strict=True)
-    known = [f"{what} {size_bytes / MIB:,.0f} MiB" for what, size_bytes in figures if size_bytes is not None]
-    return f"{name}: {', '.join(known) or 'nothing measured'}"
+    parts = [f"{what} {size_bytes / MIB:,.0f} MiB" for what, size_bytes in figures if size_bytes is not None]
+    return f"{name}: {', '.join(parts) or 'nothing measured'}"
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:

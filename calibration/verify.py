@@ -78,7 +78,11 @@ class LimitCheck(Struct, frozen=True):
 
 
 def verify_limit(
-    plan: Plan, estimate_at: Callable[[int], Estimate], alloc_conf: str, tell: OnProgress, probe: Measure
+    plan: Plan,
+    estimate_at: Callable[[int], Estimate],
+    alloc_conf: str,
+    on_progress: OnProgress,
+    probe: Measure,
 ) -> LimitCheck:
     """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.
 
@@ -89,11 +93,11 @@ def verify_limit(
     batches = {largest, largest + 1} if plan.first_failure is not None else {largest}
     if plan.budget.cap_bytes is not None:
         batches.add(ceil(BEYOND * largest))
-    known = {one.run.batch: one for one in (plan.at_max, plan.first_failure) if one is not None}
+    estimates = {one.run.batch: one for one in (plan.at_max, plan.first_failure) if one is not None}
     runs: list[Verification] = []
     for batch in sorted(batches - {0}):
-        estimate = known.get(batch) or estimate_at(batch)
-        tell(f"running batch {batch}")
+        estimate = estimates.get(batch) or estimate_at(batch)
+        on_progress(f"running batch {batch}")
         runs.append(verify(estimate, alloc_conf, probe))
         if not runs[-1].ran:
             break

@@ -88,7 +88,7 @@ def notebook_rows() -> list[Row]:
 def _seed_peers(model: str, batch: int) -> dict[str, float]:
     """Other estimators' figures with what earlier models left."""
     found = compare(model, batch).comparison
-    kept = 0 if found.measured is None else found.measured.kept_bytes
+    kept = 0 if found.measured is None else found.measured.resident_bytes
     sizes = {row.key: row.size_bytes for row in found.rows}
     return {who: (size + kept) / MIB for who in PEERS if (size := sizes.get(who)) is not None}
 

@@ -47,8 +47,8 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return the GPU, or the observation of a run, as JSON."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
-        found: dict[str, Any] = to_builtins(_detect(_open_gauge()))
-        return found
+        detected: dict[str, Any] = to_builtins(_detect(_open_gauge()))
+        return detected
     history = message["history"] and Path(message["history"])
     fields = message | {"job": read_job(message["job"]), "history": history}
     return observation_to_json(observe(ProbeRequest(**fields)))

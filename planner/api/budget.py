@@ -59,10 +59,10 @@ def make_budget(options: Options) -> Budget:
 
 
 def _reject_unknown(options: Options) -> None:
-    known = Options.__annotations__
+    fields = Options.__annotations__
     for name in options:
-        if name not in known:
-            near = nearest(name, known)
+        if name not in fields:
+            near = nearest(name, fields)
             raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
 
 
@@ -98,7 +98,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
     folders = [given] if isinstance(given, str | PathLike) else [*given]
     paths = list(dict.fromkeys(Path(folder) for folder in folders))
     others = [Path(own)] if own is not None and Path(own) not in paths else []
-    measured = (known for known in load_folders(search_path(others)) if known.source != "emulated")
+    measured = (each for each in load_folders(search_path(others)) if each.source != "emulated")
     return (*load_folders(check_folders(paths)), *measured)
 
 

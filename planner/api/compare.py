@@ -16,14 +16,14 @@ from planner.jobs import CatalogueEntry, Job, load_catalogue
 from planner.planning import estimate_batch, open_traces, with_last_batch
 from planner.planning.estimators import (
     Comparison,
-    Kept,
     Measured,
+    ResidentModel,
     compare as put_side_by_side,
     find_measured,
-    kept_after,
     load_measured,
     measured_by_run,
     open_builder,
+    resident_bytes_after,
     run_estimators,
 )
 from planner.program import OnProgress, Target, ignore_progress
@@ -77,14 +77,14 @@ def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
     if entry is None or entry.job != job:
         return "measured values are stored for the models of models.yaml as they stand there only"
 
-    def measure_kept(name: str) -> Kept:
-        return _kept(name, catalogue[name], on_progress)
+    def measure_resident(name: str) -> ResidentModel:
+        return _resident_model(name, catalogue[name], on_progress)
 
-    found = find_measured(load_measured(), job.model, batch, measure_kept)
-    return found or f"no measured value is stored for {job.model} at batch {batch}"
+    measured = find_measured(load_measured(), job.model, batch, measure_resident)
+    return measured or f"no measured value is stored for {job.model} at batch {batch}"
 
 
-def _kept(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> Kept:
+def _resident_model(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> ResidentModel:
     on_progress(f"tracing {name}, which stayed on the GPU")
     tracer = open_traces(entry.job, Target.for_capability(GENERIC_CAPABILITY), ignore_progress)
-    return Kept(name, kept_after(tracer(entry.batch)))
+    return ResidentModel(name, resident_bytes_after(tracer(entry.batch)))

@@ -73,8 +73,8 @@ def estimate(
     opened = perf_counter()
     request.on_progress(f"tracing batch {size}")
     trace = EpochPrograms(job, programs).trace(size, request.budget.device.target)
-    found = estimate_batch(job, trace, request.budget, perf_counter() - opened)
-    result = EstimateResult(found, opened - request.start)
+    estimate = estimate_batch(job, trace, request.budget, perf_counter() - opened)
+    result = EstimateResult(estimate, opened - request.start)
     request.save_trace(result, size, programs)
     return result
 
@@ -90,5 +90,5 @@ def _estimate_without_trace(
     job, size = request.job, request.batch
     build = open_builder(job, request.factory, request.on_progress)
     import_seconds = perf_counter() - request.start
-    found = run_estimator(method, job, size, request.budget, build, request.on_progress)
-    return StaticEstimateResult(found, import_seconds)
+    estimate = run_estimator(method, job, size, request.budget, build, request.on_progress)
+    return StaticEstimateResult(estimate, import_seconds)

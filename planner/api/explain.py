@@ -99,15 +99,15 @@ def explain(
     trace = with_last_batch(job, size, traces)
     evaluation = _evaluate(request)
     traced = perf_counter()
-    found = estimate_batch(job, trace, budget, traced - opened)
-    limits = budget.limits if found.failed is None else unlimited(budget.limits)
+    estimate = estimate_batch(job, trace, budget, traced - opened)
+    limits = budget.limits if estimate.failed is None else unlimited(budget.limits)
     explanation = explain_run(trace, limits, evaluation)
     difference = None
     if recording is not None:
         on_progress("aligning trace and recording")
         difference = compare_with_recording(traces(size), recording)
-    found = replace(found, seconds=replace(found.seconds, replay=perf_counter() - traced))
-    result = ExplainResult(found, explanation, trace, difference, shown, opened - request.start)
+    estimate = replace(estimate, seconds=replace(estimate.seconds, replay=perf_counter() - traced))
+    result = ExplainResult(estimate, explanation, trace, difference, shown, opened - request.start)
     request.save_trace(result, size)
     return result
 
@@ -139,19 +139,19 @@ def batch_curve(
     path = options.get("trace")
     if path is not None and not open_saved(Path(path)).is_any_batch:
         return None
-    asked = make_budget(options)
+    budget = make_budget(options)
     cards = list(load_devices() if devices is None else devices)
-    endless = asked.device.total.value >= UNLIMITED_BYTES
-    if not endless and asked.device not in cards:
-        cards.insert(0, asked.device)
+    endless = budget.device.total.value >= UNLIMITED_BYTES
+    if not endless and budget.device not in cards:
+        cards.insert(0, budget.device)
     # Where the guards of a stored program fail, each batch size is a run of the model: for so many of them, a
     # program with its rules is faster.
     rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
     table = gpus(model, devices=cards, sort="memory", **rest).table
     (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")
-    known: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
+    budgets: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
-        first = table.programs.trace(FIT_BATCHES[0], asked.device.target)
-        known.insert(0, (judge_budget(asked, table.job, first), None))
-    names = [budget.device.name for budget, _ in known]
-    return take_curve(known, table.programs, batch, names.index(asked.device.name))
+        first = table.programs.trace(FIT_BATCHES[0], budget.device.target)
+        budgets.insert(0, (judge_budget(budget, table.job, first), None))
+    names = [budget.device.name for budget, _ in budgets]
+    return take_curve(budgets, table.programs, batch, names.index(budget.device.name))

@@ -104,15 +104,15 @@ def gpus(
     budgets = [judge_budget(budget, job, first) for budget in budgets]
     epochs = EpochPrograms(job, programs)
     fits = fit_devices(job, budgets, epochs, batch, multiple)
-    kept = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
+    shown = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
     seconds = Seconds(programs.seconds, perf_counter() - opened - programs.seconds)
     any_trace = programs.trace(fits[0].batch, fits[0].budget.device.target)
     table = FleetTable(
         job,
         batch,
         budgets[0].confidence,
-        tuple(sorted(kept, key=key)),
-        len(fits) - len(kept),
+        tuple(sorted(shown, key=key)),
+        len(fits) - len(shown),
         _notes(any_trace, job, fits),
         any_trace.unknown_ops,
         opened - start,
@@ -145,10 +145,10 @@ def _chosen(
     cards = tuple(load_devices() if devices is None else devices)
     given = [words] if isinstance(words, str) else list(words or ())
     low, high = (min_mib or 0) * MIB, (max_mib or 2**40) * MIB
-    found = tuple(card for card in search_devices(cards, given) if low <= card.total.value <= high)
-    if not found:
+    selected = tuple(card for card in search_devices(cards, given) if low <= card.total.value <= high)
+    if not selected:
         raise UsageError("no GPU of the database is left: loosen --filter, --min-mib or --max-mib")
-    return found
+    return selected
 
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:

@@ -106,18 +106,18 @@ def open_request(
     start = perf_counter()
     path = options.get("trace")
     saved: SavedJob | None = None
-    known: int | None
+    default_batch: int | None
     if path is not None:
         saved, job = _load_trace(model, options, Path(path))
-        known, factory = saved.batch, None
+        default_batch, factory = saved.batch, None
         stores: tuple[ProgramStore, ...] = ()
     else:
         opened = open_stores(options)
-        job, known, factory = make_job(model, options, opened)
+        job, default_batch, factory = make_job(model, options, opened)
         # A factory's model has no name to be stored under; a cuDNN library that is queried may change.
         stores = () if factory is not None or job.cudnn else opened
     budget = calibrate_budget(budget, job, options)
-    return Request(job, budget, options, batch or known, factory, stores, saved, start)
+    return Request(job, budget, options, batch or default_batch, factory, stores, saved, start)
 
 
 def reject_sources(options: Mapping[str, object], command: str) -> None:

@@ -98,13 +98,13 @@ def run(
         progress_seconds=progress_seconds,
     )
     try:
-        found = run_emulated(command, options, compiled_dir(), on_progress)
+        run = run_emulated(command, options, compiled_dir(), on_progress)
     except UnsavedError as error:  # the allocator's history could not be written, and the run is there
         assert isinstance(error.result, EmulatedRun)
         raise UnsavedError(error, RunResult(error.result)) from error
-    result = RunResult(found)
+    result = RunResult(run)
     with unsaved(result):
-        return RunResult(found, explain_run(found, options.device)) if explain else result
+        return RunResult(run, explain_run(run, options.device)) if explain else result
 
 
 def max_batch_of_command(

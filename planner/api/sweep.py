@@ -133,9 +133,9 @@ def _tasks(
     return tasks, failures
 
 
-def _without(task: Task, known: TaskResult) -> Task:
+def _without(task: Task, stored: TaskResult) -> Task:
     """Return the task on the GPUs that have no cell yet."""
-    devices = tuple(device for device in task.devices if device_digest(device) not in known.cells)
+    devices = tuple(device for device in task.devices if device_digest(device) not in stored.cells)
     return replace(task, devices=devices)
 
 
@@ -151,5 +151,5 @@ def _merge(one: TaskResult, other: TaskResult) -> TaskResult:
 def _cells(grid: Grid, results: Mapping[_Key, TaskResult]) -> Iterator[Cell]:
     digests = [device_digest(device) for device in grid.gpus]
     for key in _keys(grid):
-        known = results[key].cells if key in results else {}
-        yield from (Cell(*key, known[digest]) for digest in digests if digest in known)
+        cells = results[key].cells if key in results else {}
+        yield from (Cell(*key, cells[digest]) for digest in digests if digest in cells)

@@ -117,10 +117,10 @@ def _complete() -> bool:
     """Answer a shell that asks what may stand at the cursor."""
     from planner.cli.completion.shells import answer_shell
 
-    found = answer_shell(os.environ)
-    if found is not None:
-        print(found, flush=True)
-    return found is not None
+    reply = answer_shell(os.environ)
+    if reply is not None:
+        print(reply, flush=True)
+    return reply is not None
 
 
 def _print_error(message: str, code: int, debug: bool) -> int:

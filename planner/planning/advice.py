@@ -59,13 +59,15 @@ class Advice(Struct, frozen=True):
     seconds: float
 
 
-def advise(recipe: Recipe, budget: Budget, open_tracer: Open, tell: OnProgress = ignore_progress) -> Advice:
+def advise(
+    recipe: Recipe, budget: Budget, open_tracer: Open, on_progress: OnProgress = ignore_progress
+) -> Advice:
     """Try changes by themselves, then in pairs and triples, until enough sets are found that fit."""
     start = perf_counter()
     failed: dict[str, str] = {}
 
     def attempt(changes: tuple[Change, ...]) -> Trial | None:
-        tell("trying " + (" ".join(change.name for change in changes) or "the recipe as it is"))
+        on_progress("trying " + (" ".join(change.name for change in changes) or "the recipe as it is"))
         try:
             return _try(recipe, changes, budget, open_tracer)
         except (ModelError, UsageError) as error:
@@ -105,19 +107,19 @@ def _minimal_sets(
     budget: Budget,
     attempt: Callable[[tuple[Change, ...]], Trial | None],
 ) -> list[Trial]:
-    found = [trial for trial in singles if trial.fits]
+    fitting = [trial for trial in singles if trial.fits]
     saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
     missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
     useful = tuple(change for change, size in saved.items() if size > 0)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):
-            if len(found) >= ENOUGH:
-                return found
-            if not any(set(trial.changes) <= set(changes) for trial in found):
+            if len(fitting) >= ENOUGH:
+                return fitting
+            if not any(set(trial.changes) <= set(changes) for trial in fitting):
                 trial = attempt(changes)
                 if trial is not None and trial.fits:
-                    found.append(trial)
-    return found
+                    fitting.append(trial)
+    return fitting
 
 
 def _hopeful(
@@ -134,8 +136,8 @@ def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_trace
     changed = apply_all(recipe, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
     limits = replace(budget.limits, config=changed.config)
-    found = estimate_batch(changed.job, trace, replace(budget, limits=limits))
-    return Trial(changes, changed, found, _needed(trace, limits, found.run.peak_reserved_bytes))
+    estimate = estimate_batch(changed.job, trace, replace(budget, limits=limits))
+    return Trial(changes, changed, estimate, _needed(trace, limits, estimate.run.peak_reserved_bytes))
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:

@@ -145,10 +145,10 @@ def moment_of(trace: Trace, event: int) -> Moment:
     for entry in trace.events[: event + 1]:
         if isinstance(entry, PhaseStart):
             mark = entry
-    asked = trace.events[event]
-    if not isinstance(asked, Alloc):
+    alloc = trace.events[event]
+    if not isinstance(alloc, Alloc):
         return Moment(event, mark.step, mark.phase, "", "")
-    site = trace.sites[asked.site]
+    site = trace.sites[alloc.site]
     return Moment(event, mark.step, mark.phase, site.module, site.op)
 
 

@@ -58,15 +58,15 @@ def take_curve(
     cards: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
 ) -> BatchCurve:
     """Return the curves of cards whose largest batch sizes are known. Raises the errors of a capture."""
-    wanted: dict[int, list[int]] = {}
+    cards_by_size: dict[int, list[int]] = {}
     for number, (_, most) in enumerate(cards):
         for size in curve_sizes(most, batch, SELECTED_DENSITY if number == chosen else OTHER_DENSITY):
-            wanted.setdefault(size, []).append(number)
+            cards_by_size.setdefault(size, []).append(number)
     cache, targets = ReplayCache(programs), {budget.device.target for budget, _ in cards}
     replays = {one: TargetReplays(cache, one, programs.bound(one), LARGEST_BATCH) for one in targets}
     points: list[list[CurvePoint]] = [[] for _ in cards]
-    for size in sorted(wanted):
-        for number in wanted[size]:
+    for size in sorted(cards_by_size):
+        for number in cards_by_size[size]:
             budget = cards[number][0]
             points[number].append(_point(replays[budget.device.target], size, budget))
     curves = (

@@ -42,10 +42,10 @@ class Change(Struct, frozen=True):
 
 def changes_for(recipe: Recipe, capability: tuple[int, int]) -> tuple[Change, ...]:
     """Return all changes that make sense on a GPU of this compute capability, the mildest first."""
-    found = [*_of_allocator(recipe), *_of_numbers(recipe.job, capability)]
+    changes = [*_of_allocator(recipe), *_of_numbers(recipe.job, capability)]
     if recipe.job.mode is Mode.TRAIN:
-        found += [*_of_gradients(recipe.job), *_of_optimizer(recipe.job), *_of_work(recipe)]
-    return tuple(sorted(found, key=lambda change: change.rank))
+        changes += [*_of_gradients(recipe.job), *_of_optimizer(recipe.job), *_of_work(recipe)]
+    return tuple(sorted(changes, key=lambda change: change.rank))
 
 
 def apply_all(recipe: Recipe, changes: tuple[Change, ...]) -> Recipe:

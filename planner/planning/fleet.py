@@ -103,10 +103,10 @@ class DeviceGroup(Struct, frozen=True):
         if comfortable:
             probes[comfortable] = Outcome.FITS
         failures = [size for size, outcome in probes.items() if outcome is Outcome.DOES_NOT_FIT]
-        found = Search(best, comfortable, min(failures, default=None), tuple(probes.items()))
+        search = Search(best, comfortable, min(failures, default=None), tuple(probes.items()))
         if multiple_of == 1:
-            return found
-        return round_down(found, multiple_of, lambda size: replays.outcome(size, limits))
+            return search
+        return round_down(search, multiple_of, lambda size: replays.outcome(size, limits))
 
 
 def fit_devices(
@@ -218,18 +218,18 @@ def _sample(groups: Sequence[DeviceGroup]) -> list[tuple[DeviceGroup, MemoryLimi
     return [cards[place] for place in sorted(places)]
 
 
-def _fit(group: DeviceGroup, budget: Budget, wanted: int | None, multiple_of: int) -> DeviceFit:
-    found, replays = group.search(budget.limits, multiple_of), group.replays
-    batch = wanted or found.largest or 1
+def _fit(group: DeviceGroup, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
+    search, replays = group.search(budget.limits, multiple_of), group.replays
+    batch = requested or search.largest or 1
     outcome = replays.outcome(batch, budget.limits)
     limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits
     peak_bytes = replays.peak_reserved_bytes(batch, limits)
     return DeviceFit(
         budget,
-        found.largest,
+        search.largest,
         batch,
         outcome,
         process_bytes(budget, peak_bytes),
         upper_process_bytes(budget, peak_bytes),
-        found.comfortable,
+        search.comfortable,
     )

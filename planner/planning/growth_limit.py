@@ -52,7 +52,7 @@ def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
     allocator = CachingAllocator(limits)
     blocks: dict[tuple[int, int], Block] = {}
     for number in range(most + 1):
-        asked = 0
+        request = 0
         for action in loop.setup if number == 0 else loop.steps[min(number, len(loop.steps)) - 1]:
             if isinstance(action, Dealloc):
                 allocator.free(blocks.pop((number - action.age, action.number)))
@@ -62,6 +62,6 @@ def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
                 if block is None:
                     return max(0, number - 1)
                 if isinstance(action, Malloc):
-                    blocks[number, asked] = block
-                    asked += 1
+                    blocks[number, request] = block
+                    request += 1
     return None

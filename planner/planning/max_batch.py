@@ -83,7 +83,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     budget = judge_budget(budget, job, timed.trace(FIT_BATCHES[0], target))
     epochs = EpochPrograms(job, timed)
     (group,) = search_devices(job, [budget], epochs)
-    found, too_large = group.search(budget.limits, multiple_of), group.replays.too_large
+    search, too_large = group.search(budget.limits, multiple_of), group.replays.too_large
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)
@@ -93,11 +93,11 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
         note = f"batch sizes from {least} on are not planned: {too_large[least]}"
         return replace(result, notes=(*result.notes, note))
 
-    at_max = at(found.largest) if found.largest else None
-    at_comfortable = at_max if found.comfortable == found.largest else None
-    if at_comfortable is None and found.comfortable:
-        at_comfortable = at(found.comfortable)
-    failure = found.first_failure if found.first_failure not in too_large else None
+    at_max = at(search.largest) if search.largest else None
+    at_comfortable = at_max if search.comfortable == search.largest else None
+    if at_comfortable is None and search.comfortable:
+        at_comfortable = at(search.comfortable)
+    failure = search.first_failure if search.first_failure not in too_large else None
     first_failure = at(failure) if failure else None
     seconds = Seconds(timed.seconds, perf_counter() - start - timed.seconds)
-    return Plan(job, budget, found, at_max, first_failure, seconds, multiple_of, at_comfortable)
+    return Plan(job, budget, search, at_max, first_failure, seconds, multiple_of, at_comfortable)

@@ -106,7 +106,7 @@ def largest_near(
     return probes.search(boundary_from_guess(probes.fits, guess, limit), comfortable)
 
 
-def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
+def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
     """Return the search with its answers replaced by the largest multiples below them that fit.
 
     `first_failure` stays that of any batch size.
@@ -116,9 +116,9 @@ def round_down(found: Search, multiple: int, outcome: Callable[[int], Outcome]) 
     def down(answer: int, fits: Callable[[int], bool]) -> int:
         return next(filter(fits, range(answer - answer % multiple, 0, -multiple)), 0)
 
-    best = down(found.largest, probes.fits)
-    comfortable = down(min(best, found.comfortable), probes.fits_at_ease)
-    return Search(best, comfortable, found.first_failure, (*found.probes, *probes.items()))
+    best = down(search.largest, probes.fits)
+    comfortable = down(min(best, search.comfortable), probes.fits_at_ease)
+    return Search(best, comfortable, search.first_failure, (*search.probes, *probes.items()))
 
 
 def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> int:

@@ -35,7 +35,7 @@ class Setting(Struct, frozen=True):
 
     name: str
     effect: Effect
-    says: str = ""  # STATED: the sentence; REFUSED: why, and what to do
+    text: str = ""  # STATED: the sentence; REFUSED: why, and what to do
     when: Callable[[Any], object] | None = None  # whether it is in use; None: its value is not off
 
 
@@ -49,14 +49,14 @@ def harmless(names: str) -> tuple[Setting, ...]:
     return tuple(Setting(name, Effect.NONE) for name in names.split())
 
 
-def stated(name: str, says: str, when: Callable[[Any], object] | None = None) -> Setting:
+def stated(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
     """Return a setting that the answer names."""
-    return Setting(name, Effect.STATED, says, when)
+    return Setting(name, Effect.STATED, text, when)
 
 
-def refused(name: str, says: str, when: Callable[[Any], object] | None = None) -> Setting:
+def refused(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
     """Return a setting that ends the plan."""
-    return Setting(name, Effect.REFUSED, says, when)
+    return Setting(name, Effect.REFUSED, text, when)
 
 
 def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str, ...]:
@@ -69,17 +69,17 @@ def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str,
             continue
         is_used = setting.when(source) if setting.when else getattr(source, setting.name, None)
         if is_used and setting.effect is Effect.REFUSED:
-            raise UsageError(f"{owner}: {setting.name} is not planned: {setting.says}")
+            raise UsageError(f"{owner}: {setting.name} is not planned: {setting.text}")
         if is_used:
-            notes.append(f"{owner}: {setting.name}: {setting.says}")
+            notes.append(f"{owner}: {setting.name}: {setting.text}")
     return tuple(notes)
 
 
-def look_up(known: Mapping[str, T], name: str, what: str) -> T:
+def look_up(plans: Mapping[str, T], name: str, what: str) -> T:
     """Return what a name stands for in a plan. Raises UsageError for one that is not planned."""
-    if name not in known:
-        raise UsageError(f"{what} {name} is not planned; use one of {', '.join(known)}")
-    return known[name]
+    if name not in plans:
+        raise UsageError(f"{what} {name} is not planned; use one of {', '.join(plans)}")
+    return plans[name]
 
 
 def text_of(value: Any) -> str:

@@ -98,11 +98,11 @@ def _measure(
     return measured
 
 
-def _campaign(found: "CalibrationResult", folder: Path) -> Campaign:
-    campaign = found.campaign
-    failures, limits = (*campaign.failures, *found.failures), tuple(campaign.limits)
+def _campaign(result: "CalibrationResult", folder: Path) -> Campaign:
+    campaign = result.campaign
+    failures, limits = (*campaign.failures, *result.failures), tuple(campaign.limits)
     new, remaining = campaign.new, campaign.remaining
-    return Campaign(folder, new, remaining, limits, found.calibrations, failures, (), date.today())
+    return Campaign(folder, new, remaining, limits, result.calibrations, failures, (), date.today())
 
 
 def _measure_campaign(
@@ -120,8 +120,8 @@ def _import(source: Path, folder: Path, on_progress: OnProgress) -> Campaign:
 
     if not source.is_dir():
         raise UsageError(f"--import {source}: no such folder")
-    found = import_records(source, folder, on_progress)
-    return Campaign(folder, 0, 0, (), found.calibrations, found.failures, found.skipped, date.today())
+    records = import_records(source, folder, on_progress)
+    return Campaign(folder, 0, 0, (), records.calibrations, records.failures, records.skipped, date.today())
 
 
 def _batches(text: str | None) -> list[int]:

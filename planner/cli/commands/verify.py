@@ -59,8 +59,8 @@ def _verify_batch(batch: int, options: dict[str, Any]) -> Answer:
     result = estimate(batch=batch, **options)
     planned = result.estimate
     options["on_progress"](f"running batch {planned.run.batch}")
-    found = verify(planned, options["alloc_conf"] or "", measure)
-    return VerifyResult(found, result.import_seconds), found.holds
+    verification = verify(planned, options["alloc_conf"] or "", measure)
+    return VerifyResult(verification, result.import_seconds), verification.holds
 
 
 def _verify_limit(options: dict[str, Any]) -> Answer:
@@ -71,8 +71,8 @@ def _verify_limit(options: dict[str, Any]) -> Answer:
     result = max_batch(**options)
 
     def estimate_at(batch: int) -> Estimate:
-        found: Estimate = estimate(batch=batch, **options).estimate
-        return found
+        estimated: Estimate = estimate(batch=batch, **options).estimate
+        return estimated
 
     alloc_conf, on_progress = options["alloc_conf"] or "", options["on_progress"]
     check = verify_limit(result.plan, estimate_at, alloc_conf, on_progress, measure)

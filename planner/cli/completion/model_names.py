@@ -22,13 +22,13 @@ def model_names(beginning: str) -> list[str]:
     """Return the values of `--model` that begin so; whole libraries only once their name stands there."""
     library = next((name for name in LIBRARIES if beginning.startswith(f"{name}:")), None)
     if library is not None:
-        known = (f"{library}:{name}" for name in sorted(set(LIBRARIES[library]())))
-        return [name for name in known if name.startswith(beginning)]
+        members = (f"{library}:{name}" for name in sorted(set(LIBRARIES[library]())))
+        return [name for name in members if name.startswith(beginning)]
     names = [*_catalogued(), *(f"{name}:" for name in LIBRARIES)]
-    found = [name for name in names if name.startswith(beginning)]
-    if len(found) == 1 and found[0].endswith(":"):  # so that a shell goes on in place of ending the word
-        return model_names(found[0]) or found
-    return found
+    matches = [name for name in names if name.startswith(beginning)]
+    if len(matches) == 1 and matches[0].endswith(":"):  # so that a shell goes on in place of ending the word
+        return model_names(matches[0]) or matches
+    return matches
 
 
 def _catalogued() -> list[str]:
@@ -71,8 +71,8 @@ LIBRARIES: Mapping[str, Callable[[], Iterable[str]]] = {
 
 
 def _files(package: str, pattern: str) -> list[Path]:
-    found = find_spec(package)
-    places = [] if found is None else list(found.submodule_search_locations or ())
+    spec = find_spec(package)
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
     return [file for place in places for file in sorted(Path(place).glob(pattern))]
 
 

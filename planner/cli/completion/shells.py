@@ -48,8 +48,8 @@ def _for_bash(line: str, place: str) -> str:
             words.append(part)
             replaced = ""
     *before, word = words
-    kept = replaced if word.startswith(replaced) else ""
-    return "\n".join(found.word.removeprefix(kept) for found in candidates(before[1:], word))
+    prefix = replaced if word.startswith(replaced) else ""
+    return "\n".join(candidate.word.removeprefix(prefix) for candidate in candidates(before[1:], word))
 
 
 def _for_zsh(line: str) -> str:
@@ -60,8 +60,8 @@ def _for_zsh(line: str) -> str:
     if not found:
         return "_files"
     if any(candidate.help for candidate in found):
-        told = (f"{one.word.replace(':', chr(92) + ':')}:{one.help}" for one in found)
-        return f"local -a found; found=({' '.join(map(shlex.quote, told))}); _describe -V planner found -U"
+        entries = (f"{one.word.replace(':', chr(92) + ':')}:{one.help}" for one in found)
+        return f"local -a found; found=({' '.join(map(shlex.quote, entries))}); _describe -V planner found -U"
     ends = "-S ''" if all(candidate.word.endswith(":") for candidate in found) else ""
     return f"compadd -U {ends} -- {' '.join(shlex.quote(candidate.word) for candidate in found)}"
 
@@ -82,9 +82,9 @@ def _split(line: str) -> list[str]:
 def candidates(before: Sequence[str], word: str) -> list[Candidate]:
     """Return what may stand in place of `word` after the words of a command line behind `planner`."""
     if not before:
-        found = [Candidate(name, _summary(find_command(name))) for name in COMMANDS]
-        found += [Candidate(option) for option in ("--install-completion", "--show-completion", "--help")]
-        return _beginning(found, word)
+        commands = [Candidate(name, _summary(find_command(name))) for name in COMMANDS]
+        commands += [Candidate(option) for option in ("--install-completion", "--show-completion", "--help")]
+        return _beginning(commands, word)
     if before[0] not in COMMANDS:
         return []
     parameters = build_command(before[0]).params
@@ -105,8 +105,8 @@ def _summary(command: Callable[..., object]) -> str:
     return (inspect.getdoc(command) or "").partition("\n")[0]
 
 
-def _beginning(found: Sequence[Candidate], word: str) -> list[Candidate]:
-    return [candidate for candidate in found if candidate.word.startswith(word)]
+def _beginning(offered: Sequence[Candidate], word: str) -> list[Candidate]:
+    return [candidate for candidate in offered if candidate.word.startswith(word)]
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
@@ -137,10 +137,10 @@ def gpu_names(beginning: str) -> list[str]:
     """Return one spelling of each card that begins so, without blanks; case and punctuation do not matter."""
     from planner.hardware import device_key, load_devices
 
-    wanted = device_key(beginning)
-    found = []
+    key = device_key(beginning)
+    names = []
     for device in load_devices():
-        known = [name for name in (device.name, *device.aliases) if device_key(name).startswith(wanted)]
-        if known:
-            found.append(min(known, key=len).replace(" ", "-") if wanted else device.name.replace(" ", "-"))
-    return found
+        spellings = [name for name in (device.name, *device.aliases) if device_key(name).startswith(key)]
+        if spellings:
+            names.append(min(spellings, key=len).replace(" ", "-") if key else device.name.replace(" ", "-"))
+    return names

@@ -16,11 +16,11 @@ _Note = tuple[int, CourseMark | tuple[Holder, ...]]  # place, what is noted ther
 _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Category.INPUT, Category.ACTIVATION)
 
 
-def attributed_trace(history: ProcessHistory, batch: int, kept_bytes: int) -> Trace:
+def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Trace:
     """Return the trace of a history with a course, in which every block has a category, a module and a line.
 
     Parameters, gradients, optimizer state and inputs are told by their addresses; what is born in the
-    forward pass and alive when the backward pass starts is an activation. `kept_bytes` is the size of the
+    forward pass and alive when the backward pass starts is an activation. `blas_bytes` is the size of the
     workspace that cuBLAS keeps for good. Raises ValueError where the history has no course or does not begin
     with the process.
     """
@@ -34,7 +34,7 @@ def attributed_trace(history: ProcessHistory, batch: int, kept_bytes: int) -> Tr
     for event in plain.events:
         if isinstance(event, Alloc):
             block = blocks[event.block]
-            category = Category.WORKSPACE if block.is_kept(kept_bytes) else block.category or event.category
+            category = Category.WORKSPACE if block.is_blas(blas_bytes) else block.category or event.category
             site = Site(block.module, block.op)
             event = msgspec.structs.replace(event, category=category, site=sites.setdefault(site, len(sites)))
             if block.line:
@@ -61,11 +61,11 @@ class _Block:
     category: Category | None = None
     dies_in: int | None = None  # the same at its death; None: it never dies
 
-    def is_kept(self, kept_bytes: int) -> bool:
+    def is_blas(self, blas_bytes: int) -> bool:
         """Return whether it is a workspace that cuBLAS keeps."""
         outlives_step = self.dies_in is None or self.dies_in > self.step
         return (
-            self.requested_bytes == kept_bytes
+            self.requested_bytes == blas_bytes
             and outlives_step
             and self.category in (None, Category.ACTIVATION)
         )

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from planner.emulator import EmulatedRun
 from planner.planning.command.command_runs import CommandRuns
-from planner.planning.command.fit import Fit, fit_runs, kept_and_peak
+from planner.planning.command.fit import Fit, end_and_peak, fit_runs
 from planner.planning.search import (
     Search,
     boundary_from_guess,
@@ -49,10 +49,10 @@ class BatchFinder:
                 reason = self._refit(guess)
             if reason:
                 return self._find_by_runs(reason)
-            found = self._search()
+            search = self._search()
             farthest = max(self.recorded) * _MOST_STRETCH
-            if found.largest <= farthest or not self._depends_on_batch():
-                return self._confirm(found)
+            if search.largest <= farthest or not self._depends_on_batch():
+                return self._confirm(search)
             guess = farthest
 
     # ---- histories
@@ -65,10 +65,10 @@ class BatchFinder:
     def _guess(self, first: int) -> int:
         """Return a batch size near the answer, from what one run takes beside what it keeps."""
         guess = first * _MOST_STRETCH
-        for kept_bytes, peak_bytes in kept_and_peak(self.recorded[first], first):
-            per_sample_bytes = (peak_bytes - kept_bytes) // first
+        for end_bytes, peak_bytes in end_and_peak(self.recorded[first], first):
+            per_sample_bytes = (peak_bytes - end_bytes) // first
             if per_sample_bytes > 0:
-                guess = min(guess, max(0, self._room_bytes() - kept_bytes) // per_sample_bytes)
+                guess = min(guess, max(0, self._room_bytes() - end_bytes) // per_sample_bytes)
         guess = max(1, int(_NEAR * guess) // self.unit) * self.unit
         return guess if guess != first else 2 * first
 
@@ -91,14 +91,14 @@ class BatchFinder:
         return batch
 
     def _has_steps(self, batch: int) -> bool:
-        wanted = any(run.largest.step_count for run in self.recorded.values())
-        return not wanted or self.runs.unbounded(batch).largest.step_count > 0
+        has_steps = any(run.largest.step_count for run in self.recorded.values())
+        return not has_steps or self.runs.unbounded(batch).largest.step_count > 0
 
     def _refit(self, near: int) -> str:
         """Fit the histories to traces for any batch size; return why they do not align, or ""."""
-        found = fit_runs(self.recorded, near, self.runs.device)
-        self.fit = found if isinstance(found, Fit) else None
-        return "" if isinstance(found, Fit) else found
+        fit = fit_runs(self.recorded, near, self.runs.device)
+        self.fit = fit if isinstance(fit, Fit) else None
+        return "" if isinstance(fit, Fit) else fit
 
     def _depends_on_batch(self) -> bool:
         return self.fit is not None and self.fit.depends_on_batch
@@ -116,45 +116,45 @@ class BatchFinder:
     def _search(self) -> Search:
         return self._in_samples(largest(self._by_units(self._outcome), self.most // self.unit))
 
-    def _search_near(self, found: Search, outcome: Callable[[int], Outcome]) -> Search:
+    def _search_near(self, search: Search, outcome: Callable[[int], Outcome]) -> Search:
         """Return the answer, by this outcome of a batch size, nearest to one that was found before."""
-        guesses = found.comfortable // self.unit, found.largest // self.unit
+        guesses = search.comfortable // self.unit, search.largest // self.unit
         return self._in_samples(largest_near(self._by_units(outcome), guesses, self.most // self.unit))
 
     def _by_units(self, function: Callable[[int], T]) -> Callable[[int], T]:
         """Return a function of the batch size as one of multiples."""
         return lambda units: function(units * self.unit)
 
-    def _in_samples(self, found: Search) -> Search:
+    def _in_samples(self, search: Search) -> Search:
         """Return a search among multiples with its batch sizes in samples."""
         unit = self.unit
-        failure = None if found.first_failure is None else found.first_failure * unit
-        probes = tuple((units * unit, outcome) for units, outcome in found.probes)
-        return Search(found.largest * unit, found.comfortable * unit, failure, probes)
+        failure = None if search.first_failure is None else search.first_failure * unit
+        probes = tuple((units * unit, outcome) for units, outcome in search.probes)
+        return Search(search.largest * unit, search.comfortable * unit, failure, probes)
 
-    def _confirm(self, found: Search) -> Search:
+    def _confirm(self, search: Search) -> Search:
         """Run the answers and their successors, and look again where a run says otherwise."""
         most_runs = self.runs.count + _MOST_RUNS
         contradictions = 0  # in a row: one may be a matter of bytes, two say that the traces are wrong
-        while (batch := self._unconfirmed(found)) is not None:
+        while (batch := self._unconfirmed(search)) is not None:
             if self.runs.count >= most_runs:
-                return self._find_by_runs("replays and runs disagree again and again", found)
+                return self._find_by_runs("replays and runs disagree again and again", search)
             expected, outcome = self._outcome(batch), self.runs.outcome(batch)
             contradictions = 0 if outcome is expected else contradictions + 1
             # A history without retries is that with memory to spare; another one would take a run more.
             if outcome is Outcome.FITS or contradictions > 1:
                 reason = self._learn(batch)
-                if reason and outcome is not Outcome.FITS and batch > found.comfortable + self.unit:
-                    return self._find_retrying_by_runs(reason, found)
+                if reason and outcome is not Outcome.FITS and batch > search.comfortable + self.unit:
+                    return self._find_retrying_by_runs(reason, search)
                 if reason:
-                    return self._find_by_runs(reason, found)
-            found = self._search_near(found, self._outcome)
-        if found.largest and self.fit is not None and not self.fit.depends_on_batch:
+                    return self._find_by_runs(reason, search)
+            search = self._search_near(search, self._outcome)
+        if search.largest and self.fit is not None and not self.fit.depends_on_batch:
             self.notes.append(
                 f"memory is the same at batches {' and '.join(map(str, self.fit.batches))}: the command's "
                 "batches do not grow beyond, as where its data set is smaller"
             )
-        return found
+        return search
 
     def _learn(self, batch: int) -> str:
         """Fit the history at a batch size that ran; return why replays cannot go on, or ""."""
@@ -165,12 +165,12 @@ class BatchFinder:
             return f"at batch {batch} a replay says {self.fit.outcome(batch)}, a run {outcome}"
         return reason
 
-    def _unconfirmed(self, found: Search) -> int | None:
+    def _unconfirmed(self, search: Search) -> int | None:
         """Return a batch size that decides the answer and that did not run on the GPU; None: all did."""
-        if found.largest and not self._depends_on_batch():
+        if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]
         else:
-            best, comfortable = found.largest, found.comfortable
+            best, comfortable = search.largest, search.comfortable
             deciding = [comfortable, comfortable + self.unit, best, best + self.unit]
         return next(
             (batch for batch in deciding if 0 < batch <= self.most and batch not in self.runs.on_gpu), None
@@ -205,11 +205,11 @@ class BatchFinder:
             return self.runs.unbounded(batch).largest.peak.reserved_bytes
 
         low, high = min(self.recorded) // self.unit, max(self.recorded) // self.unit
-        found = largest_by_extrapolation(
+        search = largest_by_extrapolation(
             self._by_units(self.runs.outcome),
             self._by_units(need_bytes),
             self._room_bytes(),
             (low, max(high, low + 1)),
             self.most // self.unit,
         )
-        return self._in_samples(found)
+        return self._in_samples(search)

@@ -67,5 +67,5 @@ class CommandRuns:
                 return run_emulated(words, quiet, self.cache, self.on_progress)
             except ModelError as error:
                 printed.seek(0)
-                said = next((line for line in reversed(printed.read().splitlines()) if line.strip()), "")
-                raise ModelError(f"{error}; at batch {batch} it printed last: {said[:200]}") from error
+                last_line = next((line for line in reversed(printed.read().splitlines()) if line.strip()), "")
+                raise ModelError(f"{error}; at batch {batch} it printed last: {last_line[:200]}") from error

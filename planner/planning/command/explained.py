@@ -35,11 +35,11 @@ class ExplainedRun(Struct, frozen=True):
     @property
     def parts(self) -> dict[str, int]:
         """Return the bytes of the process by category; fragmentation is what is reserved beyond its peak."""
-        found = self.explanation.run
+        replay = self.explanation.run
         return {
-            "context": self.record.peak.process_bytes - found.peak_reserved_bytes,
+            "context": self.record.peak.process_bytes - replay.peak_reserved_bytes,
             **{category.value: size_bytes for category, size_bytes in self.explanation.at_peak.items()},
-            "fragmentation": found.peak_reserved_bytes - found.peak_allocated_bytes,
+            "fragmentation": replay.peak_reserved_bytes - replay.peak_allocated_bytes,
         }
 
 
@@ -47,13 +47,13 @@ def explain_run(run: EmulatedRun, device: Device) -> ExplainedRun:
     """Explain a run whose histories have a course. Raises DataFileError where they cannot be explained."""
     history = _history_of(run)
     try:
-        trace = attributed_trace(history, BATCH, _kept_bytes(history, device))
+        trace = attributed_trace(history, BATCH, _workspace_bytes(history, device))
         limits = _limits(history, run, device, trace)
-        found = explain(trace, limits)
+        explanation = explain(trace, limits)
     except (ValueError, UsageError) as error:
         raise DataFileError(f"the run cannot be explained: {error}; try --stop-after 3") from error
-    notes = (*_notes(history, run), *_differences(run.largest, found))
-    return ExplainedRun(run, device, trace, found, notes)
+    notes = (*_notes(history, run), *_differences(run.largest, explanation))
+    return ExplainedRun(run, device, trace, explanation, notes)
 
 
 def _history_of(run: EmulatedRun) -> ProcessHistory:
@@ -72,7 +72,7 @@ def _history_of(run: EmulatedRun) -> ProcessHistory:
     return replace(history, events=history.events[:last])
 
 
-def _kept_bytes(history: ProcessHistory, device: Device) -> int:
+def _workspace_bytes(history: ProcessHistory, device: Device) -> int:
     assert history.course is not None
     with suppress(UsageError):  # torch takes the default in place of a text that it cannot read
         return workspace_bytes(device.capability, history.course.cublas_workspace)
@@ -102,8 +102,8 @@ def _notes(history: ProcessHistory, run: EmulatedRun) -> Iterator[str]:
         yield f"not told: {one}"
 
 
-def _differences(record: GpuRecord, found: Explanation) -> Iterator[str]:
-    peak, run = record.peak, found.run
+def _differences(record: GpuRecord, explanation: Explanation) -> Iterator[str]:
+    peak, run = record.peak, explanation.run
     pairs = (
         ("allocated", peak.allocated_bytes, run.peak_allocated_bytes),
         ("reserved", peak.reserved_bytes, run.peak_reserved_bytes),

@@ -62,10 +62,10 @@ def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit 
     for high in sorted(runs, key=lambda batch: (abs(batch - near), batch)):
         for low in sorted(runs, key=lambda batch: (-abs(batch - high), batch)):
             for depth in _SCRATCH_DEPTHS if low != high else ():
-                found = _fit_pair(low, runs[low], high, runs[high], device, depth)
-                if isinstance(found, Fit):
-                    return found
-                reason = found if depth == 0 else reason
+                fit = _fit_pair(low, runs[low], high, runs[high], device, depth)
+                if isinstance(fit, Fit):
+                    return fit
+                reason = fit if depth == 0 else reason
     return reason
 
 
@@ -124,7 +124,7 @@ def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
     return parse_alloc_conf(history.alloc_conf, config_of_torch(version))
 
 
-def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
+def end_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
     """Yield what each rank holds when the run ends, and its peak of reserved memory.
 
     A rank whose history is not whole is left out.
@@ -132,5 +132,5 @@ def kept_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
     for history in run.histories:
         with suppress(ValueError, UsageError):
             limits = MemoryLimits(total_bytes=UNLIMITED_BYTES, config=_config(history, run))
-            found = replay_trace(trace_of(history, batch), limits)
-            yield found.end_allocated_bytes, found.peak_reserved_bytes
+            replay = replay_trace(trace_of(history, batch), limits)
+            yield replay.end_allocated_bytes, replay.peak_reserved_bytes

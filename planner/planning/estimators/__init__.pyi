@@ -1,7 +1,8 @@
 from .comparison import (
-    ALLOCATED as ALLOCATED, COUNTS as COUNTS, Comparison as Comparison, Kept as Kept, Measured as Measured,
-    NAMES as NAMES, PROCESS as PROCESS, Row as Row, compare as compare, find_measured as find_measured,
-    kept_after as kept_after, measured_by_run as measured_by_run,
+    ALLOCATED as ALLOCATED, COUNTS as COUNTS, Comparison as Comparison, Measured as Measured, NAMES as NAMES,
+    PROCESS as PROCESS, ResidentModel as ResidentModel, Row as Row, compare as compare,
+    find_measured as find_measured, measured_by_run as measured_by_run,
+    resident_bytes_after as resident_bytes_after,
 )
 from .methods import (
     Method as Method, TITLES as TITLES, find_method as find_method,

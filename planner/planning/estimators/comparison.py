@@ -35,11 +35,11 @@ NAMES: dict[str, str] = {
 }
 
 
-class Kept(Struct, frozen=True):
+class ResidentModel(Struct, frozen=True):
     """An earlier model that stayed on the GPU while the measurement ran."""
 
     model: str
-    size_bytes: int  # see `kept_after`
+    size_bytes: int  # see `resident_bytes_after`
 
 
 class Measured(Struct, frozen=True):
@@ -51,24 +51,24 @@ class Measured(Struct, frozen=True):
 
     printed_bytes: float  # peak allocated
     reserved_bytes: float | None  # at the end
-    kept: tuple[Kept, ...]
+    residents: tuple[ResidentModel, ...]
     source: Source
     process_bytes: int | None = None  # the peak that NVML showed
 
     @property
-    def kept_bytes(self) -> int:
+    def resident_bytes(self) -> int:
         """Return what the earlier models held."""
-        return sum(kept.size_bytes for kept in self.kept)
+        return sum(resident.size_bytes for resident in self.residents)
 
     @property
     def allocated_bytes(self) -> float:
         """Peak allocated of the model alone."""
-        return self.printed_bytes - self.kept_bytes
+        return self.printed_bytes - self.resident_bytes
 
     @property
     def own_reserved_bytes(self) -> float | None:
         """Reserved without the earlier models' tensors; what their segments hold beyond these is in it."""
-        return None if self.reserved_bytes is None else self.reserved_bytes - self.kept_bytes
+        return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
 
 class Row(Struct, frozen=True):
@@ -102,17 +102,17 @@ class Comparison(Struct, frozen=True):
 
 def compare(
     estimate: Estimate,
-    said: Mapping[Method, StaticEstimate | str],
+    answers: Mapping[Method, StaticEstimate | str],
     measured: Measured | str,
     seconds: float,
 ) -> Comparison:
     """Return the planner's estimate, the others' and the measured value, or the reason for none, side by
     side.
     """
-    run, known = estimate.run, measured if isinstance(measured, Measured) else None
+    run, record = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
     bounded = budget.limits.allocator_limit_bytes is not None
-    allocated: float = known.allocated_bytes if known else run.peak_allocated_bytes
+    allocated: float = record.allocated_bytes if record else run.peak_allocated_bytes
 
     def of_peer(method: Method, answer: StaticEstimate | str) -> Row:
         if isinstance(answer, str):
@@ -121,48 +121,48 @@ def compare(
         return Row(method, answer.total_bytes, None, allocated, verdict if bounded else None)
 
     verdict = estimate.outcome if bounded else None
-    rows = [of_peer(method, answer) for method, answer in said.items()]
+    rows = [of_peer(method, answer) for method, answer in answers.items()]
     rows += [
-        Row(ALLOCATED, run.peak_allocated_bytes, None, allocated if known else None, verdict),
-        Row(RESERVED, run.peak_reserved_bytes, None, known.own_reserved_bytes if known else None, verdict),
-        Row(PROCESS, estimate.process_bytes, None, known.process_bytes if known else None, verdict),
+        Row(ALLOCATED, run.peak_allocated_bytes, None, allocated if record else None, verdict),
+        Row(RESERVED, run.peak_reserved_bytes, None, record.own_reserved_bytes if record else None, verdict),
+        Row(PROCESS, estimate.process_bytes, None, record.process_bytes if record else None, verdict),
     ]
-    unmeasured = None if known else str(measured)
-    return Comparison(estimate.job, run.batch, budget, tuple(rows), known, unmeasured, seconds)
+    unmeasured = None if record else str(measured)
+    return Comparison(estimate.job, run.batch, budget, tuple(rows), record, unmeasured, seconds)
 
 
 def find_measured(
-    archive: Archive, model: str, batch: int, measure_kept: Callable[[str], Kept]
+    archive: Archive, model: str, batch: int, measure: Callable[[str], ResidentModel]
 ) -> Measured | None:
     """Return what is stored for a catalogue model and batch size: the highest allocated, reserved beside it.
 
-    `measure_kept` is called with the name of each earlier model that the figures hold.
+    `measure` is called with the name of each earlier model that the figures hold.
     """
     peak = next(iter(archive.look_up(model, batch, PEAK_ALLOCATED)), None)
     if peak is None:
         return None
     reserved = (one for one in archive.look_up(model, batch, RESERVED) if one.source == peak.source)
     beside = next((one.quantity.size_bytes for one in reserved), None)
-    return Measured(peak.quantity.size_bytes, beside, tuple(map(measure_kept, peak.kept)), peak.source)
+    return Measured(peak.quantity.size_bytes, beside, tuple(map(measure, peak.residents)), peak.source)
 
 
 def measured_by_run(run: Observation) -> Measured | None:
     """Return the peaks of a run that a calibration keeps; None where it does not tell the allocated one."""
     if run.peak_allocated_bytes is None:
         return None
-    known = {"torch": run.versions.torch, "cuda": run.versions.cuda}
-    versions = {name: version for name, version in known.items() if version is not None}
+    recorded = {"torch": run.versions.torch, "cuda": run.versions.cuda}
+    versions = {name: version for name, version in recorded.items() if version is not None}
     about = run.about or "a stored run of a calibration"
     return Measured(
         printed_bytes=run.peak_allocated_bytes,
         reserved_bytes=run.peak_reserved_bytes,
-        kept=(),
+        residents=(),
         source=Source(f"{run.source} on {run.when}", "torch", about, run.when, run.gpu, versions),
         process_bytes=run.process_peak_bytes,
     )
 
 
-def kept_after(trace: Trace) -> int:
+def resident_bytes_after(trace: Trace) -> int:
     """Return the bytes that a model keeps of which only the name is left: parameters, buffers and gradients.
 
     Blocks as the allocator gave them, which may be larger than the tensors.

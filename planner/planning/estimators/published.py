@@ -71,7 +71,7 @@ class Figure(Struct, frozen=True):
     quantity: Quantity
     source: Source
     note: str | None
-    kept: tuple[str, ...] = ()  # names of earlier models that the figure holds, with their gradients
+    residents: tuple[str, ...] = ()  # names of earlier models that the figure holds, with their gradients
 
 
 class ResultRow(Struct, frozen=True, forbid_unknown_fields=True):

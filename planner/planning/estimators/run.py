@@ -50,8 +50,8 @@ def run_estimator(
         return formula_estimate(job, batch, budget, counts, perf_counter() - start)
     from planner.planning.estimators.torch_runners.peers import PEERS
 
-    found = PEERS[method](job, batch, build)
-    return peer_estimate(method, job, batch, budget, found, perf_counter() - start)
+    peer = PEERS[method](job, batch, build)
+    return peer_estimate(method, job, batch, budget, peer, perf_counter() - start)
 
 
 def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgress) -> FormulaPlan:
@@ -69,13 +69,13 @@ def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
     """Return for every method but the trace its estimate, or in one line why it has none."""
-    said: dict[Method, StaticEstimate | str] = {}
+    answers: dict[Method, StaticEstimate | str] = {}
     for method in PEERS:
         try:
-            said[method] = run_estimator(method, job, batch, budget, build, on_progress)
+            answers[method] = run_estimator(method, job, batch, budget, build, on_progress)
         except PlannerError as error:
-            said[method] = _reason(job, error)
-    return said
+            answers[method] = _reason(job, error)
+    return answers
 
 
 def _reason(job: Job, error: PlannerError) -> str:

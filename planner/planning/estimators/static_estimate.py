@@ -61,24 +61,24 @@ def moments_of(job: Job) -> int:
     return MOMENTS[job.optimizer]
 
 
-def formula_total_bytes(job: Job, found: Usage) -> int:
+def formula_total_bytes(job: Job, memory: Usage) -> int:
     """Return the formula's total for the job's mode."""
-    return found.inference_bytes if job.mode is Mode.INFER else found.training_bytes
+    return memory.inference_bytes if job.mode is Mode.INFER else memory.training_bytes
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
     """Return the formula's seven lines from its counts at this batch size. Raises as `moments_of` does."""
-    found = usage(counts, moments_of(job))
+    memory = usage(counts, moments_of(job))
     lines = (
-        ("Data", found.data_bytes),
-        ("Weight", found.weight_bytes),
-        ("Forward output", found.forward_output_bytes),
-        ("Weight gradient", found.weight_gradient_bytes),
-        ("Output gradient", found.output_gradient_bytes),
-        ("Total for training", found.training_bytes),
-        ("Total for inference", found.inference_bytes),
+        ("Data", memory.data_bytes),
+        ("Weight", memory.weight_bytes),
+        ("Forward output", memory.forward_output_bytes),
+        ("Weight gradient", memory.weight_gradient_bytes),
+        ("Output gradient", memory.output_gradient_bytes),
+        ("Total for training", memory.training_bytes),
+        ("Total for inference", memory.inference_bytes),
     )
-    total_bytes = formula_total_bytes(job, found)
+    total_bytes = formula_total_bytes(job, memory)
     return StaticEstimate(Method.FORMULA, job, batch, budget, lines, total_bytes, MEBIBYTE_BYTES, seconds)
 
 
@@ -103,8 +103,8 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
 
 
 def peer_estimate(
-    method: Method, job: Job, batch: int, budget: Budget, found: PeerEstimate, seconds: float
+    method: Method, job: Job, batch: int, budget: Budget, peer: PeerEstimate, seconds: float
 ) -> StaticEstimate:
     """Return another estimator's result, in its own lines."""
-    lines = (*found.parts, ("Total", found.total_bytes))
-    return StaticEstimate(method, job, batch, budget, lines, found.total_bytes, found.unit_bytes, seconds)
+    lines = (*peer.parts, ("Total", peer.total_bytes))
+    return StaticEstimate(method, job, batch, budget, lines, peer.total_bytes, peer.unit_bytes, seconds)

@@ -75,9 +75,9 @@ def find_process_file(name: str) -> Path:
         return SHIPPED_FOLDER / f"{name}.yaml"
     path = Path(name)
     if not path.suffix and not path.exists():
-        known = ", ".join(shipped_processes())
+        names = ", ".join(shipped_processes())
         raise UsageError(
-            f"process {shown(name)}: neither a file nor one that comes with the planner: {known}"
+            f"process {shown(name)}: neither a file nor one that comes with the planner: {names}"
         )
     return path
 
@@ -143,7 +143,7 @@ def _read_step(entry: Entry, models: Mapping[str, Known]) -> Step:
     return _KEYS[key](value, models)
 
 
-def _known(entry: Entry, models: Mapping[str, Known]) -> Known:
+def _model_of(entry: Entry, models: Mapping[str, Known]) -> Known:
     name = entry.text()
     if name not in models:
         raise entry.broken(f"no model of this name; 'models' of this file is {', '.join(models) or 'empty'}")
@@ -152,13 +152,13 @@ def _known(entry: Entry, models: Mapping[str, Known]) -> Known:
 
 def _summary(entry: Entry, models: Mapping[str, Known]) -> Step:
     values = entry.children(("model",), ("batch",))
-    model, batch = _known(values["model"], models)
+    model, batch = _model_of(values["model"], models)
     return Summary(model, _batch(entry, values, batch))
 
 
 def _train(entry: Entry, models: Mapping[str, Known]) -> Step:
     values = entry.children(("model", "steps_per_epoch", "epochs"), ("batch", "print"))
-    model, batch = _known(values["model"], models)
+    model, batch = _model_of(values["model"], models)
     steps, epochs = (read_count(values[name], MAX_STEPS) for name in ("steps_per_epoch", "epochs"))
     if steps * epochs > MAX_STEPS:
         raise entry.broken(f"{steps * epochs:,} steps are too many; at most {MAX_STEPS:,} are played")
@@ -173,12 +173,12 @@ def _define(entry: Entry, models: Mapping[str, Known]) -> Step:
     return Define(tensor.keyword, tensor)
 
 
-def _batch(entry: Entry, values: Mapping[str, Entry], known: int | None) -> int:
+def _batch(entry: Entry, values: Mapping[str, Entry], default: int | None) -> int:
     if "batch" in values:
         return read_count(values["batch"], MAX_BATCH)
-    if known is None:
+    if default is None:
         raise entry.broken("missing batch; the catalogue has none for this model")
-    return known
+    return default
 
 
 def _line(entry: Entry) -> str:
@@ -194,7 +194,7 @@ _KEYS: Mapping[str, Callable[[Entry, Mapping[str, Known]], Step]] = {
     "print": lambda entry, models: Print(_line(entry)),
     "define": _define,
     "delete": lambda entry, models: Delete(tuple(item.text() for item in entry.items())),
-    "place": lambda entry, models: Place(_known(entry, models)[0]),
+    "place": lambda entry, models: Place(_model_of(entry, models)[0]),
     "summary": _summary,
     "train": _train,
 }

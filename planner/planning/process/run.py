@@ -192,23 +192,23 @@ class _Machine:
     def _bring_weights(self, running: _Running) -> None:
         """Ask for the weights that are not on the GPU: all, or a buffer that an earlier loop replaced."""
         weights = running.model.weights
-        asks = [action for action in running.loop.setup if isinstance(action, Malloc)]
-        for number, ask in enumerate(asks):
-            if ask.category is Category.PARAMETER:
+        requests = [action for action in running.loop.setup if isinstance(action, Malloc)]
+        for number, request in enumerate(requests):
+            if request.category is Category.PARAMETER:
                 if number not in weights:
-                    weights[number] = self._malloc(ask.size_bytes)
-                running.held[0, number] = weights[number], ask.category
+                    weights[number] = self._malloc(request.size_bytes)
+                running.held[0, number] = weights[number], request.category
 
     def _play(self, running: _Running, step: int) -> None:
         """Let the allocator serve one step, 0 being the set-up; what is held is not asked for again."""
         self.loop_step, self.phase = step, Phase.SETUP
-        asked = 0
+        request = 0
         for action in running.loop.step(step):
             match action:
                 case Malloc(size, category, optional):
-                    if (step, asked) not in running.held:
-                        running.held[step, asked] = self._malloc(size, is_optional=optional), category
-                    asked += 1
+                    if (step, request) not in running.held:
+                        running.held[step, request] = self._malloc(size, is_optional=optional), category
+                    request += 1
                 case Dealloc(age, number):
                     self.allocator.free(running.held.pop((step - age, number))[0])
                     if age == step:

@@ -125,10 +125,10 @@ def _devices(item: Entry) -> tuple[Device, ...]:
     value = item.plain()
     if isinstance(value, dict):
         words = item.children(("words",))["words"]
-        found = search_devices(load_devices(), [words.text()])
-        if not found:
+        devices = search_devices(load_devices(), [words.text()])
+        if not devices:
             raise words.broken("no GPU of the database has these words")
-        return found
+        return devices
     try:
         if type(value) is int:
             return (generic_device(read_count(item, LARGEST_TOTAL_MIB)),)

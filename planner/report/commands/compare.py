@@ -34,7 +34,7 @@ def comparison_document(comparison: Comparison) -> Document:
         [Paragraph(none[0].upper() + none[1:])]
         if measured is None
         else [memory_table("measured", _measured(measured), _NAME_WIDTH)],
-        *([_printed(comparison, measured)] if measured is not None and measured.kept else []),
+        *([_printed(comparison, measured)] if measured is not None and measured.residents else []),
         [Paragraph(f"Took {comparison.seconds:.1f} s", "faint")],
     )
 
@@ -62,13 +62,13 @@ def _cells(row: Row, has_gpu: bool) -> Iterator[Cell | str]:
 
 def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
     yield "peak allocated", measured.printed_bytes, source_text(measured.source)
-    for resident in measured.kept:
+    for resident in measured.residents:
         stayed = "stayed on the GPU from before, with its gradients"
         yield f"less {resident.model}", -resident.size_bytes, stayed
-    if measured.kept:
+    if measured.residents:
         yield "this model alone", measured.allocated_bytes, "what the errors above refer to"
     if measured.own_reserved_bytes is not None:
-        less = ", less the same, though their segments hold more" if measured.kept else ""
+        less = ", less the same, though their segments hold more" if measured.residents else ""
         when = "at the end" if measured.process_bytes is None else "at its peak"
         yield "reserved", measured.own_reserved_bytes, f"{when}{less}; for `planner, reserved`"
     if measured.process_bytes is not None:
@@ -123,7 +123,7 @@ def _row_to_json(row: Row) -> dict[str, Any]:
 def _measured_to_json(measured: Measured) -> dict[str, Any]:
     return {
         **attributes(measured, "printed_mib", "allocated_mib", "process_mib"),
-        "kept_mib": {one.model: mib(one.size_bytes) for one in measured.kept},
+        "kept_mib": {one.model: mib(one.size_bytes) for one in measured.residents},
         "reserved_mib": attributes(measured, "own_reserved_mib")["own_reserved_mib"],
         "source": source_text(measured.source),
     }

@@ -271,11 +271,11 @@ def _growth(growth: Growth | None, limit: StepLimit | None) -> dict[str, Any] | 
 
 
 def _site(one: GrowingSite) -> dict[str, Any]:
-    known = one.source
+    source = one.source
     return {
         **attributes(one.site, "module", "op"),
         "bytes_per_step": one.bytes_per_step,
-        "source": None if known is None else known.source or None,
-        "code": None if known is None else known.code or None,
-        "garbage": None if known is None else known.is_garbage,
+        "source": None if source is None else source.source or None,
+        "code": None if source is None else source.code or None,
+        "garbage": None if source is None else source.is_garbage,
     }

@@ -141,12 +141,12 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
 
 def gpus_to_csv(table: FleetTable) -> str:
     """Return a line of names, then one for each GPU; instances are separated by semicolons."""
-    known = ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
+    columns = ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
     rows = [_row_to_json(fit) for fit in table.fits]
     for row in rows:
         row["capability"] = ".".join(map(str, row["capability"]))
         row["instances"] = "; ".join(row["instances"])
-    return csv_text(list(rows[0]) if rows else known, rows).removesuffix("\n")
+    return csv_text(list(rows[0]) if rows else columns, rows).removesuffix("\n")
 
 
 def _source(fit: DeviceFit) -> str:

@@ -227,9 +227,9 @@ def _module_rows(explanation: Explanation, model: str) -> Iterator[_Row]:
     while pending:
         share = pending.pop()
         label = share.name.rpartition(".")[2] or model
-        known = f"<b>{escape_hover(share.name or model)}</b>"
+        hover = f"<b>{escape_hover(share.name or model)}</b>"
         parent = _id(share.name.rpartition(".")[0]) if share.name else ""
-        yield _id(share.name), parent, escape_hover(label), share.size_bytes, None, known
+        yield _id(share.name), parent, escape_hover(label), share.size_bytes, None, hover
         pending += share.children
     leaves: dict[tuple[str, str, Category], _Leaf] = {}
     for block in explanation.blocks:  # by falling size

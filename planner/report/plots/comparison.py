@@ -46,7 +46,7 @@ def _truth(axes: Axes, comparison: Comparison) -> None:
         return
     measured = comparison.measured.allocated_bytes / GIB
     axes.axvline(measured, color=TRUTH, linewidth=1.8, zorder=3)
-    whose = "measured, this model alone" if comparison.measured.kept else "measured"
+    whose = "measured, this model alone" if comparison.measured.residents else "measured"
     side, above = "right" if measured > axes.get_xlim()[1] / 2 else "left", ("data", "axes fraction")
     font: dict[str, Any] = {"color": TRUTH, "fontsize": 11, "ha": side, "va": "bottom"}
     axes.annotate(f"{whose}: {measured:.2f}", (measured, 1.01), xycoords=above, **font)

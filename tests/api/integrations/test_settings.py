@@ -96,9 +96,9 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
 def test_what_is_said_is_one_sentence(table: tuple[Setting, ...]) -> None:
     """What is stated or refused has one line of text, what is planned or without effect none."""
     for setting in table:
-        says = setting.effect in (Effect.STATED, Effect.REFUSED)
-        assert bool(setting.says) == says, setting.name
-        assert "\n" not in setting.says
+        has_text = setting.effect in (Effect.STATED, Effect.REFUSED)
+        assert bool(setting.text) == has_text, setting.name
+        assert "\n" not in setting.text
 
 
 def test_the_page_names_what_is_not_planned() -> None:

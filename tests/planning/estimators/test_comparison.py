@@ -17,11 +17,11 @@ from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.estimators.comparison import (
     Comparison,
-    Kept,
     Measured,
+    ResidentModel,
     compare,
     find_measured,
-    kept_after,
+    resident_bytes_after,
 )
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Source, load_measured
@@ -91,16 +91,16 @@ def said(budget: Budget) -> dict[Method, StaticEstimate | str]:
     }
 
 
-def measured(*kept: Kept) -> Measured:
+def measured(*residents: ResidentModel) -> Measured:
     """240 MiB allocated and 310 reserved, as printed."""
-    return Measured(240.0 * MIB, 310.0 * MIB, kept, SOURCE)
+    return Measured(240.0 * MIB, 310.0 * MIB, residents, SOURCE)
 
 
 def compared(budget: Budget, truth: Measured | str) -> Comparison:
     return compare(own(budget), said(budget), truth, 2.5)
 
 
-RESIDUE = (Kept("small", 10 * MIB), Kept("large", 30 * MIB))
+RESIDUE = (ResidentModel("small", 10 * MIB), ResidentModel("large", 30 * MIB))
 
 
 def comparisons() -> dict[str, Comparison]:
@@ -156,11 +156,11 @@ def test_each_row_says_whether_it_fits_the_card() -> None:
 
 def test_kept_are_parameters_and_gradients_in_the_blocks_they_got() -> None:
     """Activations go with their names; 100 MiB of weights stay."""
-    assert kept_after(TRACE) == 100 * MIB
+    assert resident_bytes_after(TRACE) == 100 * MIB
 
 
-def nothing_kept(name: str) -> Kept:
-    return Kept(name, 0)
+def nothing_kept(name: str) -> ResidentModel:
+    return ResidentModel(name, 0)
 
 
 def test_stored_peaks_name_the_models_that_they_hold() -> None:
@@ -168,13 +168,13 @@ def test_stored_peaks_name_the_models_that_they_hold() -> None:
     found = find_measured(load_measured(), "resnet50", 128, nothing_kept)
     assert found is not None
     assert (found.printed_bytes, found.reserved_bytes) == (11738.2 * MIB, 12982.0 * MIB)
-    assert found.kept == (Kept("cnn", 0), Kept("vgg16_bn", 0))
+    assert found.residents == (ResidentModel("cnn", 0), ResidentModel("vgg16_bn", 0))
     assert find_measured(load_measured(), "resnet50", 64, nothing_kept) is None
 
 
 def test_every_model_that_is_named_as_kept_is_in_the_catalogue() -> None:
     """So that its residue can be traced."""
-    names = {name for figure in load_measured().figures for name in figure.kept}
+    names = {name for figure in load_measured().figures for name in figure.residents}
     assert names == {"cnn", "vgg16_bn", "resnet50", "vit_b_16"}
     assert names <= load_catalogue().keys()
 
@@ -183,7 +183,7 @@ def test_measured_is_put_together_from_figures() -> None:
     """The printed peak, and what is left of it."""
     truth = find_measured(load_measured(), "cnn", 128, nothing_kept)
     assert truth is not None
-    truth = replace(truth, kept=(Kept("x", MIB),))
+    truth = replace(truth, residents=(ResidentModel("x", MIB),))
     assert (truth.allocated_bytes, truth.own_reserved_bytes) == (530.9 * MIB - MIB, 603.0 * MIB)
 
 

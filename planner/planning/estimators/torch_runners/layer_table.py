@@ -62,13 +62,13 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
         return summary(model, input_data=list(args) if args else kwargs, device="meta", verbose=0)
     except (Exception, SystemExit) as error:
         # torchinfo wraps what the model raises in a list of the layers that ran.
-        problem = f"torchinfo fails: {told(error.__cause__ or error)}"
+        problem = f"torchinfo fails: {error_line(error.__cause__ or error)}"
         raise ModelError(f"{job.model}: {problem}; check --input, or use --method trace") from error
     finally:
         hook.remove()
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the kind and the first line of an error, shortened."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first if len(first) <= 120 else first[:117] + '...'}"

@@ -17,7 +17,7 @@ from planner.capture import LoopRuntime, build_model, build_optimizer, empty_bat
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
 from planner.planning.estimators.peers import Build, PeerEstimate
-from planner.planning.estimators.torch_runners.layer_table import told
+from planner.planning.estimators.torch_runners.layer_table import error_line
 from planner.program import Phase
 
 DEVICE = "cpu"
@@ -38,7 +38,7 @@ def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> 
     except PlannerError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{job.model}: MemTracker fails: {told(error)}; use --method trace") from error
+        raise ModelError(f"{job.model}: MemTracker fails: {error_line(error)}; use --method trace") from error
 
 
 def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:

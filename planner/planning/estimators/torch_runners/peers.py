@@ -24,7 +24,7 @@ from planner.planning.estimators.peers import (
     PeerEstimate,
     sum_of_layers,
 )
-from planner.planning.estimators.torch_runners.layer_table import summarize, told
+from planner.planning.estimators.torch_runners.layer_table import error_line, summarize
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
@@ -133,4 +133,4 @@ def _failing_as(job: Job, who: str) -> Iterator[None]:
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{job.model}: {who} fails: {told(error)}; use --method trace") from error
+        raise ModelError(f"{job.model}: {who} fails: {error_line(error)}; use --method trace") from error

@@ -106,12 +106,12 @@ def _extra_row(group: ExtraGroup) -> tuple[str, str, str, str]:
 
 def _steps(steps: tuple[int, ...]) -> str:
     """Return `steps 1 to 3`."""
-    known = sorted(set(steps))
-    if len(known) == 1:
-        return f"step {known[0]}"
-    if known == list(range(known[0], known[-1] + 1)):
-        return f"steps {known[0]} to {known[-1]}"
-    return f"steps {', '.join(map(str, known))}"
+    numbers = sorted(set(steps))
+    if len(numbers) == 1:
+        return f"step {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"steps {numbers[0]} to {numbers[-1]}"
+    return f"steps {', '.join(map(str, numbers))}"
 
 
 def _ops(difference: Difference, top: int) -> list[Block]:

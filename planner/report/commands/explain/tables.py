@@ -170,9 +170,9 @@ def tensor_text(block: LiveBlock) -> str:
 
 def block_to_json(block: LiveBlock) -> dict[str, Any]:
     """Return a block; what is not known of its tensor is null, as in a trace saved by `estimate`."""
-    known = attributes(block.detail, "shape", "dtype", "source", "code")
+    fields = attributes(block.detail, "shape", "dtype", "source", "code")
     return {
         **attributes(block, "size_bytes", "requested_bytes", "category", "module", "op", "step", "phase"),
-        "shape": known["shape"] if known["dtype"] else None,
-        **{name: known[name] or None for name in ("dtype", "source", "code")},
+        "shape": fields["shape"] if fields["dtype"] else None,
+        **{name: fields[name] or None for name in ("dtype", "source", "code")},
     }

@@ -99,9 +99,9 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
 def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
     """Return the `top` largest; `consists_of` adds up to `size_bytes`."""
     workspaces = explanation.workspaces
-    told_by = None if not workspaces else FITTED if workspaces[0].engine is None else LIBRARY
+    source = None if not workspaces else FITTED if workspaces[0].engine is None else LIBRARY
     return {
-        "told_by": told_by,
+        "told_by": source,
         "sure": certainty(estimate, explanation),
         "in_all": len(workspaces),
         "convolutions": [_convolution(one) for one in workspaces[:top]],

@@ -61,7 +61,7 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
     if field and field[1] == "missing required":
         return ConversionError(path, f"missing {field[2]}")
     if field:
-        names = ", ".join(known.encode_name for known in _fields(expected))
+        names = ", ".join(one.encode_name for one in _fields(expected))
         return ConversionError([*path, field[2]], f"unknown key; known are {names}")
     if what.startswith(_OF_TYPES) and expected is not None and "[...]" not in place:
         return ConversionError(path, f"expected {_described(expected)}, got {shown(value)}")

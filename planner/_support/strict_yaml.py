@@ -106,7 +106,7 @@ class Entry(msgspec.Struct, frozen=True):
         text: Any = Text
         return str(self.convert(text))
 
-    def says(self, word: str) -> bool:
+    def is_word(self, word: str) -> bool:
         """Return whether this is the plain word."""
         return bool(self.node.value == word)
 

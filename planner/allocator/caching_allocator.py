@@ -194,11 +194,11 @@ class CachingAllocator:
             while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < max_reserved_bytes:
                 place += 1
                 max_reserved_bytes = _room_bytes(cached[place][2])
-        found_bytes = cached[place][0]
+        block_bytes = cached[place][0]
         if size_bytes < self._oversize_bytes:
-            fits = found_bytes < self._oversize_bytes
+            fits = block_bytes < self._oversize_bytes
         else:
-            fits = found_bytes < size_bytes + self._config.max_non_split_rounding_bytes
+            fits = block_bytes < size_bytes + self._config.max_non_split_rounding_bytes
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
@@ -206,18 +206,18 @@ class CachingAllocator:
         if self._collects_garbage:
             self._collect_garbage()
         segment_bytes = self._config.segment_bytes(size_bytes)
-        block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
+        block = self._segments.request_segment(pool, size_bytes, segment_bytes)
         if block is not None:
             return block
         if self._fails_at_limit and self._segments.exceeds_limit(segment_bytes):
             self.ooms += 1
             return None
         if self._release_oversize(pool, size_bytes):
-            block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
+            block = self._segments.request_segment(pool, size_bytes, segment_bytes)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._segments.ask_cuda(pool, size_bytes, segment_bytes)
+            block = self._segments.request_segment(pool, size_bytes, segment_bytes)
         if block is None:
             self.ooms += 1
         return block
@@ -229,17 +229,17 @@ class CachingAllocator:
         """
         if self._config.max_split_bytes is None or self._config.expandable_segments:
             return False
-        wanted_bytes = max(size_bytes, self._oversize_bytes)
+        needed_bytes = max(size_bytes, self._oversize_bytes)
         cached = pool.cached
-        place = bisect_left(cached, (wanted_bytes,))
+        place = bisect_left(cached, (needed_bytes,))
         if place < len(cached):
             self._segments.release(cached[place][2])
             return True
         released_bytes = 0
-        while cached and released_bytes < wanted_bytes and cached[-1][0] >= self._oversize_bytes:
+        while cached and released_bytes < needed_bytes and cached[-1][0] >= self._oversize_bytes:
             released_bytes += cached[-1][0]
             self._segments.release(cached[-1][2])
-        return released_bytes >= wanted_bytes
+        return released_bytes >= needed_bytes
 
     def _collect_garbage(self) -> None:
         """Above the threshold, release large segments long unused (`garbage_collect_cached_blocks`)."""

@@ -57,7 +57,7 @@ class Segments:
         limit_bytes = self._limits.limit_bytes
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
-    def ask_cuda(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
+    def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
         """Try once to get new memory, a free block that is in no index; None: refused (`alloc_block`).
 
         The limit is compared with a segment's size even where segments expand by more, or less, than that.

@@ -116,5 +116,5 @@ def thin(timeline: Timeline, most: int) -> list[int]:
         return list(range(len(allocated)))
     starts = range(0, len(allocated), width)
     highest = {max(range(i, min(i + width, len(allocated))), key=lambda j: allocated[j]) for i in starts}
-    kept = {timeline.peak_event, timeline.reserved_peak_event, 0, len(allocated) - 1}
-    return sorted(highest | kept)
+    peaks = {timeline.peak_event, timeline.reserved_peak_event, 0, len(allocated) - 1}
+    return sorted(highest | peaks)

@@ -27,9 +27,9 @@ def notes_on_cudnn(job: Job, capability: tuple[int, int]) -> tuple[str, ...]:
         return ()
     library = _library_of(job)
     if capability in library.silent:
-        known = "compute capability {}.{}".format(*capability)
+        place = "compute capability {}.{}".format(*capability)
         return (
-            f"cuDNN {library.version} does not answer for {known}: no workspaces of convolutions are counted",
+            f"cuDNN {library.version} does not answer for {place}: no workspaces of convolutions are counted",
         )
     note = f"convolutions take the workspaces that cuDNN {library.version} requests"
     if job.cudnn_benchmark:

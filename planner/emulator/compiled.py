@@ -33,13 +33,13 @@ def cublaslt_for(cudnn: Path) -> Path | str:
     on cuBLASLt it asks that library's heuristic, which wants a GPU, and drops the engine where there is none.
     """
     beside = cudnn.parent.parent
-    found = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))
-    if not found:
+    libraries = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))
+    if not libraries:
         return "no cuBLASLt lies beside it"
     includes = sorted(beside.glob("*/include"))
     if not any((folder / "cublasLt.h").is_file() for folder in includes):
         return "the headers of cuBLASLt do not lie beside it"
     try:
-        return build_cublaslt(includes, found[-1].name, compiled_dir())
+        return build_cublaslt(includes, libraries[-1].name, compiled_dir())
     except (EmulatorError, UsageError) as error:
         return str(error)

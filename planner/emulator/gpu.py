@@ -19,10 +19,10 @@ def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = Non
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")
     if device.capability not in SM_LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
+        versions = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
         raise UsageError(
             f"{device.name}: compute capability {'.'.join(map(str, device.capability))} is not emulated; "
-            f"known are {known}"
+            f"known are {versions}"
         )
     shared_per_block, threads, blocks = SM_LIMITS[device.capability]
     major, minor = device.capability

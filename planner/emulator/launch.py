@@ -103,12 +103,12 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
 
 def _history_kinds(options: RunOptions) -> str:
     """Return which records of the allocator's history the processes write."""
-    wanted = {
+    kinds = {
         "snapshot": options.snapshot is not None,
         "events": options.keeps_histories or options.keeps_course,
         "course": options.keeps_course,
     }
-    return " ".join(kind for kind, is_wanted in wanted.items() if is_wanted)
+    return " ".join(kind for kind, is_on in kinds.items() if is_on)
 
 
 def _assumptions(options: RunOptions) -> tuple[str, ...]:

@@ -98,10 +98,10 @@ class EmulatedRun(Struct, frozen=True):
 
 def read_records(folder: Path) -> tuple[GpuRecord, ...]:
     """Read the records in a folder, by rank and GPU. Raises DataFileError for one that is broken."""
-    found: list[GpuRecord] = []
+    records: list[GpuRecord] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found += msgspec.json.decode(path.read_bytes(), type=tuple[GpuRecord, ...])
+            records += msgspec.json.decode(path.read_bytes(), type=tuple[GpuRecord, ...])
         except (OSError, ValueError) as error:
             raise DataFileError(f"{path}: not a record of an emulated run; run the command again") from error
-    return tuple(sorted(found, key=lambda record: (record.rank, record.pid, record.device)))
+    return tuple(sorted(records, key=lambda record: (record.rank, record.pid, record.device)))

@@ -102,9 +102,9 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
 def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     """Return the GPU of a name or alias, by `device_key`. Raises UsageError, which names the nearest."""
     devices = {
-        device_key(known): device
+        device_key(alias): device
         for device in load_devices(folder)
-        for known in (device.name, *device.aliases)
+        for alias in (device.name, *device.aliases)
     }
     key = device_key(name)
     if key in devices:
@@ -113,8 +113,8 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
 
     near = get_close_matches(key, devices, n=6, cutoff=0.4)
     names = ", ".join(dict.fromkeys(devices[key].name for key in near or devices))
-    known = f"the nearest are {names}" if near else f"known are {names}"
-    raise UsageError(f"unknown GPU {name!r}: {known}; for any other card give --gpu-mib N")
+    hint = f"the nearest are {names}" if near else f"known are {names}"
+    raise UsageError(f"unknown GPU {name!r}: {hint}; for any other card give --gpu-mib N")
 
 
 def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Device, ...]:
@@ -168,9 +168,9 @@ def _read_device(path: Path) -> Device:
         raise entry.mapping()["usable"].broken("more than the total")
     about = _product_info(record, record.line) if record.line else None
     capability, context = record.capability, record.context
-    known = generic_context(capability.version, about) if context == "generic" else context.sourced()
+    figures = generic_context(capability.version, about) if context == "generic" else context.sourced()
     return Device(
-        record.name, total, usable, known, capability.version, record.aliases, capability.source, about
+        record.name, total, usable, figures, capability.version, record.aliases, capability.source, about
     )
 
 

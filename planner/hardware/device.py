@@ -113,10 +113,10 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
     """Return what torch sees of a GPU of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
-    kept = KEPT_BY_DRIVER_MIB * MIB + round(KEPT_BY_DRIVER_SHARE * total_bytes)
+    reserved_bytes = KEPT_BY_DRIVER_MIB * MIB + round(KEPT_BY_DRIVER_SHARE * total_bytes)
     source = f"total less {KEPT_BY_DRIVER_MIB} MiB and {KEPT_BY_DRIVER_SHARE:.2%}: the known cards' line"
     spread_bytes = KEPT_BY_DRIVER_SPREAD_MIB * MIB
-    return SourcedBytes(max(0, total_bytes - kept), source, spread_bytes, FigureKind.DERIVED)
+    return SourcedBytes(max(0, total_bytes - reserved_bytes), source, spread_bytes, FigureKind.DERIVED)
 
 
 def generic_device(total_mib: int) -> Device:

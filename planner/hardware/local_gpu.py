@@ -36,9 +36,9 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 
 def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
     """Return a GPU that a process found, known or by its figures. Raises UsageError without a memory size."""
-    known = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
-    if known:
-        return known[0]
+    devices = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
+    if devices:
+        return devices[0]
     total_bytes, usable_bytes = versions.nvml_total_bytes, versions.torch_total_bytes
     if total_bytes is None and usable_bytes is None:
         raise UsageError(f"{gpu}: its memory is not known; give --gpu-mib N as nvidia-smi shows it")

@@ -93,8 +93,8 @@ def split_model(model: str) -> ModelName:
     if not colon:
         return ModelName("", model)
     if source not in SOURCES:
-        known = ", ".join(f"{source}:NAME" for source in SOURCES)
-        raise UsageError(f"{where}: unknown source {shown(source)}; use {known} or FILE.py:NAME")
+        sources = ", ".join(f"{source}:NAME" for source in SOURCES)
+        raise UsageError(f"{where}: unknown source {shown(source)}; use {sources} or FILE.py:NAME")
     if not name:
         raise UsageError(f"{where}: say which model of {source}: {source}:NAME")
     return ModelName(source, name)
@@ -109,8 +109,8 @@ def parse_loss(text: object) -> Loss | str:
     file, _, name = text.rpartition(":")
     if file.endswith(".py") and is_argument_name(name):
         return text
-    known = ", ".join(Loss)
-    raise UsageError(f"--loss: unknown value {shown(text)}; use one of {known}, or FILE.py:NAME")
+    losses = ", ".join(Loss)
+    raise UsageError(f"--loss: unknown value {shown(text)}; use one of {losses}, or FILE.py:NAME")
 
 
 def is_code(loss: Loss | str) -> bool:
@@ -137,11 +137,11 @@ def is_argument_name(text: str) -> bool:
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return the known names that look most like `name`, at most three, joined by commas; "" if none."""
     import difflib  # only a mistake needs it
 
-    spelled = {spelling.lower(): spelling for spelling in known}
+    spelled = {spelling.lower(): spelling for spelling in names}
     return ", ".join(spelled[near] for near in difflib.get_close_matches(name.lower(), spelled))
 
 

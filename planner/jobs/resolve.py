@@ -143,10 +143,10 @@ def complete_job(job: Job) -> Job:
 def _unknown_model(model: str, catalogue: Iterable[str]) -> str:
     names = list(catalogue)
     near = nearest(model, names)
-    told = f"the nearest in the catalogue: {near}" if near else f"the catalogue has {', '.join(names)}"
+    hint = f"the nearest in the catalogue: {near}" if near else f"the catalogue has {', '.join(names)}"
     if re.match(_TORCHVISION_FAMILIES, model):
-        return f"model {shown(model)} is unknown; {told}; torchvision's own is written torchvision:{model}"
+        return f"model {shown(model)} is unknown; {hint}; torchvision's own is written torchvision:{model}"
     others = "others are written SOURCE:NAME or FILE.py:NAME"
     if "/" in model or "-" in model:  # as names on a hub are
         others += "; nothing is fetched from a hub: save config.json into a folder and name hf:FOLDER"
-    return f"model {shown(model)} is unknown; {told}; {others}"
+    return f"model {shown(model)} is unknown; {hint}; {others}"

@@ -105,9 +105,9 @@ def read_count(entry: Entry, maximum: int) -> int:
 
 def read_flag(entry: Entry) -> bool:
     """Return `true` or `false`."""
-    if not (entry.says("true") or entry.says("false")):
+    if not (entry.is_word("true") or entry.is_word("false")):
         raise entry.broken("expected true or false")
-    return entry.says("true")
+    return entry.is_word("true")
 
 
 def read_items(entry: Entry) -> list[Entry]:

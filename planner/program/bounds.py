@@ -41,14 +41,14 @@ def _line(event: Alloc | AffineAlloc) -> _Line:
 
 def _envelope(lines: Sequence[_Line]) -> list[_Line]:
     """Return those lines, by rising slope and no two alike, that are highest at some batch size above 0."""
-    kept: list[_Line] = []
+    hull: list[_Line] = []
     for line in lines:
-        while kept and kept[-1][1] <= line[1]:
-            kept.pop()  # steeper, and no lower at 0
-        while len(kept) > 1 and _is_hidden(kept[-2], kept[-1], line):
-            kept.pop()
-        kept.append(line)
-    return kept
+        while hull and hull[-1][1] <= line[1]:
+            hull.pop()  # steeper, and no lower at 0
+        while len(hull) > 1 and _is_hidden(hull[-2], hull[-1], line):
+            hull.pop()
+        hull.append(line)
+    return hull
 
 
 def _is_hidden(low: _Line, middle: _Line, high: _Line) -> bool:

@@ -114,8 +114,8 @@ def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through)
     ones, our_slots = _without_workspaces(first)
     others, their_slots = _without_workspaces(second)
     events = fit_events(first, ones, second, others)
-    known = set(first.sites)
-    sites = (*first.sites, *(site for site in second.sites if site not in known))
+    existing = set(first.sites)
+    sites = (*first.sites, *(site for site in second.sites if site not in existing))
     places = {site: index for index, site in enumerate(sites)}
     free = 1 + max((event.block for event in first.events if isinstance(event, Alloc)), default=-1)
     names: dict[int, int] = {}

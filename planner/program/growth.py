@@ -58,11 +58,11 @@ def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
     """Return the blocks that are still there at the end, by site and birth, of those sites that grow."""
     growing = {one.site for one in growth.sites}
     freed = {event.block for event in trace.events if isinstance(event, Free)}
-    found: dict[Site, list[int]] = {}
+    blocks: dict[Site, list[int]] = {}
     for event in trace.events:
         if isinstance(event, Alloc) and event.block not in freed and trace.sites[event.site] in growing:
-            found.setdefault(trace.sites[event.site], []).append(event.block)
-    return found
+            blocks.setdefault(trace.sites[event.site], []).append(event.block)
+    return blocks
 
 
 def _held_at_ends(trace: Trace) -> list[Counter[int]]:

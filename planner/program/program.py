@@ -127,8 +127,8 @@ class Program:
 
     def is_constant(self, target: Target) -> bool:
         """Return whether the program holds for one batch size alone on such GPUs, or none."""
-        known = self.targets.get(target.capability)
-        return known is None or known.min_batch == known.max_batch
+        variants = self.targets.get(target.capability)
+        return variants is None or variants.min_batch == variants.max_batch
 
     def workspaces_at(self, batch: int, target: Target) -> KernelWorkspaces | None:
         """Return what the kernels allocate; None where it is not known for sure.

@@ -65,13 +65,13 @@ def split_steps(trace: Trace) -> StepSequence:
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     born: dict[int, tuple[int, int]] = {}  # block -> its step and its number there
     steps: list[list[Action]] = [[]]
-    asked = 0
+    position = 0
     for event in trace.events:
         now = len(steps) - 1
         if isinstance(event, PhaseStart):
             if event.step > now:
                 steps.append([])
-                asked = 0
+                position = 0
             if event.phase is not Phase.END:
                 steps[-1].append(event.phase)
         elif isinstance(event, Free):
@@ -82,8 +82,8 @@ def split_steps(trace: Trace) -> StepSequence:
             if event.category is Category.WORKSPACE and event.block not in freed:
                 steps[-1].append(Retain(size_bytes))
                 continue
-            born[event.block] = (now, asked)
-            asked += 1
+            born[event.block] = (now, position)
+            position += 1
             steps[-1].append(Malloc(size_bytes, event.category, event.may_fail))
     return StepSequence(tuple(steps[0]), tuple(map(tuple, steps[1:])))
 

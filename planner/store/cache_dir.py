@@ -109,16 +109,16 @@ class CacheDirectory:
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of each entry, oldest first."""
-        found = []
+        entries = []
         try:
             for path in self.folder.iterdir() if self.folder.exists() else ():
                 if path.suffix == SUFFIX:
                     with suppress(FileNotFoundError):  # another process has deleted it
                         status = path.stat()
-                        found.append((status.st_mtime, status.st_size, path))
+                        entries.append((status.st_mtime, status.st_size, path))
         except OSError as error:
             raise DataFileError(f"{self.folder}: cannot be read: {error.strerror or error}") from error
-        return sorted(found)
+        return sorted(entries)
 
     def _partials(self) -> Iterator[Path]:
         return self.folder.glob(f"*{SUFFIX}.*{PARTIAL}") if self.folder.exists() else iter(())

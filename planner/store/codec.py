@@ -178,8 +178,8 @@ def _decode_calls(kernels: KernelsObject) -> Iterator[KernelCall]:
 def _variants(program: Program, pool: Sequence[VariantArray], chip: TargetObject) -> Variants:
     if chip.blas_bytes < 0 or not 1 <= chip.first <= chip.last:
         raise ValueError(f"batch sizes {chip.first} to {chip.last}, {chip.blas_bytes} bytes for cuBLAS")
-    known = {number: _decode_ops(_at(pool, number)) for number in {n for ns in chip.cases for n in ns}}
-    by_signature = [[known[number] for number in numbers] for numbers in chip.cases]
+    decoded = {number: _decode_ops(_at(pool, number)) for number in {n for ns in chip.cases for n in ns}}
+    by_signature = [[decoded[number] for number in numbers] for numbers in chip.cases]
     nodes = sum(len(ops.nodes) + len(ops.guards) + 1 for variants in by_signature for ops in variants)
     if nodes > MOST_NODES:
         raise ValueError(f"{nodes} nodes are too many to evaluate")

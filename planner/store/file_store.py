@@ -67,13 +67,13 @@ class SavedJob:
         """Return the program that covers a batch size, what its kernels allocate there, and notes."""
         programs = self._programs(target)
         other = target if target.capability in programs[0].targets else self.target
-        known = replace(target, capability=other.capability)
-        notes = () if known == target else (_other_capability(known),)
+        nearest = replace(target, capability=other.capability)
+        notes = () if nearest == target else (_other_capability(nearest),)
         for program in programs:
-            workspaces = program.workspaces_at(batch, known)
+            workspaces = program.workspaces_at(batch, nearest)
             if workspaces is not None:
                 return program, self._checked(workspaces), notes
-        workspaces, more = self._nearest(programs[0], batch, known)
+        workspaces, more = self._nearest(programs[0], batch, nearest)
         return programs[0], self._checked(workspaces), (*notes, *more)
 
     def _nearest(
@@ -149,8 +149,8 @@ def open_saved(path: Path) -> SavedJob:
     return saved
 
 
-def _other_capability(known: Target) -> str:
-    major, minor = known.capability
+def _other_capability(target: Target) -> str:
+    major, minor = target.capability
     return f"traced for compute capability {major}.{minor}; this GPU's kernels may take other memory"
 
 

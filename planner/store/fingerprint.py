@@ -83,12 +83,12 @@ def source_digest() -> str:
 
 
 def _digest_files(paths: Iterable[Path]) -> str:
-    found = sha256()
+    digest = sha256()
     for path in paths:
         content = path.read_bytes()
-        found.update(f"{path.name} {len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 # ---- a file of the user's
@@ -96,7 +96,7 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 def file_digest(path: Path) -> str | None:
     """Return a digest of a file and of its imports beside it; None where it may look at anything else."""
-    found = sha256(str(path.resolve()).encode())  # tracebacks and relative paths know where it is
+    digest = sha256(str(path.resolve()).encode())  # tracebacks and relative paths know where it is
     waiting, seen = [path.resolve()], set()
     while waiting:
         file = waiting.pop()
@@ -108,8 +108,8 @@ def file_digest(path: Path) -> str | None:
             tree = ast.parse(content)
         except (OSError, SyntaxError, ValueError):
             return None  # tracing will say what is wrong with it
-        found.update(f"{len(content)}\n".encode())
-        found.update(content)
+        digest.update(f"{len(content)}\n".encode())
+        digest.update(content)
         if any(_is_impure(node) for node in ast.walk(tree)):
             return None
         for module in sorted(set(_imported(tree))):
@@ -118,10 +118,10 @@ def file_digest(path: Path) -> str | None:
             if inside is not None:
                 waiting += inside
             elif top in _INSTALLED:
-                found.update(f"{top} {installed_version(top)}\n".encode())
+                digest.update(f"{top} {installed_version(top)}\n".encode())
             elif top not in PURE_MODULES:
                 return None
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _is_impure(node: ast.AST) -> bool:

@@ -88,11 +88,11 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
     """Return programs with the variants for all their GPUs, one for each structure and least batch size."""
     groups: dict[object, Program] = {}
     for program, target in programs:
-        known = program.targets[target.capability]
-        key = program.structure, program.sites, program.notes, known.min_batch
+        variants = program.targets[target.capability]
+        key = program.structure, program.sites, program.notes, variants.min_batch
         if key not in groups:
             groups[key] = replace(program, targets={}, rules=None)
-        groups[key].targets[target.capability] = known
+        groups[key].targets[target.capability] = variants
     return list(groups.values())
 
 

@@ -131,8 +131,8 @@ class ProgramSource:
         return True
 
     def _add(self, programs: Sequence[Program]) -> None:
-        known = {id(program) for program in self._programs}
-        self._programs += [program for program in programs if id(program) not in known]
+        existing = {id(program) for program in self._programs}
+        self._programs += [program for program in programs if id(program) not in existing]
 
     def _open(self) -> ProgramBuilder:
         if self._builder is None:

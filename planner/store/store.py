@@ -42,9 +42,9 @@ class ProgramStore(Protocol):
 
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
     """Return the job as its model's library completes it, from the first store that has it."""
-    known = next((known for known in (store.get_job(job) for store in stores) if known is not None), None)
-    if known is not None:  # no trace depends on these two
-        return msgspec.structs.replace(known, dataset_size=job.dataset_size, lengths=job.lengths)
+    cached = next((cached for cached in (store.get_job(job) for store in stores) if cached is not None), None)
+    if cached is not None:  # no trace depends on these two
+        return msgspec.structs.replace(cached, dataset_size=job.dataset_size, lengths=job.lengths)
     completed = complete(job)
     for store in stores:
         store.put_job(job, completed)
@@ -64,10 +64,10 @@ class UserCache:
 
     def put(self, job: Job, target: Target, program: Program) -> None:
         """Store a program's variants for such GPUs."""
-        known = program.targets[target.capability]
-        key = self._key(job, _entry(target, known.min_batch if program.is_constant(target) else None))
+        variants = program.targets[target.capability]
+        key = self._key(job, _entry(target, variants.min_batch if program.is_constant(target) else None))
         if key is not None:
-            one = replace(program, targets={target.capability: known}, rules=None)
+            one = replace(program, targets={target.capability: variants}, rules=None)
             self.directory.put(key, [one], {"torch": program.torch})
 
     def get_job(self, job: Job) -> Job | None:

@@ -198,19 +198,19 @@ class SlowAllocator:
 
     def new_memory(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
         self.collect_garbage()
-        place = self.ask_cuda(pool, wanted)
+        place = self.request_segment(pool, wanted)
         if place is not None:
             return place
         if self.fails_at_limit and self.over_limit(wanted):
             self.ooms += 1
             return None
         if self.release_oversize(pool, wanted):
-            place = self.ask_cuda(pool, wanted)
+            place = self.request_segment(pool, wanted)
             if place is not None:
                 return place
         self.empty_cache()
         self.retries += 1
-        place = self.ask_cuda(pool, wanted)
+        place = self.request_segment(pool, wanted)
         if place is None:
             self.ooms += 1
         return place
@@ -223,7 +223,7 @@ class SlowAllocator:
     def over_capacity(self, more_bytes: int) -> bool:
         return self.capacity_bytes is not None and self.reserved_bytes + more_bytes > self.capacity_bytes
 
-    def ask_cuda(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
+    def request_segment(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
         if self.over_limit(wanted):
             return None
         if self.config.expandable_segments:

@@ -172,8 +172,8 @@ def _prefer_equal_lifetimes(
                 if place is None or row[near].size_bytes != one.size_bytes:
                     continue
                 pair = pairs[place]
-                wanted = lifetimes[1 - side][pair[1 - side]]
-                if lifetimes[side][near] != wanted and lifetimes[side][index] == wanted:
+                lifetime = lifetimes[1 - side][pair[1 - side]]
+                if lifetimes[side][near] != lifetime and lifetimes[side][index] == lifetime:
                     pairs[place] = (index, pair[1]) if side == 0 else (pair[0], index)
                     taken[index] = taken.pop(near)
                     break
@@ -234,12 +234,12 @@ def _name_recorded(
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
     """For each recorded birth from `start` to `end`, the traced partner of the next one that has one."""
-    found: list[int | None] = []
+    partners: list[int | None] = []
     following: int | None = None
     for index in range(end - 1, start - 1, -1):
-        found.append(following)
+        partners.append(following)
         following = partner.get(index, following)
-    return found[::-1]
+    return partners[::-1]
 
 
 def _extras(

@@ -167,9 +167,9 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
     if got is None:
         raise _DiffersError(f"the simulator finds no memory for {_size(event.size_bytes)}, torch did")
     if got.address != event.address:
-        asked = f"{_size(event.size_bytes)} asked for"
+        request = f"{_size(event.size_bytes)} asked for"
         raise _DiffersError(
-            f"{asked}: torch's block lies at {event.address:#x}, the simulator's at {got.address:#x}"
+            f"{request}: torch's block lies at {event.address:#x}, the simulator's at {got.address:#x}"
         )
     blocks[event.address] = got
 

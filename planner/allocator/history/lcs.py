@@ -54,8 +54,8 @@ def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
     row = full
     yield row
     for number in second:
-        found = row & places.get(number, 0)
-        row = ((row + found) | (row - found)) & full
+        matches = row & places.get(number, 0)
+        row = ((row + matches) | (row - matches)) & full
         yield row
 
 

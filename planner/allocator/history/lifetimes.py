@@ -126,13 +126,13 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
 
 def lifetimes(events: Iterable[Event]) -> dict[int, int]:
     """Return, of each block that is freed, how many blocks are allocated before that."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     count = 0
     for event in events:
         count += isinstance(event, Alloc)
         if isinstance(event, Free):
-            found[event.block] = count
-    return found
+            counts[event.block] = count
+    return counts
 
 
 def allocations_of(
@@ -140,7 +140,7 @@ def allocations_of(
 ) -> list[Allocation]:
     """Return the allocations, rounded by a configuration of the allocator."""
     ends = lifetimes(events)
-    found = []
+    allocations = []
     mark = PhaseStart(0, Phase.SETUP)
     for event in events:
         if isinstance(event, PhaseStart):
@@ -149,8 +149,8 @@ def allocations_of(
             site = sites[event.site] if 0 <= event.site < len(sites) else Site("", "")
             rounded = config.block_bytes(event.size_bytes)
             times = (ends.get(event.block), mark.step, mark.phase)
-            found.append(Allocation(event.size_bytes, rounded, *times, site, event.category))
-    return found
+            allocations.append(Allocation(event.size_bytes, rounded, *times, site, event.category))
+    return allocations
 
 
 def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
@@ -169,15 +169,15 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
 
 def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
     """Return how many allocations come before each phase, by its step and turn."""
-    found: dict[tuple[int, Phase, int], int] = {}
+    starts: dict[tuple[int, Phase, int], int] = {}
     turns: dict[PhaseStart, int] = {}
     count = 0
     for event in events:
         count += isinstance(event, Alloc)
         if isinstance(event, PhaseStart):
             turns[event] = turns.get(event, 0) + 1
-            found[event.step, event.phase, turns[event]] = count
-    return found
+            starts[event.step, event.phase, turns[event]] = count
+    return starts
 
 
 def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:

@@ -63,10 +63,10 @@ def _unpickle(file: BinaryIO) -> dict[str, Any]:
     file.seek(0)
     content = file.read()
     _refuse_far_places(content)
-    said = _Refusing(BytesIO(content)).load()
-    if not isinstance(said, dict) or not isinstance(said.get("device_traces"), list):
+    snapshot = _Refusing(BytesIO(content)).load()
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise ValueError("no mapping with device_traces")
-    return said
+    return snapshot
 
 
 def _refuse_far_places(content: bytes) -> None:
@@ -94,8 +94,8 @@ def _refuse_far_places(content: bytes) -> None:
                 raise ValueError(f"it remembers an object at place {place} of {end} bytes")
 
 
-def _read(said: dict[str, Any]) -> History:
-    traces = said["device_traces"]
+def _read(snapshot: dict[str, Any]) -> History:
+    traces = snapshot["device_traces"]
     if len(traces) > MOST_DEVICES or not all(isinstance(trace, list) for trace in traces):
         raise ValueError("device_traces: a list of events for each device is wanted")
     if not any(traces):
@@ -112,14 +112,14 @@ def _read(said: dict[str, Any]) -> History:
         )
         for entry in entries
     )
-    about = (f"GPU {device}", "unknown", _conf(said), None, None)
+    about = (f"GPU {device}", "unknown", _conf(snapshot), None, None)
     return History(*about, events, sites=tuple(sites), notes=tuple(_notes(traces, entries)))
 
 
-def _entry(said: object) -> dict[str, Any]:
-    if not isinstance(said, dict) or not isinstance(said.get("action"), str):
+def _entry(entry: object) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("action"), str):
         raise ValueError("device_traces: an event without an action")
-    return said
+    return entry
 
 
 def _count(entry: dict[str, Any], key: str) -> int:
@@ -129,11 +129,11 @@ def _count(entry: dict[str, Any], key: str) -> int:
     return value
 
 
-def _conf(said: dict[str, Any]) -> str:
+def _conf(snapshot: dict[str, Any]) -> str:
     """Return the allocator's options, which torch tells under either name."""
-    settings = said.get("allocator_settings", {})
-    found = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
-    return next((text for text in found if isinstance(text, str) and text), "")
+    settings = snapshot.get("allocator_settings", {})
+    texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
+    return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def _site(entry: dict[str, Any]) -> Site:

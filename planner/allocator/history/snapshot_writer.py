@@ -131,13 +131,13 @@ class _FrameMaker:
         return self._made[key]
 
     def _frames(self, site: int, source: str, code: str) -> Iterator[dict[str, Any]]:
-        asked = self._trace.sites[site]
+        origin = self._trace.sites[site]
         file, _, line = source.rpartition(":")
         number = int(line) if line.isdigit() else 0
-        yield _frame(asked.module or LOOP, number, asked.op)
+        yield _frame(origin.module or LOOP, number, origin.op)
         if file:
             yield _frame(file, number, code)
-        parts = asked.module.split(".")[:-1] if asked.module else []
+        parts = origin.module.split(".")[:-1] if origin.module else []
         for length in range(len(parts), 0, -1):
             yield _frame(".".join(parts[:length]), 0, "forward")
         yield _frame(LOOP, 0, f"step {self.mark.step} {self.mark.phase}")

@@ -63,8 +63,8 @@ def planned_device(target: str = META, capability: tuple[int, int] | None = None
     Nested placements share the tensors that are put on the GPU.
     """
     outer = _opened[-1] if _opened else None
-    known = Placement() if outer is None else outer
-    placement = replace(known, target=target, capability=capability or known.capability)
+    enclosing = Placement() if outer is None else outer
+    placement = replace(enclosing, target=target, capability=capability or enclosing.capability)
     names = Names(_replacements()) if outer is None else None
     _opened.append(placement)
     try:

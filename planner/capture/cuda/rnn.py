@@ -144,8 +144,8 @@ def cudnn_rnn(
         output = output.transpose(0, 1) if batch_first else output
     hy = hx.new_empty((states, samples, sizes.width))
     cy = hx.new_empty((0,)) if cx is None else cx.new_empty((states, samples, hidden))
-    kept_bytes = sizes.reserve_bytes(rows, x.element_size()) if train else 0
-    reserve = torch.empty(kept_bytes, dtype=torch.uint8, device=x.device)
+    reserve_bytes = sizes.reserve_bytes(rows, x.element_size()) if train else 0
+    reserve = torch.empty(reserve_bytes, dtype=torch.uint8, device=x.device)
     if buffer is None:
         buffer = x.new_empty(sum(w.numel() for w in weight))
     return output, hy, cy, reserve, buffer

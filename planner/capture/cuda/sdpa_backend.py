@@ -63,8 +63,8 @@ def _order(capability: Capability) -> tuple[SDPBackend, ...]:
     it takes cuDNN newer than 9.15.0, which the wheels for CUDA 13 have and those for CUDA 12 have not. The
     default wheel of 2.13 is taken here. TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
     """
-    known = map(SDPBackend, torch._C._get_sdp_priority_order())
-    order = tuple(backend for backend in known if backend in _DEFAULT_ORDER)
+    backends = map(SDPBackend, torch._C._get_sdp_priority_order())
+    order = tuple(backend for backend in backends if backend in _DEFAULT_ORDER)
     if order == _DEFAULT_ORDER and capability in ((9, 0), (10, 0), (10, 3)):
         return (CUDNN, FLASH, EFFICIENT, MATH)
     return order

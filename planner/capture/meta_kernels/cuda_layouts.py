@@ -55,7 +55,7 @@ def _native_layer_norm_backward(
 def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Return a contiguous tensor like each that is there and wanted."""
     pairs = zip(tensors, mask, strict=True)
-    return tuple(empty(t.shape, t.dtype) if wanted and t is not None else None for t, wanted in pairs)
+    return tuple(empty(t.shape, t.dtype) if is_needed and t is not None else None for t, is_needed in pairs)
 
 
 def _fits_layer_norm(
@@ -111,9 +111,9 @@ def _native_batch_norm_backward(
     """
     if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
-    wanted = (True, True, True) if is_cudnn_batch_norm(x, weight, weight, train) else mask
-    dx = empty_strided(x.shape, _kept_format(x), x.dtype) if wanted[0] else None
-    return (dx, *_gradients((weight, weight), wanted[1:]))
+    output_mask = (True, True, True) if is_cudnn_batch_norm(x, weight, weight, train) else mask
+    dx = empty_strided(x.shape, _kept_format(x), x.dtype) if output_mask[0] else None
+    return (dx, *_gradients((weight, weight), output_mask[1:]))
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:

@@ -33,21 +33,21 @@ def import_library(module: str, extra: str) -> ModuleType:
 
 def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable[..., object]:
     """Return the function or module class of a namespace, without downloads."""
-    known = {
+    builders = {
         key: value
         for key, value in vars(namespace).items()
         if not key.startswith("_")
         and (inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module)))
     }
-    if name not in known:
-        raise unknown_name(source, name, list(known))
+    if name not in builders:
+        raise unknown_name(source, name, list(builders))
     # smp's argument for weights to download is None unless a caller names others.
-    arguments = inspect.signature(known[name]).parameters
-    return partial(known[name], **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
+    arguments = inspect.signature(builders[name]).parameters
+    return partial(builders[name], **dict.fromkeys(arguments.keys() & {"encoder_weights"}))
 
 
-def unknown_name(source: str, name: str, known: list[str], what: str = "model") -> UsageError:
+def unknown_name(source: str, name: str, names: list[str], what: str = "model") -> UsageError:
     """Return the error for a name that a source lacks, with the nearest names that it has."""
-    near = nearest(name, known)
-    hint = f"the nearest: {near}" if near else f"it has {', '.join(known[:8])}" + " ..." * (len(known) > 8)
+    near = nearest(name, names)
+    hint = f"the nearest: {near}" if near else f"it has {', '.join(names[:8])}" + " ..." * (len(names) > 8)
     return UsageError(f"{source} has no {what} {shown(name)}; {hint}")

@@ -137,8 +137,8 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 def kind_of(kind: type, options: Any) -> Optimizer:
     """Return the planner's name of an optimizer's class. Raises UsageError for one that is not planned."""
     if kind not in _OPTIMIZERS:
-        known = ", ".join(one.__name__ for one in reversed(_OPTIMIZERS))
-        raise UsageError(f"optimizer {kind.__name__} is not planned; use one of {known}")
+        names = ", ".join(one.__name__ for one in reversed(_OPTIMIZERS))
+        raise UsageError(f"optimizer {kind.__name__} is not planned; use one of {names}")
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
     return _OPTIMIZERS[kind]

@@ -48,8 +48,8 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
     module, change_process = _run_file(path)
     value = getattr(module, attribute, None)
     if value is None:
-        known = [key for key, one in vars(module).items() if callable(one)]
-        raise unknown_name(path.name, attribute, known, what)
+        names = [key for key, one in vars(module).items() if callable(one)]
+        raise unknown_name(path.name, attribute, names, what)
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
         change_process()  # the file may have set a dtype or a path that its code counts on

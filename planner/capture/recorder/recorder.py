@@ -85,12 +85,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size_bytes = storage.nbytes()
         if key in self._storages or size_bytes == 0:
             return
-        known = StorageRef(storage, self._on_storage_freed)
-        known.key = key
-        known.block = self._alloc(size_bytes, category, op, module)
-        self._storages[key] = known
+        ref = StorageRef(storage, self._on_storage_freed)
+        ref.key = key
+        ref.block = self._alloc(size_bytes, category, op, module)
+        self._storages[key] = ref
         if self._provenance is not None:
-            self._provenance.on_tensor(known.block.number, tensor)
+            self._provenance.on_tensor(ref.block.number, tensor)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
         """Set the category of the block behind a tensor that was recorded before."""
@@ -175,12 +175,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         (native/cuda/Resize.cpp).
         """
         storage = out.untyped_storage()
-        known = self._storages.get(storage._cdata)
-        if known is None:
+        ref = self._storages.get(storage._cdata)
+        if ref is None:
             self.record_tensor(out, Category.TEMPORARY, op.name)
-        elif known.block.size_bytes != storage.nbytes():
-            old = known.block
-            known.block = self._alloc(storage.nbytes(), old.category, op.name)
+        elif ref.block.size_bytes != storage.nbytes():
+            old = ref.block
+            ref.block = self._alloc(storage.nbytes(), old.category, op.name)
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:

@@ -56,8 +56,8 @@ def _capture(
     programs = builder.programs(target) if message["kind"] == "programs" else [builder.run(batch, target)]
     for program in programs:
         builder.enumerate_variants(program, target)
-    known = target.capability
-    return [replace(program, targets={known: program.targets[known]}) for program in programs]
+    capability = target.capability
+    return [replace(program, targets={capability: program.targets[capability]}) for program in programs]
 
 
 if __name__ == "__main__":

@@ -157,12 +157,12 @@ class ProgramBuilder:
 
 def _with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
     """Add GPUs of a compute capability to a program, or change the batch sizes for which it holds there."""
-    known = program.targets.get(target.capability)
-    if known is None:
+    variants = program.targets.get(target.capability)
+    if variants is None:
         rules = program.rules
         assert isinstance(rules, SignatureRules)
-        known = program.targets[target.capability] = rules.variants(target, min_batch, max_batch)
-    known.min_batch, known.max_batch = min_batch, max_batch
+        variants = program.targets[target.capability] = rules.variants(target, min_batch, max_batch)
+    variants.min_batch, variants.max_batch = min_batch, max_batch
     return program
 
 

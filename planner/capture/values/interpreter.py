@@ -218,11 +218,11 @@ class ValueInterpreter:
         key = (str(func), line_of_caller(is_of_torch))
         leaves = tree_flatten((args, kwargs))[0]
         stays = any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves)
-        known = self._known_result(key, func, inputs) if stays or func is not aten._to_copy.default else None
-        if known is not None and results is not None:
-            out = self._scaled(func, known, args[0], kwargs)
+        cached = self._known_result(key, func, inputs) if stays or func is not aten._to_copy.default else None
+        if cached is not None and results is not None:
+            out = self._scaled(func, cached, args[0], kwargs)
             if is_count(out, _source(inputs)):
-                return out * results.wanted // results.batch
+                return out * results.new_batch // results.batch
             if out is not NotImplemented:
                 return out
         for value in inputs:

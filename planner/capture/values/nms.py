@@ -17,27 +17,27 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """
     order = scores.argsort(descending=True, stable=True)
     corners = boxes.detach().to(torch.float64)[order].numpy()
-    kept = _kept(corners, iou_threshold)
-    return order[torch.from_numpy(np.flatnonzero(kept))]
+    stays = _survivors(corners, iou_threshold)
+    return order[torch.from_numpy(np.flatnonzero(stays))]
 
 
-def _kept(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
     """Return which of the boxes stay, from the best one to the worst."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
-        return _kept_one_by_one(corners, threshold)
+        return _survivors_one_by_one(corners, threshold)
     better, worse = _both_near(corners[:, 1], corners[:, 3], near, threshold)
     overlapping = _overlap(corners[better], corners[worse], threshold)
     better, worse = better[overlapping], worse[overlapping]
     better, worse = np.minimum(better, worse), np.maximum(better, worse)
     by_rank = np.argsort(better, kind="stable")
     better, worse = better[by_rank], worse[by_rank]
-    kept = np.ones(len(corners), dtype=np.bool_)
+    stays = np.ones(len(corners), dtype=np.bool_)
     for box, removed in zip(better.tolist(), worse.tolist(), strict=True):
-        if kept[box]:
-            kept[removed] = False
-    return kept
+        if stays[box]:
+            stays[removed] = False
+    return stays
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
@@ -70,14 +70,14 @@ def _both_near(
     return one[beside], other[beside]
 
 
-def _kept_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    kept = np.zeros(len(corners), dtype=np.bool_)
+def _survivors_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    stays = np.zeros(len(corners), dtype=np.bool_)
     left = np.arange(len(corners))
     while len(left):
         first, rest = left[0], left[1:]
-        kept[first] = True
+        stays[first] = True
         left = rest[~_overlap(corners[first], corners[rest], threshold)]
-    return kept
+    return stays
 
 
 def _overlap(a: NDArray[np.float64], b: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:

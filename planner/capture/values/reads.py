@@ -52,7 +52,7 @@ class ReadLog:
     """The results of one run's reads, in order, by operator and line."""
 
     batch: int
-    wanted: int  # the batch size for which they are reused
+    new_batch: int  # the batch size for which they are reused
     _results: dict[Key, list[ReadResult]] = field(default_factory=dict)
     _positions: dict[Key, int] = field(default_factory=dict)
 

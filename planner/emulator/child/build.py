@@ -184,16 +184,16 @@ def _compile(one: _StandIn, name: str, flags: list[str], imports: list[str], wor
         objects.append(str(work / source.replace(".c", ".o")))
         run_tool(["gcc", *flags, "-c", str(SOURCES / source), "-o", objects[-1]])
     defined = _symbols(objects)
-    wanted = [text for text in imports if one.imports and re.search(one.imports, text)]
+    imported = [text for text in imports if one.imports and re.search(one.imports, text)]
     if one.generated is not None:
         includes = "".join(f"#include <{header}>\n" for header in one.generated.headers)
         preprocessed = run_tool(["gcc", *flags, "-E", "-P", "-xc", "-"], includes)
-        names = [text.partition("@")[0] for text in wanted]
+        names = [text.partition("@")[0] for text in imported]
         rest = work / "generated.c"
         rest.write_text(generate(one.generated, preprocessed, defined, names), encoding="utf-8")
         objects.append(str(work / "generated.o"))
         run_tool(["gcc", *flags, "-c", str(rest), "-o", objects[-1]])
-    versions = sorted({text.partition("@")[2] for text in wanted if "@" in text})
+    versions = sorted({text.partition("@")[2] for text in imported if "@" in text})
     link = [f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN"]
     if versions:
         script = work / "versions"

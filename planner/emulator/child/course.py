@@ -165,13 +165,13 @@ class ModuleNames:
         return True
 
     def _known(self, module: Any) -> str | None:
-        found = self._names.get(id(module))
-        return found[1] if found is not None and found[0]() is module else None
+        entry = self._names.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
 
     def name(self, module: Any) -> str:
         """Return the name of a module; one that no outermost module knows goes by its class."""
-        known = self._known(module)
-        return type(module).__name__ if known is None else known
+        name = self._known(module)
+        return type(module).__name__ if name is None else name
 
     def _modules(self) -> Iterator[tuple[Any, str]]:
         """Yield the modules of the outermost ones that have parameters and still live, with their names."""

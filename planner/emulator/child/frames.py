@@ -38,11 +38,11 @@ def place(torch: Any) -> dict[str, Any]:
 
 
 def _frames(frame: Any) -> list[Any]:
-    found = []
+    frames = []
     while frame is not None:
-        found.append(frame)
+        frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def line_of(frames: list[Any]) -> str:

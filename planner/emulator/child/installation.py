@@ -79,7 +79,7 @@ def find_installation(torch: Path) -> Installation:
             f"torch {version}: the headers of CUDA are not beside it; install torch with pip, whose packages "
             "bring them"
         )
-    cudnn = next((found for root in roots for found in sorted(root.glob("cudnn/lib/libcudnn.so.9"))), None)
+    cudnn = next((path for root in roots for path in sorted(root.glob("cudnn/lib/libcudnn.so.9"))), None)
     if cudnn is None:
         raise EmulatorError(f"torch {version}: libcudnn.so.9 is not beside it; cuDNN 9 is needed")
     _check_cudnn(version, cudnn.parent.with_name("include") / "cudnn_version.h")
@@ -91,11 +91,11 @@ def _check_cudnn(torch_version: str, header: Path) -> None:
     """Raise EmulatorError where cuDNN does not answer for a GPU that is only described."""
     text = header.read_text(encoding="utf-8") if header.is_file() else ""
     numbers = [re.search(rf"#define CUDNN_{name} (\d+)", text) for name in ("MAJOR", "MINOR", "PATCHLEVEL")]
-    found = tuple(int(number.group(1)) for number in numbers if number)
-    if found < FIRST_CUDNN:
+    version = tuple(int(number.group(1)) for number in numbers if number)
+    if version < FIRST_CUDNN:
         cuda = re.search(r"\+(cu\d\d)", torch_version)
         package = f"nvidia-cudnn-{cuda.group(1) if cuda else 'cu12'}"
-        name = ".".join(map(str, found)) or "of an unknown version"
+        name = ".".join(map(str, version)) or "of an unknown version"
         raise EmulatorError(
             f"torch {torch_version}: its cuDNN {name} does not answer for a GPU that is only described; put "
             f"a newer one in its place: pip install '{package}>={'.'.join(map(str, FIRST_CUDNN))}'"
@@ -112,8 +112,8 @@ def _nvidia_folders(torch: Path) -> list[Path]:
 
 
 def _version(torch: Path) -> str:
-    found = re.search(r"__version__ = '([^']+)'", (torch / "version.py").read_text(encoding="utf-8"))
-    return found.group(1) if found else "of an unknown version"
+    match = re.search(r"__version__ = '([^']+)'", (torch / "version.py").read_text(encoding="utf-8"))
+    return match.group(1) if match else "of an unknown version"
 
 
 def _sonames(library: Path) -> dict[str, str]:

@@ -70,13 +70,13 @@ def parse_prototypes(preprocessed: str, prefix: str) -> tuple[list[Prototype], s
     pattern = re.compile(
         r"(?:^|[;}])\s*([\w\s\*]+?[\s\*])(" + prefix + r"\w*)\s*\(((?:[^();{}]|\([^()]*\))*)\)\s*(?=;)", re.M
     )
-    found: dict[str, Prototype] = {}
+    prototypes: dict[str, Prototype] = {}
     for result, name, parameters in pattern.findall(text):
         result = " ".join(result.split())
-        if name not in found and "typedef" not in result and result not in ("return", ""):
+        if name not in prototypes and "typedef" not in result and result not in ("return", ""):
             pairs = enumerate(_split(parameters))
-            found[name] = Prototype(result, name, tuple(_parameter(index, one) for index, one in pairs))
-    return list(found.values()), set(_HANDLE.findall(text))
+            prototypes[name] = Prototype(result, name, tuple(_parameter(index, one) for index, one in pairs))
+    return list(prototypes.values()), set(_HANDLE.findall(text))
 
 
 def _split(parameters: str) -> list[str]:
@@ -95,15 +95,15 @@ def _parameter(index: int, text: str) -> Parameter:
     """Read a parameter; one without a name gets one."""
     if "(" in text:
         return Parameter(text, None)
-    found = re.search(r"(\w+)\s*(\[[^\]]*\])*\s*$", text)
-    name = found.group(1) if found else ""
+    match = re.search(r"(\w+)\s*(\[[^\]]*\])*\s*$", text)
+    name = match.group(1) if match else ""
     bare = (
         re.sub(r"\b(const|struct|enum|unsigned|long|int|short|char|signed)\b", "", text)
         .replace("*", "")
         .split()
     )
     is_type = len(bare) == 1 and bare[0].endswith("_t") and name == bare[0]
-    if not found or len(text.replace("*", " ").split()) == 1 or name in _PLAIN or is_type:
+    if not match or len(text.replace("*", " ").split()) == 1 or name in _PLAIN or is_type:
         name = f"a{index}_"
         text = f"{text} {name}"
     return Parameter(text, name)

@@ -77,8 +77,8 @@ class Peaks:
 
     def stats(self, device: int) -> dict[str, Any]:
         """Return torch's statistics."""
-        found: dict[str, Any] = self._stats(device)
-        return found
+        stats: dict[str, Any] = self._stats(device)
+        return stats
 
     def _stats_of_script(self, device: int) -> Any:
         return _larger_peaks(self._stats(device), self._hidden.get(device))
@@ -124,8 +124,8 @@ class Recorder:
         core.emu_context_active.restype = ctypes.c_bool
         self._folder = folder
         self._peaks: Peaks | None = None  # until torch initializes CUDA
-        wanted = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
-        self._course = Course(torch, self._places) if "course" in wanted else None
+        kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
+        self._course = Course(torch, self._places) if "course" in kinds else None
         self.restart()
 
     def restart(self) -> None:
@@ -134,12 +134,12 @@ class Recorder:
         self._process = {"rank": int(os.environ.get("RANK") or 0), "pid": os.getpid()}
         self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"
         self._pid, self._written = os.getpid(), 0.0
-        wanted = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
-        self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in wanted else None
+        kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
+        self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in kinds else None
         if self._course is not None:
             self._course.restart()
         history = History(torch, self._path.with_suffix(".history"), self._process, self._course)
-        self._history = history if "events" in wanted else None
+        self._history = history if "events" in kinds else None
         self._peaks = None
         self._steps: list[dict[str, Any]] = []
         self._count, self._stopping, self._finished = 0, False, False

@@ -158,7 +158,7 @@ def key_of(observation: Observation) -> Key:
 
 def _calibration(entry: Entry) -> Calibration:
     parts = entry.mapping()
-    if "schema" not in parts or "kind" not in parts or not parts["kind"].says("calibration"):
+    if "schema" not in parts or "kind" not in parts or not parts["kind"].is_word("calibration"):
         raise entry.broken("no calibration: expected `kind: calibration` and a schema")
     schema = parts["schema"].convert(int)
     if schema > SCHEMA:

@@ -163,8 +163,8 @@ def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
 def _median_context_bytes(points: Sequence[Point]) -> float | None:
     """Return the median of the runs' contexts; None without any."""
     contexts = [point.observation.context_after_bytes for point in points]
-    known = [size_bytes for size_bytes in contexts if size_bytes is not None]
-    return median(known) if known else None
+    sizes = [size_bytes for size_bytes in contexts if size_bytes is not None]
+    return median(sizes) if sizes else None
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:

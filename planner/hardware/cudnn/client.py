@@ -40,35 +40,35 @@ class Cudnn:
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
 
-    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
         """Return the workspaces without `benchmark`; none where cuDNN does not answer."""
-        engines = self.engines(capability, multiprocessors, asked, every=False)
+        engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
     def benchmarked(
-        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+        self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
         """Return the workspaces with `benchmark`: room for the largest, while all are timed
         (generate_and_filter_plans), then what one of them takes. Which one nobody knows before; it is taken
         to be the heuristics' first.
         """
-        engines = self.engines(capability, multiprocessors, asked, every=True)
+        engines = self.engines(capability, multiprocessors, query, every=True)
         if not engines:
             return Workspaces(0)
         first, largest = engines[0], max(engines, key=lambda engine: engine.workspace_bytes)
         return Workspaces(first.workspace_bytes, largest.workspace_bytes, first, largest)
 
     def engines(
-        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution, *, every: bool
+        self, capability: tuple[int, int], multiprocessors: int, query: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
         """Return the engines that PyTorch times with `benchmark`, in cuDNN's order, or the first alone."""
-        key = (capability, multiprocessors, asked, every)
+        key = (capability, multiprocessors, query, every)
         if key not in self._answers:
             answers: list[Any] = []
             if capability not in self.silent:
                 described = describe_for_cudnn(capability, multiprocessors)
                 try:
-                    answers = self._worker.request({**asdict(asked), "every": every, "device": described})
+                    answers = self._worker.request({**asdict(query), "every": every, "device": described})
                 except WorkerError:  # this query ends the library's process
                     self.silent.add(capability)
                     self._worker = self._start()
@@ -95,21 +95,21 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
     folder = _installed() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
         raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
-    found = cublaslt_for(folder)
-    cublaslt, lacks = (None, found) if isinstance(found, str) else (found, "")
+    built = cublaslt_for(folder)
+    cublaslt, lacks = (None, built) if isinstance(built, str) else (built, "")
     start = partial(_start, folder, cublaslt, gpu)
     worker = start()
     try:
-        told = worker.request({})
+        reply = worker.request({})
     except WorkerError as error:
-        told = {"error": f"its process {error}"}
-    if "error" in told:
+        reply = {"error": f"its process {error}"}
+    if "error" in reply:
         raise UsageError(
-            f"--cudnn {where}: it does not answer: {told['error']}; beside it are wanted nvidia-cublas and "
+            f"--cudnn {where}: it does not answer: {reply['error']}; beside it are wanted nvidia-cublas and "
             "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
         )
-    version = format_cudnn_version(told["version"]) or "of an unknown version"
-    if told["version"] < OLDEST:
+    version = format_cudnn_version(reply["version"]) or "of an unknown version"
+    if reply["version"] < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
     return Cudnn(version, start, worker, lacks)
 

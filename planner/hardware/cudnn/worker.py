@@ -57,10 +57,10 @@ class Library:
 
     def __init__(self, folder: Path, cublaslt: str = "") -> None:
         # What it looks for in NVIDIA's other packages; a library that is loaded is found under its own name.
-        wanted = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
+        patterns = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
         if not cublaslt:
-            wanted.insert(0, "libcublasLt.so.*")
-        beside = [path for name in wanted for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
+            patterns.insert(0, "libcublasLt.so.*")
+        beside = [path for name in patterns for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
         own = [Path(cublaslt).with_name("libcuda.so.1"), Path(cublaslt)] if cublaslt else []
         for path in [*own, *beside]:
             with suppress(OSError):
@@ -93,8 +93,8 @@ class Library:
     def get(self, descriptor: Any, attribute: int, kind: str, room: int, into: Any) -> int:
         """Read an attribute; returns of how many values."""
         count = ctypes.c_int64()
-        room_there, found = ctypes.c_int64(room), ctypes.byref(count)
-        self.call("GetAttribute", descriptor, attribute, _TYPES[kind][0], room_there, found, into)
+        room_there, count_there = ctypes.c_int64(room), ctypes.byref(count)
+        self.call("GetAttribute", descriptor, attribute, _TYPES[kind][0], room_there, count_there, into)
         return count.value
 
     def device(self, described: dict[str, Any]) -> Any:
@@ -176,10 +176,10 @@ def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: i
         library.call("Finalize", heuristics)
         count = library.get(heuristics, 202, "descriptor", 0, None)
         configs = [library.create(_CONFIG, made) for _ in range(count)]
-        found = library.get(heuristics, 202, "descriptor", count, _pointers(configs))
+        config_count = library.get(heuristics, 202, "descriptor", count, _pointers(configs))
     except RefusedError:
         return []
-    return configs[:found]
+    return configs[:config_count]
 
 
 def _engine(library: Library, config: Any) -> tuple[int, list[str]]:

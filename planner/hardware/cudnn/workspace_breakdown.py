@@ -80,11 +80,11 @@ def _of_layer(trace: Trace, birth: Alloc, row: ConvWorkspace) -> LayerWorkspace:
         parts: Parts = (Part(Term.IMAGES, "w", row.x[0], size_bytes),)
     else:
         parts = name_parts(row.convolution, tuple(row.notes.split(", ")), size_bytes)
-    module, known = trace.sites[birth.site].module, None if engine < 0 else engine
-    return LayerWorkspace(module, row.direction, size_bytes, row.searched, known, row.notes, parts)
+    module, known_engine = trace.sites[birth.site].module, None if engine < 0 else engine
+    return LayerWorkspace(module, row.direction, size_bytes, row.searched, known_engine, row.notes, parts)
 
 
-def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> Parts:
+def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> Parts:
     """Terms that add up to the workspace, the largest first; `notes` are those of cuDNN's engine.
 
     x, w and y are the input, the weights and the output of the convolution, or their gradients.
@@ -92,20 +92,20 @@ def name_parts(asked: Convolution, notes: tuple[str, ...], workspace_bytes: int)
     if workspace_bytes <= 0:
         return ()
     transforms = [name for name in ("Winograd", "FFT") if any(name in note for note in notes)]
-    parts = _exact(asked, transforms, workspace_bytes)
+    parts = _exact(query, transforms, workspace_bytes)
     if not parts and not transforms:
-        parts = _loose(asked, workspace_bytes)
+        parts = _loose(query, workspace_bytes)
     left_bytes = workspace_bytes - _bytes_of(parts)
     rest = (Part(Term.UNNAMED, "", 1, left_bytes),) if left_bytes else ()
     return (*sorted(parts, key=lambda part: -part.size_bytes), *rest)
 
 
-def _exact(asked: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
+def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
     """Return terms with no more than `NARROW_BYTES` beside them; () where there are none."""
-    for part in _whole(asked, transforms):
+    for part in _whole(query, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
-    copies = list(_copies(asked))
+    copies = list(_copies(query))
     kinds: tuple[_Beside, ...] = (_filters,) if transforms == ["Winograd"] else ()
     if not transforms:
         kinds = (_sums, _tiles)
@@ -113,19 +113,19 @@ def _exact(asked: Convolution, transforms: list[str], workspace_bytes: int) -> P
         if copied is not None:
             return copied
     for beside, copied in product(kinds, copies):
-        more = beside(asked, workspace_bytes - _bytes_of(copied))
+        more = beside(query, workspace_bytes - _bytes_of(copied))
         if more:
             return (*copied, *more)
     return ()
 
 
-def _loose(asked: Convolution, workspace_bytes: int) -> Parts:
+def _loose(query: Convolution, workspace_bytes: int) -> Parts:
     """Return copies alone, where little is left beside them."""
     shares = [_LARGEST_LOOSE_SHARE]
-    if not asked.channels_last or _ELEMENT_BYTES[asked.dtype] != 2:  # tensor cores read these as they are
+    if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # tensor cores read these as they are
         shares.append(_LARGEST_UNNAMED_SHARE)
-    found = (_almost(_copies(asked), workspace_bytes, share * workspace_bytes) for share in shares)
-    return next(filter(None, found), ())
+    splits = (_almost(_copies(query), workspace_bytes, share * workspace_bytes) for share in shares)
+    return next(filter(None, splits), ())
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
@@ -142,18 +142,18 @@ def _bytes_of(parts: Parts) -> int:
 _Beside = Callable[[Convolution, int], Parts]
 
 
-def _filters(asked: Convolution, left_bytes: int) -> Parts:
+def _filters(query: Convolution, left_bytes: int) -> Parts:
     """25 numbers of 4 bytes for each pair of channels, and one for each channel of the result."""
-    rows, channels = asked.w[0], asked.w[1]
-    size_bytes = 100 * rows * channels + 4 * (rows if asked.direction is Direction.FORWARD else channels)
+    rows, channels = query.w[0], query.w[1]
+    size_bytes = 100 * rows * channels + 4 * (rows if query.direction is Direction.FORWARD else channels)
     fits = 0 <= left_bytes - size_bytes <= NARROW_BYTES
     return (Part(Term.FILTERS, "", 1, size_bytes),) if fits else ()
 
 
-def _sums(asked: Convolution, left_bytes: int) -> Parts:
+def _sums(query: Convolution, left_bytes: int) -> Parts:
     """Channels as they are, filled up, or in whole tiles, in which those of w stand beside each other."""
-    result = _result(asked)
-    rows, channels, *extents = getattr(asked, result)
+    result = _result(query)
+    rows, channels, *extents = getattr(query, result)
     sizes = [4 * rows * _up(channels, step) * prod(extents) for step in (1, 4, 8, 64, 128)]
     if result == "w":
         sizes.append(4 * rows * _up(channels * prod(extents), 128))
@@ -165,7 +165,7 @@ def _sums(asked: Convolution, left_bytes: int) -> Parts:
     return ()
 
 
-def _tiles(asked: Convolution, left_bytes: int) -> Parts:
+def _tiles(query: Convolution, left_bytes: int) -> Parts:
     times, beside_bytes = divmod(left_bytes, _TILE_BYTES)
     if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES + _COUNTER_BYTES * times:
         return ()
@@ -175,28 +175,28 @@ def _tiles(asked: Convolution, left_bytes: int) -> Parts:
 # ---- copies
 
 
-def _copies(asked: Convolution) -> Iterator[Parts]:
+def _copies(query: Convolution) -> Iterator[Parts]:
     """Yield all choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most,
     so the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient
     of the weights last, since their partial sums are likelier.
     """
-    result = _result(asked)
-    sign = 1 if asked.channels_last else -1
+    result = _result(query)
+    sign = 1 if query.channels_last else -1
     order = sorted("xyw", key=lambda letter: (letter == result, letter == "w"))
     chosen = [tuple(compress(order, mask)) for mask in product((True, False), repeat=3)]
     chosen.sort(key=lambda letters: (sign * len(set(letters) - {"w"}), result == "w" and "w" in letters))
     for letters in chosen:
-        yield from _sized(asked, letters, {})
-    if _ELEMENT_BYTES[asked.dtype] <= 4 and result != "w":
+        yield from _sized(query, letters, {})
+    if _ELEMENT_BYTES[query.dtype] <= 4 and result != "w":
         for letters in chosen:
-            yield from _sized(asked, letters, {result: _float32_sizes(asked, result)})
+            yield from _sized(query, letters, {result: _float32_sizes(query, result)})
 
 
 def _sized(
-    asked: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
+    query: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Parts]:
     """Yield copies of these tensors, with each padding that kernels are seen to use."""
-    kinds = [(Term.COPY, letter, _sizes(asked, letter)) for letter in letters]
+    kinds = [(Term.COPY, letter, _sizes(query, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):
         yield tuple(
@@ -205,51 +205,51 @@ def _sized(
         )
 
 
-def _sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
+def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
     """Return bytes of a copy whose channels, or each group's, fill 16 bytes or 8; the last is as it is."""
-    element_bytes = _ELEMENT_BYTES[asked.dtype]
-    sizes: tuple[int, ...] = getattr(asked, letter)
-    groups = 1 if letter == "w" else max(1, asked.x[1] // max(1, asked.w[1]))
-    found: list[int] = []
+    element_bytes = _ELEMENT_BYTES[query.dtype]
+    sizes: tuple[int, ...] = getattr(query, letter)
+    groups = 1 if letter == "w" else max(1, query.x[1] // max(1, query.w[1]))
+    sizes_bytes: list[int] = []
     for fill_bytes in (16, 8, element_bytes):
         step = max(1, fill_bytes // element_bytes)
         for parts in (1, groups):
             channels = parts * _up(sizes[1] // parts, step)
             rows = _up(sizes[0], step) if letter == "w" else sizes[0]
-            found.append(element_bytes * rows * channels * prod(sizes[2:]))
-    return tuple(dict.fromkeys(found))
+            sizes_bytes.append(element_bytes * rows * channels * prod(sizes[2:]))
+    return tuple(dict.fromkeys(sizes_bytes))
 
 
-def _float32_sizes(asked: Convolution, letter: str) -> tuple[int, ...]:
+def _float32_sizes(query: Convolution, letter: str) -> tuple[int, ...]:
     """Return the bytes of a result in float32, in half precision, and with channels in whole tiles."""
-    sizes: tuple[int, ...] = getattr(asked, letter)
-    steps = (1, 8, 64, 128) if _ELEMENT_BYTES[asked.dtype] == 2 else (64, 128)
+    sizes: tuple[int, ...] = getattr(query, letter)
+    steps = (1, 8, 64, 128) if _ELEMENT_BYTES[query.dtype] == 2 else (64, 128)
     spread = 4 * sizes[0] * prod(sizes[2:])
-    found = dict.fromkeys(spread * _up(sizes[1], step) for step in steps)
-    return tuple(size for size in found if size not in _sizes(asked, letter))
+    candidates = dict.fromkeys(spread * _up(sizes[1], step) for step in steps)
+    return tuple(size for size in candidates if size not in _sizes(query, letter))
 
 
-def _result(asked: Convolution) -> str:
-    return {Direction.FORWARD: "y", Direction.DATA: "x", Direction.WEIGHT: "w"}[asked.direction]
+def _result(query: Convolution) -> str:
+    return {Direction.FORWARD: "y", Direction.DATA: "x", Direction.WEIGHT: "w"}[query.direction]
 
 
 # ---- terms that are the whole workspace: benchmarks/published/README.md says of which rows they are exact
 
 
-def _whole(asked: Convolution, transforms: list[str]) -> Iterator[Part]:
+def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
     """Yield parts of square kernels over images; `GEMM` not of points, where it would be a copy."""
-    kernel = asked.w[2:]
-    images_bytes = 4 * asked.x[0] * prod(asked.w)
-    if asked.direction is Direction.WEIGHT and images_bytes:
+    kernel = query.w[2:]
+    images_bytes = 4 * query.x[0] * prod(query.w)
+    if query.direction is Direction.WEIGHT and images_bytes:
         for times in _IMAGE_TIMES:
-            yield Part(Term.IMAGES, "w", times * asked.x[0], times * images_bytes)
-    made = asked.x if asked.direction is Direction.DATA else asked.y
+            yield Part(Term.IMAGES, "w", times * query.x[0], times * images_bytes)
+    made = query.x if query.direction is Direction.DATA else query.y
     if prod(kernel) > 1:
-        columns = asked.w[1] * prod(kernel) * prod((made[0], *made[2:]))
-        yield Part(Term.GEMM, "", 1, _ELEMENT_BYTES[asked.dtype] * columns)
-    if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(asked.stride) != {1}:
+        columns = query.w[1] * prod(kernel) * prod((made[0], *made[2:]))
+        yield Part(Term.GEMM, "", 1, _ELEMENT_BYTES[query.dtype] * columns)
+    if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(query.stride) != {1}:
         return
-    channels = asked.w[0] * asked.w[1], asked.w[0] + asked.w[1]
+    channels = query.w[0] * query.w[1], query.w[0] + query.w[1]
     if "Winograd" in transforms or not transforms:  # no note says so where cuBLASLt multiplies the tiles
         size, tile = (6, 4) if kernel == (3, 3) else (13, 9)
         images = _up(made[0], 16) * prod(-(-extent // tile) for extent in made[2:])

@@ -116,7 +116,7 @@ def _recipe(name: str, entry: Entry, sources: Collection[str]) -> Recipe:
 
 
 def _gpus(entry: Entry) -> tuple[Device, ...]:
-    if entry.says("all"):
+    if entry.is_word("all"):
         return load_devices()
     return tuple(device for item in read_items(entry) for device in _devices(item))
 

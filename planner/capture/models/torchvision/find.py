@@ -22,8 +22,8 @@ def find_torchvision(name: str) -> Callable[..., object]:
     models = import_library("torchvision.models", extra="")
     group, _, plain = name.rpartition(".")
     module = getattr(models, group, None)
-    known = models.list_models(module=module) if module else []
-    if plain not in (known if group else models.list_models()):
+    names = models.list_models(module=module) if module else []
+    if plain not in (names if group else models.list_models()):
         raise unknown_name("torchvision", name, models.list_models())
     build = models.get_model_builder(plain)
 

@@ -212,8 +212,8 @@ def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
     by_task = {name: getattr(tables, _table_of(name), {}) for name in TASKS}
     of_type = {name: classes[kind] for name, classes in by_task.items() if kind in classes}
     if not of_type or (task is not None and task not in of_type):
-        known = ", ".join(of_type) or "no class of its own"
-        raise UsageError(f"hf:{kind}: transformers has no class for {task or 'this type'}; it has {known}")
+        classes = ", ".join(of_type) or "no class of its own"
+        raise UsageError(f"hf:{kind}: transformers has no class for {task or 'this type'}; it has {classes}")
     names = of_type[task or next(iter(of_type))]
     return getattr(transformers, names if isinstance(names, str) else names[0])
 
@@ -227,14 +227,14 @@ def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping
     if "num_labels" in given:  # a file spells out the names of its labels, and their number wins
         whole.pop("id2label", None)
         whole.pop("label2id", None)
-    known = config_class.from_dict(copy.deepcopy(whole))
+    config = config_class.from_dict(copy.deepcopy(whole))
     for key, value in given.items():
-        inside, target = known, whole
+        inside, target = config, whole
         *parents, last = key.split("__")
         for parent in parents:
             inside, target = getattr(inside, parent, None), target.setdefault(parent, {})
         if not hasattr(inside, "attribute_map"):
-            raise _no_argument(known, key)
+            raise _no_argument(config, key)
         if not hasattr(inside, last):
             raise _no_argument(inside, last)
         target[inside.attribute_map.get(last, last)] = value
@@ -253,8 +253,8 @@ def _unknown(transformers: Any, name: str) -> UsageError:
             f"model {shown('hf:' + name)}: there is no such folder, and nothing is fetched from a hub; "
             "save its config.json into a folder and name that as hf:FOLDER"
         )
-    known = [*transformers.CONFIG_MAPPING.keys(), *(key for key in dir(transformers) if "For" in key)]
-    near = nearest(name, known)
+    names = [*transformers.CONFIG_MAPPING.keys(), *(key for key in dir(transformers) if "For" in key)]
+    near = nearest(name, names)
     hint = f"the nearest: {near}" if near else "name a model type, a class or a folder with config.json"
     if "-" in name:  # as names on a hub have it
         hint += "; nothing is fetched from a hub: for a model of one, save its config.json and name hf:FOLDER"

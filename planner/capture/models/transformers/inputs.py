@@ -40,8 +40,8 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
     Raises UsageError for inputs that the model does not take.
     """
     given = _by_keyword(job, choice)
-    kept = {name: spec for name, spec in given.items() if job.mode is Mode.TRAIN or name not in _LABELS}
-    inputs = _main_inputs(choice, kept) | kept
+    specs = {name: spec for name, spec in given.items() if job.mode is Mode.TRAIN or name not in _LABELS}
+    inputs = _main_inputs(choice, specs) | specs
     inputs |= _mask(choice, inputs)
     if job.mode is Mode.TRAIN and job.loss is Loss.OUTPUT:
         labels = _labels(choice, inputs)

@@ -169,7 +169,7 @@ def _native_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool]) -
     """
     copy, held = grad.copies_to(is_last=False), x.copies_to(is_last=False) if mask[1] else ()
     if len(grad.shape) == 5:
-        return (*(Output() for is_wanted in mask[:2] if is_wanted), *copy, *held, *released(held))
+        return (*(Output() for is_needed in mask[:2] if is_needed), *copy, *held, *released(held))
     ops: Ops = ()
     if mask[1]:
         ops += (*held, Output(1 if mask[0] else 0), *released(held))

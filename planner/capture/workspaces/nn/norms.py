@@ -61,7 +61,7 @@ def _normalized_backward(
     """
     columns = x.shape[x.dim() - len(normalized) :].numel()
     rows = x.numel() // max(columns, 1)
-    scales = [t for t, is_wanted in zip(out[1:], mask[1:], strict=True) if is_wanted and t is not None]
+    scales = [t for t, is_needed in zip(out[1:], mask[1:], strict=True) if is_needed and t is not None]
     ops: list[Op] = [*contiguous_copies(x, weight), *([Output()] if mask[0] else [])]
     few = rows <= _MANY_ROWS or columns // 32 >= target.sm_count // 2
     if few or not scales:

@@ -21,7 +21,7 @@ class Mode(NamedTuple):
 
     name: str
     gates: int
-    kept: int  # vectors as wide as the hidden state that training keeps per layer, direction and step
+    reserve: int  # vectors as wide as the hidden state that training keeps per layer, direction and step
 
 
 # By number in cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
@@ -68,8 +68,8 @@ class RnnSizes(NamedTuple):
 
         `rows` are steps times samples.
         """
-        kept = MODES[self.mode].kept + (1 if self.projected else 0)
-        elements = self.layers * kept * self.hidden + (self.layers - 1) * self.width
+        vectors = MODES[self.mode].reserve + (1 if self.projected else 0)
+        elements = self.layers * vectors * self.hidden + (self.layers - 1) * self.width
         return rows * self.directions * element_bytes * elements
 
     def workspace_bytes(self, samples: int, element_bytes: int) -> int:

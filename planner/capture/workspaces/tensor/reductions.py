@@ -61,11 +61,11 @@ def reduction(x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int
     gone = {dim % rank for dim in dims} if dims and rank else set(range(rank))
     shape, strides = x.shape, x.stride()
     reduced = _coalesce([_Dim(shape[d], strides[d]) for d in range(rank) if d in gone])
-    kept = _coalesce([_Dim(shape[d], strides[d]) for d in range(rank) if d not in gone])
-    inputs, outputs = prod(d.size for d in reduced), prod(d.size for d in kept)
+    remaining = _coalesce([_Dim(shape[d], strides[d]) for d in range(rank) if d not in gone])
+    inputs, outputs = prod(d.size for d in reduced), prod(d.size for d in remaining)
     if inputs * min(outputs, 2**20) < _MAX_VALUES * _WARP or outputs == 0:
         return ()
-    return _split(reduced, kept, inputs, outputs, partial_bytes, target)
+    return _split(reduced, remaining, inputs, outputs, partial_bytes, target)
 
 
 def _coalesce(dims: list[_Dim]) -> list[_Dim]:
@@ -80,18 +80,18 @@ def _coalesce(dims: list[_Dim]) -> list[_Dim]:
 
 
 def _split(
-    reduced: list[_Dim], kept: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
+    reduced: list[_Dim], remaining: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
 ) -> Ops:
     """Follow `setReduceConfig` in its own order."""
     # Whether the fastest dimension is reduced.
-    along = not kept or (bool(reduced) and reduced[0].stride < kept[0].stride)
-    fastest = (reduced if along else kept)[0].stride if reduced or kept else 1
+    along = not remaining or (bool(reduced) and reduced[0].stride < remaining[0].stride)
+    fastest = (reduced if along else remaining)[0].stride if reduced or remaining else 1
     width, height = (inputs, outputs) if along else (outputs, inputs)
     vector = 1
     if fastest == 1 and along and inputs >= 128 and len(reduced) == 1:
         width //= _VECTOR
     elif fastest == 1 and not along:
-        vector = _output_vector(reduced, kept)
+        vector = _output_vector(reduced, remaining)
         width //= vector
     block_x, block_y = _block(width, height, _MAX_THREADS // vector)
     step_input, step_output = (block_x, 1) if along else (1, block_x)
@@ -102,20 +102,20 @@ def _split(
         step_output *= block_y
     values = ceil_div(inputs, step_input)
     grid = ceil_div(outputs // vector, step_output)
-    wanted = target.sm_count * (threads_per_sm(target.capability) // (block_x * block_y))
-    if not across_warps or values < _MAX_VALUES or grid > wanted:
+    limit = target.sm_count * (threads_per_sm(target.capability) // (block_x * block_y))
+    if not across_warps or values < _MAX_VALUES or grid > limit:
         return ()
-    blocks = max(min(ceil_div(wanted, grid), ceil_div(values, _MIN_VALUES)), ceil_div(values, _MAX_VALUES))
+    blocks = max(min(ceil_div(limit, grid), ceil_div(values, _MIN_VALUES)), ceil_div(values, _MAX_VALUES))
     if blocks <= 1:
         return ()
     buffer = partial_bytes * outputs * blocks * (1 if along else block_x * vector)
     return Hold(buffer), Hold(4 * grid)
 
 
-def _output_vector(reduced: list[_Dim], kept: list[_Dim]) -> int:
+def _output_vector(reduced: list[_Dim], remaining: list[_Dim]) -> int:
     """Return `get_output_vec_size` for a storage that starts at a multiple of the vector."""
     vector = _VECTOR
-    for value in (kept[0].size, *(d.stride for d in (*reduced, *kept[1:]))):
+    for value in (remaining[0].size, *(d.stride for d in (*reduced, *remaining[1:]))):
         while value % vector:
             vector //= 2
     return vector

@@ -15,7 +15,7 @@ PARTIAL = ".partial"  # how names end while a file is being written
 
 
 def save(path: Path, content: bytes, what: str) -> None:
-    """Write the file that an option names. Raises DataFileError, which says `what` cannot be written."""
+    """Write the file that an option names. Raises DataFileError, which names `what` cannot be written."""
     try:
         with _replacing(path) as partial:
             partial.write_bytes(content)

@@ -2,8 +2,8 @@
 
 A request is rounded up, the smallest cached block of its pool that holds it is taken and split when enough
 remains; of equal blocks the one of the oldest segment is taken, or before torch 2.12 the one at the lowest
-address. Without such a block a segment is asked of CUDA; when that
-fails, cached segments that are wholly free are given back and CUDA is asked once more. Freed blocks merge
+address. Without such a block a segment is requested from CUDA; when that
+fails, cached segments that are wholly free are released and CUDA is tried once more. Freed blocks merge
 with free neighbours and stay cached.
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
@@ -48,7 +48,7 @@ class CachingAllocator:
         limits: `total_bytes` also sizes the address space of expandable segments, which otherwise follows the
             capacity.
         address_of: called with the size of each new segment or virtual range, returns its address. By default
-            addresses fall and never come back, as published peaks say, which come out where of equal blocks
+            addresses fall and never come back, as published peaks show, which come out where of equal blocks
             the newest segment's is taken (benchmarks/fits/address_order.py). For a recorded history, return
             the recorded ones. From torch 2.12 on addresses decide nothing.
         segment_events: a list to which every change of the reserved memory is appended.

@@ -75,7 +75,7 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(requested_bytes, BLOCK_ROUNDING_BYTES)
 
     def segment_bytes(self, block_bytes: int) -> int:
-        """Size of the segment that is asked of CUDA when no cached block serves a block of `block_bytes`."""
+        """Return the size of the segment to request when no cached block serves a block of `block_bytes`."""
         if block_bytes <= LARGEST_SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if block_bytes < OWN_SEGMENT_BYTES:

@@ -48,7 +48,7 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap the pages that lie wholly inside the cached `block`; `unmap_pages(address, size_bytes)` is told.
+    """Unmap the pages that lie wholly inside the cached `block` by `unmap_pages(address, size_bytes)`.
 
     Returns the unmapped block that is the whole range, when nothing of the range is mapped any more.
     """

@@ -1,7 +1,7 @@
 """Reserved memory: segments and virtual ranges, requested from CUDA and returned to it.
 
-CUDA refuses what would pass the capacity, and before it is asked the limit is looked at. Which cached
-segments are given back, and when, is the allocator's to say.
+CUDA refuses what would pass the capacity; the limit is checked before CUDA is called. Which cached
+segments are released, and when, is the allocator's choice.
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
 """

@@ -79,7 +79,7 @@ def phase_peaks(timeline: Timeline) -> tuple[PhasePeak, ...]:
     first.
 
     What a phase finds counts. A phase that comes several times in a step, as with accumulated gradients, is
-    told once.
+    listed once.
     """
     peaks: dict[tuple[int, Phase], PhasePeak] = {}
     for start, end, mark in _stretches(timeline):

@@ -1,4 +1,4 @@
-"""Compiled stand-in libraries: where they are cached, and that of cuBLASLt for a process that asks cuDNN."""
+"""Compiled stand-in libraries: their cache, and that of cuBLASLt for a process that queries cuDNN."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def cublaslt_for(cudnn: Path) -> Path | str:
     """Return the stand-in of the cuBLASLt beside cuDNN's folder, compiled where needed; or why there is none.
 
     `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. Where cuDNN finalizes an engine that is built
-    on cuBLASLt it asks that library's heuristic, which wants a GPU, and drops the engine where there is none.
+    on cuBLASLt it runs that library's heuristic, which needs a GPU, and drops the engine where there is none.
     """
     beside = cudnn.parent.parent
     libraries = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))

@@ -33,7 +33,7 @@ class CourseMark(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A tensor that is told by its memory."""
+    """A tensor that is identified by its memory."""
 
     address: int
     category: Category
@@ -46,7 +46,7 @@ class Course(Struct, frozen=True):
     marks: tuple[CourseMark, ...]
     held: tuple[tuple[int, int], ...]  # place, index into `tables`
     tables: tuple[tuple[Holder, ...], ...]
-    missing: tuple[str, ...] = ()  # what is not told
+    missing: tuple[str, ...] = ()  # what is not recorded
     cublas_workspace: str = ""  # CUBLAS_WORKSPACE_CONFIG
 
 
@@ -62,7 +62,7 @@ class ProcessHistory(Struct, frozen=True):
     events: tuple[HistoryEvent, ...]
     sites: tuple[Site, ...]  # FILE:LINE of the script, function
     step_ends: tuple[StepEnd, ...]
-    course: Course | None = None  # where it was asked for
+    course: Course | None = None  # where it was allocated
 
 
 def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
@@ -113,7 +113,7 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events with the end of the loop where a script asks for nothing after its last step."""
+    """Return the events with the end of the loop where a script allocates nothing after its last step."""
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])

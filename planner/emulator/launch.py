@@ -21,7 +21,7 @@ from planner.program import OnProgress
 
 _STARTUP = Path(__file__).with_name("child") / "startup"  # has the sitecustomize.py
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 5.0  # for a command that is asked to end
+_GRACE_SECONDS = 5.0  # for a command that is sent SIGTERM
 _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a job read back
 
 

@@ -1,4 +1,4 @@
-"""Records of a command that ran on emulated GPUs: one of each process, and what they say together."""
+"""Records of a command that ran on emulated GPUs: one of each process, and their totals."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class EmulatedRun(Struct, frozen=True):
     records: tuple[GpuRecord, ...]  # at least one
     seconds: float
     assumptions: tuple[str, ...]
-    histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; none unless they are asked for
+    histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; none unless requested
 
     @property
     def largest(self) -> GpuRecord:

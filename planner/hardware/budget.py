@@ -14,7 +14,7 @@ Where a calibration answers, a batch fits if its replay does not fail within
     (usable memory - overhead - z * spread) / slope,
 
 `overhead` with the context in it. A cap on the allocator keeps the margin of verdicts: it bounds the reserved
-memory alone, of which the overhead is no part, and peaks on an empty card say little of what fits a full one.
+memory alone, of which the overhead is no part, and peaks on an empty card hardly show what fits a full one.
 """
 
 from math import hypot, sqrt

@@ -47,7 +47,7 @@ def job_from_json(values: Mapping[str, Any]) -> Job:
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Return whether this is the default, which may lie outside of what users can ask for."""
+    """Return whether this is the default, which may lie outside of what users can give."""
     default = getattr(_DEFAULTS, name)
     return type(value) is type(default) and value == default
 

@@ -90,7 +90,7 @@ _LOOP = ("memtracker",)
 
 
 def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
-    """Return the option of a field of `Job`, whose type says what its values are."""
+    """Return the option of a field of `Job`, whose type determines its values."""
     hint = Job.__annotations__[name]
     choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
     kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)

@@ -98,7 +98,7 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def default_impl(optimizer: Optimizer) -> OptimizerImpl:
-    """Return the implementation that torch takes on CUDA unless told otherwise: all parameters at once, but
+    """Return the implementation that torch takes on CUDA by default: all parameters at once, but
     Adafactor one by one, which is chosen where memory is short (torch/optim/_adafactor.py).
     """
     return OptimizerImpl.FOR_LOOP if optimizer is Optimizer.ADAFACTOR else OptimizerImpl.FOREACH

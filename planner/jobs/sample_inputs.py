@@ -1,6 +1,6 @@
 """One sample of the input and target, the loss and the arguments that a model gets where the user gives none.
 
-For libraries that say nothing of the kind themselves. What a model was made for decides: the usual images of
+For libraries that declare none themselves. The model's task decides: the usual images of
 classifiers, crops of segmentation, clips of video, volumes of 96 voxels a side with two classes for MONAI.
 """
 
@@ -45,7 +45,7 @@ _PATTERNS: tuple[tuple[str, Sample], ...] = (
 
 
 def find_sample(model: str) -> Sample | None:
-    """Return the sample of SOURCE:NAME; None where there is none, or where the model's library tells it."""
+    """Return the sample of SOURCE:NAME; None where there is none, or the model's library declares it."""
     if model.startswith("monai:"):
         return _MONAI.get(model.removeprefix("monai:").lower())
     return next((sample for pattern, sample in _PATTERNS if re.match(pattern, model)), None)

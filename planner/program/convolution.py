@@ -1,4 +1,4 @@
-"""Convolutions as a library sees them, and what it says it would take for one."""
+"""Convolutions as a library sees them, and the workspaces that it requests for them."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -49,7 +49,7 @@ class ConvWorkspace(Struct, frozen=True):
 
     block: int
     searched: bool  # room for the largest of all engines, while they are timed
-    engine: int  # -1 where no library was asked
+    engine: int  # -1 where no library was queried
     notes: str  # the engine's, with commas between
     direction: Direction
     dtype: str
@@ -71,7 +71,7 @@ class ConvWorkspace(Struct, frozen=True):
 
     @property
     def convolution(self) -> Convolution:
-        """Return the call, as the library was asked for it."""
+        """Return the call, as the library was queried with it."""
         return Convolution(**{name: getattr(self, name) for name in _OF_CONVOLUTION})
 
 

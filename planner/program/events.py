@@ -20,7 +20,7 @@ class Category(StrEnum):
 
     PARAMETER = "parameters"  # weights and registered buffers
     GRADIENT = "gradients"  # storages behind `Parameter.grad`
-    OPTIMIZER = "optimizer"  # state kept between steps
+    OPTIMIZER = "optimizer"  # state that outlives a step
     INPUT = "inputs"  # the batch and its targets on the device
     ACTIVATION = "activations"  # born in the forward pass and still alive when the backward pass starts
     TEMPORARY = "temporaries"  # everything else that a tensor holds
@@ -73,7 +73,7 @@ Event = Alloc | Free | PhaseStart
 
 
 class Site(Struct, frozen=True):
-    """Who asked: the module's qualified name ("" outside any module) and the operator."""
+    """The origin of an allocation: the module's qualified name ("" outside any module) and the operator."""
 
     module: str
     op: str

@@ -12,7 +12,7 @@ from planner.program.program import AffineAlloc, Program, ProgramEvent
 
 
 class NotAffineError(Exception):
-    """Two traces do not fit to one program; the message says where they diverge."""
+    """Two traces do not fit to one program; the message names where they diverge."""
 
 
 class Affine(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from planner.program.events import Alloc, Free, GrowthSource, Phase, PhaseStart, Site, Trace
 
-FEWEST_STEPS = 3  # what two steps hold at their ends does not tell state from growth
+FEWEST_STEPS = 3  # what two steps hold at their ends does not separate state from growth
 _ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
@@ -37,7 +37,7 @@ class Growth(Struct, frozen=True):
 
 
 def find_growth(trace: Trace) -> Growth | None:
-    """Return what grows by every step; None where nothing does, or too few steps tell."""
+    """Return what grows by every step; None where nothing does, or the steps are too few."""
     ends = _held_at_ends(trace)
     if len(ends) < FEWEST_STEPS:
         return None

@@ -60,7 +60,7 @@ class StepSequence(Struct, frozen=True):
 def split_steps(trace: Trace) -> StepSequence:
     """Return the steps of a trace, without the phase that marks its end.
 
-    Workspaces that are never given back are taken to be kept for the rest of the process.
+    Workspaces that are never given back are taken to live for the rest of the process.
     """
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     born: dict[int, tuple[int, int]] = {}  # block -> its step and its number there

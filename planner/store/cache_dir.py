@@ -1,7 +1,7 @@
-"""Traces kept in a folder: one file for each, written whole or not at all, the least recently used go first.
+"""Traces cached in a folder: one file each, written whole or not at all, the least recently used go first.
 
-A file that is broken, or is not what its name says, is told of and left unread; what is traced in its place
-overwrites it. That nothing can be written is told once and is no error: the plan goes on without.
+A file that is broken, or does not match its name, is reported and left unread; what is traced in its place
+overwrites it. That nothing can be written is reported once and is no error: the plan goes on without.
 """
 
 import os
@@ -65,7 +65,7 @@ class CacheDirectory:
         return file
 
     def put(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
-        """Store programs; where that fails, say so once."""
+        """Store programs; where that fails, warn once."""
         try:
             self._save(key, programs, about)
             self._trim()
@@ -86,7 +86,7 @@ class CacheDirectory:
                     raise
 
     def discard(self, key: Fingerprint, why: str) -> None:
-        """Say that an entry is broken; it will be captured again and overwritten."""
+        """Warn that an entry is broken; it will be captured again and overwritten."""
         self._warn_once("read", why if "capture it again" in why else f"{why}; capturing it again")
 
     def stats(self) -> CacheStats:

@@ -1,7 +1,7 @@
 """The programs of a file that was saved: for any batch size on the GPUs of all known compute capabilities.
 
 Where the file does not know what a kernel allocates, it gets what it allocates at the nearest batch size that
-is known, and a note says so.
+is known, with a note.
 """
 
 from collections.abc import Hashable
@@ -52,7 +52,7 @@ class SavedJob:
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return what tells the traces of one batch size apart."""
+        """Return a key that is equal exactly where traces of one batch size are."""
         program, workspaces, notes = self._find(batch, target)
         return program.structure, workspaces, notes
 

@@ -45,7 +45,7 @@ IMPURE_NAMES = frozenset(
 def fingerprint_of(job: Job) -> Fingerprint | None:
     """Return the job's key, the batch size and the GPU left out; None where nobody can know it."""
     source, name = split_model(job.source or job.model)
-    if source not in LIBRARIES or job.cudnn:  # a library is quick to ask, and nobody knows when it is another
+    if source not in LIBRARIES or job.cudnn:  # a library is quick to query; nothing shows when it is another
         return None
     content: str | None = ""
     if source == "file":
@@ -96,7 +96,7 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 def file_digest(path: Path) -> str | None:
     """Return a digest of a file and of its imports beside it; None where it may look at anything else."""
-    digest = sha256(str(path.resolve()).encode())  # tracebacks and relative paths know where it is
+    digest = sha256(str(path.resolve()).encode())  # tracebacks and relative paths depend on its place
     waiting, seen = [path.resolve()], set()
     while waiting:
         file = waiting.pop()
@@ -107,7 +107,7 @@ def file_digest(path: Path) -> str | None:
             content = file.read_bytes()
             tree = ast.parse(content)
         except (OSError, SyntaxError, ValueError):
-            return None  # tracing will say what is wrong with it
+            return None  # tracing will report what is wrong with it
         digest.update(f"{len(content)}\n".encode())
         digest.update(content)
         if any(_is_impure(node) for node in ast.walk(tree)):

@@ -10,7 +10,7 @@ LARGEST_NUMBER = 2**63 - 1  # what torch counts with
 
 Int = Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Bits = Annotated[str, Meta(pattern="^[01]*$")]
-About = dict[str, Any]  # what a file says beside its programs: JSON
+About = dict[str, Any]  # what a file holds beside its programs: JSON
 
 
 class SiteColumns(Struct, forbid_unknown_fields=True):

@@ -44,7 +44,7 @@ class ProgramSource:
         return replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return what tells the traces of one batch size apart."""
+        """Return a key that is equal exactly where traces of one batch size are."""
         program, workspaces = self._find(batch, target)
         return program.structure, workspaces
 

@@ -101,7 +101,7 @@ class UserCache:
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:
-    """Return what tells a job's program for such GPUs, or its run at a batch size, from its other entries."""
+    """Return the key of a job's program for such GPUs, or of its run at a batch size, among its entries."""
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}

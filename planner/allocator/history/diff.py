@@ -1,7 +1,7 @@
 """A trace held against what a GPU's allocator recorded: which blocks only one side has, and where.
 
 Both sides are rows of allocations. Cut where both know that a phase begins, the rows are aligned by the
-rounded sizes of the blocks; what finds no partner is told with the operator that it stands in or beside.
+rounded sizes of the blocks; what has no partner is listed with the operator that it stands in or beside.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class UnmatchedBlock(Struct, frozen=True):
     phase: Phase
     module: str
     op: str
-    where: str  # of a recorded block: the code that asked for it
+    where: str  # of a recorded block: the code that allocated it
     at_peak: bool  # whether it lives at the allocated peak of its side
 
 

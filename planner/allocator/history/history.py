@@ -54,7 +54,7 @@ class History(Struct, frozen=True):
     limit_bytes: int | None  # what `set_per_process_memory_fraction` allowed
     events: tuple[HistoryEvent, ...]
     marks: tuple[HistoryMark, ...] = ()
-    sites: tuple[Site, ...] = ()  # who asked: FILE:LINE of the user's code, function
+    sites: tuple[Site, ...] = ()  # allocating code: FILE:LINE of the user's code, function
     notes: tuple[str, ...] = ()  # what is odd about the record
 
 
@@ -94,7 +94,7 @@ class _Addresses:
 
 
 def check_history(history: History) -> HistoryCheck:
-    """Replay a history that began before the first tensor; the first difference is told in words.
+    """Replay a history that began before the first tensor; describe the first difference.
 
     The simulator runs out at the limit and at the card's total; where CUDA itself refused memory before that,
     for the sake of others on the card, the history differs. Raises UsageError for allocator options that are

@@ -26,7 +26,7 @@ class Recording(Struct, frozen=True):
     config: AllocatorConfig
     events: tuple[Event, ...]
     sites: tuple[Site, ...]  # of its allocations: FILE:LINE, function; one of index -1 is not known
-    peak_reserved_bytes: int | None  # None where the record tells nothing of segments
+    peak_reserved_bytes: int | None  # None where the record holds no segments
     notes: tuple[str, ...] = ()  # what is odd about the record
 
     @property
@@ -46,7 +46,7 @@ class Allocation(Struct, frozen=True):
     phase: Phase
     site: Site
     category: Category
-    where: str = ""  # what the record says of the code that asked for it
+    where: str = ""  # the code that allocated it, as the record names it
 
 
 def recording_of(history: History, source: str) -> Recording:

@@ -17,7 +17,7 @@ from planner.program import Site
 
 LARGEST_FILE_BYTES = 2**30  # with stacks, a history takes some kB an event
 MOST_DEVICES = 64
-# How long the argument of each opcode is; below zero pickletools' signs for those that tell it themselves.
+# How long the argument of each opcode is; below zero pickletools' signs for those that encode it themselves.
 _ARGUMENTS: Mapping[int, int] = {
     ord(opcode.code): 0 if opcode.arg is None else opcode.arg.n for opcode in pickletools.opcodes
 }
@@ -29,7 +29,7 @@ _LENGTHS: Mapping[int, int] = {  # bytes of the length that such an argument beg
 }
 _PUT, _LONG_BINPUT, _PAIRS = ord(b"p"), ord(b"r"), b"ci"  # GLOBAL and INST are followed by two lines
 _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_THEIR_CODE = ("/torch/", "<")  # frames that say nothing of the user's code
+_THEIR_CODE = ("/torch/", "<")  # frames outside the user's code
 
 
 class _Refusing(pickle.Unpickler):
@@ -130,7 +130,7 @@ def _count(entry: dict[str, Any], key: str) -> int:
 
 
 def _conf(snapshot: dict[str, Any]) -> str:
-    """Return the allocator's options, which torch tells under either name."""
+    """Return the allocator's options, which torch stores under either name."""
     settings = snapshot.get("allocator_settings", {})
     texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in texts if isinstance(text, str) and text), "")

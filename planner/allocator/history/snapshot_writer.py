@@ -1,8 +1,8 @@
-"""A simulated run as `torch.cuda.memory._snapshot()` would tell it: a pickle for torch's own memory_viz.
+"""A simulated run as `torch.cuda.memory._snapshot()` would return it: a pickle for torch's own memory_viz.
 
 Layout: the docstring of `torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. What reads it:
 torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol
-2 to 4 and colours by `category`. Frames tell modules in place of functions, the innermost first, as there.
+2 to 4 and colours by `category`. Frames name modules in place of functions, the innermost first, as there.
 """
 
 import pickle

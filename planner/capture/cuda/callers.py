@@ -1,4 +1,4 @@
-"""Tell callers apart: user code, torch and the planner, and libraries that cache answers."""
+"""Distinguish callers: user code, torch and the planner, and libraries that cache answers."""
 
 import sys
 import sysconfig

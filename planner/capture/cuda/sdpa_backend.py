@@ -2,7 +2,7 @@
 
 The selector is ATen/native/transformers/cuda/sdp_utils.cpp with sdp_utils_cpp.h, as in torch 2.13: the
 header is the installed one; the source was read in a version a little older and one a little newer, and a
-comment says where they differ. Nested tensors are not covered.
+comment notes where they differ. Nested tensors are not covered.
 """
 
 from dataclasses import dataclass

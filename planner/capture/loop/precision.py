@@ -1,7 +1,7 @@
 """Precision and memory format of a job: of its model, its batches and the runtime of its loop.
 
 Batches come in the dtype and layout of the model, as a loader or a collate function prepares them, so that
-each is one copy to the device. Dtypes that a job names are kept: only float32, the default, follows the
+each is one copy to the device. Dtypes that a job names are unchanged: only float32, the default, follows the
 model.
 """
 

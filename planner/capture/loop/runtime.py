@@ -22,4 +22,4 @@ class LoopRuntime(Struct, frozen=True):
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # opens a new region
     scaler: GradScaler | None = None
     criterion: Callable[[Any, Any], Tensor] | None = None  # the job's own loss
-    set_category: CategoryHook = lambda tensor, category: None  # of tensors kept between steps
+    set_category: CategoryHook = lambda tensor, category: None  # of tensors that outlive a step

@@ -10,7 +10,7 @@ from planner.jobs import Job, Mode, nearest, shown
 
 
 def freeze_parameters(model: nn.Module, job: Job) -> None:
-    """Set `requires_grad` of the model's parameters as the job's patterns say.
+    """Set `requires_grad` of the model's parameters by the job's patterns.
 
     With `train_only` exactly the parameters that it names are trained, as by a script's loop over
     `named_parameters`; `freeze` removes some of those, or of the model's own trained parameters. A parameter

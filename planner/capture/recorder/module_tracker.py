@@ -1,4 +1,4 @@
-"""Track which module runs: for the sites of blocks, and to say in words where a model failed."""
+"""Track which module runs: for the sites of blocks, and to describe where a model failed."""
 
 import sys
 from bisect import bisect_right

@@ -17,7 +17,7 @@ from planner.store import load_programs
 
 
 class TracerProcess:
-    """A job in a process of its own, from its first trace until nobody can ask it any more.
+    """A job in a process of its own, from its first trace until it is garbage collected.
 
     It builds the programs of the job: see `planner.program.ProgramBuilder`.
     """

@@ -2,7 +2,7 @@
 
 Two runs are fitted to a program, which a third one validates. It holds for every GPU on which the model takes
 the same code path. A run records the comparisons with its compute capability as guards; where those do not
-hold for another capability, one more run tells whether the path is the same.
+hold for another capability, one more run shows whether the path is the same.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class _Path:
     """The program that GPUs run for which the guards hold."""
 
     guards: GuardedCapability
-    program: Program | None  # None: `reason` says why there is none
+    program: Program | None  # None: `reason` holds why there is none
     reason: str = ""
 
 
@@ -79,7 +79,7 @@ class ProgramBuilder:
     def run(self, batch: int, target: Target) -> Program:
         """Return the program of one run, which holds for its batch size. Raises the errors of a capture.
 
-        One run serves all GPUs for which its guards hold, if its kernels can be told from the rest.
+        One run serves all GPUs for which its guards hold, if its kernels can be separated from the rest.
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
@@ -123,7 +123,7 @@ class ProgramBuilder:
         return path
 
     def _same_program(self, target: Target, guards: GuardedCapability) -> Program | None:
-        """Return the program of other GPUs that this one runs too. Where steps are alike, one tells."""
+        """Return the program of other GPUs that this one runs too. Where steps are alike, one suffices."""
         programs = list({id(path.program): path.program for path in self._paths if path.program}.values())
         if not programs:
             return None
@@ -174,7 +174,7 @@ def _single_run(run: RecordedRun, job: Job, target: Target) -> Program:
         specialized = program.specialize(batch, target)
         if specialized is not None and not first_divergence(specialized, run.trace):
             return program
-    # Its kernels cannot be told from the rest, so it holds for this number of SMs only.
+    # Its kernels cannot be separated from the rest, so it holds for this number of SMs only.
     program = constant_program(run.trace, target)
     program.targets[target.capability].by_signature.append([constant_ops((), batch, target.sm_count)])
     return program

@@ -36,7 +36,7 @@ class SymTensor:
     """The part of a tensor on meta that rules look at, with symbolic sizes."""
 
     is_meta = True
-    __class__ = Tensor  # type: ignore[assignment]  # rules tell tensors from None by it
+    __class__ = Tensor  # type: ignore[assignment]  # rules distinguish tensors from None by it
 
     def __init__(self, sizes: Iterable[Any], strides: Iterable[Any], dtype: torch.dtype) -> None:
         self.shape, self._strides, self.dtype = SymSize(sizes), tuple(strides), dtype

@@ -56,7 +56,7 @@ def batch_with_peak(program: Program, most_bytes: int) -> int:
 
 
 def needs_batch_one(program: Program) -> bool:
-    """Return whether parameters or two samples take so much that somebody may ask for one sample alone."""
+    """Return whether parameters or two samples take so much that one sample alone may be planned."""
     allocs = (event for event in program.events if isinstance(event, AffineAlloc))
     fixed_bytes = sum(event.fixed_bytes for event in allocs if event.category is Category.PARAMETER)
     return fixed_bytes > BATCH_ONE_BYTES or batch_with_peak(program, BATCH_ONE_BYTES) <= FIT_BATCHES[0] + 2

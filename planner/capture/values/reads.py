@@ -138,7 +138,7 @@ def scaled_count(result: ReadResult, elements: int) -> int:
 def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
     """Return the result of an operator that reads this tensor, from that for a smaller one.
 
-    None for a copy on the CPU that is not stored; NotImplemented for an operator whose results say nothing.
+    None for a copy on the CPU that is not stored; NotImplemented for an operator whose results do not scale.
     """
     out = result.out
     if func is aten._to_copy.default:

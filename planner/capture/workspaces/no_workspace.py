@@ -1,6 +1,6 @@
 """Operators declared to need no workspace: their CUDA kernels allocate the outputs alone.
 
-Pointwise operators and views need no entry. An entry says that the CUDA implementation named in
+Pointwise operators and views need no entry. An entry states that the CUDA implementation named in
 native_functions.yaml allocates its outputs and nothing else, or nothing that depends on the batch.
 """
 

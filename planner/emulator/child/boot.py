@@ -21,7 +21,7 @@ USAGE_ERROR = 2
 
 
 def install() -> None:
-    """Watch for the import of torch, or of what asks for a GPU without it."""
+    """Watch for the import of torch, or of what queries a GPU without it."""
     sys.meta_path.insert(0, _Finder())
 
 

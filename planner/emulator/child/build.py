@@ -99,7 +99,7 @@ def build(installation: Installation, cache: Path) -> Path:
 
 
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
-    """Return the compiled stand-in of cuBLASLt, for a process that asks cuDNN; compile it where needed.
+    """Return the compiled stand-in of cuBLASLt, for a process that queries cuDNN; compile it where needed.
 
     The driver's lies beside it, without which cuDNN drops the engines that it compiles at run time.
     `includes` are folders of headers, `soname` the file name under which cuDNN looks for the library. Raises

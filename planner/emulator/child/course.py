@@ -1,6 +1,6 @@
 """Record what the script does while torch's allocator works: phases, modules, and what blocks hold.
 
-Places are told by how many blocks torch's statistics say were handed out and given back so far, both added
+Places are identified by how many blocks torch's statistics count as allocated and freed so far, both added
 up, so that they can be found again in the allocator's history. Compiled code runs no hooks: there is no
 module inside it.
 """
@@ -115,7 +115,7 @@ class Course:
         for device, place in self._read_places().items():
             marks = self._marks.setdefault(device, [])
             if marks and marks[-1][0] == place:
-                marks.pop()  # nothing was asked for since
+                marks.pop()  # nothing was allocated since
             if not marks or marks[-1][1:] != (phase, module):
                 marks.append((place, phase, module))
 

@@ -1,4 +1,4 @@
-"""Tell where in the script a process is, and its own code from torch's, installed packages' and Python's."""
+"""Locate a process in its script; distinguish its code from torch's, installed packages' and Python's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write down the allocator's history of a process: blocks handed out and given back, with who asked.
+"""Write down the allocator's history of a process: blocks allocated and freed, with the code that did.
 
 The file is JSON, one object for each GPU of the process; `planner/emulator/history.py` reads it.
 """
@@ -27,7 +27,7 @@ class History:
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
         """Note that an optimizer step ends here.
 
-        The place is told by how many blocks torch's statistics say were handed out and given back so far.
+        The place is identified by how many blocks torch's statistics count as allocated and freed so far.
         """
         counts = stats["allocation"]["all"]
         place = (int(counts["allocated"]), int(counts["freed"]), step)

@@ -1,4 +1,4 @@
-/* What copies and fills wrote to device memory: pieces of at most PLANNER_EMULATED_COPY_BYTES, kept on the
+/* What copies and fills wrote to device memory: pieces of at most PLANNER_EMULATED_COPY_BYTES, stored on the
  * host. Kernels write nothing here and nobody sees where they would, nor when a block has another tensor. So
  * a read gets contents only where it takes whole pieces, as a tensor does that comes back as it was copied,
  * and never for numbers of up to 4 bytes: losses, flags and counts of elements, which kernels write. */

@@ -1,7 +1,7 @@
-/* One algorithm for whatever is asked. torch takes its cuBLASLt workspace from its own allocator, whatever
+/* One algorithm for every request. torch takes its cuBLASLt workspace from its own allocator, whatever
  * stands here; cuDNN's engines that are built on cuBLASLt add what the heuristics name to the workspace of
  * their plans. We name the most that the caller allows, up to PLANNER_EMULATED_CUBLASLT_WORKSPACE; 0, the
- * default, is an assumption, and docs/emulator.md says what is known. */
+ * default, is an assumption, and docs/emulator.md has what is known. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <cublasLt.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a matrix and an operation, as far as the log tells them; both lie in the caller's memory or in ours */
+/* ---- a matrix and an operation, as far as the log shows them; both lie in the caller's memory or in ours */
 typedef struct {
   int type, batch;
   uint64_t rows, columns;

@@ -1,5 +1,5 @@
 /* cuDNN's documented backend API for the described GPU. Descriptors go to the installed library; heuristics
- * and plans are asked for a GPU that is described (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR) where the caller
+ * and plans are requested for a GPU that is described (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR) where the caller
  * names a handle, so that workspaces are the library's own answers. Nothing is executed. Functions that no
  * file here defines are generated: those without a handle go on to the installed library, those with one
  * succeed. */

@@ -1,4 +1,4 @@
-/* libnvidia-ml: what torch asks of NVML's documented API (expandable segments, OOM messages, device counts).
+/* libnvidia-ml: what torch uses of NVML's documented API (expandable segments, OOM messages, device counts).
  */
 #include "core.h"
 #include <stdio.h>

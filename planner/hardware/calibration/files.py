@@ -253,7 +253,7 @@ def _point_to_json(point: Point) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> AbstractContextManager[Any]:
-    """Return a context in which all other processes are kept out of the folder."""
+    """Return a context in which all other processes are locked out of the folder."""
     from filelock import FileLock
 
     try:

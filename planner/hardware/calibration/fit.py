@@ -11,11 +11,11 @@
   the line by 10 %. The overhead is held near what is loaded lazily, on top of the context that the runs
   showed where the peak holds it. Where the points are good (10 MiB of scatter over 1 GiB) neither changes
   anything, and bounded loss lets good points overrule both.
-- A line that tells left-out batch sizes worse than no line does, by the median error or by the mean, is not
+- A line that predicts left-out batch sizes worse than no line, by the median error or by the mean, is not
   supported by its points. Without a line the planner adds the context to the replay; so the other side of
-  the comparison is the replay alone where runs tell their rise over the context and, where the peak holds
+  the comparison is the replay alone where runs hold their rise over the context and, where the peak holds
   it, the replay with the median context that the same runs showed (a refusal keeps it in use). Where no run
-  tells its context, there is nothing to compare with. A line good to 1 % stands in any case: below it,
+  holds its context, there is nothing to compare with. A line good to 1 % stands in any case: below it,
   chance decides.
 - The scale is the median of the absolute residuals without the two that a line can always make zero
   (Maronna, Martin and Yohai, Robust Statistics, section 4.4.2), times 1.4826: a deviation under normality.

@@ -30,9 +30,9 @@ def origin_of(gpu: str) -> Origin:
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The software and hardware of a run; None where the record does not tell."""
+    """The software and hardware of a run; None where the record lacks it."""
 
-    torch: Text  # as `torch.__version__` says it: "2.6.0+cu124"
+    torch: Text  # as in `torch.__version__`: "2.6.0+cu124"
     cuda: Text | None  # `torch.version.cuda`: "12.4"
     cudnn: Text | None  # "9.1.0"
     driver: Text | None  # "550.54.15"

@@ -2,8 +2,8 @@
 
 Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
 Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,
-and a plan made of one tells its workspace. PyTorch runs the first that works, or times all of them where
-`torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be asked,
+and a plan made of one holds its workspace. PyTorch runs the first that works, or times all of them where
+`torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be queried,
 whatever torch is installed; a process of its own holds it.
 """
 
@@ -82,10 +82,10 @@ CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or 
 def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str) -> Cudnn:
     """Return the library in this folder, or for `INSTALLED` that of the first package on Python's path.
 
-    `cublaslt_for` says which library its process finds as cuBLASLt: the real one answers only where a GPU is,
+    `cublaslt_for` returns what its process loads as cuBLASLt: the real one answers only where a GPU is,
     and engines that are built on it drop out. So do those that cuDNN compiles at run time where there is no
-    driver: one that lies beside that library is found too, and told of `gpu`. Raises UsageError where there
-    is no cuDNN, or one that cannot be asked without a GPU.
+    driver: one that lies beside that library is loaded too, and given `gpu`. Raises UsageError where there
+    is no cuDNN, or one that cannot be queried without a GPU.
     """
     return _open(where, cublaslt_for, gpu, os.getpid())  # a fork does not share its parent's pipes
 
@@ -105,7 +105,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
         reply = {"error": f"its process {error}"}
     if "error" in reply:
         raise UsageError(
-            f"--cudnn {where}: it does not answer: {reply['error']}; beside it are wanted nvidia-cublas and "
+            f"--cudnn {where}: it does not answer: {reply['error']}; it needs beside it nvidia-cublas and "
             "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
         )
     version = format_cudnn_version(reply["version"]) or "of an unknown version"

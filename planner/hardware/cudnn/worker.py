@@ -56,7 +56,7 @@ class Library:
     """The backend API, as far as questions about convolutions go."""
 
     def __init__(self, folder: Path, cublaslt: str = "") -> None:
-        # What it looks for in NVIDIA's other packages; a library that is loaded is found under its own name.
+        # Libraries that it loads from NVIDIA's other packages; one that is loaded is found by its own name.
         patterns = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
         if not cublaslt:
             patterns.insert(0, "libcublasLt.so.*")

@@ -1,6 +1,6 @@
 """The parts of a convolution's workspace, by its size alone.
 
-A library says how many bytes it takes, not what for. But the sizes of tensors are known, and what kernels put
+A library returns how many bytes it takes, not why. But the sizes of tensors are known, and what kernels put
 beside them follows few patterns, which stand here as terms. cuDNN's answers for some thousands of
 convolutions and published logs (benchmarks/published/README.md, `cudnn_workspaces.csv`) show them; what a
 term is for is our inference. Where terms add up to the workspace, but for `NARROW_BYTES`, they are named;
@@ -59,9 +59,9 @@ class LayerWorkspace(Struct, frozen=True):
 
     module: str  # qualified; "" outside of modules
     direction: Direction  # as cuDNN sees it: the forward pass of a transposed one is a data gradient
-    size_bytes: int  # as it is asked for
+    size_bytes: int  # as it is requested
     searched: bool  # room for the largest of all engines, while they are timed
-    engine: int | None  # None where the fitted term told it
+    engine: int | None  # None where it comes from the fitted term
     notes: str
     parts: Parts  # add up to `size_bytes`
 
@@ -233,7 +233,7 @@ def _result(query: Convolution) -> str:
     return {Direction.FORWARD: "y", Direction.DATA: "x", Direction.WEIGHT: "w"}[query.direction]
 
 
-# ---- terms that are the whole workspace: benchmarks/published/README.md says of which rows they are exact
+# ---- terms that are the whole workspace: benchmarks/published/README.md lists the rows that they fit
 
 
 def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
@@ -250,7 +250,7 @@ def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
     if len(kernel) != 2 or kernel not in ((3, 3), (5, 5)) or set(query.stride) != {1}:
         return
     channels = query.w[0] * query.w[1], query.w[0] + query.w[1]
-    if "Winograd" in transforms or not transforms:  # no note says so where cuBLASLt multiplies the tiles
+    if "Winograd" in transforms or not transforms:  # no note names it where cuBLASLt multiplies the tiles
         size, tile = (6, 4) if kernel == (3, 3) else (13, 9)
         images = _up(made[0], 16) * prod(-(-extent // tile) for extent in made[2:])
         yield Part(Term.WINOGRAD, "", 1, 4 * size**2 * (channels[0] + channels[1] * images))

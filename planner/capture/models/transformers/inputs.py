@@ -1,6 +1,6 @@
 """Complete the inputs of a model of transformers from the names of its forward method's arguments.
 
-Inputs of the job are kept; the others follow: the mask and the labels follow the length
+Inputs of the job are unchanged; the others follow: the mask and the labels follow the length
 of the text, the labels' shape follows the class.
 """
 

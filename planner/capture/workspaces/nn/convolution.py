@@ -98,7 +98,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
     """Make the gradients of input, weight and bias (ATen/native/Convolution.cpp, convolution_backward).
 
     That of the bias is a sum of the output's gradient over all but the channels. The input is copied where it
-    is not in the format of the forward pass and the weight gradient is wanted, the output's gradient where it
+    is not in the format of the forward pass and the weight gradient is needed, the output's gradient where it
     is not in that of the input.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]

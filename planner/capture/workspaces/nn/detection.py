@@ -42,7 +42,7 @@ def _nms(args: Args, out: Tensor, target: Target) -> Ops:
         Release(held + 1),  # the sorted scores, which are not read
         Hold(tensor_bytes(boxes)),
         Hold(8 * many * ceil_div(many, _BOXES_PER_WORD)),
-        Hold(tensor_bytes(out)),  # positions in the order that are kept, back from the CPU
+        Hold(tensor_bytes(out)),  # positions in the order that stay, back from the CPU
         Outputs(),
     )
 

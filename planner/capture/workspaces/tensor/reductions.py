@@ -83,7 +83,7 @@ def _split(
     reduced: list[_Dim], remaining: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
 ) -> Ops:
     """Follow `setReduceConfig` in its own order."""
-    # Whether the fastest dimension is reduced.
+    # True where the fastest dimension is reduced.
     along = not remaining or (bool(reduced) and reduced[0].stride < remaining[0].stride)
     fastest = (reduced if along else remaining)[0].stride if reduced or remaining else 1
     width, height = (inputs, outputs) if along else (outputs, inputs)

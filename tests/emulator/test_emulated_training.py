@@ -302,7 +302,7 @@ def test_the_history_is_one_that_torch_reads(emulator: Emulator, tmp_path: Path)
     )
     from planner.allocator.history.snapshot_reader import load_snapshot
 
-    actions = [event.action for event in load_snapshot(path).history.events]
+    actions = [event.action for event in load_snapshot(path).events]
     assert actions[0] == "segment_alloc" and actions.count("alloc") > 500
 
 

@@ -21,9 +21,9 @@ def test_python_gives_the_json(capsys: Capture, toy_trace: Path) -> None:
     assert without_seconds(json.loads(json.dumps(result.to_dict()))) == without_seconds(json.loads(out))
     assert (result.max_batch, result.comfortable_batch) == (json.loads(out)["max_batch"],) * 2
     _, out, _ = outcome(f"estimate --trace {toy_trace} --batch 9 --json", capsys)
-    found = planner.estimate(trace=toy_trace, batch=9)
-    assert without_seconds(json.loads(json.dumps(found.to_dict()))) == without_seconds(json.loads(out))
-    assert found.fits == "yes"
+    estimated = planner.estimate(trace=toy_trace, batch=9)
+    assert without_seconds(json.loads(json.dumps(estimated.to_dict()))) == without_seconds(json.loads(out))
+    assert estimated.fits == "yes"
 
 
 def test_python_prints_the_report(capsys: Capture, toy_trace: Path) -> None:
@@ -39,14 +39,14 @@ def test_python_takes_a_factory() -> None:
     def tiny() -> nn.Module:
         return nn.Linear(1024, 1024)
 
-    found = planner.estimate(tiny, 256, input="1024", loss="sum", optimizer="adam", steps=2).to_dict()
-    assert (found["model"], found["batch"]) == ("tiny", 256)
-    assert found["breakdown_mib"]["parameters"] == 4.004
-    assert found["breakdown_mib"]["optimizer"] > 8
+    result = planner.estimate(tiny, 256, input="1024", loss="sum", optimizer="adam", steps=2).to_dict()
+    assert (result["model"], result["batch"]) == ("tiny", 256)
+    assert result["breakdown_mib"]["parameters"] == 4.004
+    assert result["breakdown_mib"]["optimizer"] > 8
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"optimiser": "adam"}, "there is no option 'optimiser'; the nearest: optimizer, optimizer_impl"),
         ({"zzz": 3}, "there is no option 'zzz'"),
@@ -54,14 +54,14 @@ def test_python_takes_a_factory() -> None:
         ({"target": 5}, "tensor 5: write one sample as a text, such as '3x224x224' or '128:int64'"),
     ],
 )
-def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], told: str) -> None:
+def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], message: str) -> None:
     """A misspelled option, or a shape that is no text, is told and not passed over."""
-    for ask in (planner.estimate, planner.max_batch, planner.gpus, planner.explain, planner.advise):
-        batch = {} if ask is planner.max_batch else {"batch": 2}
-        card = {} if ask is planner.gpus else {"gpu": "L4"}
+    for call in (planner.estimate, planner.max_batch, planner.gpus, planner.explain, planner.advise):
+        batch = {} if call is planner.max_batch else {"batch": 2}
+        card = {} if call is planner.gpus else {"gpu": "L4"}
         with pytest.raises(UsageError) as caught:
-            ask("torchvision:alexnet", **batch, **card, **options)
-        assert str(caught.value) == told
+            call("torchvision:alexnet", **batch, **card, **options)
+        assert str(caught.value) == message
 
 
 def test_python_wants_what_builds_a_module() -> None:

@@ -49,8 +49,8 @@ def run(
     heard: list[str] | None = None,
 ) -> CampaignResult:
     now = measure if isinstance(measure, FakeMeasure) else FakeMeasure()
-    tell = (heard if heard is not None else []).append
-    return run_campaign(series, MeasurementSetup(CARD, folder, measure, lambda: seconds - now.now, tell))
+    progress = (heard if heard is not None else []).append
+    return run_campaign(series, MeasurementSetup(CARD, folder, measure, lambda: seconds - now.now, progress))
 
 
 def test_a_campaign_runs_in_order_and_writes_each_run(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_campaign_runs_in_order_and_writes_each_run(tmp_path: Path) -> None:
     measure = FakeMeasure()
     heard: list[str] = []
     result = run(tmp_path, measure, heard=heard)
-    assert [(asked.job, asked.batch) for asked in measure.asked] == [(JOB, 8), (JOB, 16), (OTHER_JOB, 4)]
+    assert [(each.job, each.batch) for each in measure.asked] == [(JOB, 8), (JOB, 16), (OTHER_JOB, 4)]
     assert (result.new, result.remaining, result.failures) == (3, 0, [])
     assert set(map(load_observation, tmp_path.glob("*.json"))) == set(result.observations)
     assert all(observation_path(tmp_path, one).exists() for one in result.observations)
@@ -70,7 +70,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
     first = run(tmp_path, FakeMeasure())
     measure = FakeMeasure()
     second = run(tmp_path, measure, (*SERIES, BatchSeries(JOB, (32,))))
-    assert [asked.batch for asked in measure.asked] == [32]
+    assert [one.batch for one in measure.asked] == [32]
     assert second.observations[:3] == first.observations
 
 
@@ -151,8 +151,8 @@ def test_a_limit_is_found_from_runs_and_from_their_files_again(tmp_path: Path) -
     series = (BatchSeries(JOB, (8, 16), caps_bytes=(500 * MIB, 2**40)),)
     measure, heard = FakeMeasure(), list[str]()
     result = run(tmp_path, measure, series, heard=heard)
-    assert [(found.cap_bytes, found.limit) for found in result.limits] == [(500 * MIB, Limit(40, 41))]
-    assert sorted(asked.batch for asked in measure.asked) == [8, 16, 40, 41]
+    assert [(limit.cap_bytes, limit.limit) for limit in result.limits] == [(500 * MIB, Limit(40, 41))]
+    assert sorted(one.batch for one in measure.asked) == [8, 16, 40, 41]
     assert heard[-2:] == [
         "torchvision:resnet18 under 500 MiB: the largest batch is 40",
         "torchvision:resnet18: a cap of 1,048,576 MiB is more than this GPU has; left out",
@@ -166,29 +166,29 @@ def test_runs_without_a_cap_guess_the_limit(tmp_path: Path) -> None:
     """What the campaign measured before saves the runs from which the search would start."""
     measure = FakeMeasure()
     run(tmp_path, measure, (BatchSeries(JOB, (8, 16)), BatchSeries(JOB, (2, 4), caps_bytes=(500 * MIB,))))
-    assert sorted(asked.batch for asked in measure.asked if asked.allocator_cap_bytes) == [40, 41]
+    assert sorted(one.batch for one in measure.asked if one.allocator_cap_bytes) == [40, 41]
 
 
 @given(st.integers(0, 5000), st.integers(-3, 9000))
 def test_the_limit_is_exact_whatever_the_guess(true_limit: int, guess: int) -> None:
     """Gallop and bisection end at the boundary, and ask for no batch twice."""
-    asked: list[int] = []
+    batches: list[int] = []
 
     def lives(batch: int) -> bool:
-        asked.append(batch)
+        batches.append(batch)
         return batch <= true_limit
 
-    found = find_limit(lives, guess)
-    assert (found.largest, found.first_oom, found.is_exact) == (true_limit, true_limit + 1, True)
-    assert len(set(asked)) == len(asked) <= 30 and min(asked) >= 1
+    limit = find_limit(lives, guess)
+    assert (limit.largest, limit.first_oom, limit.is_exact) == (true_limit, true_limit + 1, True)
+    assert len(set(batches)) == len(batches) <= 30 and min(batches) >= 1
 
 
 @pytest.mark.parametrize("guess", [990, 1010])
 def test_a_good_guess_saves_runs(guess: int) -> None:
     """One per cent off on either side: the boundary is found with at most seven runs."""
-    asked: list[int] = []
-    find_limit(lambda batch: asked.append(batch) or batch <= 1000, guess)  # type: ignore[func-returns-value]
-    assert len(asked) <= 7
+    batches: list[int] = []
+    find_limit(lambda batch: batches.append(batch) or batch <= 1000, guess)  # type: ignore[func-returns-value]
+    assert len(batches) <= 7
 
 
 def test_a_limit_without_an_end_is_not_exact() -> None:
@@ -315,7 +315,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.parent.iterdir()].count(tmp_path.name) == 1
 
 
-def line(job: Job, chip: Target, tell: object) -> TraceSource:
+def line(job: Job, chip: Target, on_progress: object) -> TraceSource:
     """Traces of a job of 100 MiB and 10 MiB a sample."""
 
     def trace(batch: int) -> Trace:
@@ -338,17 +338,17 @@ def test_runs_become_a_calibration_that_the_planner_reads(
         tmp_path / "runs", measure, (BatchSeries(JOB, (8, 16, 32, 64)), SERIES[1])
     ).observations
 
-    def tracer(job: Job, chip: Target, tell: object) -> TraceSource:
+    def tracer(job: Job, chip: Target, on_progress: object) -> TraceSource:
         assert chip == Target((8, 6), 28)
         if job == OTHER_JOB:
             raise ModelError("vgg11: fails")
-        return line(job, chip, tell)
+        return line(job, chip, on_progress)
 
     monkeypatch.setattr("calibration.calibrate.open_traces", tracer)
-    found, failures = keep_observations(observations, tmp_path, lambda line: None)
+    calibrations, failures = keep_observations(observations, tmp_path, lambda line: None)
     assert failures == ("vgg11: fails",)
-    assert load_folders([tmp_path]) == found
-    (calibration,) = found
+    assert load_folders([tmp_path]) == calibrations
+    (calibration,) = calibrations
     assert calibration.points == tuple(
         Point(observation, (100 + 10 * observation.batch) * MIB) for observation in observations[:4]
     )
@@ -379,23 +379,23 @@ def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
     """Of the job of 100 MiB and 10 MiB a sample under a cap, on a card that shows what it is told to."""
     tracer = line(JOB, (8, 6), None)
     budget = make_budget(generic_device(12_288), 0.99, AllocatorConfig(), cap_mib * MIB)
-    said = estimate_batch(JOB, tracer(batch), budget)
-    asked: list[ProbeRequest] = []
+    estimate = estimate_batch(JOB, tracer(batch), budget)
+    requests: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, timeout_seconds: float) -> Observation:
-        asked.append(request)
+        requests.append(request)
         return replace(RUN, batch=request.batch, **seen)  # type: ignore[arg-type]
 
-    found = verify(said, "", probe)
-    assert asked == [ProbeRequest(JOB, batch, cap_mib * MIB)]
-    return found
+    check = verify(estimate, "", probe)
+    assert requests == [ProbeRequest(JOB, batch, cap_mib * MIB)]
+    return check
 
 
 def test_a_verification_says_how_far_off_the_estimate_was() -> None:
     """Signed errors of each peak, positive where too much was estimated; the bound held."""
-    found = verified(40, 600, peak_allocated_bytes=400 * MIB, peak_reserved_bytes=625 * MIB)
-    assert found.errors == pytest.approx({"allocated": 0.25, "reserved": -0.2, "process": 758 / 1420 - 1})
-    assert (found.ran, found.agrees) == (True, True)
+    check = verified(40, 600, peak_allocated_bytes=400 * MIB, peak_reserved_bytes=625 * MIB)
+    assert check.errors == pytest.approx({"allocated": 0.25, "reserved": -0.2, "process": 758 / 1420 - 1})
+    assert (check.ran, check.agrees) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_a_verification_tells_whether_the_confidence_held(
     batch: int, seen: dict[str, object], agrees: bool, holds: bool
 ) -> None:
     """It is broken by a death, or a process beyond its bound, of what was said to fit."""
-    found = verified(batch, 600, **seen)
-    assert (found.agrees, found.holds) == (agrees, holds)
-    assert (found.estimate.outcome is Outcome.DOES_NOT_FIT) == (batch == 60)
-    assert bool(found.errors) == (not seen.get("oom"))
+    check = verified(batch, 600, **seen)
+    assert (check.agrees, check.holds) == (agrees, holds)
+    assert (check.estimate.outcome is Outcome.DOES_NOT_FIT) == (batch == 60)
+    assert bool(check.errors) == (not seen.get("oom"))

@@ -65,9 +65,9 @@ def test_no_observation_has_another_origin_than_its_gpu(gpu: str, source: str) -
     """Neither in memory nor in a file can an emulated run be called measured, nor a measured one emulated."""
     with pytest.raises(ValueError, match=f"source: figures of .* are .*, not {source}"):
         replace(observation(8, 1_000), gpu=gpu, source=source)
-    said = observation_to_json(observation(8, 1_000)) | {"gpu": gpu, "source": source}
+    fields = observation_to_json(observation(8, 1_000)) | {"gpu": gpu, "source": source}
     with pytest.raises(ValueError, match="source: "):
-        observation_from_json(said)
+        observation_from_json(fields)
 
 
 def test_the_origin_survives_every_file(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_the_origin_survives_every_file(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text())["source"] == "emulated"
     assert load_observation(tmp_path / "run.json") == run
     made = emulated_points((1_000, 1_010), (2_000, 2_010), (3_000, 3_010), (4_000, 4_010))
-    found = add_points(tmp_path, EMULATED_KEY, made, Origins("emulated", "", "2.13.0"), fit_points)
-    assert load_folders([tmp_path]) == (found,)
-    assert found.source == "emulated" and isinstance(found.fit, Fit)
+    calibration = add_points(tmp_path, EMULATED_KEY, made, Origins("emulated", "", "2.13.0"), fit_points)
+    assert load_folders([tmp_path]) == (calibration,)
+    assert calibration.source == "emulated" and isinstance(calibration.fit, Fit)
 
 
 @pytest.mark.parametrize(("old", "new"), [("source: emulated", "source: measured"), (" (emulated)", "")])
@@ -127,15 +127,15 @@ def test_an_emulated_context_answers_for_no_card() -> None:
 
 def test_a_measured_line_goes_before_an_emulated_one() -> None:
     """An emulated calibration answers where no measured line does, and says what it is."""
-    wanted = CalibrationQuery(JOB, CARD, "2.6.0")
+    query = CalibrationQuery(JOB, CARD, "2.6.0")
     far = replace(calibration(), key=replace(KEY, versions=replace(KEY.versions, torch="2.9.0")))
-    both = find_calibration([emulated_calibration(), far], wanted)
+    both = find_calibration([emulated_calibration(), far], query)
     assert both is not None and both.source == "measured"
-    alone = find_calibration([emulated_calibration()], wanted)
+    alone = find_calibration([emulated_calibration()], query)
     assert alone is not None
     assert (alone.source, alone.context, alone.includes_context) == ("emulated", None, False)
     assert alone.about.endswith("(emulated), torch 2.6.0+cu124, emulated")
-    context = find_calibration([emulated_calibration(), calibration(fit=NoFit("3 batch sizes"))], wanted)
+    context = find_calibration([emulated_calibration(), calibration(fit=NoFit("3 batch sizes"))], query)
     assert context is not None and context.source == "emulated"
 
 

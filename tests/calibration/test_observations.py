@@ -18,12 +18,12 @@ def test_an_observation_survives_json() -> None:
         assert observation_from_json(json.loads(json.dumps(observation_to_json(one)))) == one
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_older_runs_say_of_their_settings_what_is_said_of_jobs(said: bool) -> None:
+@pytest.mark.parametrize("flag", [True, False])
+def test_older_runs_say_of_their_settings_what_is_said_of_jobs(flag: bool) -> None:
     """cuDNN's benchmark mode stood among the settings of a run."""
     older = observation_to_json(RUN)
-    older["settings"]["cudnn_benchmark"] = said
-    assert observation_from_json(older) == replace(RUN, job=replace(RUN.job, cudnn_benchmark=said))
+    older["settings"]["cudnn_benchmark"] = flag
+    assert observation_from_json(older) == replace(RUN, job=replace(RUN.job, cudnn_benchmark=flag))
 
 
 @pytest.mark.parametrize(

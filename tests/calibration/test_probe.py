@@ -147,11 +147,11 @@ def test_a_death_for_want_of_memory_is_observed(fake_cuda: pytest.MonkeyPatch) -
 
 def test_a_cap_is_a_fraction_of_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cap becomes torch's fraction, the limit what torch makes of it; from the total on there is none."""
-    told: list[float] = []
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
     assert _set_cap(6_000 * MIB, 12_000 * MIB) == 6_000 * MIB
     assert (_set_cap(None, 12_000 * MIB), _set_cap(12_000 * MIB, 12_000 * MIB)) == (None, None)
-    assert told == [0.5]
+    assert fractions == [0.5]
 
 
 def test_nvml_is_asked_for_the_card_and_the_process_that_torch_uses() -> None:

@@ -30,9 +30,9 @@ def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     """Asking for the GPU, or for a run on it, raises NoGpuError, whose exit code is 5."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     job = load_catalogue()["conv_pair"].job
-    for ask in (find_gpu, lambda: measure(ProbeRequest(job, 4))):
+    for call in (find_gpu, lambda: measure(ProbeRequest(job, 4))):
         with pytest.raises(NoGpuError, match=r"^no NVIDIA GPU is usable here: torch .*") as error:
-            ask()
+            call()
         assert error.value.exit_code == 5 and "\n" not in str(error.value)
 
 

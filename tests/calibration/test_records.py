@@ -100,7 +100,7 @@ LIMITS = {
 
 
 def record(kind: str, arg: int, result: dict[str, Any], **what: object) -> str:
-    said = {
+    fields = {
         "key": "k",
         "kind": kind,
         "job": WHAT | what,
@@ -110,7 +110,7 @@ def record(kind: str, arg: int, result: dict[str, Any], **what: object) -> str:
         "result": result,
         "error": None,
     }
-    return json.dumps(said) + "\n"
+    return json.dumps(fields) + "\n"
 
 
 def put(folder: Path, machine: dict[str, Any] = MACHINE, **files: str) -> Path:
@@ -157,16 +157,16 @@ SEEN = Observation(
 
 def test_a_record_of_peaks_is_an_observation(tmp_path: Path) -> None:
     """Every figure arrives; where NVML hides the process the device's rise stands for it."""
-    found = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS)))
-    assert found.observations == (SEEN,)
-    assert (found.histories, found.skipped) == ((), ())
+    records = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS)))
+    assert records.observations == (SEEN,)
+    assert (records.histories, records.skipped) == ((), ())
 
 
 def test_the_process_itself_counts_before_the_device(tmp_path: Path) -> None:
     """Where NVML shows the process, its own memory is taken."""
     result = PEAKS | {"process_after": [2_900 * MIB, 2_950 * MIB, 2_960 * MIB, 2_960 * MIB]}
-    (found,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, result))).observations
-    assert found == replace(SEEN, process_peak_bytes=2_960 * MIB, context_after_bytes=400 * MIB)
+    (records,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, result))).observations
+    assert records == replace(SEEN, process_peak_bytes=2_960 * MIB, context_after_bytes=400 * MIB)
 
 
 def test_what_was_not_seen_is_none(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_what_was_not_seen_is_none(tmp_path: Path) -> None:
         record("peaks", 32, PEAKS | died | {"reserved_after": [], "error": "CUDA out of memory"}),
         record("peaks", 32, PEAKS | {"total_nvml": -1, "used_after": [0, 0, 0, 0]}),
     ]
-    found = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
+    observations = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
     nothing = replace(SEEN, process_peak_bytes=None, context_after_bytes=None)
-    assert found == (
+    assert observations == (
         replace(SEEN, process_peak_bytes=None, retries=1),
         replace(nothing, end_allocated_bytes=None, oom=True, retries=2),
         replace(nothing, context_before_bytes=None),
@@ -194,40 +194,40 @@ def test_the_options_of_a_record_are_those_of_a_job(tmp_path: Path) -> None:
         record("peaks", 8, PEAKS, model="local:cnn", kwargs={}),
         record("peaks", 2, PEAKS, model="monai:unetr", kwargs={}, inp="1x64x64x64", target="2x64x64x64"),
     ]
-    found = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
-    job = found[0].job
+    observations = read_measured_records(put(tmp_path, peaks="".join(lines))).observations
+    job = observations[0].job
     assert (job.optimizer, job.optimizer_impl) == (Optimizer.ADAMW, OptimizerImpl.FUSED)
     assert job.zero_grad is ZeroGrad.BEFORE_BACKWARD
-    assert (found[1].job.mode, found[1].job.target) == (Mode.INFER, None)
-    assert found[1].settings == Settings(alloc_conf="expandable_segments:True")
-    assert [one.job.cudnn_benchmark for one in found] == [False, True, False, False]
-    assert found[1].about == "the target was on the device too"
-    assert found[2].job.model == "zoo:CNN"
-    assert dict(found[3].job.model_args)["img_size"] == (64, 64, 64)
+    assert (observations[1].job.mode, observations[1].job.target) == (Mode.INFER, None)
+    assert observations[1].settings == Settings(alloc_conf="expandable_segments:True")
+    assert [one.job.cudnn_benchmark for one in observations] == [False, True, False, False]
+    assert observations[1].about == "the target was on the device too"
+    assert observations[2].job.model == "zoo:CNN"
+    assert dict(observations[3].job.model_args)["img_size"] == (64, 64, 64)
 
 
 def test_every_probe_of_a_limit_is_an_observation(tmp_path: Path) -> None:
     """A limit is what its probes show: which batch lived under the cap and which died."""
-    found = read_measured_records(put(tmp_path, limits=record("limits", 24, LIMITS))).observations
-    assert [(one.batch, one.oom, one.retries, one.peak_reserved_bytes) for one in found] == [
+    records = read_measured_records(put(tmp_path, limits=record("limits", 24, LIMITS))).observations
+    assert [(one.batch, one.oom, one.retries, one.peak_reserved_bytes) for one in records] == [
         (40, False, 3, 8 * MIB),
         (41, True, 1, 6 * MIB),
     ]
-    assert {one.settings.allocator_cap_bytes for one in found} == {24 * 1024 * MIB}
+    assert {one.settings.allocator_cap_bytes for one in records} == {24 * 1024 * MIB}
 
 
 def test_a_history_is_read_whole_and_can_be_replayed(tmp_path: Path) -> None:
     """Actions, addresses and sizes arrive; the script's marks become the loop's phases."""
-    (found,) = read_measured_records(put(tmp_path, history=record("history", 32, HISTORY))).histories
-    assert (found.job, found.batch) == (replace(OURS, steps=3), 32)
-    assert found.history.events == tuple(HistoryEvent(*event) for event in HISTORY["events"])
-    assert found.history.marks == (
+    (records,) = read_measured_records(put(tmp_path, history=record("history", 32, HISTORY))).histories
+    assert (records.job, records.batch) == (replace(OURS, steps=3), 32)
+    assert records.history.events == tuple(HistoryEvent(*event) for event in HISTORY["events"])
+    assert records.history.marks == (
         HistoryMark(0, 0, Phase.SETUP),
         HistoryMark(1, 1, Phase.FORWARD),
         HistoryMark(2, 1, Phase.BACKWARD),
         HistoryMark(2, 1, Phase.OPTIMIZER),
     )
-    check = check_history(found.history)
+    check = check_history(records.history)
     assert (check.difference, check.allocations) == (None, 2)
 
 
@@ -243,9 +243,9 @@ def test_what_no_job_says_yet_is_set_aside_with_its_reason(
 ) -> None:
     """The other records are read; this one is named by file, line and reason."""
     text = record("peaks", 32, PEAKS) + record("peaks", 32, PEAKS, **what)
-    found = read_measured_records(put(tmp_path, peaks=text))
-    assert found.observations == (SEEN,)
-    assert found.skipped == (SkippedRecord("peaks.jsonl", 2, reason),)
+    records = read_measured_records(put(tmp_path, peaks=text))
+    assert records.observations == (SEEN,)
+    assert records.skipped == (SkippedRecord("peaks.jsonl", 2, reason),)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_precision_and_layout_become_options_of_the_job(
     tmp_path: Path, what: dict[str, object], fields: dict[str, Any]
 ) -> None:
     """measure.py scales the gradients in float16 autocast, where there are gradients."""
-    (found,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS, **what))).observations
-    assert found.job == replace(OURS, **fields)
+    (records,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, PEAKS, **what))).observations
+    assert records.job == replace(OURS, **fields)
 
 
 def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None
     put(tmp_path, peaks=record("peaks", 32, PEAKS) + '{"key": "k', history=record("history", 32, HISTORY) * 2)
     packed = tmp_path / "history.jsonl.gz"
     packed.write_bytes(packed.read_bytes()[:-20])
-    found = read_measured_records(tmp_path)
-    assert (len(found.observations), len(found.histories)) == (1, 1)
-    assert found.skipped == (
+    records = read_measured_records(tmp_path)
+    assert (len(records.observations), len(records.histories)) == (1, 1)
+    assert records.skipped == (
         SkippedRecord("peaks.jsonl", 2, "the line is cut short"),
         SkippedRecord("history.jsonl.gz", 2, "the line is cut short"),
     )
@@ -290,17 +290,17 @@ def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) ->
     source, out = tmp_path / "records", tmp_path / "out"
     source.mkdir()
     runs = [record("peaks", batch, PEAKS) for batch in (16, 32)]
-    told: list[str] = []
+    lines: list[str] = []
     put(
         source,
         peaks="".join(runs) + record("peaks", 32, PEAKS, model="hf:bert"),
         limits=record("limits", 24, LIMITS),
         history=record("history", 32, HISTORY),
     )
-    found = import_records(source, out, told.append)
-    (calibration,), failures = found.calibrations, found.failures
+    result = import_records(source, out, lines.append)
+    (calibration,), failures = result.calibrations, result.failures
     assert failures == ()
-    assert told[0] == "set aside: peaks.jsonl line 3: hf:bert: the planner has no such model"
+    assert lines[0] == "set aside: peaks.jsonl line 3: hf:bert: the planner has no such model"
     assert [point.observation.batch for point in calibration.points] == [16, 32]
     assert calibration.points[1].observation == SEEN
     assert isinstance(calibration.fit, NoFit)

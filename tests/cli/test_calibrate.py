@@ -91,11 +91,11 @@ def test_calibrate(own: Path, gpu: FakeMeasure, capsys: Capture) -> None:
     command = "calibrate --model torchvision:resnet18 --batches 8,16,32,64 --json"
     code, out, err = outcome(command, capsys)
     assert (code, err, len(gpu.asked)) == (0, "", 4)
-    found = json.loads(out)
-    assert (found["folder"], found["new_runs"], found["series_left"], found["failures"]) == (
+    fields = json.loads(out)
+    assert (fields["folder"], fields["new_runs"], fields["series_left"], fields["failures"]) == (
         *(str(own), 4, 0, []),
     )
-    (table,) = found["calibrations"]
+    (table,) = fields["calibrations"]
     assert table["fit"]["overhead_mib"] == pytest.approx(420, abs=30)  # segments of 20 MiB
     assert [one.key.job.model for one in load_folders([own])] == ["torchvision:resnet18"]
     code, out, _ = outcome(command.removesuffix(" --json"), capsys)
@@ -144,6 +144,6 @@ def test_calibrate_under_settings(options: str, tmp_path: Path, gpu: FakeMeasure
     assert outcome(command, capsys)[0] == 0
     conf = "expandable_segments:True" if "alloc" in options else ""
     expected = {("cudnn" in options, conf)}
-    assert {(asked.job.cudnn_benchmark, asked.alloc_conf) for asked in gpu.asked} == expected
+    assert {(request.job.cudnn_benchmark, request.alloc_conf) for request in gpu.asked} == expected
     (stored,) = load_folders([tmp_path])
     assert {(stored.key.job.cudnn_benchmark, stored.key.settings.alloc_conf)} == expected

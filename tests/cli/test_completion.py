@@ -22,11 +22,11 @@ DEADLINE_SECONDS = 60  # for a shell on a busy machine; nothing is measured
 def words(line: str) -> list[str]:
     """The candidates for the last word of a line."""
     *before, word = line.split(" ")
-    return [found.word for found in candidates(before, word)]
+    return [candidate.word for candidate in candidates(before, word)]
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("e", ["estimate", "explain"]),
         ("--i", ["--install-completion"]),
@@ -48,9 +48,9 @@ def words(line: str) -> list[str]:
         ("--help e", []),
     ],
 )
-def test_candidates(line: str, found: list[str]) -> None:
+def test_candidates(line: str, expected: list[str]) -> None:
     """Commands, options and the values of options complete as far as they are typed."""
-    assert words(line) == found
+    assert words(line) == expected
 
 
 def test_every_card_completes_to_itself() -> None:
@@ -62,9 +62,9 @@ def test_every_card_completes_to_itself() -> None:
 @pytest.mark.parametrize("beginning", ["rtx", "A100-80", "4090", "Quadro RTX"])
 def test_cards_that_begin_so(beginning: str) -> None:
     """What is offered for a beginning is a card, and no two offers are the same card."""
-    found = [find_device(name).name for name in completion.gpu_names(beginning)]
-    assert found
-    assert len(found) == len(set(found))
+    names = [find_device(name).name for name in completion.gpu_names(beginning)]
+    assert names
+    assert len(names) == len(set(names))
 
 
 def test_torchvisions_names() -> None:
@@ -100,7 +100,7 @@ def test_a_library_alone_goes_on_to_its_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "place", "told"),
+    ("line", "place", "expected"),
     [
         ("planner es", "1", ["estimate"]),
         ("planner estimate --model smp : Un", "5", ["Unet", "UnetPlusPlus"]),
@@ -115,12 +115,12 @@ def test_a_library_alone_goes_on_to_its_models() -> None:
         ("planner", "1", ["max-batch", "estimate", "gpus", "devices", "advise"]),
     ],
 )
-def test_words_as_bash_splits_them(line: str, place: str, told: list[str]) -> None:
+def test_words_as_bash_splits_them(line: str, place: str, expected: list[str]) -> None:
     """Bash takes `:` and `=` for words of their own and puts the answer after them."""
-    asked = {"_PLANNER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
-    answer = answer_shell(asked)
+    environment = {"_PLANNER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
+    answer = answer_shell(environment)
     assert answer is not None
-    assert answer.splitlines()[:5] == told
+    assert answer.splitlines()[:5] == expected
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_completion_imports_nothing_heavy() -> None:
         "import sys; from planner.cli import run; run([]); "
         "assert not {'torch', 'numpy', 'pydantic', 'rich', 'timm'} & set(sys.modules)"
     )
-    asked = {
+    environment = {
         "_PLANNER_COMPLETE": "complete_bash",
         "COMP_WORDS": "planner gpus --model timm",
         "COMP_CWORD": "3",
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
     )
     assert "timm:" in done.stdout
 

@@ -126,8 +126,8 @@ def test_model_that_reads_values(capsys: Capture, name: str, place: str) -> None
     drawn = "shapes that depend on them come from values drawn at random on the CPU, not from"
     if name == "Item":
         drawn = "conditions on them are decided by random numbers on the CPU, not by"
-    told = f"{place}, which reads values: {drawn} data and trained weights"
-    assert told in json.loads(out)["assumptions"]
+    note = f"{place}, which reads values: {drawn} data and trained weights"
+    assert note in json.loads(out)["assumptions"]
 
 
 @pytest.mark.usefixtures("models")
@@ -179,10 +179,10 @@ def test_trace_that_cannot_be_saved(capsys: Capture, tmp_path: Path) -> None:
 
 def test_python_gets_the_answer_that_could_not_be_saved(tmp_path: Path) -> None:
     """The error holds the result, and the exit code of what went wrong."""
-    with pytest.raises(UnsavedError) as told:
+    with pytest.raises(UnsavedError) as caught:
         planner.estimate("conv_pair", save_trace=tmp_path / "missing" / "x.trace")
-    assert isinstance(told.value.result, planner.EstimateResult)
-    assert (told.value.result.fits, told.value.exit_code) == ("yes", 4)
+    assert isinstance(caught.value.result, planner.EstimateResult)
+    assert (caught.value.result.fits, caught.value.exit_code) == ("yes", 4)
 
 
 def failing(error: BaseException) -> Callable[..., None]:

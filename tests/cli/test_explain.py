@@ -64,12 +64,12 @@ def outcome(command: str, capsys: Capture) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def said(command: str, capsys: Capture) -> dict[str, Any]:
+def explained(command: str, capsys: Capture) -> dict[str, Any]:
     code, out, _ = outcome(f"{command} --json", capsys)
     assert code == 0
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
+    fields = json.loads(out)
+    assert isinstance(fields, dict)
+    return fields
 
 
 def sums(module: dict[str, Any]) -> bool:
@@ -105,28 +105,28 @@ def test_the_text_has_every_section(capsys: Capture) -> None:
 
 def test_the_json_adds_up(capsys: Capture) -> None:
     """Categories and modules are the allocated peak to the byte, and agree with the estimate inside."""
-    found = said(f"explain {NET} --batch 16 --top 3", capsys)
-    peak = found["peak"]["allocated_bytes"]
-    assert round(peak / MIB, 3) == found["estimate"]["peak_allocated_mib"]
-    assert sum(found["categories"].values()) == found["modules"]["size_bytes"] == peak
-    assert found["modules"]["by_category"] == found["categories"]
-    assert sums(found["modules"])
-    gaps = found["fragmentation"]
+    fields = explained(f"explain {NET} --batch 16 --top 3", capsys)
+    peak = fields["peak"]["allocated_bytes"]
+    assert round(peak / MIB, 3) == fields["estimate"]["peak_allocated_mib"]
+    assert sum(fields["categories"].values()) == fields["modules"]["size_bytes"] == peak
+    assert fields["modules"]["by_category"] == fields["categories"]
+    assert sums(fields["modules"])
+    gaps = fields["fragmentation"]
     parts = gaps["allocated_bytes"] + gaps["gap_bytes"] + gaps["free_segment_bytes"]
     assert parts == gaps["reserved_bytes"]
-    assert round(gaps["reserved_bytes"] / MIB, 3) == found["estimate"]["peak_reserved_mib"]
-    assert [step["step"] for step in found["steps"]] == [0, 1, 2, 3]
-    assert 0 < found["evaluation"]["peak_allocated_bytes"] < peak
-    assert len(found["tensors"]) == 3 < found["blocks"]
-    assert found["difference"] is None
+    assert round(gaps["reserved_bytes"] / MIB, 3) == fields["estimate"]["peak_reserved_mib"]
+    assert [step["step"] for step in fields["steps"]] == [0, 1, 2, 3]
+    assert 0 < fields["evaluation"]["peak_allocated_bytes"] < peak
+    assert len(fields["tensors"]) == 3 < fields["blocks"]
+    assert fields["difference"] is None
 
 
 def test_a_tensor_in_json(capsys: Capture) -> None:
     """Size, category, place, shape, dtype, and the line of the user's code with its text."""
-    found = said(f"explain {NET} --batch 16 --top 40", capsys)
+    fields = explained(f"explain {NET} --batch 16 --top 40", capsys)
     (conv,) = [
         tensor
-        for tensor in found["tensors"]
+        for tensor in fields["tensors"]
         if (tensor["op"], tensor["dtype"]) == ("aten.convolution.default", "float32")
     ]
     assert conv == {
@@ -135,7 +135,7 @@ def test_a_tensor_in_json(capsys: Capture) -> None:
         "category": "activations",
         "module": "body.0",
         "op": "aten.convolution.default",
-        "step": found["peak"]["step"],
+        "step": fields["peak"]["step"],
         "phase": "forward",
         "shape": [16, 8, 64, 64],
         "dtype": "float32",
@@ -147,8 +147,8 @@ def test_a_tensor_in_json(capsys: Capture) -> None:
 @pytest.mark.parametrize(("depth", "names"), [(1, []), (2, ["body.0", "body.1"])])
 def test_depth_folds_modules(depth: int, names: list[str], capsys: Capture) -> None:
     """`--depth` says how many levels are told."""
-    found = said(f"explain {NET} --batch 16 --depth {depth}", capsys)
-    (body,) = [child for child in found["modules"]["children"] if child["name"] == "body"]
+    fields = explained(f"explain {NET} --batch 16 --depth {depth}", capsys)
+    (body,) = [child for child in fields["modules"]["children"] if child["name"] == "body"]
     assert sorted(child["name"] for child in body["children"])[:2] == names
 
 
@@ -164,14 +164,14 @@ def test_a_batch_that_does_not_fit_is_explained(capsys: Capture) -> None:
 def test_a_model_that_only_trains_has_no_evaluation(capsys: Capture) -> None:
     """Where eval mode fails, training is explained all the same."""
     command = "explain --model models.py:TrainsOnly --input 3x64x64 --loss sum --batch 2"
-    assert said(command, capsys)["evaluation"] is None
+    assert explained(command, capsys)["evaluation"] is None
 
 
 def test_inference_is_explained_without_an_evaluation(capsys: Capture) -> None:
     """What is evaluation already has none beside it."""
-    found = said(f"explain {NET} --batch 16 --mode infer", capsys)
-    assert found["evaluation"] is None
-    assert found["categories"]["gradients"] == 0
+    fields = explained(f"explain {NET} --batch 16 --mode infer", capsys)
+    assert fields["evaluation"] is None
+    assert fields["categories"]["gradients"] == 0
 
 
 def test_the_picture_and_the_snapshot_are_written(folder: Path, capsys: Capture) -> None:
@@ -187,9 +187,9 @@ def test_the_picture_and_the_snapshot_are_written(folder: Path, capsys: Capture)
 def test_against_its_own_snapshot_nothing_differs(capsys: Capture) -> None:
     """What is written by one call and read by the next is the same run."""
     outcome(f"explain {NET} --batch 16 --snapshot x.pickle", capsys)
-    found = said(f"explain {NET} --batch 16 --against x.pickle", capsys)["difference"]
-    assert found["same"]
-    assert found["matched"] == found["traced"]["blocks"] == found["recorded"]["blocks"] > 0
+    fields = explained(f"explain {NET} --batch 16 --against x.pickle", capsys)["difference"]
+    assert fields["same"]
+    assert fields["matched"] == fields["traced"]["blocks"] == fields["recorded"]["blocks"] > 0
     _, out, _ = outcome(f"explain {NET} --batch 16 --against x.pickle", capsys)
     assert "\nTrace and recording are the same, block by block\n" in out
 
@@ -205,8 +205,8 @@ def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Captur
             if entry["frames"] and entry["frames"][0]["name"] == "aten.convolution.default":
                 events += [HistoryEvent(action, 2**40, 7 * MIB) for action in ("alloc", "free_completed")]
     save_history(History("Some GPU", "2.13.0", "", None, None, tuple(events)), folder / "x.json.gz")
-    found = said(f"explain {NET} --batch 16 --steps 1 --against x.json.gz", capsys)["difference"]
-    assert found["only_one_side"] == [
+    fields = explained(f"explain {NET} --batch 16 --steps 1 --against x.json.gz", capsys)["difference"]
+    assert fields["only_one_side"] == [
         {
             "kind": "workspace",
             "phase": "forward",
@@ -217,8 +217,8 @@ def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Captur
             "steps": [1],
         }
     ]
-    assert [row["recorded_only_bytes"] for row in found["ops"] if row["recorded_only"]] == [7 * MIB]
-    assert found["other_lives"] == []
+    assert [row["recorded_only_bytes"] for row in fields["ops"] if row["recorded_only"]] == [7 * MIB]
+    assert fields["other_lives"] == []
 
 
 @pytest.fixture
@@ -252,10 +252,10 @@ def test_a_saved_trace_is_explained_without_torch(toy: Path) -> None:
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["peak"]["allocated_bytes"] == 13 * MIB
-    assert found["evaluation"] is None
-    assert found["tensors"][0]["shape"] is None
+    fields = json.loads(done.stdout)
+    assert fields["peak"]["allocated_bytes"] == 13 * MIB
+    assert fields["evaluation"] is None
+    assert fields["tensors"][0]["shape"] is None
 
 
 def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None:

@@ -51,8 +51,8 @@ def test_a_flag_that_another_option_turns_on_can_be_turned_off() -> None:
 @each_option
 def test_shells_complete_the_choices(option: JobOption) -> None:
     """The option completes by its name, and its choices as its value."""
-    assert option.flag in [found.word for found in candidates(["estimate"], option.flag)]
-    words = [found.word for found in candidates(["estimate", option.flag], "")]
+    assert option.flag in [candidate.word for candidate in candidates(["estimate"], option.flag)]
+    words = [candidate.word for candidate in candidates(["estimate", option.flag], "")]
     if option.choices is not None:
         assert words == [str(choice) for choice in option.choices]
     elif option.kind is not OptionKind.FLAG:

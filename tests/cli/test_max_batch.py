@@ -19,14 +19,14 @@ def test_max_batch(capsys: Capture) -> None:
 def test_max_batch_as_json(capsys: Capture) -> None:
     """With `--json` standard output is one JSON object with all keys of the contract."""
     code, out, err = outcome("max-batch --model conv_pair --gpu-mib 2000 --json", capsys)
-    said = json.loads(out)
+    fields = json.loads(out)
     assert (code, err) == (0, "")
-    assert said.keys() >= MAX_BATCH_KEYS
-    assert said["at_max"].keys() >= ESTIMATE_KEYS
-    assert said["max_batch"] == said["at_max"]["batch"] > 0
-    assert dict(said["probes"])[said["max_batch"]] == said["at_max"]["fits"]
-    assert said["first_failure"]["fits"] == "no"
-    assert said["seconds"].keys() == {"import", "trace", "replay"}
+    assert fields.keys() >= MAX_BATCH_KEYS
+    assert fields["at_max"].keys() >= ESTIMATE_KEYS
+    assert fields["max_batch"] == fields["at_max"]["batch"] > 0
+    assert dict(fields["probes"])[fields["max_batch"]] == fields["at_max"]["fits"]
+    assert fields["first_failure"]["fits"] == "no"
+    assert fields["seconds"].keys() == {"import", "trace", "replay"}
 
 
 def test_max_batch_of_nothing(capsys: Capture) -> None:
@@ -38,11 +38,11 @@ def test_max_batch_of_nothing(capsys: Capture) -> None:
 def test_estimate_without_gpu(capsys: Capture) -> None:
     """`estimate` needs no GPU, and takes the batch size of the catalogue."""
     code, out, err = outcome("estimate --model cnn --json", capsys)
-    said = json.loads(out)
+    fields = json.loads(out)
     assert (code, err) == (0, "")
-    assert said.keys() >= ESTIMATE_KEYS
-    assert (said["batch"], said["fits"], said["device"]["total_mib"]) == (128, "yes", None)
-    assert round(said["peak_reserved_mib"], 1) == 604.0
+    assert fields.keys() >= ESTIMATE_KEYS
+    assert (fields["batch"], fields["fits"], fields["device"]["total_mib"]) == (128, "yes", None)
+    assert round(fields["peak_reserved_mib"], 1) == 604.0
 
 
 def test_estimate_that_does_not_fit(capsys: Capture) -> None:
@@ -114,11 +114,11 @@ def test_options_reach_the_card(capsys: Capture, toy_trace: Path) -> None:
         "--gpu l4 --allocator-cap-mib 1000 --alloc-conf expandable_segments:True --confidence 0.5 --json"
     )
     code, out, _ = outcome(f"estimate --trace {toy_trace} {options}", capsys)
-    said = json.loads(out)
-    assert (code, said["confidence"], said["device"]["name"]) == (0, 0.5, "L4 24GB")
-    assert said["device"]["allocator"]["cap_mib"] == 1000.0
-    assert said["device"]["allocator"]["limit_mib"] == 1000.0
-    assert said["device"]["allocator"]["rules"]["expandable_segments"] is True
+    fields = json.loads(out)
+    assert (code, fields["confidence"], fields["device"]["name"]) == (0, 0.5, "L4 24GB")
+    assert fields["device"]["allocator"]["cap_mib"] == 1000.0
+    assert fields["device"]["allocator"]["limit_mib"] == 1000.0
+    assert fields["device"]["allocator"]["rules"]["expandable_segments"] is True
 
 
 def test_other_catalogue(capsys: Capture, tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def test_formula_inverse_agrees_with_its_estimates(capsys: Capture) -> None:
     """`max-batch --method formula`: its answer fits by `estimate --method formula`, and one more does not."""
     card = "--model vit_b_16 --optimizer adam --gpu-mib 24000 --method formula --json"
     code, out, err = outcome(f"max-batch {card}", capsys)
-    said = json.loads(out)
+    fields = json.loads(out)
     assert (code, err) == (0, "")
-    assert said.keys() >= MAX_BATCH_KEYS
-    assert said["at_max"].keys() >= ESTIMATE_KEYS
-    largest = said["max_batch"]
+    assert fields.keys() >= MAX_BATCH_KEYS
+    assert fields["at_max"].keys() >= ESTIMATE_KEYS
+    largest = fields["max_batch"]
     for batch, fits in ((largest, "yes"), (largest + 1, "no")):
         code, out, _ = outcome(f"estimate {card} --batch {batch}", capsys)
         assert (json.loads(out)["fits"], code) == (fits, 0 if fits == "yes" else 1)
@@ -52,10 +52,10 @@ def test_formula_of_nothing(capsys: Capture) -> None:
 def test_estimate_by_others(capsys: Capture, method: str, total: str) -> None:
     """Each other method answers in the same schema, with its total for the allocated peak."""
     code, out, err = outcome(f"estimate --model conv_pair --method {method} --json", capsys)
-    said = json.loads(out)
-    assert (code, err, said["method"]) == (0, "", method)
-    assert said.keys() >= ESTIMATE_KEYS
-    assert str(said["peak_allocated_mib"]) == total
+    fields = json.loads(out)
+    assert (code, err, fields["method"]) == (0, "", method)
+    assert fields.keys() >= ESTIMATE_KEYS
+    assert str(fields["peak_allocated_mib"]) == total
 
 
 def test_trace_names_its_method(capsys: Capture, toy_trace: Path) -> None:

@@ -79,7 +79,7 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal each line of progress overwrites the one before, and the last is wiped."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress() as tell:
-        tell("tracing batch 100")
-        tell("tracing batch 3")
+    with progress() as on_progress:
+        on_progress("tracing batch 100")
+        on_progress("tracing batch 3")
     assert terminal.written == "\rtracing batch 100\rtracing batch 3  \r               \r"

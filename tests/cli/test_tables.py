@@ -48,8 +48,8 @@ def overhead(options: str, tmp_path: Path, capsys: Capture) -> float | None:
     command = f"estimate --trace {path} --gpu RTX3060-12GB --json {options}"
     code, out, err = outcome(command, capsys)
     assert (code, err) == (0, "")
-    found = json.loads(out)["calibration"]
-    return None if found is None else float(found["overhead_mib"])
+    fields = json.loads(out)["calibration"]
+    return None if fields is None else float(fields["overhead_mib"])
 
 
 def test_which_folder_answers(tmp_path: Path, own: Path, capsys: Capture) -> None:
@@ -70,12 +70,12 @@ def test_max_batch_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
     """More overhead leaves less for the batch: 10 MiB a sample, so 1,000 MiB are about 100 samples."""
     path = tmp_path / "toy.trace"
     save_trace(toy(), path, {"job": job_to_json(TOY), "batch": 5, "capability": [8, 6]})
-    found = []
+    batches = []
     for name, size in (("a", 700), ("b", 1_700)):
         store(tmp_path / name, size)
         command = f"max-batch --trace {path} --gpu RTX3060-12GB --json --calibrations {tmp_path / name}"
-        found.append(json.loads(outcome(command, capsys)[1])["max_batch"])
-    assert found[0] - found[1] in (97, 98, 99)  # by the slope of 1.02
+        batches.append(json.loads(outcome(command, capsys)[1])["max_batch"])
+    assert batches[0] - batches[1] in (97, 98, 99)  # by the slope of 1.02
 
 
 def test_tables_that_ship(capsys: Capture) -> None:
@@ -129,9 +129,9 @@ def test_tables_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     """Scripts get the same: a refusal has its reason and no line, and its runs no residuals."""
     monkeypatch.setattr("planner.hardware.calibration.files.TABLES_FOLDER", tmp_path)
     save_calibration(tmp_path, calibration(fit=REFUSAL))
-    found = json.loads(outcome("tables --json", capsys)[1])
-    (table,) = found["calibrations"]
-    assert (found["schema"], found["folders"], table["folder"]) == (1, [str(tmp_path)], str(tmp_path))
+    fields = json.loads(outcome("tables --json", capsys)[1])
+    (table,) = fields["calibrations"]
+    assert (fields["schema"], fields["folders"], table["folder"]) == (1, [str(tmp_path)], str(tmp_path))
     assert (table["fit"], table["refused"], table["gpu"]) == (None, "3 batch sizes", KEY.gpu)
     assert (table["job"], table["versions"]["capability"]) == (job_to_json(JOB), [8, 6])
     assert table["age_days"] >= 0
@@ -195,9 +195,9 @@ def test_compare_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
     save_calibration(tmp_path, replace(calibration(key), points=(Point(seen, 1_100 * MIB),)))
     command = "compare --model zoo:ConvPair --input 1x256x256 --loss sum --gpu RTX3060-12GB --batch 10 --json"
     code, out, err = outcome(f"{command} --calibrations {tmp_path}", capsys)
-    found = json.loads(out)
-    assert (code, err, found["unmeasured"]) == (0, "", None)
-    assert found["measured"] == {
+    fields = json.loads(out)
+    assert (code, err, fields["unmeasured"]) == (0, "", None)
+    assert fields["measured"] == {
         "printed_mib": 1_000.0,
         "kept_mib": {},
         "allocated_mib": 1_000.0,
@@ -205,7 +205,7 @@ def test_compare_reads_calibrations(tmp_path: Path, capsys: Capture) -> None:
         "process_mib": 1_500.0,
         "source": "measured on 2026-01-02, torch 2.6.0+cu124, CUDA 12.4; GPU RTX 3060 12GB",
     }
-    rows = {row["estimator"]: row for row in found["rows"]}
+    rows = {row["estimator"]: row for row in fields["rows"]}
     reserved, process = rows["reserved"], rows["process"]
     assert (reserved["against_mib"], process["against_mib"]) == (1_150.0, 1_500.0)
     assert process["mib"] == pytest.approx(500 + 1.02 * reserved["mib"], abs=0.01)  # the line of `FIT`

@@ -25,9 +25,9 @@ def test_an_emulated_verification_is_called_that(gpu: FakeMeasure, capsys: Captu
     """The verdict is "emulated", and nothing in the answer is called measured."""
     gpu.context_mib = 150
     code, out = verified(f"{JOB_OPTIONS} --json --confidence 0.999999", capsys)
-    found = json.loads(out)
-    assert (code, found["holds"], found["verdict"], found["measured"]) == (0, True, "emulated", None)
-    assert found["emulated"]["peak_reserved_mib"] == 180
+    fields = json.loads(out)
+    assert (code, fields["holds"], fields["verdict"], fields["measured"]) == (0, True, "emulated", None)
+    assert fields["emulated"]["peak_reserved_mib"] == 180
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
     assert out.splitlines()[0] == (
         "Emulated, not measured; there confidence 0.999999 held: batch 8 was said to fit and ran"
@@ -39,11 +39,11 @@ def test_an_emulated_verification_is_called_that(gpu: FakeMeasure, capsys: Captu
 def test_verify_that_did_not_hold(gpu: FakeMeasure, capsys: Capture) -> None:
     """The made-up run takes 180 MiB more than the linear layer, more than this card's bound."""
     code, out = verified(f"{JOB_OPTIONS} --json --confidence 0.6", capsys)
-    found = json.loads(out)
-    assert (code, found["ran"], found["agrees"], found["holds"]) == (1, True, True, False)
-    assert found["measured"]["process_peak_mib"] == 600
-    assert found["errors"]["process"] == pytest.approx(found["estimate"]["process_mib"] / 600 - 1, abs=1e-5)
-    assert found["estimate"]["device"]["name"] == find_device("RTX 3060 12GB").name
+    fields = json.loads(out)
+    assert (code, fields["ran"], fields["agrees"], fields["holds"]) == (1, True, True, False)
+    assert fields["measured"]["process_peak_mib"] == 600
+    assert fields["errors"]["process"] == pytest.approx(fields["estimate"]["process_mib"] / 600 - 1, abs=1e-5)
+    assert fields["estimate"]["device"]["name"] == find_device("RTX 3060 12GB").name
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.6", capsys)
     assert (code, out.splitlines()[0]) == (
         1,
@@ -111,16 +111,16 @@ def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
     """Under a cap of 1,000 MiB 86 is the answer with its margin: it, the next and 1.05 of it are run."""
     gpu.context_mib = 150
     code, out, err = outcome(f"{LIMIT} --json", capsys)
-    found = json.loads(out)
+    fields = json.loads(out)
     assert (code, err) == (0, "")
-    assert [(asked.batch, asked.allocator_cap_bytes) for asked in gpu.asked] == [
+    assert [(request.batch, request.allocator_cap_bytes) for request in gpu.asked] == [
         (batch, 1_000 * MIB) for batch in (86, 87, 91)
     ]
-    assert (found["max_batch"], found["holds"]) == (86, True)
-    assert found["true_largest"] == {"at_least": 87, "at_most": 90}
-    told = [(run["batch"], run["ran"], run["estimate"]["fits"]) for run in found["runs"]]
-    assert told == [(86, True, "yes"), (87, True, "no"), (91, False, "no")]
-    assert found["runs"][0]["errors"]["allocated"] == 0
+    assert (fields["max_batch"], fields["holds"]) == (86, True)
+    assert fields["true_largest"] == {"at_least": 87, "at_most": 90}
+    runs = [(run["batch"], run["ran"], run["estimate"]["fits"]) for run in fields["runs"]]
+    assert runs == [(86, True, "yes"), (87, True, "no"), (91, False, "no")]
+    assert fields["runs"][0]["errors"]["allocated"] == 0
     lines = outcome(LIMIT, capsys)[1].splitlines()
     assert lines[0] == ("Confidence 0.99 held: the largest batch was said to be 86; it lies from 87 to 90")
     assert [line for line in lines if line.startswith("Batch")] == [
@@ -136,9 +136,9 @@ def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> 
     """Where the largest batch dies, nothing larger is run, the confidence did not hold, and the code is 1."""
     gpu.besides_mib = 100
     code, out, _ = outcome(f"{LIMIT} --json", capsys)
-    found = json.loads(out)
-    assert (code, [asked.batch for asked in gpu.asked]) == (1, [86])
-    assert (found["holds"], found["true_largest"]) == (False, {"at_least": 0, "at_most": 85})
+    fields = json.loads(out)
+    assert (code, [request.batch for request in gpu.asked]) == (1, [86])
+    assert (fields["holds"], fields["true_largest"]) == (False, {"at_least": 0, "at_most": 85})
     assert outcome(LIMIT, capsys)[1].splitlines()[0] == (
         "Confidence 0.99 did NOT hold: the largest batch was said to be 86; it is smaller than 86"
     )
@@ -147,17 +147,17 @@ def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> 
 @pytest.mark.usefixtures("traced")
 def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
     """Without a cap the largest batch and the next are run, as far as the card has memory."""
-    found = json.loads(outcome(LIMIT.partition(" --alloc")[0] + " --json", capsys)[1])
-    largest = found["max_batch"]
-    assert [asked.batch for asked in gpu.asked] == [largest, largest + 1]
-    assert found["true_largest"] == {"at_least": largest + 1, "at_most": None}
+    fields = json.loads(outcome(LIMIT.partition(" --alloc")[0] + " --json", capsys)[1])
+    largest = fields["max_batch"]
+    assert [request.batch for request in gpu.asked] == [largest, largest + 1]
+    assert fields["true_largest"] == {"at_least": largest + 1, "at_most": None}
 
 
 @pytest.mark.usefixtures("traced")
 def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
     """Where not even 1 fits, 1 is run, and dies here as it was said to."""
     code, out, _ = outcome(LIMIT.replace("1000", "101"), capsys)
-    assert (code, [asked.batch for asked in gpu.asked]) == (0, [1])
+    assert (code, [request.batch for request in gpu.asked]) == (0, [1])
     assert out.splitlines()[0] == (
         "Confidence 0.99 held: the largest batch was said to be 0; it is smaller than 1"
     )

@@ -29,8 +29,8 @@ def source_files() -> set[str]:
     """Return the files of both packages and the catalogue, as paths within the checkout."""
     inside = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
     generated = ("__pycache__", ".lock")
-    kept = [path for path in inside if not any(part in generated for part in path.parts)]
-    return {path.relative_to(ROOT).as_posix() for path in kept} | set(MOVED)
+    sources = [path for path in inside if not any(part in generated for part in path.parts)]
+    return {path.relative_to(ROOT).as_posix() for path in sources} | set(MOVED)
 
 
 def run(*command: str | Path, folder: Path) -> str:

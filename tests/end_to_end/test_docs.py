@@ -39,14 +39,14 @@ def name(path: Path) -> str:
 
 def documented() -> dict[str, list[str]]:
     """The keys of each section, by its title."""
-    found: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}
     title = ""
     for line in (ROOT / "docs/json.md").read_text(encoding="utf-8").splitlines():
         if head := re.fullmatch(r"##+ `(.+)`", line):
             title = head[1].removeprefix("planner ")
         elif row := re.match(r"\| `([\w.]+)` \|", line):
-            found.setdefault(title, []).append(row[1])
-    return found
+            keys.setdefault(title, []).append(row[1])
+    return keys
 
 
 def shared(keys: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,16 +56,16 @@ def shared(keys: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, value
 
 
-def check(title: str, said: dict[str, Any]) -> None:
+def check(title: str, fields: dict[str, Any]) -> None:
     """What is documented is there, and what is there is documented, as deep as the documentation goes."""
     keys = documented()[title]
-    assert sorted(key for key in keys if "." not in key) == sorted(said), title
+    assert sorted(key for key in keys if "." not in key) == sorted(fields), title
     for parent in dict.fromkeys(key.rpartition(".")[0] for key in keys if "." in key):
-        value = said[parent]
+        value = fields[parent]
         inner = value[0] if isinstance(value, list) else value
         below = sorted(key.rpartition(".")[2] for key in keys if key.startswith(f"{parent}."))
         assert below == sorted(inner), parent
-    for key, value in shared(said):
+    for key, value in shared(fields):
         check(key, value)
 
 
@@ -100,9 +100,9 @@ def test_json_of_results(title: str) -> None:
 
 def test_growth_is_documented() -> None:
     """A model that keeps tensors has the documented keys of growth."""
-    said = planner.estimate(Growing, 8, **JOB | {"steps": 3}).to_dict()
-    assert said["growth"] is not None
-    check("estimate", said)
+    fields = planner.estimate(Growing, 8, **JOB | {"steps": 3}).to_dict()
+    assert fields["growth"] is not None
+    check("estimate", fields)
 
 
 def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_every_command_has_its_json() -> None:
 
 def test_a_calibration_is_documented() -> None:
     """A calibration that answers has the documented keys."""
-    found = planner.estimate(
+    result = planner.estimate(
         "torchvision:convnext_tiny", 200, gpu="RTX 3060", input="3x86x86", target="scalar:int64",
         optimizer="adamw", zero_grad="before-backward", steps=4,
     )  # fmt: skip
-    said = found.to_dict()
-    assert said["calibration"] is not None
-    check("estimate", said)
+    fields = result.to_dict()
+    assert fields["calibration"] is not None
+    check("estimate", fields)
 
 
 # ---- the rest
@@ -180,8 +180,8 @@ def test_links_lead_somewhere(path: Path) -> None:
         if target.startswith(("http://", "https://")):
             continue
         file, _, anchor = target.partition("#")
-        found = (path.parent / file) if file else path
-        if not found.exists() or (anchor and anchor not in anchors(found)):
+        linked = (path.parent / file) if file else path
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
             broken.append(target)
     assert broken == []
 

@@ -110,8 +110,8 @@ def test_text_is_the_notebooks(result: ProcessResult) -> None:
 
 def test_json_has_all_readings(result: ProcessResult) -> None:
     """The JSON holds each line with its section, in MiB."""
-    found = json.loads(json.dumps(result.to_dict()))
-    assert set(found) == {
+    data = json.loads(json.dumps(result.to_dict()))
+    assert set(data) == {
         *(
             "schema",
             "framework",
@@ -124,16 +124,16 @@ def test_json_has_all_readings(result: ProcessResult) -> None:
             "seconds",
         ),
     }
-    assert (found["schema"], found["framework"], found["retries"], found["failure"]) == (1, "torch", 0, None)
-    assert len(found["readings"]) == 34
-    assert found["readings"][6] == {
+    assert (data["schema"], data["framework"], data["retries"], data["failure"]) == (1, "torch", 0, None)
+    assert len(data["readings"]) == 34
+    assert data["readings"][6] == {
         "section": "Convolutional Neural Network",
         "label": "Train",
         "allocated_mib": pytest.approx(97.8, abs=0.05),
         "reserved_mib": 604.0,
         "peak_allocated_mib": pytest.approx(530.9, abs=0.05),
     }
-    assert set(found["seconds"]) == {"import", "trace", "replay"}
+    assert set(data["seconds"]) == {"import", "trace", "replay"}
 
 
 # ---- the command, with processes that need no torch

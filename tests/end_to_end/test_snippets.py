@@ -41,8 +41,8 @@ def command_lines() -> list[str]:
 
 def files() -> dict[str, str]:
     """Return the contents of the blocks that begin with the name of a file, by name."""
-    found = [body for kind in ("python", "yaml") for body in blocks(kind, PAGES)]
-    return {name[1]: body for body in found if (name := FILE.match(body))}
+    bodies = [body for kind in ("python", "yaml") for body in blocks(kind, PAGES)]
+    return {name[1]: body for body in bodies if (name := FILE.match(body))}
 
 
 def is_installed(package: str) -> bool:
@@ -78,9 +78,9 @@ def test_commands_run(line: str, folder: Path) -> None:
     """A command that the pages show ends with 0; one for which a package is missing names the package."""
     done = run(["bash", "-c", line], folder)
     code, message = 0, ""
-    for option, (package, failure, wanted) in NEED_A_PACKAGE.items():
+    for option, (package, failure, text) in NEED_A_PACKAGE.items():
         if option in line and not is_installed(package):
-            code, message = failure, wanted
+            code, message = failure, text
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 

@@ -191,11 +191,11 @@ def test_changes_change_the_recipe() -> None:
 def test_json_says_what_the_text_says() -> None:
     """The JSON has every set with its options and the estimate of each."""
     advice = advised(82)
-    said = advice_to_json(advice, 0.0)
-    assert said["needed_mib"] == 200.0
-    assert said["available_mib"] == 82.0
-    assert [tuple(change["option"] for change in one["changes"]) for one in said["sets"]] == names(advice)
-    assert all(one["estimate"]["fits"] == "yes" for one in said["sets"])
+    fields = advice_to_json(advice, 0.0)
+    assert fields["needed_mib"] == 200.0
+    assert fields["available_mib"] == 82.0
+    assert [tuple(change["option"] for change in one["changes"]) for one in fields["sets"]] == names(advice)
+    assert all(one["estimate"]["fits"] == "yes" for one in fields["sets"])
     text = render_plain(advice_document(advice, 0.0))
     assert all(name in text for some in names(advice) for name in some)
 

@@ -67,10 +67,10 @@ def timeline_of(trace: Trace, batch: int, limits: MemoryLimits) -> Timeline:
 
 def test_the_peak_of_a_literal_trace() -> None:
     """The peak, its moment, categories, blocks and modules of a trace of six blocks."""
-    found = explained()
-    assert found.peak == Moment(8, 1, Phase.BACKWARD, "head", "to")
-    assert found.run.peak_allocated_bytes == 100 * MIB
-    assert found.at_peak == {
+    explanation = explained()
+    assert explanation.peak == Moment(8, 1, Phase.BACKWARD, "head", "to")
+    assert explanation.run.peak_allocated_bytes == 100 * MIB
+    assert explanation.at_peak == {
         **NOTHING,
         Category.PARAMETER: 30 * MIB,
         Category.INPUT: 4 * MIB,
@@ -79,7 +79,7 @@ def test_the_peak_of_a_literal_trace() -> None:
     }
     step, activation, detail = Phase.FORWARD, Category.ACTIVATION, LITERAL.provenance[0]
     conv, relu = "aten.convolution.default", "aten.relu.default"
-    assert found.blocks == (
+    assert explanation.blocks == (
         LiveBlock(0, 30 * MIB, 30 * MIB, Category.PARAMETER, "head", "to", 0, Phase.SETUP, None),
         LiveBlock(4, 30 * MIB, 30 * MIB, Category.GRADIENT, "head", "to", 1, Phase.BACKWARD, None),
         LiveBlock(2, 24 * MIB, 24 * MIB - 100, activation, "body.0.conv", conv, 1, step, detail),
@@ -119,8 +119,8 @@ def test_gaps_of_a_literal_trace() -> None:
             PhaseStart(1, Phase.END),
         ),
     )
-    found = explained(Trace(events, SITES, 8)).fragmentation
-    assert found == Fragmentation(
+    explanation = explained(Trace(events, SITES, 8)).fragmentation
+    assert explanation == Fragmentation(
         Moment(7, 1, Phase.FORWARD, "body.0.conv", "aten.convolution.default"),
         reserved_bytes=74 * MIB,
         allocated_bytes=45 * MIB,
@@ -133,15 +133,15 @@ def test_gaps_of_a_literal_trace() -> None:
 
 def test_levels_of_a_literal_trace() -> None:
     """Phases count what they find; a step is the highest of its phases and ends where the last one does."""
-    found = explained()
-    assert found.phases == (
+    explanation = explained()
+    assert explanation.phases == (
         PhasePeak(0, Phase.SETUP, 30 * MIB, 30 * MIB, 30 * MIB),
         PhasePeak(1, Phase.INPUTS, 34 * MIB, 50 * MIB, 34 * MIB),
         PhasePeak(1, Phase.FORWARD, 70 * MIB, 74 * MIB, 70 * MIB),
         PhasePeak(1, Phase.BACKWARD, 100 * MIB, 104 * MIB, 64 * MIB),
         PhasePeak(2, Phase.INPUTS, 64 * MIB, 104 * MIB, 64 * MIB),
     )
-    assert found.steps == (
+    assert explanation.steps == (
         StepPeak(0, 30 * MIB, 30 * MIB, 30 * MIB),
         StepPeak(1, 100 * MIB, 104 * MIB, 64 * MIB),
         StepPeak(2, 64 * MIB, 104 * MIB, 64 * MIB),
@@ -182,16 +182,16 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, de
     batch = trace.batch
     run = replay_trace(trace, limits)
     assume(timeline_of(trace, batch, limits).allocated_bytes)
-    found = explain(trace, limits)
-    timeline, gaps = found.timeline, found.fragmentation
-    assert found.run == run
-    assert found.peak.event == run.peak_event
-    assert sum(found.at_peak.values()) == run.peak_allocated_bytes
-    assert sum(block.size_bytes for block in found.blocks) == run.peak_allocated_bytes
-    assert found.modules.size_bytes == run.peak_allocated_bytes
-    assert found.modules.by_category == found.at_peak
-    assert sums(found.modules)
-    assert sums(fold(found.modules, depth))
+    explanation = explain(trace, limits)
+    timeline, gaps = explanation.timeline, explanation.fragmentation
+    assert explanation.run == run
+    assert explanation.peak.event == run.peak_event
+    assert sum(explanation.at_peak.values()) == run.peak_allocated_bytes
+    assert sum(block.size_bytes for block in explanation.blocks) == run.peak_allocated_bytes
+    assert explanation.modules.size_bytes == run.peak_allocated_bytes
+    assert explanation.modules.by_category == explanation.at_peak
+    assert sums(explanation.modules)
+    assert sums(fold(explanation.modules, depth))
     assert max(timeline.allocated_bytes) == run.peak_allocated_bytes
     assert timeline.allocated_bytes[-1] == run.end_allocated_bytes
     assert [sum(levels) for levels in zip(*timeline.by_category.values(), strict=True)] == list(
@@ -208,15 +208,15 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, de
 def test_steps_are_those_of_the_replay(trace: Trace) -> None:
     """The highest levels of the steps equal those that the replay tells, whose first has the set-up in it."""
     assume(trace.events)
-    found = explain(trace, UNLIMITED)
-    first = max((step.allocated_bytes for step in found.steps if step.step <= 1), default=0)
-    assert first == found.run.first_step.allocated_bytes
-    later = [step for step in found.steps if step.step > 1]
-    if found.run.later_steps is not None and len(later) == len(found.run.step_peaks) - 1:
-        assert max(step.allocated_bytes for step in later) == found.run.later_steps.allocated_bytes
-        assert max(step.reserved_bytes for step in later) == found.run.later_steps.reserved_bytes
-    assert max((step.allocated_bytes for step in found.steps), default=0) == found.run.peak_allocated_bytes
-    assert max((step.reserved_bytes for step in found.steps), default=0) == found.run.peak_reserved_bytes
+    result = explain(trace, UNLIMITED)
+    first = max((step.allocated_bytes for step in result.steps if step.step <= 1), default=0)
+    assert first == result.run.first_step.allocated_bytes
+    later = [step for step in result.steps if step.step > 1]
+    if result.run.later_steps is not None and len(later) == len(result.run.step_peaks) - 1:
+        assert max(step.allocated_bytes for step in later) == result.run.later_steps.allocated_bytes
+        assert max(step.reserved_bytes for step in later) == result.run.later_steps.reserved_bytes
+    assert max((step.allocated_bytes for step in result.steps), default=0) == result.run.peak_allocated_bytes
+    assert max((step.reserved_bytes for step in result.steps), default=0) == result.run.peak_reserved_bytes
 
 
 # ---- the picture
@@ -227,8 +227,8 @@ def test_a_thinned_timeline_keeps_its_peaks() -> None:
     levels = tuple(range(100)) + tuple(range(100, 0, -1))
     reserved = tuple(300 if index > 150 else 200 for index in range(200))
     timeline = Timeline(levels, reserved, {}, ())
-    kept = thin(timeline, 10)
-    assert kept == [0, 19, 39, 59, 79, 99, 100, 120, 140, 151, 160, 180, 199]
+    points = thin(timeline, 10)
+    assert points == [0, 19, 39, 59, 79, 99, 100, 120, 140, 151, 160, 180, 199]
     assert thin(timeline, 200) == list(range(200))
 
 
@@ -240,7 +240,7 @@ def test_the_picture_names_phases_categories_and_the_peak(tmp_path: Path) -> Non
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         draw_timeline(explained(), "toy, batch 8", path)
     drawn = path.read_text(encoding="utf-8")
-    wanted = [
+    texts = [
         "parameters",
         "inputs",
         "activations",
@@ -250,7 +250,7 @@ def test_the_picture_names_phases_categories_and_the_peak(tmp_path: Path) -> Non
         "step 1",
         "backward",
     ]
-    assert [text for text in wanted if f">{text}<" not in drawn and f"> {text}<" not in drawn] == []
+    assert [text for text in texts if f">{text}<" not in drawn and f"> {text}<" not in drawn] == []
     assert ">workspaces<" not in drawn
 
 

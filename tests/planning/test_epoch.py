@@ -69,24 +69,24 @@ def really_run(job: Job, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> T
         return lambda: usual(model, job, next(coming))()
 
     monkeypatch.setattr(planner.capture.session, "batch_loader", batches)
-    found = trace_of(Net, job, BATCH)
+    trace = trace_of(Net, job, BATCH)
     assert next(coming, None) is None
-    return found
+    return trace
 
 
 def story(trace: Trace) -> list[object]:
     """All events, blocks numbered by birth and places by name."""
     numbers: dict[int, int] = {}
-    told: list[object] = []
+    parts: list[object] = []
     for event in trace.events:
         if isinstance(event, Alloc):
             numbers[event.block] = len(numbers)
-            told.append((event.size_bytes, event.category, trace.sites[event.site], event.may_fail))
+            parts.append((event.size_bytes, event.category, trace.sites[event.site], event.may_fail))
         elif isinstance(event, Free):
-            told.append(numbers[event.block])
+            parts.append(numbers[event.block])
         else:
-            told.append(event)
-    return told
+            parts.append(event)
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,18 @@ def test_an_epoch_is_put_together_as_it_would_run(
     """Event by event what a run with such batches records: full steps, the smaller one, a full one."""
     job = training(**fields)
     whole = replace(job, dataset_size=samples)
-    found = with_last_batch(whole, BATCH, traces(whole))
-    validate(found)
-    assert story(found) == story(really_run(replace(job, steps=len(sizes)), sizes, monkeypatch))
-    assert found.batch == BATCH
+    trace = with_last_batch(whole, BATCH, traces(whole))
+    validate(trace)
+    assert story(trace) == story(really_run(replace(job, steps=len(sizes)), sizes, monkeypatch))
+    assert trace.batch == BATCH
 
 
 def test_the_smaller_batch_is_the_last_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gradients of several batches are added up."""
     job = training(accumulate=2)
-    found = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    trace = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 32, 32, 32, 32, 9, 32, 32]
-    assert story(found) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
+    assert story(trace) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
 
 
 @pytest.mark.parametrize("eval_batch", [0, 50])
@@ -137,27 +137,27 @@ def test_the_evaluation_comes_after_the_smaller_batch(
 ) -> None:
     """As between epochs; its batches have their own size."""
     job = training(evaluate=True, eval_batch=eval_batch)
-    found = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
+    trace = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 9, *[eval_batch or 32] * 2, 32]
-    assert story(found) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
+    assert story(trace) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
 
 
 def test_notes_tell_what_was_played() -> None:
     """With the sizes of this batch."""
     tracer = traces(training())
 
-    def told(samples: int) -> str:
+    def last_note(samples: int) -> str:
         return with_last_batch(training(dataset_size=samples), BATCH, tracer).notes[-1]
 
-    assert told(1033) == (
+    assert last_note(1033) == (
         "an epoch of 1,033 samples ends with a batch of 9; it comes after 3 steps of full batches and before "
         "one more"
     )
-    assert told(41) == (
+    assert last_note(41) == (
         "an epoch of 41 samples ends with a batch of 9; it comes after 1 step of full batches and before "
         "one more"
     )
-    assert told(1024) == "an epoch of 1,024 samples has full batches alone"
+    assert last_note(1024) == "an epoch of 1,024 samples has full batches alone"
     assert with_last_batch(training(), BATCH, tracer) == tracer(BATCH)
 
 
@@ -182,9 +182,9 @@ def test_a_single_sample_may_make_another_gradient() -> None:
         for one in (full, alone)
     ]
     assert sizes[0] != sizes[1] and len(sizes[0]) == len(sizes[1])
-    found = with_last_batch(job, 64, lambda batch: full if batch == 64 else alone)
-    assert found.notes[-1].endswith("it comes after 1 step of full batches and before one more")
-    assert replay_trace(found).end_allocated_bytes == replay_trace(full).end_allocated_bytes
+    trace = with_last_batch(job, 64, lambda batch: full if batch == 64 else alone)
+    assert trace.notes[-1].endswith("it comes after 1 step of full batches and before one more")
+    assert replay_trace(trace).end_allocated_bytes == replay_trace(full).end_allocated_bytes
 
 
 class Fussy(nn.Module):
@@ -206,9 +206,9 @@ class Fussy(nn.Module):
 def test_a_last_batch_that_fails_is_told_of() -> None:
     """The rest of the epoch is planned without it."""
     job = job_of("16", mode=Mode.TRAIN, steps=3, dataset_size=65)
-    found = with_last_batch(job, 64, traces(job, Fussy))
-    assert found.events == traces(job, Fussy)(64).events
-    assert found.notes[-1].startswith(
+    trace = with_last_batch(job, 64, traces(job, Fussy))
+    assert trace.events == traces(job, Fussy)(64).events
+    assert trace.notes[-1].startswith(
         "an epoch of 65 samples ends with a batch of 1, which is not counted, since the model fails there: "
     )
 
@@ -279,7 +279,7 @@ def net(tmp_path: Path) -> str:
     return f"{tmp_path}/net.py:Net"
 
 
-def said(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def output(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
     code = run(command.split())
     out, err = capsys.readouterr()
@@ -289,17 +289,17 @@ def said(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, st
 def test_plans_of_an_epoch_agree_however_the_traces_come(net: str, tmp_path: Path) -> None:
     """Traced, kept, found again: one answer, whose own epoch fits and whose successor's does not."""
     card = {**JOB, "gpu_mib": 2000, "dataset_size": SAMPLES}
-    found = [max_batch(net, cache=cache, **card) for cache in (None, tmp_path / "kept", tmp_path / "kept")]
-    assert len({result.max_batch for result in found}) == 1
-    assert len({result.plan.at_max.run for result in found if result.plan.at_max}) == 1
-    largest = found[0].max_batch
+    results = [max_batch(net, cache=cache, **card) for cache in (None, tmp_path / "kept", tmp_path / "kept")]
+    assert len({result.max_batch for result in results}) == 1
+    assert len({result.plan.at_max.run for result in results if result.plan.at_max}) == 1
+    largest = results[0].max_batch
     assert 1 < largest < SAMPLES and SAMPLES % largest
     for batch, fits in ((largest, True), (largest + 1, False)):
         alone = estimate(net, batch, **card).estimate
         assert (alone.outcome is not Outcome.DOES_NOT_FIT) is fits
         assert len(alone.run.step_peaks) == 5
-    assert found[0].plan.at_max is not None
-    assert any(f"ends with a batch of {SAMPLES % largest}" in note for note in found[0].plan.at_max.notes)
+    assert results[0].plan.at_max is not None
+    assert any(f"ends with a batch of {SAMPLES % largest}" in note for note in results[0].plan.at_max.notes)
 
 
 def test_all_estimators_beside_the_planner_of_the_epoch(net: str) -> None:
@@ -336,18 +336,18 @@ def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
 def test_a_saved_trace_takes_any_epoch(net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The size of the epoch is no part of a trace: it may be given beside a file, or be in it already."""
     path, options = tmp_path / "it.json.gz", "--input 3x64x64 --target scalar:int64 --no-cache --json"
-    assert said(f"estimate --model {net} --batch 64 {options} --save-trace {path}", capsys)[0] == 0
-    code, out, _ = said(f"estimate --trace {path} --batch 64 --dataset-size 100 --json", capsys)
+    assert output(f"estimate --model {net} --batch 64 {options} --save-trace {path}", capsys)[0] == 0
+    code, out, _ = output(f"estimate --trace {path} --batch 64 --dataset-size 100 --json", capsys)
     assert (code, json.loads(out)["job"]["dataset_size"]) == (0, 100)
-    direct = json.loads(said(f"estimate --model {net} --batch 64 --dataset-size 100 {options}", capsys)[1])
+    direct = json.loads(output(f"estimate --model {net} --batch 64 --dataset-size 100 {options}", capsys)[1])
     assert json.loads(out)["peak_reserved_mib"] == direct["peak_reserved_mib"]
     assert any("ends with a batch of 36" in line for line in json.loads(out)["assumptions"])
 
 
 def test_explained_epochs_have_their_details(net: str) -> None:
     """The steps of the epoch are told one by one, and tensors at the peak with their shapes."""
-    found = explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB).to_dict()
-    assert len({row["step"] for row in found["phases"]} - {0}) == 5
+    fields = explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB).to_dict()
+    assert len({row["step"] for row in fields["phases"]} - {0}) == 5
     assert "epochs of 1,009 samples" in str(explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB))
 
 
@@ -381,4 +381,4 @@ def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
 )
 def test_wrong_usage(options: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, exit code 2."""
-    assert said(f"estimate --model cnn {options}", capsys) == (2, "", f"planner: {line}\n")
+    assert output(f"estimate --model cnn {options}", capsys) == (2, "", f"planner: {line}\n")

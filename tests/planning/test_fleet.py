@@ -65,9 +65,9 @@ def test_each_card_as_if_it_were_alone() -> None:
     """On every card the largest batch and the process are those of `max_batch`, though this job's batches
     fit here and there above some that do not.
     """
-    found = gpus(Small, devices=SEVEN, **JOB)
-    assert len(found.fits) == len(SEVEN)
-    for fit in found.fits:
+    result = gpus(Small, devices=SEVEN, **JOB)
+    assert len(result.fits) == len(SEVEN)
+    for fit in result.fits:
         alone = max_batch(Small, gpu=fit.budget.device, **JOB)
         at_max = alone.plan.at_max
         assert at_max is not None
@@ -198,14 +198,14 @@ def test_a_batch_on_every_card() -> None:
 
 def test_orders() -> None:
     """Each order is by its key; the default is by the largest batch."""
-    found = {key: gpus("cnn", devices=SEVEN, sort=key).fits for key in (None, "memory", "name", "headroom")}
-    batches = [fit.max_batch for fit in found[None]]
+    fits = {key: gpus("cnn", devices=SEVEN, sort=key).fits for key in (None, "memory", "name", "headroom")}
+    batches = [fit.max_batch for fit in fits[None]]
     assert batches == sorted(batches, reverse=True)
-    totals = [fit.budget.device.total.value for fit in found["memory"]]
+    totals = [fit.budget.device.total.value for fit in fits["memory"]]
     assert totals == sorted(totals)
-    names = [fit.budget.device.name.lower() for fit in found["name"]]
+    names = [fit.budget.device.name.lower() for fit in fits["name"]]
     assert names == sorted(names)
-    room = [fit.headroom_bytes for fit in found["headroom"]]
+    room = [fit.headroom_bytes for fit in fits["headroom"]]
     assert room == sorted(room, reverse=True)
 
 
@@ -228,8 +228,8 @@ def test_refused(options: dict[str, object], message: str) -> None:
 
 def test_filters() -> None:
     """Words and bounds choose among the cards of the database."""
-    found = gpus("cnn", filter=["consumer", "8.9"], min_mib=16_000, max_mib=20_000)
-    names = {fit.budget.device.name for fit in found.fits}
+    result = gpus("cnn", filter=["consumer", "8.9"], min_mib=16_000, max_mib=20_000)
+    names = {fit.budget.device.name for fit in result.fits}
     assert names == {
         "RTX 4060 Ti 16GB",
         "RTX 4070 Ti SUPER 16GB",
@@ -313,9 +313,9 @@ def test_golden(name: str, text: object) -> None:
 
 def test_json_keeps_its_contract() -> None:
     """The keys that other programs rely on, with their types."""
-    found = made_up().to_dict()
-    assert {"schema", "model", "job", "rows"} <= set(found)
-    for row in found["rows"]:
+    fields = made_up().to_dict()
+    assert {"schema", "model", "job", "rows"} <= set(fields)
+    for row in fields["rows"]:
         assert {"gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"} <= set(row)
         assert type(row["calibrated"]) is bool
 
@@ -331,17 +331,17 @@ def test_csv_is_the_json() -> None:
 
 def test_the_table_fits_a_terminal() -> None:
     """No line is wider than 100 columns, on the whole database."""
-    found = made_up()
-    cards = [replace(found.fits[0].budget, device=device) for device in load_devices()]
-    wide = GpusResult(replace(found.table, fits=fit_devices(found.table.job, cards, found.table.programs)))
+    result = made_up()
+    cards = [replace(result.fits[0].budget, device=device) for device in load_devices()]
+    wide = GpusResult(replace(result.table, fits=fit_devices(result.table.job, cards, result.table.programs)))
     assert max(map(len, str(wide).splitlines())) <= 100
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0 and one JSON object; CSV on request; both at once are refused."""
     assert run(["gpus", "--model", "cnn", "--filter", "l40s", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["gpu"] for row in found["rows"]] == ["L40S 48GB"]
+    fields = json.loads(capsys.readouterr().out)
+    assert [row["gpu"] for row in fields["rows"]] == ["L40S 48GB"]
     assert run(["gpus", "--model", "cnn", "--filter", "l40s", "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("L40S 48GB,46068.0,")
     assert run(["gpus", "--model", "cnn", "--json", "--csv"]) == 2
@@ -376,16 +376,16 @@ def test_picture(tmp_path: Path) -> None:
     from planner.errors import DataFileError
 
     pytest.importorskip("matplotlib")
-    found = made_up()
-    found.draw(tmp_path / "gpus.svg")
+    result = made_up()
+    result.draw(tmp_path / "gpus.svg")
     drawn = (tmp_path / "gpus.svg").read_text(encoding="utf-8")
     assert drawn.count("<!-- Big 40GB") == 2
     assert "Tiny" not in drawn
     with pytest.raises(DataFileError):
-        found.draw(tmp_path / "nowhere" / "gpus.png")
-    none = [fit for fit in found.fits if not fit.max_batch]
+        result.draw(tmp_path / "nowhere" / "gpus.png")
+    none = [fit for fit in result.fits if not fit.max_batch]
     with pytest.raises(UsageError, match="no GPU runs the job"):
-        GpusResult(replace(found.table, fits=tuple(none))).draw(tmp_path / "none.png")
+        GpusResult(replace(result.table, fits=tuple(none))).draw(tmp_path / "none.png")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FITS, Outcome.FITS_WITH_RETRIES])
@@ -397,8 +397,8 @@ def test_a_picture_says_what_a_dot_beside_the_curve_is(tmp_path: Path, outcome: 
     GpusResult(replace(table, fits=fits)).draw(tmp_path / "gpus.svg")
     drawn = (tmp_path / "gpus.svg").read_text(encoding="utf-8")
     texts = ["on a GPU at the right, with its own CUDA context", "on a GPU at the right, with retries:"]
-    said = [f"<!-- {text} -->" in drawn or f"<!-- {text}\n" in drawn for text in texts]
-    assert said == [outcome is Outcome.FITS, outcome is Outcome.FITS_WITH_RETRIES]
+    shown = [f"<!-- {text} -->" in drawn or f"<!-- {text}\n" in drawn for text in texts]
+    assert shown == [outcome is Outcome.FITS, outcome is Outcome.FITS_WITH_RETRIES]
     assert "<!-- on a GPU with memory to spare -->" in drawn
 
 

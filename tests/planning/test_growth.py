@@ -93,10 +93,10 @@ def test_reference_cycles_are_told_apart() -> None:
     assert growth.bytes_per_step == 256 * 4 * 8
 
 
-@pytest.mark.parametrize(("mode", "kept"), [(Mode.INFER, ["first"]), (Mode.FORWARD, ["", "first"])])
-def test_it_grows_without_training_too(mode: Mode, kept: list[str]) -> None:
+@pytest.mark.parametrize(("mode", "modules"), [(Mode.INFER, ["first"]), (Mode.FORWARD, ["", "first"])])
+def test_it_grows_without_training_too(mode: Mode, modules: list[str]) -> None:
     """Forward passes keep what a hook keeps, with gradients recorded also the input that its graph holds."""
-    assert sorted(one.site.module for one in growth_of(with_hook, mode=mode).sites) == kept
+    assert sorted(one.site.module for one in growth_of(with_hook, mode=mode).sites) == modules
 
 
 @pytest.mark.parametrize(
@@ -199,15 +199,15 @@ def test_the_last_step_that_fits_is_the_last_step_that_fits(leak: str, source: s
         options["cache"] = tmp_path / "kept"
         planner.estimate(leak, 8192, **card, **options)
     saved = tmp_path / "leak.trace"
-    said = planner.estimate(leak, 8192, **card, **options, save_trace=saved).to_dict()
+    fields = planner.estimate(leak, 8192, **card, **options, save_trace=saved).to_dict()
     if source == "saved":
-        said = planner.estimate(trace=saved, batch=8192, **card).to_dict()
-    growth = said["growth"]
+        fields = planner.estimate(trace=saved, batch=8192, **card).to_dict()
+    growth = fields["growth"]
     assert growth["bytes_per_step"] == 8 * 2**20
     assert growth["sites"][0]["source"].endswith("net.py:12")
     assert growth["is_exact"]
     last = growth["steps_that_fit"]
-    sentence = said["assumptions"][1]
+    sentence = fields["assumptions"][1]
     assert f"the answer is for 3 steps: after {last} steps it no longer fits" in sentence
     assert "each step keeps 8.0 MiB more, made by module layer (addmm, " in sentence
     assert planner.estimate(leak, 8192, steps=last, **card, **options).fits == "yes"
@@ -225,9 +225,9 @@ def test_more_steps_are_planned_with_their_growth(leak: str) -> None:
 
 def test_explain_says_it_from_its_own_trace(leak: str) -> None:
     """An explanation has the details of blocks already and names the same line."""
-    said = planner.explain(leak, 64, input="256", loss="sum")
-    assert said.to_dict()["estimate"]["growth"]["sites"][0]["code"] == "out = self.layer(x)"
-    assert "memory grows: each step keeps 65,536 bytes more" in str(said).replace("\n    ", " ")
+    result = planner.explain(leak, 64, input="256", loss="sum")
+    assert result.to_dict()["estimate"]["growth"]["sites"][0]["code"] == "out = self.layer(x)"
+    assert "memory grows: each step keeps 65,536 bytes more" in str(result).replace("\n    ", " ")
 
 
 def test_a_trace_file_keeps_the_sources(tmp_path: Path) -> None:

@@ -167,10 +167,10 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
     tracer = partial(with_workspaces, jumping)
     plan = find_max_batch(JOB, budget_of(capacity_mib), RunTraces(tracer))
     assert plan.at_max is not None and plan.first_failure is not None
-    for told, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
+    for each, batch in ((plan.at_max, plan.search.largest), (plan.first_failure, plan.search.first_failure)):
         assert batch is not None
-        alone = estimate_batch(JOB, tracer(batch), told.budget)
-        assert (alone.outcome, alone.run) == (told.outcome, told.run)
+        alone = estimate_batch(JOB, tracer(batch), each.budget)
+        assert (alone.outcome, alone.run) == (each.outcome, each.run)
     assert plan.at_max.outcome is not Outcome.DOES_NOT_FIT
     assert plan.first_failure.outcome is Outcome.DOES_NOT_FIT
 
@@ -324,7 +324,7 @@ def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need()
     """Where a batch fails for a configured fraction, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     config = AllocatorConfig(per_process_memory_fraction=0.1)
-    found = estimate_batch(Job("toy"), trace, make_budget(generic_device(8_000), 0.5, config))
-    assert found.outcome is Outcome.DOES_NOT_FIT
-    assert found.run.peak_allocated_bytes == 50 * 64 * MIB
-    assert found.run.failure is None
+    estimate = estimate_batch(Job("toy"), trace, make_budget(generic_device(8_000), 0.5, config))
+    assert estimate.outcome is Outcome.DOES_NOT_FIT
+    assert estimate.run.peak_allocated_bytes == 50 * 64 * MIB
+    assert estimate.run.failure is None

@@ -33,30 +33,30 @@ def test_answers_are_rounded_down(
 ) -> None:
     """Both answers become multiples, 0 where none fits; what fails first is told of any size."""
     outcome = fits_up_to(most, comfortable)
-    found = round_down(largest(outcome), multiple, outcome)
-    assert (found.largest, found.comfortable) == answer
-    assert found.first_failure == most + 1
+    search = round_down(largest(outcome), multiple, outcome)
+    assert (search.largest, search.comfortable) == answer
+    assert search.first_failure == most + 1
 
 
 def test_a_multiple_that_does_not_fit_is_passed_over() -> None:
     """Where the allocator has holes below the largest, the answer is the next multiple that fits."""
     outcome = fits_up_to(100, 100, 96, 88)
-    found = round_down(largest(outcome), 8, outcome)
-    assert found.largest == 80
-    assert (96, Outcome.DOES_NOT_FIT) in found.probes
+    search = round_down(largest(outcome), 8, outcome)
+    assert search.largest == 80
+    assert (96, Outcome.DOES_NOT_FIT) in search.probes
 
 
 def test_max_batch_and_gpus_agree() -> None:
     """The command's answer is the multiple next below the one without it, and so is that of the table."""
     any_size = planner.max_batch("conv_pair", **JOB)
     free, at_ease = any_size.max_batch, any_size.comfortable_batch
-    said = planner.max_batch("conv_pair", **JOB, multiple_of=64)
-    assert said.max_batch == free - free % 64
-    assert (said.to_dict()["multiple_of"], said.to_dict()["at_max"]["batch"]) == (64, said.max_batch)
+    result = planner.max_batch("conv_pair", **JOB, multiple_of=64)
+    assert result.max_batch == free - free % 64
+    assert (result.to_dict()["multiple_of"], result.to_dict()["at_max"]["batch"]) == (64, result.max_batch)
     which = f"{at_ease} fits without retries, {free} with" if at_ease < free else f"{free} fits"
-    assert f"Multiple of:    64; of any size, {which}" in str(said)
+    assert f"Multiple of:    64; of any size, {which}" in str(result)
     table = planner.gpus("conv_pair", filter="L4", multiple_of=64).to_dict()
-    assert {row["gpu"]: row["max_batch"] for row in table["rows"]}["L4 24GB"] == said.max_batch
+    assert {row["gpu"]: row["max_batch"] for row in table["rows"]}["L4 24GB"] == result.max_batch
     assert table["multiple_of"] == 64
 
 

@@ -39,9 +39,9 @@ GROWING = Trace(
 
 def both_batches() -> tuple[int, int]:
     """The largest without retries, and the largest: of ResNet-18 on an L4 they lie far apart."""
-    found = max_batch("torchvision:resnet18", gpu="L4")
-    assert 1.3 * found.comfortable_batch < found.max_batch
-    return found.comfortable_batch, found.max_batch
+    result = max_batch("torchvision:resnet18", gpu="L4")
+    assert 1.3 * result.comfortable_batch < result.max_batch
+    return result.comfortable_batch, result.max_batch
 
 
 def test_the_report_leads_with_full_speed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,13 +60,13 @@ def test_both_estimates_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> N
     """`max_batch` and `at_max` mean what they did; the comfortable batch has an estimate of its own."""
     at_ease, retrying = both_batches()
     assert run([*RESNET, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["max_batch"], said["comfortable_batch"], said["answer_batch"]) == (
+    fields = json.loads(capsys.readouterr().out)
+    assert (fields["max_batch"], fields["comfortable_batch"], fields["answer_batch"]) == (
         retrying,
         at_ease,
         at_ease,
     )
-    large, small = said["at_max"], said["at_comfortable"]
+    large, small = fields["at_max"], fields["at_comfortable"]
     assert (large["batch"], large["fits"], small["batch"], small["fits"]) == (
         retrying,
         "with_retries",
@@ -80,11 +80,11 @@ def test_both_estimates_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
     """It says what `planner estimate` says, and the next batch size takes retries."""
     at_ease, _ = both_batches()
-    found = max_batch("torchvision:resnet18", gpu="L4").to_dict()["at_comfortable"]
+    fields = max_batch("torchvision:resnet18", gpu="L4").to_dict()["at_comfortable"]
     alone, above = (estimate("torchvision:resnet18", size, gpu="L4") for size in (at_ease, at_ease + 1))
-    for said in (found, single := alone.to_dict()):
-        del said["seconds"]
-    assert found == single
+    for each in (fields, single := alone.to_dict()):
+        del each["seconds"]
+    assert fields == single
     assert above.fits == "with_retries"
 
 
@@ -137,16 +137,16 @@ def test_the_boundary_by_a_line(limit: int, room: int, bumps: list[int]) -> None
         hints[size] = needs[size]
         return needs[size]
 
-    found = boundary_by_line(need_bytes, room, hints, limit)
-    assert 0 <= found < limit
-    assert found == 0 or needs[found] <= room
-    assert found + 1 == limit or needs[found + 1] > room
+    batch = boundary_by_line(need_bytes, room, hints, limit)
+    assert 0 <= batch < limit
+    assert batch == 0 or needs[batch] <= room
+    assert batch + 1 == limit or needs[batch + 1] > room
 
 
 def test_advice_names_retries() -> None:
     """A batch that fits by retries alone is not said to fit as it is without a word."""
-    said = str(advise("torchvision:resnet18", 800, gpu="L4"))
-    assert said.startswith("Batch 800 fits at confidence 0.99 as it is, though with allocator retries")
+    text = str(advise("torchvision:resnet18", 800, gpu="L4"))
+    assert text.startswith("Batch 800 fits at confidence 0.99 as it is, though with allocator retries")
 
 
 def test_the_formula_refuses_no_retries() -> None:

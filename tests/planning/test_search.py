@@ -31,7 +31,7 @@ def boundaries(fits: int, comfortable: int) -> Callable[[int], Outcome]:
     return outcome
 
 
-def found(search: Search) -> tuple[int, int, int | None]:
+def answer_of(search: Search) -> tuple[int, int, int | None]:
     return search.largest, search.comfortable, search.first_failure
 
 
@@ -49,7 +49,7 @@ def test_monotone_outcomes(case: tuple[int, int, int]) -> None:
     """Where outcomes only worsen with the batch size, all three numbers are exact."""
     limit, fits, comfortable = case
     search = largest(boundaries(fits, comfortable), limit)
-    assert found(search) == (fits, comfortable, fits + 1 if fits < limit else None)
+    assert answer_of(search) == (fits, comfortable, fits + 1 if fits < limit else None)
 
 
 @UNTIMED
@@ -61,21 +61,21 @@ def test_probes_of_monotone_outcomes(case: tuple[int, int, int]) -> None:
     the neighbours take, and once more the latter two where some batch sizes need retries.
     """
     limit, fits, comfortable = case
-    asked: list[int] = []
+    batches: list[int] = []
     outcome = boundaries(fits, comfortable)
 
     def probe(batch: int) -> Outcome:
-        asked.append(batch)
+        batches.append(batch)
         return outcome(batch)
 
     search = largest(probe, limit)
-    assert [(batch, outcome(batch)) for batch in asked] == list(search.probes)
-    assert len(set(asked)) == len(asked)
-    assert all(1 <= batch <= limit for batch in asked)
+    assert [(batch, outcome(batch)) for batch in batches] == list(search.probes)
+    assert len(set(batches)) == len(batches)
+    assert all(1 <= batch <= limit for batch in batches)
     most = 2 * log2(fits + 1) + 2 + NEIGHBOUR_PROBES
     if comfortable < fits:
         most += log2(fits + 1) + NEIGHBOUR_PROBES
-    assert len(asked) <= most
+    assert len(batches) <= most
 
 
 @UNTIMED
@@ -103,7 +103,7 @@ def test_any_outcomes(text: str) -> None:
 def test_islands_near_the_boundary(boundary: int, distance: int, width: int) -> None:
     """An island of fitting batch sizes that starts up to 8 above the boundary is found up to its end."""
     text = "F" * boundary + "." * (distance - 1) + "r" * width
-    assert found(largest(of(text))) == (boundary + distance - 1 + width, boundary, boundary + 1)
+    assert answer_of(largest(of(text))) == (boundary + distance - 1 + width, boundary, boundary + 1)
 
 
 @pytest.mark.parametrize("percent", [2, 3, 5, 8])
@@ -111,7 +111,7 @@ def test_islands_in_proportion(percent: int) -> None:
     """Above a large boundary an island is found as well where it lies 2, 3, 5 or 8 % higher."""
     island = 1000 + 10 * percent
     search = largest(lambda batch: Outcome.FITS if batch <= 1000 or batch == island else Outcome.DOES_NOT_FIT)
-    assert found(search) == (island, island, 1001)
+    assert answer_of(search) == (island, island, 1001)
 
 
 # Letters from AlexNet, VGG-11, VGG-16 and ViT-B/16 on small cards, and shapes that are easy to get wrong.
@@ -138,7 +138,7 @@ def test_islands_in_proportion(percent: int) -> None:
 )
 def test_outcomes_by_hand(text: str, answer: tuple[int, int, int]) -> None:
     """The largest, the comfortable and the first failing batch size of outcomes that are written out."""
-    assert found(largest(of(text))) == answer
+    assert answer_of(largest(of(text))) == answer
 
 
 def test_probes_in_order() -> None:
@@ -159,14 +159,14 @@ def test_probes_in_order() -> None:
 def test_all_fit() -> None:
     """A job that fits at the limit has no failure, and 25 probes say so."""
     search = largest(lambda batch: Outcome.FITS)
-    assert found(search) == (2**24, 2**24, None)
+    assert answer_of(search) == (2**24, 2**24, None)
     assert len(search.probes) == 25
 
 
 def test_no_islands_without_end() -> None:
     """Outcomes that alternate for ever end the search after some islands, with a batch size that fits."""
     search = largest(lambda batch: Outcome.DOES_NOT_FIT if batch % 2 else Outcome.FITS)
-    assert found(search) == (2 * MOST_ISLANDS, 2 * MOST_ISLANDS, 1)
+    assert answer_of(search) == (2 * MOST_ISLANDS, 2 * MOST_ISLANDS, 1)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_line_leads_to_the_boundary(
         return Outcome.FITS if need_bytes(batch) <= room else Outcome.DOES_NOT_FIT
 
     search = largest_by_extrapolation(outcome, need_bytes, room, (2, 3))
-    assert found(search) == answer
+    assert answer_of(search) == answer
     if probes is not None:
         assert [batch for batch, _ in search.probes] == probes
 
@@ -203,4 +203,4 @@ def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[i
     search = largest_by_extrapolation(
         boundaries(fits, comfortable), lambda batch: 10 * batch + noise[batch % 64], 300, (2, 3)
     )
-    assert found(search) == (fits, comfortable, fits + 1)
+    assert answer_of(search) == (fits, comfortable, fits + 1)

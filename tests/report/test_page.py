@@ -85,9 +85,9 @@ class _Scripts(HTMLParser):
 
 
 def embedded(page: str) -> dict[str, Any]:
-    found = json.loads(_Scripts(page).data)
-    assert isinstance(found, dict)
-    return found
+    fields = json.loads(_Scripts(page).data)
+    assert isinstance(fields, dict)
+    return fields
 
 
 def in_bytes(levels: list[float]) -> list[int]:
@@ -143,14 +143,14 @@ def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: 
         assert [point.batch for point in card.points] == sorted({point.batch for point in card.points})
         assert batch + 1 in {point.batch for point in card.points}
         for point in card.points:
-            found = estimate_batch(JOB, program.instantiate(point.batch), card.budget)
+            estimate = estimate_batch(JOB, program.instantiate(point.batch), card.budget)
             assert point == CurvePoint(
-                found.run.batch,
-                found.outcome,
-                found.run.peak_allocated_bytes,
-                found.run.peak_reserved_bytes,
-                found.process_bytes,
-                found.process_upper_bytes,
+                estimate.run.batch,
+                estimate.outcome,
+                estimate.run.peak_allocated_bytes,
+                estimate.run.peak_reserved_bytes,
+                estimate.process_bytes,
+                estimate.process_upper_bytes,
             )
 
 
@@ -201,9 +201,9 @@ def page_of(
     curve: BatchCurve | None = None,
 ) -> str:
     trace = trace or TOY.instantiate(batch)
-    found = explain(trace, limits)
-    summary = summary_of(estimate_batch(JOB, trace, NOBODY), found)
-    return page_html(summary, found, trace, Shown(), curve)
+    explanation = explain(trace, limits)
+    summary = summary_of(estimate_batch(JOB, trace, NOBODY), explanation)
+    return page_html(summary, explanation, trace, Shown(), curve)
 
 
 @settings(UNTIMED, max_examples=25)
@@ -213,9 +213,9 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
     assume(trace.events)
     assume(all(site.module == "" or all(site.module.split(".")) for site in trace.sites))  # as torch has it
     run = replay_trace(trace)
-    found = explain(trace, unlimited(NOBODY.limits))
-    summary = summary_of(estimate_batch(JOB, trace, NOBODY), found)
-    data = json.loads(json.dumps(page_data(summary, found, trace, None), allow_nan=False))
+    explanation = explain(trace, unlimited(NOBODY.limits))
+    summary = summary_of(estimate_batch(JOB, trace, NOBODY), explanation)
+    data = json.loads(json.dumps(page_data(summary, explanation, trace, None), allow_nan=False))
     lines = {one["name"]: one for one in data["figures"]["timeline"]["data"]}
     stacked = [one for one in lines.values() if "stackgroup" in one]
     levels = [sum(column) for column in zip(*(in_bytes(one["y"]) for one in stacked), strict=True)]
@@ -244,11 +244,11 @@ def test_the_curve_in_the_page_is_the_curve() -> None:
     curve = take_curve([(card, 20) for card in cards], OneProgram(TOY), 8, chosen=1)
     data = embedded(page_of(curve=curve))
     assert data["curve"]["chosen"] == 1
-    for said, card in zip(data["curve"]["cards"], curve.cards, strict=True):
+    for shown, card in zip(data["curve"]["cards"], curve.cards, strict=True):
         keys = ("batch", "outcome", "allocated", "reserved", "process", "process_upper")
-        assert [CurvePoint(*row) for row in zip(*(said[key] for key in keys), strict=True)] == [*card.points]
+        assert [CurvePoint(*row) for row in zip(*(shown[key] for key in keys), strict=True)] == [*card.points]
         device = card.budget.device
-        assert (said["name"], said["usable"]) == (device.name, device.usable.value)
+        assert (shown["name"], shown["usable"]) == (device.name, device.usable.value)
     drawn = {one["meta"]["key"]: one for one in data["figures"]["curve"]["data"]}
     assert in_bytes(drawn["process"]["y"]) == data["curve"]["cards"][1]["process"]
 
@@ -351,13 +351,13 @@ def opened(written: Path) -> Iterator[tuple[Any, list[str]]]:
 
 def traced(page: Any, key: str) -> dict[str, Any]:
     """x and y of a line of the curve, as they are drawn now."""
-    found = page.evaluate(
+    drawn = page.evaluate(
         "key => { const one = document.getElementById('curve').data.find(t => t.meta.key === key);"
         " return {x: Array.from(one.x), y: Array.from(one.y)}; }",
         key,
     )
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(drawn, dict)
+    return drawn
 
 
 def shown(page: Any) -> tuple[str, ...]:

@@ -73,8 +73,8 @@ def drawn(result: object, width: int = 400, **options: Any) -> str:
 
 def words(text: str) -> Counter[str]:
     """Every word and figure, without frames, bars, bullets, the colons behind names, and units."""
-    found = re.sub(r"\x1b\[[0-9;]*m", "", text).split()
-    plain = (word.removesuffix(":").removesuffix(",") for word in found)
+    plain_words = re.sub(r"\x1b\[[0-9;]*m", "", text).split()
+    plain = (word.removesuffix(":").removesuffix(",") for word in plain_words)
     return Counter(word for word in plain if re.search(r"\w", word) and word != "MiB")
 
 
@@ -88,7 +88,7 @@ def test_a_terminal_says_all_that_the_text_says(name: str) -> None:
 def test_no_colour() -> None:
     """With no colours the same tables stand there in bold and faint letters alone."""
     shown = drawn(planner.estimate(net, 64, **JOB), no_color=True, color_system="truecolor")
-    codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", shown) for code in found.split(";")}
+    codes = {code for match in re.findall(r"\x1b\[([0-9;]*)m", shown) for code in match.split(";")}
     assert codes == {"0", "1", "2"}
 
 
@@ -154,8 +154,8 @@ def test_the_names_of_gpus_are_whole(width: int) -> None:
         for name in ("retrying", "process", "at most", "headroom", "total MiB", "how sure")
         if name not in heading
     ]
-    said = " ".join(" ".join(lines).split()).partition(f"Left out in {width} columns: ")[2]
-    assert said.startswith(", ".join(gone)) and bool(gone) == (width < 100)
+    names = " ".join(" ".join(lines).split()).partition(f"Left out in {width} columns: ")[2]
+    assert names.startswith(", ".join(gone)) and bool(gone) == (width < 100)
 
 
 def test_a_terminal_gets_tables_and_a_pipe_the_text() -> None:

@@ -128,11 +128,11 @@ def refusing_retries(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...]
     return replace(planned(card, events), no_retries=True)
 
 
-def pinned(found: Estimate) -> Estimate:
+def pinned(one: Estimate) -> Estimate:
     """The estimate with its time, its upper bound and its risk, if it has one, set to something known."""
-    upper_bytes = found.process_bytes + 10 * MIB
-    chance = None if found.p_out_of_memory is None else 0.4 if found.failed else 0.004
-    return replace(found, process_upper_bytes=upper_bytes, seconds=Seconds(2.25, 0.5), p_out_of_memory=chance)
+    upper_bytes = one.process_bytes + 10 * MIB
+    chance = None if one.p_out_of_memory is None else 0.4 if one.failed else 0.004
+    return replace(one, process_upper_bytes=upper_bytes, seconds=Seconds(2.25, 0.5), p_out_of_memory=chance)
 
 
 def unlimited() -> Device:
@@ -187,8 +187,8 @@ def test_text_fits_a_terminal() -> None:
 
 def test_estimate_as_json() -> None:
     """The JSON of an estimate that does not fit: the failure on the card, the peaks without a limit."""
-    said = estimate_to_json(estimated(50, budget(450)), 1.5)
-    assert said == {
+    fields = estimate_to_json(estimated(50, budget(450)), 1.5)
+    assert fields == {
         "schema": 1,
         "model": "toy",
         "batch": 50,
@@ -243,7 +243,7 @@ def test_estimate_as_json() -> None:
             "outcomes": 180,
             "peaks": 60,
             "location": -0.00436,
-            "scale": said["risk"]["scale"],
+            "scale": fields["risk"]["scale"],
             "departures": ["with operators whose scratch memory is not known"],
             "unlike": [],
             "lengths": "fixed",
@@ -319,9 +319,9 @@ def test_plan_as_json() -> None:
 
 def test_plan_of_nothing_as_json() -> None:
     """Where not even 1 fits, the largest batch is 0 and has no estimate."""
-    said = plan_to_json(planned(budget(20)), 1.5)
-    assert (said["max_batch"], said["comfortable_batch"], said["at_max"]) == (0, 0, None)
-    assert said["first_failure"]["batch"] == 1
+    fields = plan_to_json(planned(budget(20)), 1.5)
+    assert (fields["max_batch"], fields["comfortable_batch"], fields["at_max"]) == (0, 0, None)
+    assert fields["first_failure"]["batch"] == 1
 
 
 def test_no_gpu_as_json() -> None:
@@ -347,9 +347,9 @@ def test_breakdown_of_json_adds_up(batch: int, fixed_bytes: int, context_bytes: 
     """The breakdown in the JSON adds up to `process_mib`, whatever the sizes."""
     card = budget(None, replace(unlimited(), context=replace(CONTEXT, value=context_bytes)))
     events = (PhaseStart(0, Phase.SETUP), Alloc(0, fixed_bytes + 1, Category.PARAMETER, 0), *EVENTS[2:])
-    said = estimate_to_json(estimate_batch(JOB, traced(batch, events), card), 1.5)
-    parts = [Decimal(str(part)) for part in said["breakdown_mib"].values()]
-    assert sum(parts) == Decimal(str(said["process_mib"]))
+    fields = estimate_to_json(estimate_batch(JOB, traced(batch, events), card), 1.5)
+    parts = [Decimal(str(part)) for part in fields["breakdown_mib"].values()]
+    assert sum(parts) == Decimal(str(fields["process_mib"]))
 
 
 JOBS = st.builds(
@@ -397,15 +397,15 @@ OF_FIRST_VERSION = (
 @pytest.mark.parametrize("key", OF_FIRST_VERSION)
 def test_incomplete_job_is_refused(key: str) -> None:
     """A job whose JSON lacks a key that all files have is refused."""
-    said = job_to_json(JOB)
+    fields = job_to_json(JOB)
     with pytest.raises(KeyError):
-        job_from_json({name: value for name, value in said.items() if name != key})
+        job_from_json({name: value for name, value in fields.items() if name != key})
 
 
 def test_job_of_an_older_file_has_the_defaults() -> None:
     """Options that came later are read as their defaults where a file does not know them."""
-    said = job_to_json(replace(JOB, accumulate=4, ema=True))
-    assert job_from_json({name: said[name] for name in OF_FIRST_VERSION}) == JOB
+    fields = job_to_json(replace(JOB, accumulate=4, ema=True))
+    assert job_from_json({name: fields[name] for name in OF_FIRST_VERSION}) == JOB
 
 
 @pytest.mark.parametrize("key", sorted(job_to_json(JOB)))

@@ -28,21 +28,21 @@ def test_split(samples: int, most: int, multiple: int, expected: Split) -> None:
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
 def test_split_never_exceeds_what_is_asked(samples: int, most: int, multiple: int) -> None:
     """A split has no more samples than asked, fits, and a good divisor makes it exact."""
-    found = split(samples, most, multiple)
-    assert 1 <= found.batch <= most
-    assert found.samples <= samples
+    groups = split(samples, most, multiple)
+    assert 1 <= groups.batch <= most
+    assert groups.samples <= samples
     needed = -(-samples // most)
     good = [d for d in range(1, most + 1) if samples % d == 0 and samples // d <= 2 * needed]
     if multiple == 1:
-        assert (found.samples == samples) == bool(good)
+        assert (groups.samples == samples) == bool(good)
 
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
 def test_split_up_is_at_least_what_is_asked(samples: int, most: int, multiple: int) -> None:
     """Where the effective batch may grow, it grows by less than the rounding of its micro-batches."""
-    found = split_up(samples, most, multiple)
-    assert 1 <= found.batch <= most
-    assert 0 <= found.samples - samples < found.steps * multiple or found.samples == samples
+    groups = split_up(samples, most, multiple)
+    assert 1 <= groups.batch <= most
+    assert 0 <= groups.samples - samples < groups.steps * multiple or groups.samples == samples
 
 
 @pytest.mark.parametrize("multiple", [0, -8, 1.5, True, "8"])

@@ -65,8 +65,8 @@ def by_hand(**options: Any) -> Any:
 
 
 def planned(model: Any, given: Any, **options: Any) -> tuple[int, int]:
-    found = plan_training_arguments(model, given, SAMPLE, gpu_mib=1500, **options)
-    return found.per_device_train_batch_size, found.gradient_accumulation_steps
+    changed = plan_training_arguments(model, given, SAMPLE, gpu_mib=1500, **options)
+    return changed.per_device_train_batch_size, changed.gradient_accumulation_steps
 
 
 def test_the_effective_batch_stays(model: Any, tmp_path: Any) -> None:
@@ -106,9 +106,9 @@ def test_inputs_that_wait_on_the_gpu_are_counted(model: Any, tmp_path: Any) -> N
     inputs = {}
     for steps in (1, 4):
         given = arguments(tmp_path, gradient_accumulation_steps=steps)
-        found = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
-        estimate = found.to_dict()["at_max"]
-        inputs[steps] = estimate["breakdown_mib"]["inputs"] / found.max_batch
+        result = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
+        estimate = result.to_dict()["at_max"]
+        inputs[steps] = estimate["breakdown_mib"]["inputs"] / result.max_batch
         assert ("holds the inputs of all 4 micro-batches" in str(estimate["assumptions"])) == (steps == 4)
     assert inputs[4] == pytest.approx(4 * inputs[1], rel=0.02)
 
@@ -132,19 +132,19 @@ def test_fields_of_arguments(tmp_path: Any) -> None:
         fields_of_arguments(arguments(tmp_path, optim="lion_32bit"))
 
 
-def at_max(found: Any) -> dict[str, Any]:
-    return dict(found.to_dict()["at_max"])
+def at_max(result: Any) -> dict[str, Any]:
+    return dict(result.to_dict()["at_max"])
 
 
 def test_evaluations_are_planned(model: Any, tmp_path: Any) -> None:
     """An evaluation on larger batches than the training's decides the answer, and predictions are named."""
     given = arguments(tmp_path, eval_strategy="steps", eval_steps=5, per_device_eval_batch_size=3000)
-    found = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
-    assert found.max_batch == by_hand(eval_batch=3000).max_batch
-    assert "predictions of the whole evaluation gather on the GPU" in str(at_max(found)["assumptions"])
+    result = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
+    assert result.max_batch == by_hand(eval_batch=3000).max_batch
+    assert "predictions of the whole evaluation gather on the GPU" in str(at_max(result)["assumptions"])
     moved = dataclasses.replace(given, eval_accumulation_steps=1)
-    told = at_max(max_batch_of_arguments(model, moved, SAMPLE, gpu_mib=1500))["assumptions"]
-    assert "predictions of the whole evaluation" not in str(told)
+    notes = at_max(max_batch_of_arguments(model, moved, SAMPLE, gpu_mib=1500))["assumptions"]
+    assert "predictions of the whole evaluation" not in str(notes)
 
 
 def test_an_evaluation_with_retries_does_not_shrink_the_training_batch(model: Any, tmp_path: Any) -> None:
@@ -168,9 +168,9 @@ def test_settings_that_are_not_planned_are_named(model: Any, tmp_path: Any, opti
     given = arguments(tmp_path, **options)
     with pytest.warns(UserWarning, match=f"TrainingArguments: {name}"):
         planned(model, given)
-    found = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
-    assert name in " ".join(str(found).split())
-    assert name in str(at_max(found)["assumptions"])
+    result = max_batch_of_arguments(model, given, SAMPLE, gpu_mib=1500)
+    assert name in " ".join(str(result).split())
+    assert name in str(at_max(result)["assumptions"])
 
 
 def test_plain_arguments_warn_of_nothing(model: Any, tmp_path: Any) -> None:
@@ -207,8 +207,8 @@ def test_label_smoothing_and_noise_take_memory(tmp_path: Any) -> None:
     sample = {name: torch.zeros(2, 32, dtype=torch.int64) for name in ("input_ids", "labels")}
 
     def most(**options: Any) -> int:
-        found = max_batch_of_arguments(model, arguments(tmp_path, **options), sample, gpu_mib=2000)
-        return found.max_batch
+        result = max_batch_of_arguments(model, arguments(tmp_path, **options), sample, gpu_mib=2000)
+        return result.max_batch
 
     assert most(label_smoothing_factor=0.1) < most()
     assert most(neftune_noise_alpha=5.0) <= most()
@@ -230,8 +230,8 @@ def test_checkpointing_is_what_the_library_does(model: Any, tmp_path: Any) -> No
     """Checkpoints of every layer save more than of every second; enabled on the model they are the same."""
 
     def most(plain: Any, **options: Any) -> int:
-        found = max_batch_of_arguments(plain, arguments(tmp_path, **options), SAMPLE, gpu_mib=1500)
-        return found.max_batch
+        result = max_batch_of_arguments(plain, arguments(tmp_path, **options), SAMPLE, gpu_mib=1500)
+        return result.max_batch
 
     every = most(model, activation_checkpointing=True)
     second = most(model, activation_checkpointing=True, activation_checkpointing_kwargs={"every_n_layers": 2})
@@ -247,8 +247,8 @@ def test_optimizer_arguments_are_planned(model: Any, tmp_path: Any) -> None:
 
     def states(**options: Any) -> float:
         given = arguments(tmp_path, optim="sgd", **options)
-        found = max_batch_of_arguments(model, given, SAMPLE, allocator_cap_mib=300)
-        return float(at_max(found)["breakdown_mib"]["optimizer"])
+        result = max_batch_of_arguments(model, given, SAMPLE, allocator_cap_mib=300)
+        return float(at_max(result)["breakdown_mib"]["optimizer"])
 
     assert states() == 0 < states(optim_args="momentum=0.9")
 
@@ -256,9 +256,9 @@ def test_optimizer_arguments_are_planned(model: Any, tmp_path: Any) -> None:
 def test_a_compiled_model_is_planned_and_named(model: Any, tmp_path: Any) -> None:
     """torch.compile(model) plans as the model, and the answer says so."""
     compiled = torch.compile(model, backend="eager")
-    found = max_batch_of_arguments(compiled, arguments(tmp_path), SAMPLE, gpu_mib=1500)
-    assert found.max_batch == by_hand().max_batch
-    assert "torch.compile is planned as eager" in str(at_max(found)["assumptions"])
+    result = max_batch_of_arguments(compiled, arguments(tmp_path), SAMPLE, gpu_mib=1500)
+    assert result.max_batch == by_hand().max_batch
+    assert "torch.compile is planned as eager" in str(at_max(result)["assumptions"])
 
 
 def test_unexpected_errors_are_the_planners(tmp_path: Any) -> None:
@@ -300,10 +300,10 @@ def test_mixed_precision_of_an_accelerator(model: Any) -> None:
     """Autocast is planned from the accelerator's precision, with outputs converted to float32."""
     accelerator = accelerator_of(mixed_precision="bf16")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found = max_batch_of_loop(model, SAMPLE, optimizer, accelerator, gpu_mib=1500)
-    assert "CUDA's autocast to bfloat16" in str(at_max(found)["assumptions"])
+    result = max_batch_of_loop(model, SAMPLE, optimizer, accelerator, gpu_mib=1500)
+    assert "CUDA's autocast to bfloat16" in str(at_max(result)["assumptions"])
     same = max_batch(bert, input=INPUTS, loss="output", precision="amp-bf16", gpu_mib=1500)
-    assert abs(found.max_batch - same.max_batch) <= 0.01 * same.max_batch
+    assert abs(result.max_batch - same.max_batch) <= 0.01 * same.max_batch
 
 
 def test_dynamo_and_handlers_of_an_accelerator(model: Any) -> None:

@@ -293,9 +293,9 @@ def assumptions(*callbacks: Any, module: Any = None, **options: Any) -> str:
     callback = BatchSizePlanner(gpu_mib=1500)
     trainer(callback, *callbacks, **options).fit(Classifier() if module is None else module)
     assert callback.result is not None
-    told = callback.result.to_dict()["at_max"]["assumptions"]
-    assert all(" ".join(one.split()) in " ".join(str(callback.result).split()) for one in told[-2:])
-    return " | ".join(told)
+    notes = callback.result.to_dict()["at_max"]["assumptions"]
+    assert all(" ".join(one.split()) in " ".join(str(callback.result).split()) for one in notes[-2:])
+    return " | ".join(notes)
 
 
 def test_weight_averages_are_planned_where_they_are() -> None:
@@ -309,9 +309,9 @@ def test_weight_averages_are_planned_where_they_are() -> None:
 
 def test_accumulation_schedules_are_planned_at_their_most() -> None:
     """The most micro-batches of any epoch are planned, also beyond 100, and the answer says which."""
-    told = assumptions(GradientAccumulationScheduler({0: 1, 3: 300}))
-    assert "planned for the most micro-batches of its schedule, 300" in told
-    assert "of the 300 micro-batches in each step" in told
+    notes = assumptions(GradientAccumulationScheduler({0: 1, 3: 300}))
+    assert "planned for the most micro-batches of its schedule, 300" in notes
+    assert "of the 300 micro-batches in each step" in notes
 
 
 def test_settings_that_are_not_planned_are_named() -> None:
@@ -322,9 +322,9 @@ def test_settings_that_are_not_planned_are_named() -> None:
 
     average = StochasticWeightAveraging(0.1, device="cuda")
     with pytest.warns(UserWarning, match="Mine: what a callback of your own keeps"):
-        told = assumptions(Mine(), average, detect_anomaly=True)
+        notes = assumptions(Mine(), average, detect_anomaly=True)
     for name in ("Mine: what a callback", "StochasticWeightAveraging: an averaged model", "detect_anomaly"):
-        assert name in told
+        assert name in notes
 
 
 def test_validation_is_planned() -> None:

@@ -108,8 +108,8 @@ def test_the_page_names_what_is_not_planned() -> None:
         *transformers_settings.SETTINGS, *lightning_settings.TRAINER, *lightning_settings.CALLBACKS,
         *accelerate_settings.SETTINGS, *accelerate_settings.DDP,
     )  # fmt: skip
-    told = (Effect.STATED, Effect.REFUSED)
-    assert [one.name for one in tables if one.effect in told and f"| `{one.name}` |" not in page] == []
+    effects = (Effect.STATED, Effect.REFUSED)
+    assert [one.name for one in tables if one.effect in effects and f"| `{one.name}` |" not in page] == []
 
 
 def test_notes_and_refusals() -> None:

@@ -13,10 +13,10 @@ from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, course_o
 from tests.helpers.structs import replace
 
 
-def roles(one: ProcessHistory, kept_bytes: int = KEPT) -> list[Category]:
+def roles(one: ProcessHistory, blas_bytes: int = KEPT) -> list[Category]:
     """Return the categories of all blocks by birth."""
     return [
-        event.category for event in attributed_trace(one, 1, kept_bytes).events if isinstance(event, Alloc)
+        event.category for event in attributed_trace(one, 1, blas_bytes).events if isinstance(event, Alloc)
     ]
 
 
@@ -72,12 +72,12 @@ def test_categories_add_up_to_the_peak() -> None:
 
 def test_what_cublas_keeps_is_a_workspace() -> None:
     """It is born in the forward pass like an activation, has a known size and outlives the step."""
-    kept = replace(
+    history = replace(
         TWO_STEPS, events=(*MOVES[:2], HistoryEvent("alloc", 30, KEPT, 0), *MOVES[3:8], *MOVES[10:])
     )
-    kept = replace(kept, course=course_of(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
-    assert roles(kept)[2] is Category.WORKSPACE
-    assert roles(kept, kept_bytes=KEPT + 1)[2] is Category.ACTIVATION
+    history = replace(history, course=course_of(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
+    assert roles(history)[2] is Category.WORKSPACE
+    assert roles(history, blas_bytes=KEPT + 1)[2] is Category.ACTIVATION
 
 
 def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:

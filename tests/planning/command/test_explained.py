@@ -55,11 +55,11 @@ def test_text_has_the_peak_by_category_and_module() -> None:
 
 def test_json_has_the_keys_of_explain() -> None:
     """What adds up is in whole bytes; the run's own keys stay as they are."""
-    said = run_to_json(RUN, explain_run(RUN, DEVICE))
-    assert sum(said["categories"].values()) == said["peak"]["allocated_bytes"] == 5 * MIB
-    assert said["modules"]["size_bytes"] == 5 * MIB
-    assert said["steps"] == run_to_json(RUN)["steps"]
-    assert said.keys() - run_to_json(RUN).keys() == {
+    fields = run_to_json(RUN, explain_run(RUN, DEVICE))
+    assert sum(fields["categories"].values()) == fields["peak"]["allocated_bytes"] == 5 * MIB
+    assert fields["modules"]["size_bytes"] == 5 * MIB
+    assert fields["steps"] == run_to_json(RUN)["steps"]
+    assert fields.keys() - run_to_json(RUN).keys() == {
         *("peak", "categories", "modules", "tensors", "blocks", "fragmentation", "phases")
     }
 

@@ -79,7 +79,7 @@ def own(budget: Budget) -> Estimate:
     return estimate_batch(JOB, TRACE, budget)
 
 
-def said(budget: Budget) -> dict[Method, StaticEstimate | str]:
+def answers(budget: Budget) -> dict[Method, StaticEstimate | str]:
     """What the others say: figures, and one refusal."""
     totals = {method: total * MIB for method, total in TOTALS_MIB.items()}
     return {
@@ -97,7 +97,7 @@ def measured(*residents: ResidentModel) -> Measured:
 
 
 def compared(budget: Budget, truth: Measured | str) -> Comparison:
-    return compare(own(budget), said(budget), truth, 2.5)
+    return compare(own(budget), answers(budget), truth, 2.5)
 
 
 RESIDUE = (ResidentModel("small", 10 * MIB), ResidentModel("large", 30 * MIB))
@@ -134,8 +134,8 @@ def test_errors_refer_to_the_measured_value_less_what_earlier_models_keep() -> N
 
 def test_without_a_measured_value_differences_are_from_the_planner() -> None:
     """The planner's allocated is the yardstick of the others and has no error itself."""
-    found = errors(comparisons()["unmeasured_on_a_card"])
-    assert (found["formula"], found["memtracker"], found["allocated"], found["reserved"]) == (
+    gaps = errors(comparisons()["unmeasured_on_a_card"])
+    assert (gaps["formula"], gaps["memtracker"], gaps["allocated"], gaps["reserved"]) == (
         0.1,
         -0.01,
         None,
@@ -165,10 +165,10 @@ def nothing_kept(name: str) -> ResidentModel:
 
 def test_stored_peaks_name_the_models_that_they_hold() -> None:
     """The notebook's figures of ResNet-50 hold the CNN and VGG16-BN; batch 64 has none."""
-    found = find_measured(load_measured(), "resnet50", 128, nothing_kept)
-    assert found is not None
-    assert (found.printed_bytes, found.reserved_bytes) == (11738.2 * MIB, 12982.0 * MIB)
-    assert found.residents == (ResidentModel("cnn", 0), ResidentModel("vgg16_bn", 0))
+    measured = find_measured(load_measured(), "resnet50", 128, nothing_kept)
+    assert measured is not None
+    assert (measured.printed_bytes, measured.reserved_bytes) == (11738.2 * MIB, 12982.0 * MIB)
+    assert measured.residents == (ResidentModel("cnn", 0), ResidentModel("vgg16_bn", 0))
     assert find_measured(load_measured(), "resnet50", 64, nothing_kept) is None
 
 
@@ -203,8 +203,8 @@ def test_every_report_has_a_golden_file_and_fits_a_terminal() -> None:
     assert sorted(comparisons()) == sorted(path.stem for path in GOLDEN.glob("*.txt"))
     lines = [
         line
-        for found in comparisons().values()
-        for line in render_plain(comparison_document(found)).splitlines()
+        for comparison in comparisons().values()
+        for line in render_plain(comparison_document(comparison)).splitlines()
     ]
     assert [line for line in lines if len(line) > WIDTH or line != line.rstrip()] == []
 
@@ -221,15 +221,15 @@ def test_an_error_of_nothing_has_no_sign() -> None:
 
 def test_json_rows_have_their_figures_or_their_reason() -> None:
     """Every row has its size, what that is held against, the error, and what is counted; or why not."""
-    found = comparison_to_json(comparisons()["residue"])
-    rows = {row["estimator"]: row for row in found["rows"]}
+    fields = comparison_to_json(comparisons()["residue"])
+    rows = {row["estimator"]: row for row in fields["rows"]}
     assert rows["torchinfo"] | {"counts": ""} == {
         **{"estimator": "torchinfo", "mib": 150.0, "against_mib": 200.0, "error": -0.25, "fits": None},
         **{"counts": "", "reason": None},
     }
     assert (rows["modelsize"]["mib"], rows["modelsize"]["reason"]) == (None, REASON)
     assert all(row["counts"] for row in rows.values())
-    assert found["measured"] == {
+    assert fields["measured"] == {
         "printed_mib": 240.0,
         "kept_mib": {"small": 10.0, "large": 30.0},
         "allocated_mib": 200.0,
@@ -237,7 +237,7 @@ def test_json_rows_have_their_figures_or_their_reason() -> None:
         "process_mib": None,
         "source": "A notebook, torch 2.0.1, CUDA 11.8; GPU not told",
     }
-    assert json.loads(json.dumps(found))["rows"] == found["rows"]
+    assert json.loads(json.dumps(fields))["rows"] == fields["rows"]
 
 
 # ---- pictures ------------------------------------------------------------------------------------
@@ -285,21 +285,21 @@ def test_picture_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_compare_shows_why_the_formula_looked_better_than_it_is() -> None:
     """ResNet-50: the printed -3.1 % of the formula are +6.3 % of this model alone; ours are +0.1 %."""
-    found = compare_job("resnet50", 128).comparison
-    assert found.measured is not None
-    assert round(found.measured.allocated_bytes / MIB, 1) == 10702.4
-    shown = {str(row.key): signed_percent(row.error) for row in found.rows if row.error is not None}
+    comparison = compare_job("resnet50", 128).comparison
+    assert comparison.measured is not None
+    assert round(comparison.measured.allocated_bytes / MIB, 1) == 10702.4
+    shown = {str(row.key): signed_percent(row.error) for row in comparison.rows if row.error is not None}
     assert (shown["formula"], shown["torchinfo"], shown["allocated"]) == ("+6.3%", "+104.3%", "+0.1%")
-    sizes = {str(row.key): row.size_bytes for row in found.rows}
-    assert signed_percent((sizes["formula"] or 0) / found.measured.printed_bytes - 1) == "-3.1%"
+    sizes = {str(row.key): row.size_bytes for row in comparison.rows}
+    assert signed_percent((sizes["formula"] or 0) / comparison.measured.printed_bytes - 1) == "-3.1%"
 
 
 def test_compare_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` gives one object; a job that is not the catalogue's has no measured value and says so."""
     assert run(["compare", "--model", "cnn", "--batch", "128", "--optimizer", "adam", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["measured"], found["rows"][0]["estimator"]) == (None, "formula")
-    assert found["unmeasured"] == (
+    fields = json.loads(capsys.readouterr().out)
+    assert (fields["measured"], fields["rows"][0]["estimator"]) == (None, "formula")
+    assert fields["unmeasured"] == (
         "measured values are stored for the models of models.yaml as they stand there only"
     )
 
@@ -314,8 +314,8 @@ def test_compare_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_an_estimator_without_a_term_for_the_job_says_so_in_its_row() -> None:
     """Adafactor: the formula's cell carries the reason, the other rows stand."""
-    found = compare_job("conv_pair", 2, optimizer="adafactor").comparison
-    reasons = {str(row.key): row.reason for row in found.rows}
+    comparison = compare_job("conv_pair", 2, optimizer="adafactor").comparison
+    reasons = {str(row.key): row.reason for row in comparison.rows}
     assert reasons["formula"] == (
         "optimizer adafactor: the formula counts moments the size of the weights, and adafactor keeps others"
     )

@@ -55,11 +55,11 @@ def test_file_is_read_as_it_stands(tmp_path: Path) -> None:
         "  - {label: CNN, model: cnn, batch: 8, estimated: 3 MiB, real: 2 MiB, error_percent: 50.0}\n"
     )
     source = Source("T", "torch", "A", "2020", "G", {"torch": "2.0"})
-    bits, kept = Quantity("16", "bits", 0.125), ("a", "b")
+    bits, residents = Quantity("16", "bits", 0.125), ("a", "b")
     assert load_measured(written(tmp_path, text)) == Archive(
         figures=(
-            Figure("cnn", 8, END, "allocated", Quantity("1.50", "MiB", MIB), source, "N", kept),
-            Figure("cnn", 8, ESTIMATE, "modelsize_total", bits, source, "N", kept),
+            Figure("cnn", 8, END, "allocated", Quantity("1.50", "MiB", MIB), source, "N", residents),
+            Figure("cnn", 8, ESTIMATE, "modelsize_total", bits, source, "N", residents),
         ),
         results=(ResultRow("CNN", "cnn", 8, "3 MiB", "2 MiB", 50.0),),
     )

@@ -56,8 +56,8 @@ def formula(batch: int, budget: Budget, job: Job = JOB) -> StaticEstimate:
 
 
 def peer(budget: Budget, job: Job = JOB) -> StaticEstimate:
-    found = sum_of_layers(3 * MIB, 5 * MIB, 2 * MIB, MEGABYTE_BYTES)
-    return peer_estimate(Method.TORCHINFO, job, 3, budget, found, 0.5)
+    estimate = sum_of_layers(3 * MIB, 5 * MIB, 2 * MIB, MEGABYTE_BYTES)
+    return peer_estimate(Method.TORCHINFO, job, 3, budget, estimate, 0.5)
 
 
 def test_the_formula_prints_its_seven_lines() -> None:
@@ -126,10 +126,10 @@ def test_nothing_is_inverted_without_a_bound() -> None:
 
 def test_a_tracked_peak_is_the_sum_of_its_categories() -> None:
     """MemTracker's categories add up to its total."""
-    found = peer_estimate(
+    estimate = peer_estimate(
         Method.MEMTRACKER, JOB, 1, no_card(), PeerEstimate((("Parameter", 3), ("Temp", 4))), 0.0
     )
-    assert (found.lines, found.total_bytes) == ((("Parameter", 3), ("Temp", 4), ("Total", 7)), 7)
+    assert (estimate.lines, estimate.total_bytes) == ((("Parameter", 3), ("Temp", 4), ("Total", 7)), 7)
 
 
 def reports() -> dict[str, str]:
@@ -158,9 +158,9 @@ def test_every_report_has_a_golden_file_and_fits_a_terminal() -> None:
 
 def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
     """The total stands for the allocated peak, the seven lines beside it; the rest is null."""
-    said = static_estimate_to_json(formula(3, card(100)), 1.5)
+    fields = static_estimate_to_json(formula(3, card(100)), 1.5)
     known = ("method", "peak_allocated_mib", "fits", "terms_mib", "seconds")
-    assert {key: said[key] for key in known} == {
+    assert {key: fields[key] for key in known} == {
         "method": "formula",
         "peak_allocated_mib": 62.0,
         "fits": "yes",
@@ -175,7 +175,7 @@ def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
         },
         "seconds": {"import": 1.5, "trace": 0.5, "replay": 0.0},
     }
-    assert {key for key, value in said.items() if value is None} == {
+    assert {key for key, value in fields.items() if value is None} == {
         *("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib", "retries", "failure"),
         *("breakdown_mib", "calibration", "unknown_ops", "p_out_of_memory"),
     }
@@ -183,8 +183,8 @@ def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
 
 def test_json_of_a_plan_has_no_probes() -> None:
     """Nothing is searched, and how comfortable a batch is, the formula does not know."""
-    said = formula_plan_to_json(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5)
+    fields = formula_plan_to_json(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5)
     keys = ("method", "max_batch", "comfortable_batch", "probes")
-    assert [said[key] for key in keys] == ["formula", 6, None, []]
-    assert (said["at_max"]["batch"], said["first_failure"]["batch"]) == (6, 7)
+    assert [fields[key] for key in keys] == ["formula", 6, None, []]
+    assert (fields["at_max"]["batch"], fields["first_failure"]["batch"]) == (6, 7)
     assert formula_plan_to_json(formula_plan(JOB, card(30), COUNTS, 0.5), 1.5)["at_max"] is None

@@ -147,7 +147,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("conv_pair", "con_pair", "line 3, models[0]: model 'con_pair' is unknown"),
         ("conv_pair", "m.py:Net", "line 3, models[0]: 'm.py:Net' would run code; --allow-code"),
@@ -163,14 +163,14 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_place(
-    tmp_path: Path, old: str, new: str, said: str
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     """A broken file is refused in a line that names file, line and key."""
     assert GRID.count(old) == 1
     path = write(tmp_path, GRID.replace(old, new))
     with pytest.raises(DataFileError) as caught:
         load_grid(path, CATALOGUE)
-    assert str(caught.value).startswith(f"{path} {said}")
+    assert str(caught.value).startswith(f"{path} {message}")
 
 
 def test_all_gpus_and_words_of_the_database(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_all_gpus_and_words_of_the_database(tmp_path: Path) -> None:
 def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
     """Each cell of a sweep is the answer of `planner max-batch` for its model, recipe and GPU."""
     grid = load_grid(write(tmp_path, GRID), CATALOGUE)
-    found = swept(grid, tmp_path, ThreadPool())
-    assert [(cell.model, cell.recipe, cell.figures.gpu) for cell in found.cells] == [
+    table = swept(grid, tmp_path, ThreadPool())
+    assert [(cell.model, cell.recipe, cell.figures.gpu) for cell in table.cells] == [
         (model, recipe, gpu)
         for model in ("conv_pair", "encoder")
         for recipe in ("sgd", "amp")
@@ -197,8 +197,8 @@ def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
         for options in ({}, amp | {"alloc_conf": "expandable_segments:True"})
         for gpu in (L4, SMALL)
     ]
-    assert [cell.figures.max_batch for cell in found.cells] == alone
-    assert (found.new, found.failures) == (8, ())
+    assert [cell.figures.max_batch for cell in table.cells] == alone
+    assert (table.new, table.failures) == (8, ())
 
 
 def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
     grid = Grid("", models, (Recipe("sgd", {}), Recipe("soft", {"loss": "mse"})), (L4,))
     with_inputs = replace(grid, models=tuple(replace(m, options=_sample()) for m in models))
     pool = ThreadPool()
-    found = swept(with_inputs, tmp_path, pool)
-    assert [(cell.model, cell.recipe) for cell in found.cells] == [("Fine", "sgd")]
-    assert [(one.model, one.recipe) for one in found.failures] == [
+    table = swept(with_inputs, tmp_path, pool)
+    assert [(cell.model, cell.recipe) for cell in table.cells] == [("Fine", "sgd")]
+    assert [(one.model, one.recipe) for one in table.failures] == [
         ("Broken", "sgd"),
         ("Broken", "soft"),
         ("Fine", "soft"),
     ]
-    assert "not today" in found.failures[0].why and "loss mse needs a target" in found.failures[1].why
+    assert "not today" in table.failures[0].why and "loss mse needs a target" in table.failures[1].why
     swept(with_inputs, tmp_path, pool)
     assert pool.ran == ["Broken sgd 1", "Fine sgd 1", "Broken sgd 1"]
 
@@ -242,17 +242,17 @@ def _sample() -> dict[str, object]:
 
 def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
     """A file that is cut short, is no result or says nonsense is as good as none, and does no harm."""
-    task, told = task_of("conv_pair", L4), []
-    store = ResultStore(tmp_path, "", told.append)
+    task, lines = task_of("conv_pair", L4), []
+    store = ResultStore(tmp_path, "", lines.append)
     done = run_task(task)
     store.keep(task, done)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    assert store.find(task).cells == done.cells and told == []
+    assert store.find(task).cells == done.cells and lines == []
     for broken in (b"", whole[:-30], b"[]", whole.replace(b'"max_batch":', b'"max_batch":-0.'), b"\xff"):
         path.write_bytes(broken)
         assert store.find(task) == TaskResult()
-    assert len(told) == 5 and all("computed anew" in line and "\n" not in line for line in told)
+    assert len(lines) == 5 and all("computed anew" in line and "\n" not in line for line in lines)
 
 
 def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
@@ -297,9 +297,9 @@ def test_a_task_that_kills_its_worker_is_found_and_left_out() -> None:
     """Of those under way when a worker died each runs alone: the deadly one is told, the others are done."""
     tasks = [task_of(name, L4) for name in ("conv_pair", "basic_encoder", "cnn")]
     tasks[1] = replace(tasks[1], model="deadly")
-    found = dict(run_all(tasks, ThreadPool(deadly="deadly"), run_task))
-    assert [bool(found[place].cells) for place in range(3)] == [True, False, True]
-    assert found[1].failure == "basic_encoder: its process died; see why with --isolate"
+    results = dict(run_all(tasks, ThreadPool(deadly="deadly"), run_task))
+    assert [bool(results[place].cells) for place in range(3)] == [True, False, True]
+    assert results[1].failure == "basic_encoder: its process died; see why with --isolate"
 
 
 def test_processes_of_this_machine_survive_a_deadly_model(
@@ -317,13 +317,13 @@ def test_processes_of_this_machine_survive_a_deadly_model(
     table, columns = tmp_path / "t.csv", tmp_path / "t.parquet"
     where = ["--csv", str(table), "--parquet", str(columns), "--no-calibration"]
     code = run(["sweep", str(path), "--allow-code", "--jobs", "1", "--json", *where])
-    said = json.loads(capfd.readouterr().out)
-    assert (code, [cell["model"] for cell in said["cells"]]) == (1, ["Fine"])
-    assert [failure["model"] for failure in said["failures"]] == ["Deadly"]
-    assert pyarrow.parquet.read_table(columns).to_pylist() == said["cells"]
+    fields = json.loads(capfd.readouterr().out)
+    assert (code, [cell["model"] for cell in fields["cells"]]) == (1, ["Fine"])
+    assert [failure["model"] for failure in fields["failures"]] == ["Deadly"]
+    assert pyarrow.parquet.read_table(columns).to_pylist() == fields["cells"]
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert [(row["model"], int(row["max_batch"])) for row in rows] == [
-        (cell["model"], cell["max_batch"]) for cell in said["cells"]
+        (cell["model"], cell["max_batch"]) for cell in fields["cells"]
     ]
 
 
@@ -347,13 +347,13 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
                 killed.append(next(iter(client.run(os.getpid).values())))
                 os.kill(killed[0], signal.SIGKILL)
 
-        found = sweep(grid, CATALOGUE, {}, store_in(tmp_path), pool, kill_once).table
-    assert killed and found.failures == ()
+        table = sweep(grid, CATALOGUE, {}, store_in(tmp_path), pool, kill_once).table
+    assert killed and table.failures == ()
     assert (
-        len(found.cells) == len({(c.model, c.recipe, c.figures.gpu) for c in found.cells}) == 16 == found.new
+        len(table.cells) == len({(c.model, c.recipe, c.figures.gpu) for c in table.cells}) == 16 == table.new
     )
     again = sweep(grid, CATALOGUE, {}, store_in(tmp_path), ThreadPool(), quiet).table
-    assert (again.new, again.cells) == (0, found.cells)
+    assert (again.new, again.cells) == (0, table.cells)
 
 
 def test_no_cluster_is_told_in_one_line() -> None:
@@ -363,7 +363,7 @@ def test_no_cluster_is_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--engine", "ray"], "--engine: unknown value 'ray'; use one of local, dask"),
         (["--engine", "dask"], "--engine dask: say where the cluster is"),
@@ -373,11 +373,11 @@ def test_no_cluster_is_told_in_one_line() -> None:
     ],
 )
 def test_options_that_make_no_sense(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     """Options that contradict each other are refused before anything runs."""
     assert run(["sweep", str(write(tmp_path, GRID)), *options]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_table_of_a_sweep() -> None:
@@ -391,8 +391,8 @@ def test_the_table_of_a_sweep() -> None:
     cell = Cell("net", "sgd", FIGURES)
     figures = replace(FIGURES, gpu=SMALL.name, max_batch=0, comfortable_batch=0, process_mib=None)
     small = Cell("net", "sgd", figures)
-    found = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
-    assert str(SweepResult(found)).splitlines() == [
+    table = SweepTable(grid, (cell, small), (Failure("net", "amp", "it broke"),), (), (), 2, 1.25)
+    assert str(SweepResult(table)).splitlines() == [
         "two GPUs",
         "",
         "net: largest batch without retries",
@@ -403,26 +403,26 @@ def test_the_table_of_a_sweep() -> None:
         "Failed:         net amp: it broke",
         "2 cells, 2 of them new, 1 jobs failed, in 1.2 s",
     ]
-    line = sweep_to_csv(found).splitlines()[2]
+    line = sweep_to_csv(table).splitlines()[2]
     assert line.startswith("net,sgd,generic GPU of 8000 MiB,23034.0,0,,21000.0")
-    assert sweep_to_parquet(found)[:4] == b"PAR1"
+    assert sweep_to_parquet(table)[:4] == b"PAR1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sweep_that_is_ended_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
     """No word of the libraries that ran it; what was done is kept, and no worker is left."""
-    grid, kept = tmp_path / "grid.yaml", tmp_path / "grid.results"
+    grid, results = tmp_path / "grid.yaml", tmp_path / "grid.results"
     recipes = "".join(f"  r{steps}: {{steps: {steps}}}\n" for steps in range(1, 100))
     grid.write_text(f"about: long\nmodels: [conv_pair]\nrecipes:\n{recipes}gpus: [L4]\n")
     command = [sys.executable, "-m", "planner", "sweep", str(grid), "--jobs", "2"]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while not any(kept.glob("*.json")) and started.poll() is None:
+    while not any(results.glob("*.json")) and started.poll() is None:
         sleep(0.05)
     started.send_signal(number)
     out, err = started.communicate()
-    said = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "interrupted"}[number]
-    assert (started.returncode, out, err) == (128 + number, "", f"planner: {said}\n")
-    assert 0 < len(list(kept.glob("*.json"))) < 99
-    assert not any(path.suffix == ".partial" for path in kept.iterdir())
+    message = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "interrupted"}[number]
+    assert (started.returncode, out, err) == (128 + number, "", f"planner: {message}\n")
+    assert 0 < len(list(results.glob("*.json"))) < 99
+    assert not any(path.suffix == ".partial" for path in results.iterdir())

@@ -31,7 +31,7 @@ class MeasurementSetup(Struct, frozen=True):
     folder: Path  # one file for each run
     measure: Measure
     seconds_left: Callable[[], float]
-    on_progress: OnProgress  # hears one short line for each run
+    on_progress: OnProgress  # called with one short line for each run
 
 
 class Limit(Struct, frozen=True):

@@ -27,7 +27,7 @@ class Verification(Struct, frozen=True):
 
     @property
     def agrees(self) -> bool:
-        """Return whether it ran exactly if the estimate said so.
+        """Return whether the batch ran exactly if the estimate predicted it.
 
         At a high confidence a batch that was estimated not to fit may run; that is the price of it.
         """

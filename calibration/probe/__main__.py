@@ -40,7 +40,7 @@ def main() -> None:
     """Answer the requests on standard input."""
     serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
-    os._exit(0)  # CUDA's tear-down takes long and has nothing to say
+    os._exit(0)  # CUDA's tear-down takes long and prints nothing
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:

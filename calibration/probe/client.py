@@ -35,7 +35,7 @@ class ProbeRequest(Struct, frozen=True):
     allocator_cap_bytes: int | None = None  # a bound on the caching allocator alone
     alloc_conf: str = ""  # the text of PYTORCH_ALLOC_CONF
     history: Path | None = None  # where the allocator's history is written; None: it is not recorded
-    device: str = "cuda"  # tests say "cpu": the same loop, no figures
+    device: str = "cuda"  # tests use "cpu": the same loop, no figures
 
 
 Measure = Callable[[ProbeRequest, float], Observation]  # the request, and the seconds that it may take

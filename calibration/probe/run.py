@@ -40,7 +40,7 @@ def build_real_model(job: Job) -> nn.Module:
 
 
 def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:
-    """Run the job's steps on the device; `on_phase` also hears `SETUP` before the model is moved.
+    """Run the job's steps on the device; `on_phase` also receives `SETUP` before the model is moved.
 
     All of it is gone from the device when this returns. Raises what torch raises where the steps fail.
     """

@@ -27,7 +27,7 @@ def load_tensorflow() -> Any:
 def measure(process: Process, tf: Any) -> tuple[Reading, ...]:
     """Return the readings of a process on the first GPU that TensorFlow sees; `tf` is the library.
 
-    `allocated_bytes` is what TensorFlow calls current, the peak what it calls peak; it does not tell what it
+    `allocated_bytes` is what TensorFlow calls current, the peak what it calls peak; it does not give what it
     has reserved. Raises UsageError for steps that are no plain tensors', NoGpuError where there is no GPU.
     """
     for index, step in enumerate(process):

@@ -41,7 +41,7 @@ _MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 class UnsupportedJobError(Exception):
-    """The record is sound, but no job of the planner expresses what it measured; the text says why."""
+    """The record is sound, but no job of the planner expresses what it measured; the text is the reason."""
 
 
 class RecordedJob(Struct, frozen=True):

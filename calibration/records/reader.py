@@ -222,7 +222,7 @@ def _of_limits(machine: _Machine, record: _Record[_Limits], when: str) -> list[O
 def _circumstances(
     machine: _Machine, record: _Record[Any], when: str, cap_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return the fields of an observation that tell no figure."""
+    """Return the fields of an observation that are no figures."""
     job, options = record.job.convert(PEAK_STEPS), record.job.alloc_conf
     return {
         "job": job,

@@ -48,7 +48,7 @@ class ExplainResult(Result):
     import_seconds: float
 
     def draw(self, path: Path) -> None:
-        """Draw the timeline; the suffix says which format. Needs matplotlib; raises DataFileError."""
+        """Draw the timeline; the suffix selects the format. Needs matplotlib; raises DataFileError."""
         from planner.report import draw_timeline, summary_of
 
         draw_timeline(self.explanation, summary_of(self.estimate, self.explanation).caption, path)

@@ -38,7 +38,7 @@ SORTS: dict[str, Callable[[DeviceFit], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class GpusResult(Result):
-    """The cards, in the order asked for; `str` gives the text report."""
+    """The cards, in the requested order; `str` gives the text report."""
 
     table: FleetTable
 
@@ -124,7 +124,7 @@ def gpus(
 
 
 def _notes(one: Trace, job: Job, fits: Sequence[DeviceFit]) -> tuple[str, ...]:
-    """Return the notes of the trace at a batch size, and what a cuDNN library says of all GPUs."""
+    """Return the notes of the trace at a batch size, and those of a cuDNN library on all GPUs."""
     notes, growth = list(one.notes), find_growth(one)
     if growth is not None:
         notes.insert(0, f"at batch {one.batch}, {growth_text(growth, None)}")

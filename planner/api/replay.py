@@ -42,7 +42,7 @@ class ReplayOptions(TypedDict, total=False):
     gpu_mib: int | None
     allocator_cap_mib: int | None  # what is left to torch's allocator
     alloc_conf: str | None
-    on_progress: OnProgress | None  # hears one short line for each thing that takes time
+    on_progress: OnProgress | None  # called with one short line for each thing that takes time
 
 
 @dataclass(frozen=True, slots=True)

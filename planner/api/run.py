@@ -25,7 +25,7 @@ class RunResult(Result):
     """The records of a command's processes; `str` gives the text report."""
 
     run: EmulatedRun
-    explained: ExplainedRun | None = None  # where asked for
+    explained: ExplainedRun | None = None  # on request
 
     @property
     def fits(self) -> bool:

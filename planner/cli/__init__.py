@@ -90,7 +90,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 def _ensure_std_streams() -> None:
     """Give a process that was started without a stream (`>&-`) one in its place.
 
-    Without standard error nobody wants the messages. Without standard output nobody can have the answer, so
+    Without standard error the messages are dropped. Without standard output nobody can have the answer, so
     that each write there fails, as it does on a full disk; the place is taken, lest a file be opened there.
     """
     if sys.stderr is None:
@@ -114,7 +114,7 @@ def _detach_stream(stream: TextIO) -> None:
 
 
 def _complete() -> bool:
-    """Answer a shell that asks what may stand at the cursor."""
+    """Complete the word at the cursor for a shell."""
     from planner.cli.completion.shells import answer_shell
 
     reply = answer_shell(os.environ)
@@ -124,13 +124,13 @@ def _complete() -> bool:
 
 
 def _print_error(message: str, code: int, debug: bool) -> int:
-    """Return one line on standard error, after the traceback of the error in flight if that is wanted."""
+    """Return one line on standard error, after the traceback of the error in flight with `debug`."""
     try:
         if debug:
             import traceback  # 3 ms, which no answer needs
 
             traceback.print_exc()
         print(f"planner: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    except OSError:  # nobody reads it, or the disk is full; the code tells
+    except OSError:  # nobody reads it, or the disk is full; the exit code stays
         _detach_stream(sys.stderr)
     return code

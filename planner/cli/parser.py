@@ -105,7 +105,7 @@ def _root(
 
 
 def _one_line(error: Any) -> str:
-    """Return the error as one line that names the command whose help tells more."""
+    """Return the error as one line that names the command whose help explains more."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "planner"
     message = error.format_message().rstrip(".")

@@ -62,7 +62,7 @@ class Advice(Struct, frozen=True):
 def advise(
     recipe: Recipe, budget: Budget, open_tracer: Open, on_progress: OnProgress = ignore_progress
 ) -> Advice:
-    """Try changes by themselves, then in pairs and triples, until enough sets are found that fit."""
+    """Try changes by themselves, then in pairs and triples, until enough sets fit."""
     start = perf_counter()
     failed: dict[str, str] = {}
 

@@ -23,7 +23,7 @@ from planner.allocator import (
 from planner.hardware.cudnn import LayerWorkspace, layer_workspaces
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, TensorProvenance, Trace
 
-MOST_GAPS = 10  # that are told; there may be thousands
+MOST_GAPS = 10  # listed; there may be thousands
 
 
 class Shown(Struct, frozen=True):
@@ -52,7 +52,7 @@ class LiveBlock(Struct, frozen=True):
     category: Category
     module: str
     op: str
-    step: int  # in which it was asked for
+    step: int  # of the request
     phase: Phase
     detail: TensorProvenance | None  # shape, dtype and source line, where the trace has them
 
@@ -82,7 +82,7 @@ class Fragmentation(Struct, frozen=True):
     allocated_bytes: int
     gap_bytes: int  # free pieces of segments that are partly in use: they stay with the process
     free_segment_bytes: int  # segments wholly free: given back to CUDA where memory is short
-    rounding_bytes: int  # part of what is allocated: blocks are larger than what was asked for
+    rounding_bytes: int  # part of what is allocated: blocks are larger than requested
     largest_gaps: tuple[Gap, ...]  # at most `MOST_GAPS`
 
 

@@ -1,6 +1,6 @@
 """Memory against batch size, card by card: what a page or a plot needs to answer for any batch at once.
 
-Each point is what an estimate of that batch on that card says. Cards share the runs that no card disturbs.
+Each point is the estimate of that batch on that card. Cards share the runs that no card disturbs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from planner.planning.replays import ReplayCache, TargetReplays
 from planner.program import LARGEST_BATCH, Outcome, ProgramSet
 
 BEYOND = 1.35  # of the largest batch size of a card: how far its curve goes
-ENDLESS_BEYOND = 4  # times the batch asked for, on a card without end
+ENDLESS_BEYOND = 4  # times the requested batch, on a card without end
 
 
 class SampleDensity(Struct, frozen=True):
@@ -24,7 +24,7 @@ class SampleDensity(Struct, frozen=True):
 
 
 SELECTED_DENSITY = SampleDensity(8, 4)
-OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not asked for; there are many of them
+OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not requested; there are many of them
 
 
 class CurvePoint(Struct, frozen=True):
@@ -49,9 +49,9 @@ class DeviceCurve(Struct, frozen=True):
 class BatchCurve(Struct, frozen=True):
     """One job on several cards."""
 
-    batch: int  # that was asked for; each card has a point for it
+    batch: int  # requested; each card has a point for it
     cards: tuple[DeviceCurve, ...]
-    chosen: int  # index into `cards` of the one that was asked for
+    chosen: int  # index into `cards` of the requested one
 
 
 def take_curve(
@@ -76,7 +76,7 @@ def take_curve(
 
 
 def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[int]:
-    """Return the batch sizes of a card's curve: beyond what fits and what is asked for, with both in it."""
+    """Return the batch sizes of a card's curve: beyond the largest and the requested one, both included."""
     if max_batch is None:
         return sorted({batch, *_even_sizes(ENDLESS_BEYOND * batch, grid)})
     top = max(round(BEYOND * max_batch), round(1.1 * batch), 4)

@@ -64,8 +64,8 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
     """Return the trace of the job's loop at this batch size, with the smaller batch where an epoch ends with
     one.
 
-    Its notes tell what was played. A model that cannot run the smaller batch, or that goes through its steps
-    in another way there, is told of and played without. Raises the errors of the source at `batch`.
+    Its notes describe the epoch. A model that cannot run the smaller batch, or that goes through its steps
+    in another way there, gets a note and is left out. Raises the errors of the source at `batch`.
     """
     full, last = source(batch), last_batch_size(job, batch)
     if not job.dataset_size:

@@ -48,7 +48,7 @@ class Estimate(Struct, frozen=True):
 
 
 def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float = 0.0) -> Estimate:
-    """Replay a trace under the budget and say where the memory goes."""
+    """Replay a trace under the budget and attribute its memory."""
     start = perf_counter()
     budget = judge_budget(budget, job, trace)
     run, at_peak = replay_with_breakdown(trace, budget.limits)

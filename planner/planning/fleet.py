@@ -40,7 +40,7 @@ class DeviceFit(Struct, frozen=True):
 
     budget: Budget
     max_batch: int  # 0 where not even 1 fits
-    batch: int  # that the figures below are of: the one asked for, else the largest, else 1
+    batch: int  # that the figures below are of: the requested one, else the largest, else 1
     outcome: Outcome  # of that batch on this GPU
     process_bytes: int  # what nvidia-smi shows at its peak; on a GPU without limits where it does not fit
     process_upper_bytes: int  # the same at the confidence
@@ -58,13 +58,13 @@ class DeviceFit(Struct, frozen=True):
 
 
 class FleetTable(Struct, frozen=True):
-    """One job on many GPUs, and how it was found."""
+    """One job on many GPUs, with the search's timing."""
 
     job: Job
-    batch: int | None  # None where the largest of each GPU is asked for
+    batch: int | None  # None where the largest of each GPU is requested
     confidence: float
-    fits: tuple[DeviceFit, ...]  # in the order asked for
-    left_out: int  # GPUs that do not run the batch asked for
+    fits: tuple[DeviceFit, ...]  # in the requested order
+    left_out: int  # GPUs that do not run the requested batch
     notes: tuple[str, ...]
     unknown_ops: tuple[str, ...]
     import_seconds: float
@@ -94,7 +94,7 @@ class DeviceGroup(Struct, frozen=True):
     largest: dict[MemoryLimits, int] = msgspec_field(default_factory=dict)
 
     def search(self, limits: MemoryLimits, multiple_of: int) -> Search:
-        """Return what was found for a GPU, rounded down to a multiple."""
+        """Return the search of a GPU, rounded down to a multiple."""
         best, replays = self.largest[limits], self.replays
         if best < replays.limit:
             replays.outcome(best + 1, limits)
@@ -153,7 +153,7 @@ def _search_group(group: DeviceGroup, gaps: list[tuple[int, int]]) -> list[Memor
     """Find the boundary of each GPU from those of the GPUs before, which `gaps` remembers.
 
     Returns those that lie lower than could be guessed. Where each probe is a run of the model, lines through
-    what batch sizes need tell where to look, and no GPU can be said to lie low.
+    the needs of batch sizes guide the search, and no GPU can be said to lie low.
     """
     low = []
     replays = group.replays
@@ -203,7 +203,7 @@ def _search_alone(group: DeviceGroup, limits: MemoryLimits) -> int:
 
 
 def _scan(group: DeviceGroup, limits: MemoryLimits) -> int:
-    """Return what fits above the boundary that was found, as far as a search from batch 1 on would look."""
+    """Return what fits above the boundary, as far as a search from batch 1 on would look."""
     best = group.largest[limits]
     return scan_islands(group.replays.fits(limits), best, group.replays.limit) if best else 0
 

@@ -36,13 +36,13 @@ class Plan(Struct, frozen=True):
 
     @property
     def largest_of_any_size(self) -> int:
-        """Return the largest batch size that was found to fit, a multiple or not."""
+        """Return the largest batch size that fits, a multiple or not."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """Return the largest batch size that was found to run without retries, a multiple or not."""
+        """Return the largest batch size that runs without retries, a multiple or not."""
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property

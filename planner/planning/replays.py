@@ -76,7 +76,7 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return what tells the traces of one batch size apart."""
+        """Return the key by which the traces of one batch size differ."""
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
@@ -110,7 +110,7 @@ class TargetReplays:
         return bisect_right(range(1, self.limit + 1), room, key=self.bound)
 
     def fits(self, limits: MemoryLimits) -> Callable[[int], bool]:
-        """Return the function that says whether a batch size fits."""
+        """Return the predicate whether a batch size fits."""
         return lambda batch: self.outcome(batch, limits) is not Outcome.DOES_NOT_FIT
 
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:

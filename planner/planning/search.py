@@ -1,4 +1,4 @@
-"""The largest batch size for which a function says that it fits: gallop, bisect, then check the neighbours.
+"""The largest batch size that fits by a function: gallop, bisect, then check the neighbours.
 
 More memory is never freed by a larger batch alone, yet the caching allocator is not monotone: a larger batch
 may fall into other segments and fit where a smaller one did not. benchmarks/fits/search_neighbours.py counts
@@ -26,13 +26,13 @@ class Search(Struct, frozen=True):
     """The result of a search, and every probe in order."""
 
     largest: int  # 0 where not even 1 fits
-    comfortable: int  # the largest found that fits without retries, at most `largest`
-    first_failure: int | None  # the smallest batch found not to fit; None where all did
+    comfortable: int  # the largest that fits without retries, at most `largest`
+    first_failure: int | None  # the smallest probed batch that does not fit; None where all did
     probes: tuple[tuple[int, Outcome], ...]
 
 
 class _Probes(dict[int, Outcome]):
-    """Outcomes by batch size, each asked for at most once, in the order of the first questions."""
+    """Outcomes by batch size, each probed at most once, in the order of the first probes."""
 
     def __init__(self, outcome: Callable[[int], Outcome]) -> None:
         self._outcome = outcome
@@ -53,7 +53,7 @@ class _Probes(dict[int, Outcome]):
 
 
 def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
-    """Probe batch sizes from 1 to `limit`; each is asked for at most once.
+    """Probe batch sizes from 1 to `limit`; each at most once.
 
     Exact where outcomes only worsen with the batch size. Otherwise `largest` fits and its successor does not,
     nor do the neighbours above it; the same holds for `comfortable` up to `largest`.
@@ -77,7 +77,7 @@ def largest_by_extrapolation(
 ) -> Search:
     """Find the largest as `largest` does, but in about five probes, for outcomes that take long to find.
 
-    Where to look is told by lines through what batch sizes need, first through both `ends`. Of batch sizes
+    The search follows lines through what batch sizes need, first through both `ends`. Of batch sizes
     above the first that does not fit, none is looked at, since they would all be larger than the answer.
     """
     low, guess = ends
@@ -144,7 +144,7 @@ def boundary_by_line(
     """Return a batch size below `too_large` whose need is at most the room and whose successor's is not; 0:
     not even 1 is small enough.
 
-    `hints` are needs by batch size, right or nearly so, to which those that are asked for are added. Near a
+    `hints` are needs by batch size, right or nearly so, to which the probed ones are added. Near a
     line that two of them make, it takes two questions.
     """
     low, high = 0, too_large

@@ -22,7 +22,7 @@ _PHASES = {
 
 
 def job_entry(job: Job) -> Entry:
-    """Return the line of a report that says what is run."""
+    """Return the line of a report that names what is run."""
     return Entry("Job", describe_job(job))
 
 
@@ -85,7 +85,7 @@ def _value(value: object) -> str:
 
 
 def place_text(place: "Failure | Moment") -> str:
-    """Return when something happens in the loop, and who asks for memory there."""
+    """Return when something happens in the loop, and who requests memory there."""
     return ", ".join(_place(place))
 
 

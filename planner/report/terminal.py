@@ -1,4 +1,4 @@
-"""The renderer for terminals: panels, tables and bars of rich, with all that the plain text says.
+"""The renderer for terminals: panels, tables and bars of rich, with all contents of the plain text.
 
 Imported on a terminal alone: a pipe gets the text, and no import of rich.
 """

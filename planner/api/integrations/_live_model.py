@@ -31,7 +31,7 @@ class LiveLoop(Struct, frozen=True):
     step: "Step"
     fields: Mapping[str, Any]  # of `planner.Job`
     unplanned: tuple[str, ...] = ()  # settings that change memory and are not planned; the answer names them
-    notes: tuple[str, ...] = ()  # what else the answer says
+    notes: tuple[str, ...] = ()  # further notes of the answer
     stand_ins: Iterable["StandIn"] = ()
     optimizer: "LiveOptimizer | None" = None  # in place of the job's
     prepare: "Prepare | None" = None  # changes each copy of the module
@@ -41,7 +41,7 @@ class LiveLoop(Struct, frozen=True):
 def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
     """Return the largest batch for a module with a batch of its data.
 
-    `options` are those of `planner.max_batch` that the user gives, which go before what the framework says.
+    `options` are those of `planner.max_batch` that the user gives, which override those of the framework.
     Raises the errors of `planner.errors` and no other: what goes wrong unexpectedly is a ModelError.
     """
     try:
@@ -92,7 +92,7 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
     """
     result = plan_live_model(loop, options)
     if result.max_batch == 0:
-        raise UsageError("not even a batch of 1 fits; planner.advise says what would change that")
+        raise UsageError("not even a batch of 1 fits; planner.advise lists what would change that")
     comfortable = result.comfortable_batch
     if loop.fields.get("evaluate") and comfortable < result.max_batch:
         training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})

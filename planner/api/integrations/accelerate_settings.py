@@ -49,7 +49,7 @@ SETTINGS: tuple[Setting, ...] = (
     refused("torch_tp_plugin", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),
     refused("parallelism_config", f"the model is split over GPUs; {_BY_HAND}", _is_parallel),
     stated("dynamo_backend", COMPILED, _has_dynamo),
-    *harmless("dynamo_plugin"),  # said by `dynamo_backend`, which is made into one
+    *harmless("dynamo_plugin"),  # given by `dynamo_backend`, which is made into one
 )
 
 # Fields of DistributedDataParallel's handlers; Lightning's `DDPStrategy` takes them as keywords.

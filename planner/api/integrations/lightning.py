@@ -29,7 +29,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
     Precision, accumulation, clipping, averages, processes and optimizer are those of the trainer. Afterwards
     `batch_size` is what was set and `result` the plan behind it, whose assumptions name what is not planned.
-    The batch runs without retries where any can. Where no plan can be made, a warning says why and training
+    The batch runs without retries where any can. If no plan can be made, a warning has the reason; training
     goes on with the batch size that it has; `result` and `batch_size` are None then.
     """
 

@@ -17,7 +17,7 @@ def strategy_name(trainer: Any) -> str:
 
 
 def averages_on_gpu(callback: Any) -> bool:
-    """Return whether an average of the weights is kept where they are."""
+    """Return whether an average of the weights is stored on their device."""
     return callback._device is None or not str(callback._device).startswith("cpu")
 
 
@@ -33,7 +33,7 @@ def _is_foreign(trainer: Any) -> bool:
 STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 
 # `devices` and `num_nodes` go by the strategy and the number of processes, `callbacks` by `CALLBACKS`,
-# `plugins` by `PRECISION_PLUGINS`; the last two say whether there is an evaluation.
+# `plugins` by `PRECISION_PLUGINS`; the last two decide whether there is an evaluation.
 TRAINER: tuple[Setting, ...] = (
     *planned(
         "precision accumulate_grad_batches gradient_clip_val gradient_clip_algorithm benchmark devices "

@@ -26,7 +26,7 @@ class Effect(StrEnum):
 
     PLANNED = "planned"  # a field of the job follows from it
     NONE = "without effect"  # on GPU memory, or on what is planned
-    STATED = "stated"  # not planned; the answer says so wherever it is in use
+    STATED = "stated"  # not planned; the answer notes it wherever it is in use
     REFUSED = "refused"  # not planned, and too large to go on without
 
 

@@ -56,7 +56,7 @@ SETTINGS: tuple[Setting, ...] = (
         # How processes find and wait for each other; the plan is for a GPU whatever trains here
         "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
         "local_rank use_cpu "
-        # Said together with the setting that they belong to
+        # Given together with the setting that they belong to
         "torch_compile_backend torch_compile_mode liger_kernel_config fsdp_config prediction_loss_only "
         "batch_eval_metrics eval_do_concat_batches"
     ),

@@ -19,7 +19,7 @@ _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Catego
 def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Trace:
     """Return the trace of a history with a course, in which every block has a category, a module and a line.
 
-    Parameters, gradients, optimizer state and inputs are told by their addresses; what is born in the
+    Parameters, gradients, optimizer state and inputs are recognized by their addresses; what is born in the
     forward pass and alive when the backward pass starts is an activation. `blas_bytes` is the size of the
     workspace that cuBLAS keeps for good. Raises ValueError where the history has no course or does not begin
     with the process.
@@ -89,7 +89,7 @@ class _Walk:
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
-        """Return all blocks, with the categories that addresses and phases tell."""
+        """Return all blocks, with the categories that follow from addresses and phases."""
         notes: list[_Note] = [(place, course.tables[index]) for place, index in course.held]
         notes += ((mark.place, mark) for mark in course.marks)
         notes.sort(key=_order)

@@ -17,7 +17,7 @@ from planner.planning.search import (
 from planner.program import LARGEST_BATCH, Outcome
 
 T = TypeVar("T")
-_FIRST_BATCH = 32  # whose history tells where to look
+_FIRST_BATCH = 32  # whose history guides the search
 _NEAR = 0.95  # of the batch size that one history suggests: near the answer, and likely to fit
 _MOST_STRETCH = 16  # a history is not followed beyond so many times its batch size
 _MOST_RUNS = 12  # to confirm replays, after which runs alone lead on
@@ -117,7 +117,7 @@ class BatchFinder:
         return self._in_samples(largest(self._by_units(self._outcome), self.most // self.unit))
 
     def _search_near(self, search: Search, outcome: Callable[[int], Outcome]) -> Search:
-        """Return the answer, by this outcome of a batch size, nearest to one that was found before."""
+        """Search again by this outcome of a batch size, near an earlier search."""
         guesses = search.comfortable // self.unit, search.largest // self.unit
         return self._in_samples(largest_near(self._by_units(outcome), guesses, self.most // self.unit))
 
@@ -133,9 +133,9 @@ class BatchFinder:
         return Search(search.largest * unit, search.comfortable * unit, failure, probes)
 
     def _confirm(self, search: Search) -> Search:
-        """Run the answers and their successors, and look again where a run says otherwise."""
+        """Run the answers and their successors, and search again where a run disagrees."""
         most_runs = self.runs.count + _MOST_RUNS
-        contradictions = 0  # in a row: one may be a matter of bytes, two say that the traces are wrong
+        contradictions = 0  # in a row: one may be a matter of bytes, two mean that the traces are wrong
         while (batch := self._unconfirmed(search)) is not None:
             if self.runs.count >= most_runs:
                 return self._find_by_runs("replays and runs disagree again and again", search)
@@ -181,8 +181,8 @@ class BatchFinder:
     def _find_retrying_by_runs(self, reason: str, near: Search) -> Search:
         """Find the largest batch with retries by runs; the one without retries is confirmed already.
 
-        Where memory is short, cuDNN does with smaller workspaces, of which no history with memory to spare
-        tells.
+        Where memory is short, cuDNN does with smaller workspaces, which no history with memory to spare
+        shows.
         """
         self.notes.append(f"the largest batch with retries is found by runs alone: {reason}")
 

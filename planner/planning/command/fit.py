@@ -54,7 +54,7 @@ class Fit(Struct, frozen=True):
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
     """Fit runs, by batch size, to traces that are as they should be at the batch size `near`.
 
-    Of two histories that align, the one nearest to `near` tells what lies on no line, such as workspaces;
+    Of two histories that align, the one nearest to `near` gives what lies on no line, such as workspaces;
     the other one lies as far away as may be, so that lines are steady. As little as possible is taken for
     scratch. Returns why nothing aligns.
     """

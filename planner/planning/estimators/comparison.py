@@ -147,7 +147,7 @@ def find_measured(
 
 
 def measured_by_run(run: Observation) -> Measured | None:
-    """Return the peaks of a run that a calibration keeps; None where it does not tell the allocated one."""
+    """Return the peaks of a run that a calibration keeps; None without the allocated one."""
     if run.peak_allocated_bytes is None:
         return None
     recorded = {"torch": run.versions.torch, "cuda": run.versions.cuda}

@@ -17,7 +17,7 @@ from planner._support.conversion import Text
 from planner._support.strict_yaml import Entry, read_entry
 
 END = "end"  # the point after the loop, its names still alive
-ESTIMATE = "estimate"  # no point of a run: what an estimator said
+ESTIMATE = "estimate"  # no point of a run: the output of an estimator
 PEAK_ALLOCATED, RESERVED = "peak_allocated", "reserved"
 
 _COUNTERS = ("allocated", PEAK_ALLOCATED, "total_allocated", "total_freed")
@@ -27,7 +27,7 @@ KINDS = (
     *(f"{name}{pool}" for pool in ("", "_large_pool", "_small_pool") for name in _COUNTERS),
     RESERVED,
     "used",  # the whole GPU, by NVML
-    # What estimators said.
+    # The output of estimators.
     *("formula_data", "formula_weight", "formula_forward_output", "formula_weight_gradient"),
     *("formula_output_gradient", "formula_training", "formula_inference"),
     *(f"{estimator}_{name}" for estimator in ("torchsummary", "modelsize") for name in _SUMS),
@@ -44,7 +44,7 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
     framework: Literal["torch", "tensorflow"]
     about: Text
     when: Text | None = None
-    gpu: Text | None = None  # None: not told
+    gpu: Text | None = None  # None: not published
     versions: dict[str, Text] = {}
 
 

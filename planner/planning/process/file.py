@@ -16,7 +16,7 @@
       - leave                               # the function that trained returns
 
 `torch` and `models` may be left away, and so may the `print` of `train`, which stands for figures after each
-epoch, and a `batch` that the catalogue knows. docs/notebook.md says what each step does to the memory.
+epoch, and a `batch` that the catalogue knows. docs/notebook.md describes what each step does to the memory.
 """
 
 import re

@@ -95,7 +95,7 @@ class Reading(Struct, frozen=True):
     section: str  # the last heading; "" before the first
     label: str
     allocated_bytes: int
-    reserved_bytes: int | None  # None: the framework does not tell
+    reserved_bytes: int | None  # None: unknown to the framework
     peak_allocated_bytes: int  # since the last reset
 
 

@@ -1,7 +1,7 @@
 """A process through the simulator of the caching allocator: the figures that it would print.
 
 All steps share one allocator, so what an earlier model leaves behind counts for the later ones. Weights are
-placed once and found again by every later loop of their model. cuBLAS takes a workspace once for each thread
+placed once and reused by every later loop of their model. cuBLAS takes a workspace once for each thread
 that multiplies matrices, the forward pass's and autograd's, and never gives it back.
 """
 
@@ -87,7 +87,7 @@ class _Running:
     loop: StepSequence
     model: _Placed
     zeroed_in: Phase | None = None  # where in the first step gradients of an earlier loop die
-    # Live blocks with their categories, by the step that asked for them and their number there.
+    # Live blocks with their categories, by the step that requested them and their number there.
     held: dict[tuple[int, int], tuple[Block, Category]] = field(default_factory=dict)
 
 
@@ -190,7 +190,7 @@ class _Machine:
         return self._trace(replace(job, steps=steps), batch)
 
     def _bring_weights(self, running: _Running) -> None:
-        """Ask for the weights that are not on the GPU: all, or a buffer that an earlier loop replaced."""
+        """Request the weights that are not on the GPU: all, or a buffer that an earlier loop replaced."""
         weights = running.model.weights
         requests = [action for action in running.loop.setup if isinstance(action, Malloc)]
         for number, request in enumerate(requests):
@@ -200,7 +200,7 @@ class _Machine:
                 running.held[0, number] = weights[number], request.category
 
     def _play(self, running: _Running, step: int) -> None:
-        """Let the allocator serve one step, 0 being the set-up; what is held is not asked for again."""
+        """Let the allocator serve one step, 0 being the set-up; held blocks are not requested again."""
         self.loop_step, self.phase = step, Phase.SETUP
         request = 0
         for action in running.loop.step(step):

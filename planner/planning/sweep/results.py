@@ -118,7 +118,7 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """Return what decides the answers of the cuDNN that the job asks; "" where there is none."""
+    """Return what decides the answers of the cuDNN library that the job queries; "" where there is none."""
     try:
         library = open_cudnn_with_cublaslt(job.cudnn)
     except UsageError:

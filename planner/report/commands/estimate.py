@@ -186,7 +186,7 @@ def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds:
 def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate`.
 
-    Where the batch does not fit, `failure` tells of the run on the GPU and the peaks are those of a GPU
+    Where the batch does not fit, `failure` describes the run on the GPU and the peaks are those of a GPU
     without end. MiB are rounded to 0.001, the breakdown so that it adds up to `process_mib`.
     """
     run, failed = estimate.run, estimate.failed

@@ -53,7 +53,7 @@ def _end(process: Process, account: Account) -> str:
 
 
 def _describe(step: Step) -> str:
-    """Return a step that can ask for memory, in a few words."""
+    """Return a step that can request memory, in a few words."""
     match step:
         case Define(name):
             return f"define {name}"

@@ -97,7 +97,7 @@ def _steps(record: GpuRecord) -> list[Block]:
 
 
 def run_summary(explained: ExplainedRun) -> Summary:
-    """Return what the page and the picture of an emulated run say."""
+    """Return the text of the page and the picture of an emulated run."""
     run = explained.run
     gpu = f"{run.gpu} (emulated)"
     scripts = [word for word in run.command if word.endswith(".py")]
@@ -224,7 +224,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
 
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
-    """Return where memory ran out; the exit code says whether that ended the process."""
+    """Return where memory ran out; the exit code shows whether that ended the process."""
     fields = with_mib(failure) or {}
     return {name: field for name, field in fields.items() if name != "was_raised"} or None
 

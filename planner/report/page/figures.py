@@ -17,7 +17,7 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Tra
 from planner.report.describe import short_op
 from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
 
-MOST_POINTS = 2000  # that a page of this width can tell apart
+MOST_POINTS = 2000  # that a page of this width can separate
 _LETTER = 0.0085  # of the width: a phase with less room than its name needs is left without it
 _CARD_COLOUR = "#D55E00"
 
@@ -189,7 +189,7 @@ def curve_figure(curve: BatchCurve) -> Figure:
 
 @dataclass(slots=True)
 class _Leaf:
-    """Blocks of one module that one operator asked for, in one category."""
+    """Blocks of one module that one operator requested, in one category."""
 
     size_bytes: int = 0
     blocks: int = 0
@@ -197,7 +197,7 @@ class _Leaf:
 
 
 def modules_figure(explanation: Explanation, model: str) -> Figure:
-    """Return an icicle: modules beside those that hold them, at the end what their operators asked for,
+    """Return an icicle: modules beside those that hold them, at the end what their operators requested,
     coloured by category. Fields of modules have no colour: the page's script gives them that of its panels.
     """
     rows = list(_module_rows(explanation, model))

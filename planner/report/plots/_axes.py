@@ -1,4 +1,4 @@
-"""The frame of every picture. Matplotlib draws in memory; the suffix of the path says which format."""
+"""The frame of every picture. Matplotlib draws in memory; the suffix of the path selects the format."""
 
 import io
 from pathlib import Path

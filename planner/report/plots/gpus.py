@@ -86,7 +86,7 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
-    """Draw a line at each card's memory, a dot at the batch asked for or its largest, names on the right."""
+    """Draw a line at each card's memory, a dot at the requested batch or its largest, names on the right."""
     top = max(fit.max_batch for fit in cards)
     heights = [_memory(fit) / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
@@ -104,7 +104,7 @@ def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
 
 
 def _dot(fit: DeviceFit) -> dict[str, Any]:
-    """Return how what a batch takes on a GPU is drawn, and what the legend says of it."""
+    """Return how what a batch takes on a GPU is drawn, and its text in the legend."""
     plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
     if fit.outcome is Outcome.FITS_WITH_RETRIES:
         return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}

@@ -11,7 +11,7 @@ from planner.program import Phase
 from planner.report.plots._axes import GIB, label_axes, make_axes, save_picture
 from planner.report.plots.colours import CATEGORY_COLOURS
 
-_MOST_POINTS = 2000  # that a picture of this width can tell apart
+_MOST_POINTS = 2000  # that a picture of this width can separate
 _LETTER = 0.0108  # of the width: a phase with less room than its name needs is left without it
 
 

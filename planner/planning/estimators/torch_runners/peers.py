@@ -126,7 +126,7 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
 
 @contextmanager
 def _failing_as(job: Job, who: str) -> Iterator[None]:
-    """Run a part of a model without gradients, its failure told as the estimator's."""
+    """Run a part of a model without gradients, its failure raised as the estimator's."""
     try:
         with torch.no_grad():
             yield

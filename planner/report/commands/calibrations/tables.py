@@ -126,7 +126,7 @@ def _line(calibration: Calibration) -> str:
 
 def _run_to_json(calibration: Calibration, point: Point) -> dict[str, Any]:
     """Return a run: measured, or emulated, is the process's peak or, where the overhead holds no context, its
-    rise; fitted is what the line says of it, used whether the line was drawn through it.
+    rise; fitted is the value of the line, used whether the line was drawn through it.
     """
     observation, fit = point.observation, calibration.fit
     seen = fitted_peak_bytes(observation, calibration.includes_context)

@@ -55,7 +55,7 @@ def _start(observation: Observation | None, confidence: float, holds: bool) -> s
 
 
 def _bracket(check: LimitCheck) -> str:
-    """Return what the runs say of the true largest batch."""
+    """Return the bounds of the true largest batch by the runs."""
     lived, died = check.lived, check.died
     if died is None:
         return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
@@ -119,7 +119,7 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
 def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner verify` without a batch; `runs` are those of one with a batch.
 
-    `true_largest` says between which batch sizes the real one lies, as far as these runs tell.
+    `true_largest` is the range in which the real one lies, as far as these runs show.
     """
     first = check.runs[0].observation
     return {
@@ -136,7 +136,7 @@ def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
 
 
 def _verdict(observation: Observation, holds: bool) -> str:
-    """Return one word; what an emulated GPU says proves nothing of a real one's context and kernels."""
+    """Return one word; an emulated GPU proves nothing of a real one's context and kernels."""
     if observation.source == "emulated":
         return "emulated"
     return "held" if holds else "did not hold"

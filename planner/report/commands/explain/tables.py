@@ -12,7 +12,7 @@ from planner.report.units import NAME_WIDTH, attributes, figures_table, memory_t
 
 LISTED_WIDTH = 15  # columns of a size in a list of blocks
 MIN_SHARE = 0.005  # of the peak: modules below it are summed up in one line
-MAX_LINES = 30  # as many levels of modules are shown as these hold, unless the user says how many
+MAX_LINES = 30  # as many levels of modules are shown as these hold, unless the user gives a number
 OUTSIDE = "(outside of modules)"
 
 
@@ -155,7 +155,7 @@ def _block_row(block: LiveBlock) -> tuple[Cell | str, ...]:
 
 
 def _block_text(block: LiveBlock) -> str:
-    """Return what a block holds and who asked for it."""
+    """Return what a block holds and its requester."""
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
     tensor = f"{held}  " if (held := tensor_text(block)) else ""

@@ -157,16 +157,16 @@ def test_of_equal_blocks_in_one_segment_the_lowest_is_reused(config: AllocatorCo
 def test_addresses_may_be_dictated(config: AllocatorConfig, reused: int) -> None:
     """With recorded addresses ties go to the lowest, or from torch 2.12 on to the oldest segment."""
     recorded = iter([mib(800), mib(100)])
-    asked = []
+    sizes = []
 
     def address_of(size_bytes: int) -> int:
-        asked.append(size_bytes)
+        sizes.append(size_bytes)
         return next(recorded)
 
     allocator = CachingAllocator(MemoryLimits(config=config), address_of=address_of)
     first, second = allocator.malloc(mib(30)), allocator.malloc(mib(29.5))
     assert first is not None and second is not None
-    assert (asked, first.address, second.address) == ([mib(30), mib(30)], mib(800), mib(100))
+    assert (sizes, first.address, second.address) == ([mib(30), mib(30)], mib(800), mib(100))
     allocator.free(second)
     allocator.free(first)
     block = allocator.malloc(mib(30))

@@ -113,7 +113,7 @@ def test_kept_and_saved_traces_carry_the_note(tmp_path: Path) -> None:
     options: dict[str, Any] = {"input": INPUT, "loss": "sum", "cache": tmp_path / "kept"}
     saved = tmp_path / "net.trace"
     for _ in range(2):
-        said = planner.estimate(f"{file}:build", 4, save_trace=saved, **options).to_dict()["assumptions"]
-        assert any("(Linear)" in sentence for sentence in said)
-    said = planner.estimate(trace=saved, batch=4).to_dict()["assumptions"]
-    assert any("TorchScript is planned operator by operator (Linear)" in sentence for sentence in said)
+        notes = planner.estimate(f"{file}:build", 4, save_trace=saved, **options).to_dict()["assumptions"]
+        assert any("(Linear)" in sentence for sentence in notes)
+    notes = planner.estimate(trace=saved, batch=4).to_dict()["assumptions"]
+    assert any("TorchScript is planned operator by operator (Linear)" in sentence for sentence in notes)

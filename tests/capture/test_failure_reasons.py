@@ -128,9 +128,9 @@ def test_reasons_are_the_true_ones(function: Callable[[Tensor], Tensor], reason:
     """A construct that is not planned is named as such; shapes are suspected where they may be at fault."""
     with pytest.raises(ModelError) as error:
         trace_of(lambda: Calls(function), job_of("8", **TRAIN), 64)
-    said = str(error.value)
-    assert reason in said
-    assert ("check --input" in said) == ("check --input" in reason)
+    message = str(error.value)
+    assert reason in message
+    assert ("check --input" in message) == ("check --input" in reason)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
@@ -145,9 +145,9 @@ def test_sparse_gradients_are_refused_by_name(kind: type[nn.Module]) -> None:
 def test_lazy_modules_are_planned_as_others() -> None:
     """A first batch gives lazy layers their shapes; from then on they are layers like any."""
     job = job_of("3x8x8", **TRAIN, steps=2)
-    found = trace_of(Lazy, job)
-    validate(found)
-    assert found.events == trace_of(Eager, job).events
+    trace = trace_of(Lazy, job)
+    validate(trace)
+    assert trace.events == trace_of(Eager, job).events
 
 
 def test_lazy_modules_that_read_values_are_planned() -> None:
@@ -159,9 +159,9 @@ def test_lazy_modules_that_read_values_are_planned() -> None:
 def test_lengths_of_the_batch_are_taken_as_full(kind: type[nn.Module]) -> None:
     """Sequences whose lengths are data take what full ones take, and the answer says so."""
     job = job_of("10x8", "scalar:int64", **TRAIN)
-    found, full = trace_of(lambda: Packs(kind), job), trace_of(lambda: Packs(kind, steps=10), job)
-    assert [size for size in born(found) if size > 512] == [size for size in born(full) if size > 512]
-    assert found.notes[0] == (
+    trace, full = trace_of(lambda: Packs(kind), job), trace_of(lambda: Packs(kind, steps=10), job)
+    assert [size for size in born(trace) if size > 512] == [size for size in born(full) if size > 512]
+    assert trace.notes[0] == (
         "lengths of packed sequences are values of the batch: each sample is assumed to have all 10 steps"
     )
     assert full.notes == ()

@@ -137,32 +137,32 @@ def test_the_answer_is_that_of_runs_and_takes_few(mib: int) -> None:
     """It fits and its successor does not, with and without retries; each is a run."""
     runs = HandRuns(training, gpu(mib))
     finder = BatchFinder(runs, 1)
-    found = finder.find()
-    assert [runs.outcome(found.comfortable), runs.outcome(found.comfortable + 1)] == [
+    plan = finder.find()
+    assert [runs.outcome(plan.comfortable), runs.outcome(plan.comfortable + 1)] == [
         Outcome.FITS,
-        runs.on_gpu[found.comfortable + 1].outcome,
+        runs.on_gpu[plan.comfortable + 1].outcome,
     ]
-    assert runs.on_gpu[found.comfortable + 1].outcome is not Outcome.FITS
-    assert runs.on_gpu[found.largest].outcome is not Outcome.DOES_NOT_FIT
-    assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
+    assert runs.on_gpu[plan.comfortable + 1].outcome is not Outcome.FITS
+    assert runs.on_gpu[plan.largest].outcome is not Outcome.DOES_NOT_FIT
+    assert runs.on_gpu[plan.largest + 1].outcome is Outcome.DOES_NOT_FIT
     assert (finder.fit is not None, finder.notes, runs.count <= 7) == (True, [], True)
 
 
 def test_only_multiples_are_run() -> None:
     """A script may take no other batch size."""
     runs = HandRuns(training, gpu(4096))
-    found = BatchFinder(runs, 24).find()
+    plan = BatchFinder(runs, 24).find()
     ran = {*runs.on_gpu, *runs.with_spare}
     assert all(batch % 24 == 0 for batch in ran)
-    assert runs.on_gpu[found.largest + 24].outcome is Outcome.DOES_NOT_FIT
+    assert runs.on_gpu[plan.largest + 24].outcome is Outcome.DOES_NOT_FIT
 
 
 def test_a_data_set_smaller_than_the_batch_is_told() -> None:
     """Memory does not change with the batch size any more; one line says so."""
     runs = HandRuns(lambda batch: training(min(batch, 40)), gpu(4096))
     finder = BatchFinder(runs, 1)
-    found = finder.find()
-    assert found.largest == LARGEST_BATCH
+    plan = finder.find()
+    assert plan.largest == LARGEST_BATCH
     (note,) = finder.notes
     assert note.endswith("the command's batches do not grow beyond, as where its data set is smaller")
 
@@ -196,8 +196,8 @@ def test_histories_that_do_not_align_leave_it_to_runs() -> None:
 
     runs = HandRuns(job, gpu(2048))
     finder = BatchFinder(runs, 1)
-    found = finder.find()
-    assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
+    plan = finder.find()
+    assert runs.on_gpu[plan.largest + 1].outcome is Outcome.DOES_NOT_FIT
     assert (finder.fit, len(finder.notes)) == (None, 1)
     assert finder.notes[0].startswith("found by runs alone, since histories cannot be replayed: block")
 
@@ -205,8 +205,8 @@ def test_histories_that_do_not_align_leave_it_to_runs() -> None:
 def test_nothing_fits() -> None:
     """Not even one sample: a run says so."""
     runs = HandRuns(training, gpu(104))
-    found = BatchFinder(runs, 1).find()
-    assert (found.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)
+    plan = BatchFinder(runs, 1).find()
+    assert (plan.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)
 
 
 def test_workspaces_that_memory_refuses_are_left_to_runs() -> None:
@@ -222,10 +222,10 @@ def test_workspaces_that_memory_refuses_are_left_to_runs() -> None:
 
     runs = HandRuns(job, gpu(4096))
     finder = BatchFinder(runs, 1)
-    found = finder.find()
-    assert runs.on_gpu[found.comfortable].outcome is Outcome.FITS
-    assert runs.on_gpu[found.comfortable + 1].outcome is Outcome.FITS_WITH_RETRIES
-    assert runs.on_gpu[found.largest].outcome is Outcome.FITS_WITH_RETRIES
-    assert runs.on_gpu[found.largest + 1].outcome is Outcome.DOES_NOT_FIT
+    plan = finder.find()
+    assert runs.on_gpu[plan.comfortable].outcome is Outcome.FITS
+    assert runs.on_gpu[plan.comfortable + 1].outcome is Outcome.FITS_WITH_RETRIES
+    assert runs.on_gpu[plan.largest].outcome is Outcome.FITS_WITH_RETRIES
+    assert runs.on_gpu[plan.largest + 1].outcome is Outcome.DOES_NOT_FIT
     assert (finder.fit is not None, len(finder.notes)) == (True, 1)
     assert finder.notes[0].startswith("the largest batch with retries is found by runs alone: at batch ")

@@ -57,8 +57,8 @@ class Emulator:
         """Return the JSON of a run."""
         done = self.start(code, *options, before=before)
         assert done.returncode == exit_code, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ PEAKS = {
 }
 
 
-def peaks_of(model: str, found: dict[str, Any]) -> tuple[float, float]:
+def peaks_of(model: str, answer: dict[str, Any]) -> tuple[float, float]:
     """Return the peaks that are known with the torch of this run."""
-    version = ".".join(found["versions"]["torch"].split(".")[:2])
+    version = ".".join(answer["versions"]["torch"].split(".")[:2])
     if version not in PEAKS[model]:
         pytest.skip(f"figures of torch {version} are not known")
     return PEAKS[model][version]
@@ -103,9 +103,9 @@ def peaks_of(model: str, found: dict[str, Any]) -> tuple[float, float]:
 @pytest.mark.parametrize("model", [model for model in PEAKS if model != "CNN()"])
 def test_whole_models(emulator: Emulator, model: str) -> None:
     """The allocator, cuDNN's heuristics and the models of each version."""
-    found = emulator.run(f"train({model}, 128)", "--gpu", "RTX 3090")
-    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == peaks_of(model, found)
-    assert (found["fits"], found["retries"], found["emulated"]) == ("yes", 0, True)
+    answer = emulator.run(f"train({model}, 128)", "--gpu", "RTX 3090")
+    assert (answer["peak_allocated_mib"], answer["peak_reserved_mib"]) == peaks_of(model, answer)
+    assert (answer["fits"], answer["retries"], answer["emulated"]) == ("yes", 0, True)
 
 
 def test_the_cnn_of_the_notebook_as_measured(emulator: Emulator) -> None:
@@ -121,17 +121,17 @@ class CNN(torch.nn.Module):
         return self.fc(x.view(x.size(0), -1))
 train(CNN(), 128)
 """
-    found = emulator.run(code, "--gpu", "RTX 3090")
-    assert (found["peak_allocated_mib"], found["peak_reserved_mib"]) == peaks_of("CNN()", found)
+    answer = emulator.run(code, "--gpu", "RTX 3090")
+    assert (answer["peak_allocated_mib"], answer["peak_reserved_mib"]) == peaks_of("CNN()", answer)
 
 
 def test_out_of_memory_names_module_and_line(emulator: Emulator) -> None:
     """The answer is no, exit code 1; the command's own code stands beside it."""
-    found = emulator.run(
+    answer = emulator.run(
         "train(torchvision.models.vgg16(num_classes=10), 400)", "--gpu", "RTX 3060", exit_code=1
     )
-    assert (found["fits"], found["exit_code"]) == ("no", 1)
-    failure = found["failure"]
+    assert (answer["fits"], answer["exit_code"]) == ("no", 1)
+    failure = answer["failure"]
     assert (failure["step"], failure["module"]) == (1, "features.4")
     assert failure["line"].endswith("train.py:10")  # where the model is called
     assert failure["requested_mib"] == 1226.0
@@ -144,9 +144,9 @@ x = torch.empty(2**28, device="cuda", requires_grad=True)
 loss = x.sum()
 loss.backward()
 """
-    found = emulator.run(code, "--gpu-mib", "2200", exit_code=1)
-    assert (found["failure"]["phase"], found["failure"]["requested_mib"]) == ("backward", 1024.0)
-    assert found["failure"]["line"].endswith("train.py:17")
+    answer = emulator.run(code, "--gpu-mib", "2200", exit_code=1)
+    assert (answer["failure"]["phase"], answer["failure"]["requested_mib"]) == ("backward", 1024.0)
+    assert answer["failure"]["line"].endswith("train.py:17")
 
 
 def test_a_script_that_survives_out_of_memory_fits(emulator: Emulator) -> None:
@@ -157,8 +157,8 @@ try:
 except torch.cuda.OutOfMemoryError:
     torch.empty(2**20, device="cuda")
 """
-    found = emulator.run(code, "--gpu", "L4")
-    assert (found["fits"], found["failure"], found["peak_allocated_mib"]) == ("with_retries", None, 4.0)
+    answer = emulator.run(code, "--gpu", "L4")
+    assert (answer["fits"], answer["failure"], answer["peak_allocated_mib"]) == ("with_retries", None, 4.0)
 
 
 def test_a_script_that_fails_for_another_reason_is_no_answer(emulator: Emulator) -> None:
@@ -171,8 +171,8 @@ def test_a_script_that_fails_for_another_reason_is_no_answer(emulator: Emulator)
 def test_the_command_ends_after_the_steps_that_were_asked_for(emulator: Emulator) -> None:
     """A script of a thousand steps takes as long as three."""
     code = "train(torchvision.models.resnet18(num_classes=10), 8, steps=1000)"
-    found = emulator.run(code, "--gpu", "L4", "--stop-after", "3")
-    assert (found["exit_code"], found["ranks"][0]["step_count"], found["steps"][-1]["last"]) == (0, 3, 3)
+    answer = emulator.run(code, "--gpu", "L4", "--stop-after", "3")
+    assert (answer["exit_code"], answer["ranks"][0]["step_count"], answer["steps"][-1]["last"]) == (0, 3, 3)
 
 
 def test_what_the_script_reads_of_memory_is_what_it_would_read_without_the_recorder(
@@ -224,8 +224,8 @@ torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")
 """
     assert emulator.run(code, "--gpu", "L4", exit_code=1)["fits"] == "no"
     code = "a = torch.empty(30 * 2**20, dtype=torch.uint8, device='cuda')"
-    found = emulator.run(code, "--gpu", "L4", "--alloc-conf", "expandable_segments:True")
-    assert found["peak_reserved_mib"] == 40.0
+    answer = emulator.run(code, "--gpu", "L4", "--alloc-conf", "expandable_segments:True")
+    assert answer["peak_reserved_mib"] == 40.0
 
 
 def test_two_ranks_of_ddp(emulator: Emulator) -> None:
@@ -242,8 +242,8 @@ train(model, 16)
 dist.destroy_process_group()
 """
     torchrun = str(Path(emulator.python).with_name("torchrun"))
-    found = emulator.run(code, "--gpu", "L4", "--gpus", "2", before=(torchrun, "--nproc-per-node", "2"))
-    first, second = found["ranks"]
+    answer = emulator.run(code, "--gpu", "L4", "--gpus", "2", before=(torchrun, "--nproc-per-node", "2"))
+    first, second = answer["ranks"]
     assert (first["rank"], second["rank"], first["gpu"], second["gpu"]) == (0, 1, 0, 1)
     assert first["peak_reserved_mib"] == second["peak_reserved_mib"] == 726.0
     assert first["step_count"] == second["step_count"] == 3
@@ -328,16 +328,16 @@ def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    outcomes = dict(found["probes"])
-    assert outcomes[found["max_batch"]] in ("yes", "with_retries")
-    assert outcomes[found["max_batch"] + 1] == "no"
-    assert outcomes[found["comfortable_batch"]] == "yes"
-    assert found["at_max"]["command"][-1] == str(found["max_batch"])
-    assert (found["emulated"], found["at_max"]["steps"][-1]["last"]) == (True, 3)
-    ran = dict(found["confirmed"])
-    assert {found["max_batch"], found["max_batch"] + 1, found["comfortable_batch"] + 1} <= ran.keys()
-    assert len(found["replayed"]) == 2
+    answer = json.loads(done.stdout)
+    outcomes = dict(answer["probes"])
+    assert outcomes[answer["max_batch"]] in ("yes", "with_retries")
+    assert outcomes[answer["max_batch"] + 1] == "no"
+    assert outcomes[answer["comfortable_batch"]] == "yes"
+    assert answer["at_max"]["command"][-1] == str(answer["max_batch"])
+    assert (answer["emulated"], answer["at_max"]["steps"][-1]["last"]) == (True, 3)
+    ran = dict(answer["confirmed"])
+    assert {answer["max_batch"], answer["max_batch"] + 1, answer["comfortable_batch"] + 1} <= ran.keys()
+    assert len(answer["replayed"]) == 2
 
 
 def test_a_replayed_history_is_the_run(emulator: Emulator, tmp_path: Path) -> None:
@@ -372,9 +372,9 @@ for step in range(3):
     options = RunOptions(find_device("RTX 3090"), keeps_histories=True)
     run = run_emulated([emulator.python, str(script)], options, compiled_dir(), print)
     (history,) = run.histories
-    found = replay_trace(trace_of(history, 24), UNLIMITED)
+    answer = replay_trace(trace_of(history, 24), UNLIMITED)
     peak = run.largest.peak
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (
+    assert (answer.peak_allocated_bytes, answer.peak_reserved_bytes) == (
         peak.allocated_bytes,
         peak.reserved_bytes,
     )
@@ -402,6 +402,6 @@ process.start()
 process.join()
 """,
     }
-    found = emulator.run(code + forks[start], "--gpu", "L4")
-    assert [rank["step_count"] for rank in found["ranks"]] == [3]
-    assert found["ranks"][0]["after_steps"] is not None  # the record was closed
+    answer = emulator.run(code + forks[start], "--gpu", "L4")
+    assert [rank["step_count"] for rank in answer["ranks"]] == [3]
+    assert answer["ranks"][0]["after_steps"] is not None  # the record was closed

@@ -33,9 +33,9 @@ def test_a_cudnn_that_takes_no_description_is_refused(
     tmp_path: Path, torch: str, cudnn: str, package: str
 ) -> None:
     """Convolutions would fail later, so that the line comes first and says what to install."""
-    with pytest.raises(EmulatorError) as told:
+    with pytest.raises(EmulatorError) as caught:
         find_installation(installation(tmp_path, torch, cudnn))
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"torch {torch}: its cuDNN {cudnn} does not answer for a GPU that is only described; put a newer one "
         f"in its place: pip install '{package}>=9.8'"
     )
@@ -43,6 +43,6 @@ def test_a_cudnn_that_takes_no_description_is_refused(
 
 def test_the_first_cudnn_that_takes_one_is_not_refused(tmp_path: Path) -> None:
     """What is missing then is a library to read."""
-    with pytest.raises(EmulatorError) as told:
+    with pytest.raises(EmulatorError) as caught:
         find_installation(installation(tmp_path, "2.6.0+cu124", "9.8.0"))
-    assert "cuDNN" not in str(told.value)
+    assert "cuDNN" not in str(caught.value)

@@ -20,8 +20,8 @@ FOO = Library("foo", "0", ("foo.h",))
 def definition(name: str, library: Library = FOO) -> str:
     """Return the generated line that defines this function."""
     lines = generate(library, HEADER, (), ()).splitlines()
-    (found,) = [line for line in lines if f" {name}(" in line or f"*{name}(" in line]
-    return found
+    (text,) = [line for line in lines if f" {name}(" in line or f"*{name}(" in line]
+    return text
 
 
 def test_finds_the_prototypes_of_its_own_prefix_alone() -> None:

@@ -44,8 +44,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
             [*command, python, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path
         )
         assert done.returncode == exit_code, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
     return run_script
 
@@ -56,13 +56,13 @@ RESNET = "train(torchvision.models.resnet18(num_classes=10), 16)"
 def test_the_breakdown_is_that_of_the_run(run: Run, tmp_path: Path) -> None:
     """Categories add up to the allocated peak to the byte, and recording moves no byte."""
     plain = run(RESNET)
-    found = run(RESNET, "--html", "page.html", "--plot", "plot.svg")
+    answer = run(RESNET, "--html", "page.html", "--plot", "plot.svg")
     same = ("peak_allocated_mib", "peak_reserved_mib", "process_mib")
-    assert [found[key] for key in same] == [plain[key] for key in same]
-    assert found["peak"]["allocated_bytes"] == round(found["peak_allocated_mib"] * MIB / 512) * 512
-    assert sum(found["categories"].values()) == found["peak"]["allocated_bytes"]
-    assert found["modules"]["size_bytes"] == found["peak"]["allocated_bytes"]
-    assert not [text for text in found["assumptions"] if text.startswith(("peak", "not told"))]
+    assert [answer[key] for key in same] == [plain[key] for key in same]
+    assert answer["peak"]["allocated_bytes"] == round(answer["peak_allocated_mib"] * MIB / 512) * 512
+    assert sum(answer["categories"].values()) == answer["peak"]["allocated_bytes"]
+    assert answer["modules"]["size_bytes"] == answer["peak"]["allocated_bytes"]
+    assert not [text for text in answer["assumptions"] if text.startswith(("peak", "not told"))]
     assert "train.py on RTX 3060" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -78,12 +78,12 @@ def test_parameters_gradients_and_optimizer_state_are_told_by_address(run: Run) 
         optimizer.step()
         optimizer.zero_grad()
     """
-    found = run("\n".join(line[4:] for line in code.splitlines()), "--html", "page.html")
+    answer = run("\n".join(line[4:] for line in code.splitlines()), "--html", "page.html")
     weights = 4 * 512 * 512 * 4
-    assert found["categories"]["parameters"] == weights
-    assert found["categories"]["optimizer"] == 2 * weights
-    assert found["categories"]["gradients"] == weights
-    names = [child["name"] for child in found["modules"]["children"]]
+    assert answer["categories"]["parameters"] == weights
+    assert answer["categories"]["optimizer"] == 2 * weights
+    assert answer["categories"]["gradients"] == weights
+    names = [child["name"] for child in answer["modules"]["children"]]
     assert {"0", "1", "2", "3"} <= set(names)
 
 
@@ -99,11 +99,11 @@ for step in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
-    found = run(code, "--html", "page.html")
-    told = {(row["step"], row["phase"]) for row in found["phases"]}
-    assert {(0, "setup"), (1, "forward"), (1, "backward"), (2, "inputs"), (2, "forward")} <= told
-    assert found["categories"]["inputs"] >= 8 * 3 * 64 * 64 * 4
-    assert not [text for text in found["assumptions"] if text.startswith("peak")]
+    answer = run(code, "--html", "page.html")
+    phases_there = {(row["step"], row["phase"]) for row in answer["phases"]}
+    assert {(0, "setup"), (1, "forward"), (1, "backward"), (2, "inputs"), (2, "forward")} <= phases_there
+    assert answer["categories"]["inputs"] >= 8 * 3 * 64 * 64 * 4
+    assert not [text for text in answer["assumptions"] if text.startswith("peak")]
 
 
 def test_phases_of_a_closure(run: Run) -> None:
@@ -121,8 +121,8 @@ for step in range(2):
     optimizer.step(closure)
 """
     phases = run(code, "--html", "page.html")["phases"]
-    told = [row["phase"] for row in phases if row["step"] == 1]
-    assert told == ["forward", "backward", "optimizer"]
+    phases_there = [row["phase"] for row in phases if row["step"] == 1]
+    assert phases_there == ["forward", "backward", "optimizer"]
     ends = {row["phase"]: row["end_allocated_bytes"] for row in phases if row["step"] == 1}
     weights = 4 * 11_181_642
     assert ends["optimizer"] - ends["backward"] >= 2 * weights
@@ -140,18 +140,18 @@ class Net(torch.nn.Module):
 net = Net().cuda()
 net(pixels=torch.empty(1024, 1024, device="cuda")).sum().backward()
 """
-    found = run(code, "--html", "page.html")
-    assert found["categories"]["inputs"] == 4 * MIB
+    answer = run(code, "--html", "page.html")
+    assert answer["categories"]["inputs"] == 4 * MIB
 
 
 def test_a_run_out_of_memory_has_a_page_up_to_there(run: Run, tmp_path: Path) -> None:
     """Activations of the forward pass that did not end, by module; exit code 1."""
     code = "train(torchvision.models.vgg16(num_classes=10), 400, size=224)"
-    found = run(code, "--html", "page.html", exit_code=1)
-    assert found["fits"] == "no"
-    assert sum(found["categories"].values()) == found["peak"]["allocated_bytes"]
-    assert found["categories"]["activations"] > found["peak"]["allocated_bytes"] / 2
-    assert found["phases"][-1]["phase"] == "forward"
+    answer = run(code, "--html", "page.html", exit_code=1)
+    assert answer["fits"] == "no"
+    assert sum(answer["categories"].values()) == answer["peak"]["allocated_bytes"]
+    assert answer["categories"]["activations"] > answer["peak"]["allocated_bytes"] / 2
+    assert answer["phases"][-1]["phase"] == "forward"
     assert "The command runs out of memory" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -163,11 +163,11 @@ torch._inductor.config.force_disable_caches = True  # what comes from a cache ma
 model = torchvision.models.resnet18(num_classes=10)
 train(model, 8, forward=torch.compile(model))
 """
-    plain, found = run(code), run(code, "--html", "page.html")
-    assert found["peak_allocated_mib"] == plain["peak_allocated_mib"]
-    assert found["peak_reserved_mib"] == plain["peak_reserved_mib"]
-    assert "not told: modules inside of compiled code" in found["assumptions"]
-    assert "layer4" in [child["name"] for child in found["modules"]["children"]]
+    plain, answer = run(code), run(code, "--html", "page.html")
+    assert answer["peak_allocated_mib"] == plain["peak_allocated_mib"]
+    assert answer["peak_reserved_mib"] == plain["peak_reserved_mib"]
+    assert "not told: modules inside of compiled code" in answer["assumptions"]
+    assert "layer4" in [child["name"] for child in answer["modules"]["children"]]
 
 
 def test_a_page_that_cannot_be_written_leaves_the_answer(run: Run) -> None:

@@ -94,10 +94,10 @@ def test_text() -> None:
 
 def test_json() -> None:
     """The keys are a contract with other programs; figures are those of the rank that takes most."""
-    told = run_to_json(run(record(0), record(1, process=500)))
-    ranks = told.pop("ranks")
+    answer = run_to_json(run(record(0), record(1, process=500)))
+    ranks = answer.pop("ranks")
     assert [(one["rank"], one["process_mib"]) for one in ranks] == [(0, 400.0), (1, 500.0)]
-    assert told == {
+    assert answer == {
         "schema": 1,
         "emulated": True,
         "gpu": "L4",
@@ -152,9 +152,9 @@ WRITTEN: dict[str, Any] = {
 def test_a_record_is_read_for_each_gpu_of_the_process(tmp_path: Path) -> None:
     """A process that was killed left what it had written at its last step."""
     (tmp_path / "1-7.json").write_text(json.dumps([WRITTEN]), encoding="utf-8")
-    (found,) = read_records(tmp_path)
+    (single,) = read_records(tmp_path)
     steps = (StepPeaks(1, 2, Peaks(1, 2, 3)),)
-    assert found == GpuRecord(1, 7, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
+    assert single == GpuRecord(1, 7, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
 
 
 @pytest.mark.parametrize("text", ["", "{}", json.dumps([{**WRITTEN, "steps": [{}]}])])
@@ -207,7 +207,7 @@ def test_text_of_a_search_by_runs_alone() -> None:
 
 def test_json_of_a_search() -> None:
     """What was replayed and what was run stands apart."""
-    told = command_plan_to_json(plan())
-    assert (told["max_batch"], told["comfortable_batch"], told["answer_batch"]) == (44, 40, 40)
-    assert (told["replayed"], told["notes"], told["runs"]) == ([32, 40], [], 6)
-    assert told["confirmed"] == [[40, "yes"], [41, "with_retries"], [44, "with_retries"], [45, "no"]]
+    answer = command_plan_to_json(plan())
+    assert (answer["max_batch"], answer["comfortable_batch"], answer["answer_batch"]) == (44, 40, 40)
+    assert (answer["replayed"], answer["notes"], answer["runs"]) == ([32, 40], [], 6)
+    assert answer["confirmed"] == [[40, "yes"], [41, "with_retries"], [44, "with_retries"], [45, "no"]]

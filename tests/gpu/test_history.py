@@ -37,11 +37,11 @@ def test_a_recorded_history_replays_without_a_difference(
     job = load_catalogue()[model].job
     seen = measure(ProbeRequest(job, batch, cap_bytes, alloc_conf, history=path))
     history = load_history(path)
-    found = check_history(history)
-    assert found.difference is None
-    assert found.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events) > 0
-    assert found.peak_allocated_bytes == seen.peak_allocated_bytes
-    assert found.peak_reserved_bytes == seen.peak_reserved_bytes
+    check = check_history(history)
+    assert check.difference is None
+    assert check.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events) > 0
+    assert check.peak_allocated_bytes == seen.peak_allocated_bytes
+    assert check.peak_reserved_bytes == seen.peak_reserved_bytes
     assert path.stat().st_size < LARGEST_FILE_BYTES // 16
 
 

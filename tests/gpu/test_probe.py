@@ -82,9 +82,9 @@ def test_no_memory_is_a_value_on_the_gpu() -> None:
 def test_a_calibration_is_measured_fitted_and_stored(tmp_path: Path) -> None:
     """Four batches give a fit near slope 1 whose file reads back; a second call measures nothing."""
     heard: list[str] = []
-    found = calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append)
-    assert (found.campaign.new, found.campaign.remaining, found.failures) == (4, 0, ())
-    (calibration,) = found.calibrations
+    result = calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append)
+    assert (result.campaign.new, result.campaign.remaining, result.failures) == (4, 0, ())
+    (calibration,) = result.calibrations
     assert isinstance(calibration.fit, Fit)
     assert 0.9 < calibration.fit.slope < 1.3
     assert load_folders([tmp_path]) == (calibration,)
@@ -102,6 +102,6 @@ def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() ->
     assert held.ran and held.agrees
     assert abs(held.errors["allocated"]) < 0.05
     beyond = -(-plan.search.largest * 105 // 100)
-    said = estimate_batch(RESNET50, record(RESNET50, beyond, capability), budget)
-    assert said.outcome is Outcome.DOES_NOT_FIT
-    assert not verify(said, "", measure).ran
+    estimate = estimate_batch(RESNET50, record(RESNET50, beyond, capability), budget)
+    assert estimate.outcome is Outcome.DOES_NOT_FIT
+    assert not verify(estimate, "", measure).ran

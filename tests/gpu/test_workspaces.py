@@ -71,9 +71,9 @@ def test_a_gpu_takes_what_the_library_says(
     taken, out = level_above(func, args)
     processors = torch.cuda.get_device_properties().multi_processor_count
     chip = Target(torch.cuda.get_device_capability(), processors, library.workspaces)
-    said = RULES[func](on_meta(args), on_meta(out), chip)
+    ops = RULES[func](on_meta(args), on_meta(out), chip)
     made, levels = 0, [0]
-    for step in said:
+    for step in ops:
         made += step == Output()
         if isinstance(step, KernelOp) and step.kind is OpKind.TRY:
             to_come = w.numel() * w.element_size() if made == 1 else 0

@@ -74,10 +74,10 @@ LABEL = TensorSpec((), "int64")
 
 def likeness(build: type[nn.Module], *inputs: TensorSpec, **changes: object) -> Likeness:
     """Of a model on a GPU of compute capability 8.6."""
-    found = planner.estimate(
+    result = planner.estimate(
         build, 2, input=list(inputs), target=LABEL, gpu="RTX 3060", no_calibration=True, **changes
     )
-    return found.estimate.budget.likeness
+    return result.estimate.budget.likeness
 
 
 def test_integer_labels_do_not_make_texts_of_images() -> None:
@@ -87,8 +87,8 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
         return nn.functional.cross_entropy(module(batch[0]), batch[1])
 
     sample = (torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64))
-    found = plan_live_model(LiveLoop(Classifier(), sample, step, {}), {"gpu": "RTX 3060"})
-    assert found.plan.budget.likeness == Likeness(RunKind.CONVOLUTIONS)
+    result = plan_live_model(LiveLoop(Classifier(), sample, step, {}), {"gpu": "RTX 3060"})
+    assert result.plan.budget.likeness == Likeness(RunKind.CONVOLUTIONS)
     maps = Job("m", inputs=(IMAGE, TensorSpec((16, 16), "int64")))
     assert lengths_of(maps, Trace((), (), 1)) == (Lengths.FIXED, "")
 
@@ -108,8 +108,8 @@ def test_tokens_are_texts_of_varying_lengths() -> None:
 def test_padded_audio_is_as_the_user_says() -> None:
     """Floats of varying length look like those of a fixed one; the option says what they are."""
     assert likeness(Classifier, IMAGE).departures == ()
-    said = likeness(Classifier, IMAGE, lengths="varying")
-    assert said.departures == ("with samples of varying lengths",)
+    answer = likeness(Classifier, IMAGE, lengths="varying")
+    assert answer.departures == ("with samples of varying lengths",)
 
 
 def test_lengths_change_margins_and_no_trace() -> None:
@@ -135,14 +135,14 @@ def test_no_probability_where_no_published_run_is_like_the_job(
     build: type[nn.Module], spec: TensorSpec, changes: dict[str, object], unlike: str
 ) -> None:
     """The probability is null, the text says why, and the margins are the widest."""
-    found = planner.estimate(
+    result = planner.estimate(
         build, 2, input=spec, target=LABEL, gpu="RTX 3060", no_calibration=True, **changes
     )
-    said = found.to_dict()
-    assert said["p_out_of_memory"] is None
-    assert said["risk"]["unlike"] == [unlike]
-    assert unlike in " ".join(str(found).split())
-    assert said["risk"]["scale"] > max(one.verdicts.scale for one in load_residuals().kinds.values())
+    answer = result.to_dict()
+    assert answer["p_out_of_memory"] is None
+    assert answer["risk"]["unlike"] == [unlike]
+    assert unlike in " ".join(str(result).split())
+    assert answer["risk"]["scale"] > max(one.verdicts.scale for one in load_residuals().kinds.values())
 
 
 def test_departures_widen_and_are_named() -> None:
@@ -152,10 +152,10 @@ def test_departures_widen_and_are_named() -> None:
     wide = margins_of(Likeness(departures=("in bf16", "on compute capability 9.0"))).verdicts
     assert wide.location == plain.location
     assert wide.scale**2 == pytest.approx(plain.scale**2 + 2 * published.between**2)
-    said = str(
+    answer = str(
         planner.estimate(Classifier, 2, input=IMAGE, target=LABEL, gpu="H100 80GB", no_calibration=True)
     )
-    assert "none of these runs is on compute capability 9.0" in " ".join(said.split())
+    assert "none of these runs is on compute capability 9.0" in " ".join(answer.split())
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 # ---- saved traces --------------------------------------------------------------------------------
 
 
-def without_seconds(said: object) -> object:
-    if isinstance(said, dict):
-        return {key: without_seconds(value) for key, value in said.items() if key != "seconds"}
-    return said
+def without_seconds(answer: object) -> object:
+    if isinstance(answer, dict):
+        return {key: without_seconds(value) for key, value in answer.items() if key != "seconds"}
+    return answer

@@ -83,7 +83,7 @@ def _written(write: Callable[[Path], object]) -> bytes:
         path = Path(folder) / "file"
         write(path)
         if not path.exists():
-            (path,) = (found for found in Path(folder).iterdir() if found.name != ".lock")
+            (path,) = (path for path in Path(folder).iterdir() if path.name != ".lock")
         return path.read_bytes()
 
 
@@ -91,7 +91,7 @@ def _gzip(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
-def _told(line: str) -> None:
+def _warn(line: str) -> None:
     raise DataFileError(line)
 
 
@@ -120,13 +120,13 @@ def _recorded(path: Path) -> object:
     return read_measured_records(path.parent)
 
 
-def _kept(path: Path) -> object:
-    return ResultStore(path.parent, "", _told).find(TASK)
+def _read(path: Path) -> object:
+    return ResultStore(path.parent, "", _warn).find(TASK)
 
 
 def _result_name() -> str:
     with TemporaryDirectory() as folder:
-        ResultStore(Path(folder), "", _told).keep(TASK, _RESULT)
+        ResultStore(Path(folder), "", _warn).keep(TASK, _RESULT)
         return next(Path(folder).iterdir()).name
 
 
@@ -140,7 +140,7 @@ READERS: dict[str, Reader] = {
     ),
     "sweep": Reader(lambda path: load_grid(path, CATALOGUE), SWEEP),
     "sweep result": Reader(
-        _kept, _written(lambda path: ResultStore(path.parent, "", _told).keep(TASK, _RESULT)), _result_name()
+        _read, _written(lambda path: ResultStore(path.parent, "", _warn).keep(TASK, _RESULT)), _result_name()
     ),
     "trace": Reader(
         load_trace, gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))), pack=_gzip
@@ -151,9 +151,9 @@ READERS: dict[str, Reader] = {
         pack=_gzip,
     ),
     "cached trace": Reader(
-        lambda path: CacheDirectory(path.parent, _told).get(_KEY),
+        lambda path: CacheDirectory(path.parent, _warn).get(_KEY),
         gzip.decompress(_written(lambda path: save_trace(TRACE, path, _ABOUT))),
-        CacheDirectory(Path(), _told)._path(_KEY).name,
+        CacheDirectory(Path(), _warn)._path(_KEY).name,
         _gzip,
     ),
     "observation": Reader(load_observation, _written(lambda path: save_observation(RUN, path)), "file.json"),

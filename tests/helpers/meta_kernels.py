@@ -48,8 +48,8 @@ def allowed(func: Any, *args: Any) -> tuple[Any, ...]:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).fill_(1)
 
     def on_cpu(*values: Any) -> Tensor:
-        found = func(*map(real, values))
-        return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+        result = func(*map(real, values))
+        return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
 
     return NotImplemented, torchs(func, *args), torchs(on_cpu, *args)
 

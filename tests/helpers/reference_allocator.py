@@ -49,17 +49,17 @@ class Segment:
 
     def blocks(self) -> list[tuple[Run, bool]]:
         """All blocks by address: (where, whether in use)."""
-        found: list[tuple[Run, bool]] = []
+        blocks: list[tuple[Run, bool]] = []
         for mapped in self.mapped_runs():
             position = mapped.address
             for address in sorted(a for a in self.used if mapped.address <= a < mapped.end):
                 if address > position:
-                    found.append((Run(position, address - position), False))
-                found.append((Run(address, self.used[address]), True))
+                    blocks.append((Run(position, address - position), False))
+                blocks.append((Run(address, self.used[address]), True))
                 position = address + self.used[address]
             if position < mapped.end:
-                found.append((Run(position, mapped.end - position), False))
-        return found
+                blocks.append((Run(position, mapped.end - position), False))
+        return blocks
 
     def free_runs(self) -> list[Run]:
         return [run for run, in_use in self.blocks() if not in_use]
@@ -128,19 +128,19 @@ class SlowAllocator:
     def malloc(self, requested_bytes: int) -> tuple[int, int] | None:
         if requested_bytes == 0:
             return (0, 0)
-        wanted = rounded(requested_bytes, self.config)
-        pool: PoolName = "small" if wanted <= 1 * MIB else "large"
-        place = self.best_fit(pool, wanted) or self.new_memory(pool, wanted)
+        size_bytes = rounded(requested_bytes, self.config)
+        pool: PoolName = "small" if size_bytes <= 1 * MIB else "large"
+        place = self.best_fit(pool, size_bytes) or self.new_memory(pool, size_bytes)
         if place is None:
             return None
         segment, run = place
-        rest = run.size_bytes - wanted
+        rest = run.size_bytes - size_bytes
         if pool == "small" or self.config.expandable_segments:
             splits = rest >= 512
         else:
-            may_split = self.config.max_split_bytes is None or wanted < self.config.max_split_bytes
+            may_split = self.config.max_split_bytes is None or size_bytes < self.config.max_split_bytes
             splits = may_split and rest > 1 * MIB
-        segment.used[run.address] = wanted if splits else run.size_bytes
+        segment.used[run.address] = size_bytes if splits else run.size_bytes
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return run.address, segment.used[run.address]
 
@@ -176,9 +176,9 @@ class SlowAllocator:
         places.sort(key=lambda place: (place[1].size_bytes, place[2], place[1].address))
         return [(segment, run) for segment, run, _ in places]
 
-    def best_fit(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
+    def best_fit(self, pool: PoolName, size_bytes: int) -> tuple[Segment, Run] | None:
         self.searches[pool] += 1
-        fitting = [place for place in self.free_places(pool) if place[1].size_bytes >= wanted]
+        fitting = [place for place in self.free_places(pool) if place[1].size_bytes >= size_bytes]
         if not fitting:
             return None
         best = fitting[0]
@@ -189,46 +189,46 @@ class SlowAllocator:
                 best = other
         limit = self.config.max_split_bytes
         if limit is not None:
-            found = best[1].size_bytes
-            if wanted < limit <= found:
+            fit_bytes = best[1].size_bytes
+            if size_bytes < limit <= fit_bytes:
                 return None
-            if wanted >= limit and found - wanted >= self.config.max_non_split_rounding_bytes:
+            if size_bytes >= limit and fit_bytes - size_bytes >= self.config.max_non_split_rounding_bytes:
                 return None
         return best
 
-    def new_memory(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
+    def new_memory(self, pool: PoolName, size_bytes: int) -> tuple[Segment, Run] | None:
         self.collect_garbage()
-        place = self.request_segment(pool, wanted)
+        place = self.request_segment(pool, size_bytes)
         if place is not None:
             return place
-        if self.fails_at_limit and self.over_limit(wanted):
+        if self.fails_at_limit and self.over_limit(size_bytes):
             self.ooms += 1
             return None
-        if self.release_oversize(pool, wanted):
-            place = self.request_segment(pool, wanted)
+        if self.release_oversize(pool, size_bytes):
+            place = self.request_segment(pool, size_bytes)
             if place is not None:
                 return place
         self.empty_cache()
         self.retries += 1
-        place = self.request_segment(pool, wanted)
+        place = self.request_segment(pool, size_bytes)
         if place is None:
             self.ooms += 1
         return place
 
-    def over_limit(self, wanted: int) -> bool:
+    def over_limit(self, size_bytes: int) -> bool:
         if self.limit_bytes is None:
             return False
-        return self.reserved_bytes + segment_size(wanted, self.config) > self.limit_bytes
+        return self.reserved_bytes + segment_size(size_bytes, self.config) > self.limit_bytes
 
     def over_capacity(self, more_bytes: int) -> bool:
         return self.capacity_bytes is not None and self.reserved_bytes + more_bytes > self.capacity_bytes
 
-    def request_segment(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
-        if self.over_limit(wanted):
+    def request_segment(self, pool: PoolName, size_bytes: int) -> tuple[Segment, Run] | None:
+        if self.over_limit(size_bytes):
             return None
         if self.config.expandable_segments:
-            return self.expand(pool, wanted)
-        size = segment_size(wanted, self.config)
+            return self.expand(pool, size_bytes)
+        size = segment_size(size_bytes, self.config)
         if self.over_capacity(size):
             return None
         segment = Segment(pool, self.address_of(size), size, size, False, {0})
@@ -236,17 +236,17 @@ class SlowAllocator:
         self.log("segment_alloc", segment.base, size)
         return segment, Run(segment.base, size)
 
-    def expand(self, pool: PoolName, wanted: int) -> tuple[Segment, Run] | None:
-        segment, start = self.place_to_expand(pool, wanted)
+    def expand(self, pool: PoolName, size_bytes: int) -> tuple[Segment, Run] | None:
+        segment, start = self.place_to_expand(pool, size_bytes)
         while True:
             mapped = [run.size_bytes for run in segment.free_runs() if run.address == start]
             so_far = mapped[0] if mapped else 0
-            if so_far >= wanted:
+            if so_far >= size_bytes:
                 return segment, Run(start, so_far)
             holes = [hole for hole in segment.holes() if hole.address == start + so_far]
             if not holes:
                 return None
-            missing = min(wanted - so_far, holes[0].size_bytes)
+            missing = min(size_bytes - so_far, holes[0].size_bytes)
             first = (holes[0].address - segment.base) // segment.page_bytes
             pages = [first]
             while len(pages) * segment.page_bytes < missing:
@@ -257,7 +257,7 @@ class SlowAllocator:
             segment.mapped_pages.update(pages)
             self.log("segment_map", holes[0].address, size)
 
-    def place_to_expand(self, pool: PoolName, wanted: int) -> tuple[Segment, int]:
+    def place_to_expand(self, pool: PoolName, size_bytes: int) -> tuple[Segment, int]:
         ranges = [segment for segment in self.all_segments if segment.pool == pool]
         for segment in sorted(ranges, key=lambda segment: segment.base):
             for hole in segment.holes():
@@ -265,7 +265,7 @@ class SlowAllocator:
                 for run in segment.free_runs():
                     if run.end == hole.address:
                         start = run.address
-                if segment.unused_from(start) >= wanted:
+                if segment.unused_from(start) >= size_bytes:
                     return segment, start
         page = 2 * MIB if pool == "small" else self.config.large_segment_bytes
         if self.capacity_bytes is None:
@@ -303,11 +303,11 @@ class SlowAllocator:
                 if not segment.mapped_pages:
                     self.all_segments.remove(segment)
 
-    def release_oversize(self, pool: PoolName, wanted: int) -> bool:
+    def release_oversize(self, pool: PoolName, size_bytes: int) -> bool:
         limit = self.config.max_split_bytes
         if limit is None or self.config.expandable_segments:
             return False
-        target = max(wanted, limit)
+        target = max(size_bytes, limit)
         oversize = [place for place in self.free_places(pool) if place[1].size_bytes >= limit]
         for segment, run in oversize:
             if run.size_bytes >= target:
@@ -363,9 +363,9 @@ def rounded(requested_bytes: int, config: AllocatorConfig) -> int:
     return requested_bytes
 
 
-def segment_size(wanted: int, config: AllocatorConfig) -> int:
-    if wanted <= 1 * MIB:
+def segment_size(size_bytes: int, config: AllocatorConfig) -> int:
+    if size_bytes <= 1 * MIB:
         return 2 * MIB
-    if wanted < 10 * MIB:
+    if size_bytes < 10 * MIB:
         return config.large_segment_bytes
-    return wanted if wanted % (2 * MIB) == 0 else (wanted // (2 * MIB) + 1) * 2 * MIB
+    return size_bytes if size_bytes % (2 * MIB) == 0 else (size_bytes // (2 * MIB) + 1) * 2 * MIB

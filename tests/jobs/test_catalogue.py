@@ -63,9 +63,9 @@ def test_catalogue_holds_the_seeds_workloads() -> None:
     seeds = {
         name: entry for name, entry in load_catalogue().items() if not entry.job.source.startswith("hf:")
     }
-    found = {name: (entry.job, entry.batch) for name, entry in seeds.items()}
+    entries = {name: (entry.job, entry.batch) for name, entry in seeds.items()}
     cnn_args = (("channels", 3), ("height", 224), ("width", 224))
-    assert found == {
+    assert entries == {
         "tensor_1gib": (TENSOR, 1),
         "cnn": (classifier("cnn", "zoo:CNN", *cnn_args), 128),
         "vgg16_bn": (classifier("vgg16_bn", "torchvision:vgg16_bn", ("num_classes", 10)), 128),
@@ -163,10 +163,10 @@ def test_broken_catalogue_names_line_and_key(tmp_path: Path, text: str, place: s
     file.write_text(text)
     with pytest.raises(DataFileError) as error:
         load_catalogue(file)
-    told = str(error.value)
-    assert told.startswith(f"{file} {place}: ")
-    assert problem in told
-    assert "\n" not in told
+    message = str(error.value)
+    assert message.startswith(f"{file} {place}: ")
+    assert problem in message
+    assert "\n" not in message
 
 
 def test_missing_catalogue_is_a_broken_data_file(tmp_path: Path) -> None:

@@ -142,9 +142,9 @@ def test_a_nested_batch_takes_what_a_plain_one_does(file: Path, name: str, tmp_p
         {"cache": tmp_path / "kept"},
     )
     for more in options:
-        said = planner.estimate(f"{file}:{name}", 64, input=NAMES[name], **given, **more).to_dict()
-        assert said["job"]["inputs"] == NAMES[name]
-        assert said["breakdown_mib"] == plain["breakdown_mib"]
+        answer = planner.estimate(f"{file}:{name}", 64, input=NAMES[name], **given, **more).to_dict()
+        assert answer["job"]["inputs"] == NAMES[name]
+        assert answer["breakdown_mib"] == plain["breakdown_mib"]
     again = planner.estimate(trace=saved, batch=64, gpu="L4").to_dict()
     assert (again["job"]["inputs"], again["breakdown_mib"]) == (NAMES[name], plain["breakdown_mib"])
 

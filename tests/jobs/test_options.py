@@ -80,8 +80,8 @@ def test_every_option_is_a_key_of_json(option: JobOption) -> None:
     """A job with an option is the same after JSON, and a job without its key has the default."""
     job = merge_job(BASE, {option.name: value_of(option)})
     assert getattr(job, option.name) != getattr(BASE, option.name)
-    said = job_to_json(job)
-    assert job_from_json(said) == job
+    parts = job_to_json(job)
+    assert job_from_json(parts) == job
 
 
 def test_reset_options() -> None:

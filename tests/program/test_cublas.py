@@ -71,7 +71,7 @@ class Product(nn.Module):
         return self.layers(x)
 
 
-def kept(trace: Trace) -> list[int]:
+def workspace_sizes(trace: Trace) -> list[int]:
     """Workspaces that never die."""
     dead = {event.block for event in trace.events if isinstance(event, Free)}
     return [
@@ -85,7 +85,7 @@ def kept(trace: Trace) -> list[int]:
 def test_each_thread_keeps_as_much_as_the_text_says(text: str, kib: int) -> None:
     """The forward pass's and autograd's."""
     job = job_of("64", mode=Mode.TRAIN, steps=2, cublas_workspace_config=text)
-    assert kept(trace_of(Product, job, 2)) == [kib * KIB] * 2
+    assert workspace_sizes(trace_of(Product, job, 2)) == [kib * KIB] * 2
 
 
 def test_no_workspace_is_no_block() -> None:
@@ -97,7 +97,7 @@ def test_no_workspace_is_no_block() -> None:
     sizes = [
         [event.size_bytes for event in one.events if isinstance(event, Alloc)] for one in (without, usual)
     ]
-    assert kept(without) == []
+    assert workspace_sizes(without) == []
     assert sizes[0] == [size for size in sizes[1] if size != 8_320 * KIB]
 
 
@@ -121,12 +121,12 @@ def test_kept_traces_are_told_apart(net: str, tmp_path: Path) -> None:
     """Fresh, kept, and found again, an answer is that of its own text; the workspaces are the difference."""
     peaks = {}
     for text in ("", ":4096:8", ":0:0"):
-        found = [
+        replays = [
             estimate(net, 32, cublas_workspace_config=text, cache=cache, **JOB).estimate.run
             for cache in (None, tmp_path / "kept", tmp_path / "kept")
         ]
-        assert found[0] == found[1] == found[2]
-        peaks[text] = found[0].end_allocated_bytes
+        assert replays[0] == replays[1] == replays[2]
+        peaks[text] = replays[0].end_allocated_bytes
     assert peaks[""] - peaks[":0:0"] == 2 * 8_320 * KIB
     assert peaks[":4096:8"] - peaks[":0:0"] == 2 * 32_768 * KIB
 
@@ -134,25 +134,25 @@ def test_kept_traces_are_told_apart(net: str, tmp_path: Path) -> None:
 def test_the_plan_follows_from_loops_as_from_runs(net: str, tmp_path: Path) -> None:
     """The largest batch is the same from told, kept and single traces, and less with more workspace."""
     card = {**JOB, "gpu": None, "gpu_mib": 1400}
-    found = {}
+    batches = {}
     for text in (":0:0", "", ":65536:1"):
         plans = [
             max_batch(net, cublas_workspace_config=text, cache=cache, **card)
             for cache in (None, tmp_path / "kept")
         ]
         assert plans[0].max_batch == plans[1].max_batch
-        found[text] = plans[0].max_batch
-    assert found[":0:0"] > found[""] > found[":65536:1"] > 0
+        batches[text] = plans[0].max_batch
+    assert batches[":0:0"] > batches[""] > batches[":65536:1"] > 0
 
 
 def test_the_text_goes_into_the_job_its_key_and_back() -> None:
     """JSON tells it, a job of before has none, and what is no such text is refused."""
     job = job_of("64", cublas_workspace_config=":16:8", model="torchvision:resnet18")
-    said = job_to_json(job)
-    assert said["cublas_workspace_config"] == ":16:8"
-    assert job_from_json(said) == job
-    older = {name: value for name, value in said.items() if name != "cublas_workspace_config"}
+    parts = job_to_json(job)
+    assert parts["cublas_workspace_config"] == ":16:8"
+    assert job_from_json(parts) == job
+    older = {name: value for name, value in parts.items() if name != "cublas_workspace_config"}
     assert job_from_json(older).cublas_workspace_config == ""
     assert fingerprint_of(job) != fingerprint_of(job_from_json(older))
     with pytest.raises(UsageError, match="cannot read 'x'"):
-        job_from_json(said | {"cublas_workspace_config": "x"})
+        job_from_json(parts | {"cublas_workspace_config": "x"})

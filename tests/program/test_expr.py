@@ -127,10 +127,10 @@ def test_a_stored_program_is_the_program(precision: Precision) -> None:
         for batch in (2, 3, 5, 17, 64, 333, 1000, 4097):
             for count in (target.sm_count, 28):
                 gpu = Target(target.capability, count)
-                found, expected = program.specialize(batch, gpu), whole.specialize(batch, gpu)
-                if found is not None:
+                trace, expected = program.specialize(batch, gpu), whole.specialize(batch, gpu)
+                if trace is not None:
                     known += 1
-                    assert expected is not None and first_divergence(found, expected) == ""
+                    assert expected is not None and first_divergence(trace, expected) == ""
         assert known >= 15
         assert program.specialize(1, target) is None
         assert program.specialize(program.targets[target.capability].max_batch + 1, target) is None
@@ -141,9 +141,9 @@ def test_a_stored_run_is_the_run() -> None:
     builder = ProgramBuilder(training(), on_meta(Attending), ignore_progress)
     run = builder.run(1, CHIPS[0])
     builder.enumerate_variants(run, CHIPS[0])
-    found = replace(run, rules=None).specialize(1, CHIPS[0])
-    assert found is not None
-    assert first_divergence(found, record(training(), 1, (8, 6), on_meta(Attending), sm_count=84)) == ""
+    trace = replace(run, rules=None).specialize(1, CHIPS[0])
+    assert trace is not None
+    assert first_divergence(trace, record(training(), 1, (8, 6), on_meta(Attending), sm_count=84)) == ""
     assert run.specialize(2, CHIPS[0]) is None
 
 
@@ -172,6 +172,6 @@ def test_a_rule_that_symbols_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(RULES, torch.ops.aten.convolution.default, rule)
     builder, program = stored(Attending, training(), CHIPS[0])
     assert program.specialize(7, CHIPS[0]) is None
-    found = builder.programs(CHIPS[0])[0].specialize(7, CHIPS[0])
-    assert found is not None
-    assert first_divergence(found, record(training(), 7, (8, 6), on_meta(Attending), sm_count=84)) == ""
+    trace = builder.programs(CHIPS[0])[0].specialize(7, CHIPS[0])
+    assert trace is not None
+    assert first_divergence(trace, record(training(), 7, (8, 6), on_meta(Attending), sm_count=84)) == ""

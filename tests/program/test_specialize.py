@@ -185,16 +185,16 @@ capabilities = st.tuples(st.integers(5, 13), st.integers(0, 9))
 
 @given(capabilities, capabilities, capabilities)
 def test_a_watched_capability_agrees_with_those_that_answer_alike(
-    one: tuple[int, int], asked: tuple[int, int], other: tuple[int, int]
+    one: tuple[int, int], queried: tuple[int, int], other: tuple[int, int]
 ) -> None:
     """After any question, exactly those that would have answered it the same."""
     questions: list[Callable[[tuple[int, int]], object]] = [
-        lambda c: c == asked,
-        lambda c: asked <= c,
-        lambda c: c < asked,
-        lambda c: c in (asked, (8, 0)),
+        lambda c: c == queried,
+        lambda c: queried <= c,
+        lambda c: c < queried,
+        lambda c: c in (queried, (8, 0)),
         lambda c: c[0],
-        lambda c: {asked: 1}.get(c),
+        lambda c: {queried: 1}.get(c),
     ]
     for number, question in enumerate(questions):
         guarded = GuardedCapability(one)

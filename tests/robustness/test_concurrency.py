@@ -40,7 +40,7 @@ def runs(request: pytest.FixtureRequest) -> int:
 ORIGINS = Origins("measured", "a", "torch 2.13")
 
 
-def _write_all(folder: Path, numbers: range, tell: int) -> None:
+def _write_all(folder: Path, numbers: range, pipe: int) -> None:
     """Write each number into a calibration, a trace, a cache and a folder of results; then tell it."""
     small = Trace((PhaseStart(0, Phase.SETUP),), (Site("", "to"),), 2)
     store, task = ResultStore(folder / "sweep", "", print), Task("m", "r", RUN.job, (), {})
@@ -51,7 +51,7 @@ def _write_all(folder: Path, numbers: range, tell: int) -> None:
         save_trace(small, folder / "t.trace", {"number": number})
         cache.put({"number": number % 3}, [constant_program(small, GA102)], {})
         store.keep(task, TaskResult({str(number): FIGURES}))
-        os.write(tell, f"{number}\n".encode())
+        os.write(pipe, f"{number}\n".encode())
 
 
 def _no_fit(points: object) -> NoFit:
@@ -78,26 +78,26 @@ class Telling:
 @contextmanager
 def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Telling]]:
     """A process that writes; its id, and what it tells."""
-    out, tell = os.pipe()
+    out, pipe = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
     if pid == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            _write_all(folder, numbers, tell)
+            _write_all(folder, numbers, pipe)
             os._exit(0)
         except KeyboardInterrupt:
             os._exit(130)
         finally:  # never back into the tests
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.close(tell)
+    os.close(pipe)
     yield pid, Telling(out)
     os.waitpid(pid, 0)
 
 
-def _kept(folder: Path) -> tuple[set[int], int]:
+def _saved(folder: Path) -> tuple[set[int], int]:
     """Numbers that are in the calibrations and in the results; and how many files could not be read."""
     measured: set[int] = set()
     swept: set[int] = set()
@@ -133,9 +133,9 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, runs: int) ->
             for number in range(4)
         ]
         written = set().union(*(telling.all() for _, telling in writers))
-    kept, broken = _kept(tmp_path)
-    print(f"\nconcurrent: {len(written)} writes by 4 processes, {len(written - kept)} lost, {broken} broken")
-    assert written == kept == set(range(1, 4 * each + 1)) and broken == 0
+    saved, broken = _saved(tmp_path)
+    print(f"\nconcurrent: {len(written)} writes by 4 processes, {len(written - saved)} lost, {broken} broken")
+    assert written == saved == set(range(1, 4 * each + 1)) and broken == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -152,8 +152,8 @@ def test_interrupted_processes_leave_nothing_half_written(
             time.sleep(chance.random() * 0.02)  # anywhere within the next of its writes
             os.kill(pid, number)
             written = telling.all()
-        kept, unreadable = _kept(folder)
-        total, lost, broken = total + len(written), lost + len(written - kept), broken + unreadable
+        saved, unreadable = _saved(folder)
+        total, lost, broken = total + len(written), lost + len(written - saved), broken + unreadable
         partial += len([*folder.rglob("*.partial")])
     print(f"\n{number.name}: {runs} processes, {total} writes, {lost} lost, {broken} broken")
     assert (lost, broken) == (0, 0) and total > 0

@@ -32,9 +32,9 @@ def test_a_data_file_names_no_code(tmp_path: Path, kind: str, capsys: pytest.Cap
     code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     path.write_text(text.format(file=code))
     assert run(command(str(path))) == 4
-    said = capsys.readouterr().err
-    assert "would run code; --allow-code lets files name code that you trust" in said
-    assert said.startswith(f"planner: {path} line ") and len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert "would run code; --allow-code lets files name code that you trust" in message
+    assert message.startswith(f"planner: {path} line ") and len(message.splitlines()) == 1
     assert not (tmp_path / "ran").exists()
 
 

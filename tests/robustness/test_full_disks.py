@@ -129,8 +129,8 @@ def test_a_home_that_cannot_be_written_gives_one_line(
     grid = tmp_path / "g.yaml"
     grid.write_text("about: a\nmodels: [conv_pair]\nrecipes: {sgd: {}}\ngpus: [L4]\n")
     assert run(["sweep", str(grid), "--results", f"{home}/r"]) == 4
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and f"{home}/r: cannot be made" in said[0] and "--results" in said[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and f"{home}/r: cannot be made" in lines[0] and "--results" in lines[0]
 
 
 # ---- interrupts and other processes: nothing lost, nothing half-written

@@ -208,8 +208,8 @@ def test_any_bytes(name: str, runs: int) -> None:
         mutated(reader.pack(reader.valid), tokens),
         mutated(reader.valid, tokens).map(reader.pack),
     )
-    told = _fuzz(reader, files, runs)
-    print(f"\n{name}: {len(told)} files, {sum(map(bool, told))} refused in one line, 0 otherwise")
+    messages = _fuzz(reader, files, runs)
+    print(f"\n{name}: {len(messages)} files, {sum(map(bool, messages))} refused in one line, 0 otherwise")
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "snapshot"])
@@ -217,22 +217,22 @@ def test_any_values(name: str, runs: int) -> None:
     """A document in which any value is another, or missing, or too much, is refused in one line or right."""
     reader = READERS[name]
     files = with_another_value(parse(reader)).map(lambda document: write(reader, document))
-    told = _fuzz(reader, files, runs)
-    print(f"\n{name}: {len(told)} documents, {sum(map(bool, told))} refused in one line, 0 otherwise")
+    messages = _fuzz(reader, files, runs)
+    print(f"\n{name}: {len(messages)} documents, {sum(map(bool, messages))} refused in one line, 0 otherwise")
 
 
 def _fuzz(reader: Reader, files: st.SearchStrategy[bytes], runs: int) -> list[str]:
-    told: list[str] = []
+    messages: list[str] = []
     with TemporaryDirectory() as folder:
         read(reader, reader.pack(reader.valid), Path(folder))  # imports what it needs
 
         @count(runs)
         @given(files)
         def fuzz(content: bytes) -> None:
-            told.append(read(reader, content, Path(folder)))
+            messages.append(read(reader, content, Path(folder)))
 
         fuzz()
-    return told
+    return messages
 
 
 @pytest.mark.parametrize("parse_text", [parse_alloc_conf, parse_model_arg, parse_tensor_spec, split_model])

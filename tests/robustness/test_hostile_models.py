@@ -248,21 +248,21 @@ def test_an_isolated_model_gives_the_same_answer_and_may_print(
     assert run(["max-batch", "--model", f"{file}:Prints", "--isolate", *words]) == 0
     apart = json.loads(capfd.readouterr().out)
     here = max_batch(f"{file}:Model", input="4", target="scalar:int64", gpu_mib=2000).to_dict()
-    for said in (apart, here):
-        del said["seconds"]
+    for message in (apart, here):
+        del message["seconds"]
     assert apart["max_batch"] == here["max_batch"] > 0
     assert apart["probes"] == here["probes"]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("Exits", "no trace of batch 2: its process ended with code 3; mend what ends it"),
         ("Lies", "no trace of batch 2: its process ended with code 0; mend what ends it"),
         ("Hangs", "no trace of batch 2 in 15 s; mend what hangs, or allow more with --time-limit"),
     ],
 )
-def test_an_isolated_model_may_exit_lie_and_hang(tmp_path: Path, name: str, said: str) -> None:
+def test_an_isolated_model_may_exit_lie_and_hang(tmp_path: Path, name: str, message: str) -> None:
     """A process that ends or takes too long is an error in one line; its children end with it."""
     file = tmp_path / "apart.py"
     file.write_text(APART)
@@ -270,32 +270,32 @@ def test_an_isolated_model_may_exit_lie_and_hang(tmp_path: Path, name: str, said
         max_batch(
             f"{file}:{name}", input="4", target="scalar:int64", gpu_mib=2000, isolate=True, time_limit=15
         )
-    assert str(caught.value) in (f"{file}:{name}: {said}", "1")
+    assert str(caught.value) in (f"{file}:{name}: {message}", "1")
     assert "sleep 1000" not in _commands_of_group(tmp_path)
 
 
 def _commands_of_group(folder: Path) -> str:
     """The command lines of all processes that were started here and live."""
-    found = []
+    commands = []
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
             try:
                 if (entry / "cwd").readlink() in (folder, Path.cwd()):
-                    found.append(
+                    commands.append(
                         (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     )
             except OSError:
                 continue
-    return "\n".join(found)
+    return "\n".join(commands)
 
 
 def test_isolation_that_cannot_be_is_refused() -> None:
     """A limit without a process of its own, a limit of nothing, and an object that no other process sees."""
-    for options, said in (
+    for options, message in (
         ({"time_limit": 5.0}, "--time-limit: only a model in a process of its own is stopped"),
         ({"isolate": True, "time_limit": 0.0}, "--time-limit 0.0: give the seconds"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             max_batch("cnn", gpu_mib=2000, **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--isolate: another process cannot see this object"):
         max_batch(lambda: None, input="4", target="scalar:int64", gpu_mib=2000, isolate=True)

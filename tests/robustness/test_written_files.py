@@ -69,10 +69,10 @@ def test_a_full_disk_leaves_the_file_that_stood_there(
         code = run(words)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {file.name: OLD}
     printed = capsys.readouterr()
-    said = printed.err.splitlines()
-    assert (code, len(said)) == (4, 1)
+    lines = printed.err.splitlines()
+    assert (code, len(lines)) == (4, 1)
     assert printed.out  # the answer is there all the same
-    assert said[0].startswith(f"planner: {file}: ") and "File too large" in said[0]
+    assert lines[0].startswith(f"planner: {file}: ") and "File too large" in lines[0]
 
 
 @contextmanager
@@ -105,13 +105,13 @@ OPENING = ("open", "fdopen")
 
 def test_no_module_but_the_atomic_writer_opens_files_for_writing() -> None:
     """A writer that does not rename would leave half a file where a whole one stood."""
-    found = {
+    openers = {
         str(path.relative_to(ROOT))
         for package in ("planner", "calibration")
         for path in sorted((ROOT / package).rglob("*.py"))
         if any(_writes(node) for node in ast.walk(ast.parse(path.read_text())))
     }
-    assert found == NO_FILES.keys()
+    assert openers == NO_FILES.keys()
 
 
 def _writes(node: ast.AST) -> bool:

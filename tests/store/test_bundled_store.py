@@ -81,7 +81,7 @@ def test_a_new_installation_answers_without_torch(tmp_path: Path) -> None:
         assert done.returncode == (1 if model == "llama_70b" else 0)
 
 
-def found(store: BundledStore, chip: Target = GENERIC) -> int:
+def count(store: BundledStore, chip: Target = GENERIC) -> int:
     catalogue = load_catalogue()
     return len(store.get(resolve_job("resnet50", catalogue), chip))
 
@@ -101,11 +101,11 @@ def test_other_versions_use_none(tmp_path: Path) -> None:
         for job, versions in index["versions"].items()
     }
     same = index | {"versions": here}
-    assert found(with_index(same)) == 1
-    assert found(with_index(same), Target((5, 0), 10)) == 0
-    assert found(with_index(same | {"planner": "another"})) == 0
-    assert found(with_index(same | {"versions": {job: {"torch": "1.0"} for job in here}})) == 0
-    assert found(with_index(same | {"versions": {job: {"not-installed": "1.0"} for job in here}})) == 1
+    assert count(with_index(same)) == 1
+    assert count(with_index(same), Target((5, 0), 10)) == 0
+    assert count(with_index(same | {"planner": "another"})) == 0
+    assert count(with_index(same | {"versions": {job: {"torch": "1.0"} for job in here}})) == 0
+    assert count(with_index(same | {"versions": {job: {"not-installed": "1.0"} for job in here}})) == 1
     path.write_text("{")
-    assert found(BundledStore(path.parent)) == 0
-    assert found(BundledStore(tmp_path / "nowhere")) == 0
+    assert count(BundledStore(path.parent)) == 0
+    assert count(BundledStore(tmp_path / "nowhere")) == 0

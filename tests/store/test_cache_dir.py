@@ -134,18 +134,18 @@ def test_a_planned_job_needs_no_torch(
 ) -> None:
     """Asked again, for another GPU of the same kind, for less of one, or at a batch size: no import."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(model.parent / "home"))
-    asked = "max-batch --model model.py:Net --input 3x64x64 --target scalar:int64 --json"
-    assert run([*asked.split(), "--gpu-mib", "2000"]) == 0
+    command = "max-batch --model model.py:Net --input 3x64x64 --target scalar:int64 --json"
+    assert run([*command.split(), "--gpu-mib", "2000"]) == 0
     first = json.loads(capsys.readouterr().out)
-    again = without_torch(f"{asked} --gpu-mib 2000", model.parent / "home")
+    again = without_torch(f"{command} --gpu-mib 2000", model.parent / "home")
     assert again.stderr == ""
     assert json.loads(again.stdout)["max_batch"] == first["max_batch"]
     for card in ("--gpu RTX3060", "--gpu RTX3090", "--gpu-mib 1200"):
-        other = without_torch(f"{asked} {card}", model.parent / "home")
+        other = without_torch(f"{command} {card}", model.parent / "home")
         assert (other.stderr, other.returncode) == ("", 0)
     batch = "estimate --model model.py:Net --input 3x64x64 --target scalar:int64 --batch 9"
     assert without_torch(batch, model.parent / "home").returncode == 0
-    assert without_torch(f"{asked} --gpu-mib 2000 --no-cache", model.parent / "home").returncode != 0
+    assert without_torch(f"{command} --gpu-mib 2000 --no-cache", model.parent / "home").returncode != 0
 
 
 def test_completed_jobs_are_kept(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", CROWD, str(seed), str(tmp_path), str(limit)], stdout=-1)
         for seed in range(4)
     ]
-    found = [process.communicate()[0] for process in crowd]
+    outputs = [process.communicate()[0] for process in crowd]
     assert [process.returncode for process in crowd] == [0] * 4
-    assert sum(map(int, found)) > 20
+    assert sum(map(int, outputs)) > 20
     assert not list(tmp_path.glob("*.partial"))

@@ -183,7 +183,7 @@ def forbidden(path: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("method", "fault", "error", "said"),
+    ("method", "fault", "error", "message"),
     [
         ("write_bytes", half_written, DataFileError, "{}: cannot write the trace: No space left on device"),
         ("write_bytes", interrupted, KeyboardInterrupt, ""),
@@ -196,7 +196,7 @@ def test_failing_write(
     method: str,
     fault: Callable[..., object],
     error: type[BaseException],
-    said: str,
+    message: str,
 ) -> None:
     """Where writing fails half-way, is interrupted, or the old file cannot be replaced, that stays, and no
     partial one does.
@@ -207,7 +207,7 @@ def test_failing_write(
         patch.setattr(Path, method, fault)
         with pytest.raises(error) as caught:
             save_programs([PROGRAM], path, ABOUT)
-    assert str(caught.value) == said.format(path)
+    assert str(caught.value) == message.format(path)
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("t.trace", "older")]
 
 
@@ -415,8 +415,8 @@ def test_bombs_do_not_unfold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     packer = zlib.compressobj(wbits=31)
     bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(64)) + packer.flush()
     assert len(bomb) < 2**17
-    said, peak_bytes = refusal_and_memory(bomb, tmp_path)
-    assert said == broken("it holds more than 1048576 bytes")
+    message, peak_bytes = refusal_and_memory(bomb, tmp_path)
+    assert message == broken("it holds more than 1048576 bytes")
     assert peak_bytes < 2**23
 
 
@@ -424,8 +424,8 @@ def test_long_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Of a file out of which nothing comes, no more than the bound is read before it is refused."""
     monkeypatch.setattr(trace_file, "LARGEST_FILE_BYTES", 2**10)
     content = WHOLE[:10] + b"\0\0\0\xff\xff" * 2**20  # empty blocks after the header
-    said, peak_bytes = refusal_and_memory(content, tmp_path)
-    assert said == broken("it holds more than 1024 bytes")
+    message, peak_bytes = refusal_and_memory(content, tmp_path)
+    assert message == broken("it holds more than 1024 bytes")
     assert peak_bytes < 2**20
 
 

@@ -299,18 +299,18 @@ def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
 def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
     """Beyond its batch sizes and its GPUs it gives what it knows nearby, and a note."""
     path = written(tmp_path, LOOPS)
-    said = (
+    lack = (
         "the file does not know what all kernels take at batch {} on {} multiprocessors; some are given what "
     )
     at = "they take at batch {} on {} multiprocessors"
     assert scratch(path, 1, Target((8, 6), 40)) == (
         [4096, 1024, 40 * 512],
-        (said.format(1, 40) + at.format(2, 40),),
+        (lack.format(1, 40) + at.format(2, 40),),
     )
     assert scratch(path, 200, Target((8, 6), 40)) == (
         [4096, 204800, 81 * 2048],
         (
-            said.format(200, 40) + at.format(81, 40),
+            lack.format(200, 40) + at.format(81, 40),
             "the file's program was validated against runs up to batch 100 only",
         ),
     )

@@ -86,12 +86,12 @@ def changed(
 def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
     """What the GPU did as traced is found the same, block by block, with marks and without."""
     trace = program.instantiate(4)
-    found = compare_with_recording(
+    difference = compare_with_recording(
         trace, recorded(blocks_of(trace.events), marks_of(trace.events) if marked else ())
     )
-    assert found.is_empty
-    assert (found.matched, found.traced) == (found.traced_allocations, found.recorded)
-    assert found.traced.alone_bytes == 0
+    assert difference.is_empty
+    assert (difference.matched, difference.traced) == (difference.traced_allocations, difference.recorded)
+    assert difference.traced.alone_bytes == 0
 
 
 @UNTIMED
@@ -110,15 +110,15 @@ def test_random_insertions_and_deletions_are_recovered(
     added = data.draw(st.dictionaries(st.integers(0, count), st.integers(0, 10**6), max_size=6))
     added = {index: 2**50 + 512 * (size * 10 + number) for number, (index, size) in enumerate(added.items())}
     other, marks = changed(blocks, marks_of(trace.events) if marked else (), dropped, added)
-    found = compare_with_recording(trace, recorded(other, marks))
+    difference = compare_with_recording(trace, recorded(other, marks))
     sizes = [RULES.block_bytes(size) for size, _ in blocks]
-    new = [extra for extra in found.extras if extra.kind in (Kind.WORKSPACE, Kind.BLOCK)]
-    missed = [extra for extra in found.extras if extra.kind in (Kind.TENSOR, Kind.SCRATCH)]
+    new = [extra for extra in difference.extras if extra.kind in (Kind.WORKSPACE, Kind.BLOCK)]
+    missed = [extra for extra in difference.extras if extra.kind in (Kind.TENSOR, Kind.SCRATCH)]
     assert [extra.size_bytes for extra in new] == [added[index] for index in sorted(added)]
     assert [other[extra.birth][0] for extra in new] == [added[i] for i in sorted(added)]
     assert all(extra.kind is Kind.WORKSPACE for extra in new)
     assert sorted(extra.size_bytes for extra in missed) == sorted(sizes[index] for index in dropped)
-    assert found.matched == count - len(dropped)
+    assert difference.matched == count - len(dropped)
 
 
 MARKS = ((0, PhaseStart(1, Phase.INPUTS)), (1, PhaseStart(1, Phase.FORWARD)))
@@ -133,8 +133,8 @@ SAME = ((3 * MIB, None), (8 * MIB, None), (8 * MIB, 4), (1024, 4), (5 * MIB, Non
 
 def test_a_workspace_is_named_by_the_operator_that_it_follows() -> None:
     """What dies before the next block that both have, after a convolution's result, is its workspace."""
-    found = against(SAME[0], SAME[1], (6 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
-    assert found == Difference(
+    difference = against(SAME[0], SAME[1], (6 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
+    assert difference == Difference(
         about="a GPU",
         traced_allocations=5,
         recorded_allocations=6,
@@ -155,18 +155,18 @@ def test_a_workspace_is_named_by_the_operator_that_it_follows() -> None:
 
 def test_after_a_death_a_block_belongs_to_the_next_operator() -> None:
     """A death says that an operator has ended, so that what follows stands in the next one."""
-    found = against(*SAME[:4], (6 * MIB, 5), (5 * MIB, None))
-    assert [(extra.kind, extra.op, extra.module) for extra in found.extras] == [
+    difference = against(*SAME[:4], (6 * MIB, 5), (5 * MIB, None))
+    assert [(extra.kind, extra.op, extra.module) for extra in difference.extras] == [
         (Kind.WORKSPACE, CONV, "a.conv")
     ]
 
 
 def test_a_block_that_lives_on_is_no_workspace() -> None:
     """What outlives blocks that both have is told as a block."""
-    found = against(SAME[0], SAME[1], (6 * MIB, None), (8 * MIB, 5), (1024, 5), SAME[4])
-    assert [(extra.kind, extra.at_peak) for extra in found.extras] == [(Kind.BLOCK, True)]
-    assert found.recorded.alone_bytes == 6 * MIB
-    assert (found.traced.allocated_bytes, found.recorded.allocated_bytes) == (
+    difference = against(SAME[0], SAME[1], (6 * MIB, None), (8 * MIB, 5), (1024, 5), SAME[4])
+    assert [(extra.kind, extra.at_peak) for extra in difference.extras] == [(Kind.BLOCK, True)]
+    assert difference.recorded.alone_bytes == 6 * MIB
+    assert (difference.traced.allocated_bytes, difference.recorded.allocated_bytes) == (
         20 * MIB + 1024,
         25 * MIB + 1024,
     )
@@ -174,32 +174,32 @@ def test_a_block_that_lives_on_is_no_workspace() -> None:
 
 def test_what_the_gpu_does_not_make_is_a_tensor_or_scratch() -> None:
     """A traced block without a partner is told as what the trace took it for."""
-    found = against(SAME[0], SAME[1], SAME[4])
-    assert [(extra.kind, extra.birth, extra.op) for extra in found.extras] == [
+    difference = against(SAME[0], SAME[1], SAME[4])
+    assert [(extra.kind, extra.birth, extra.op) for extra in difference.extras] == [
         (Kind.TENSOR, 2, NORM),
         (Kind.SCRATCH, 3, NORM),
     ]
-    assert found.traced.alone_bytes == 8 * MIB + 1024
+    assert difference.traced.alone_bytes == 8 * MIB + 1024
 
 
 def test_a_workspace_as_large_as_the_result_is_told_from_it() -> None:
     """Of two blocks of the same size the one with the traced life is the result."""
-    found = against(SAME[0], (8 * MIB, None), (8 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
-    assert [(extra.kind, extra.birth) for extra in found.extras] == [(Kind.WORKSPACE, 2)]
-    assert found.lives == ()
+    difference = against(SAME[0], (8 * MIB, None), (8 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
+    assert [(extra.kind, extra.birth) for extra in difference.extras] == [(Kind.WORKSPACE, 2)]
+    assert difference.lives == ()
 
 
 def test_a_life_that_ends_elsewhere_is_told() -> None:
     """A block that both have and that dies after one more birth than traced outlives it by one."""
-    found = against(SAME[0], SAME[1], (8 * MIB, None), SAME[3], SAME[4])
-    assert found.extras == ()
-    assert found.lives == (LifetimeDifference(2, 8 * MIB, 1, Phase.FORWARD, "a.norm", NORM, 1),)
+    difference = against(SAME[0], SAME[1], (8 * MIB, None), SAME[3], SAME[4])
+    assert difference.extras == ()
+    assert difference.lives == (LifetimeDifference(2, 8 * MIB, 1, Phase.FORWARD, "a.norm", NORM, 1),)
 
 
 def test_phases_are_aligned_each_by_itself() -> None:
     """A block of the right size in the wrong phase has no partner."""
-    found = against((8 * MIB, None), (3 * MIB, None), (8 * MIB, 4), (1024, 4), (5 * MIB, None))
-    assert [(extra.kind, extra.phase, extra.size_bytes) for extra in found.extras] == [
+    difference = against((8 * MIB, None), (3 * MIB, None), (8 * MIB, 4), (1024, 4), (5 * MIB, None))
+    assert [(extra.kind, extra.phase, extra.size_bytes) for extra in difference.extras] == [
         (Kind.BLOCK, Phase.INPUTS, 8 * MIB),
         (Kind.TENSOR, Phase.INPUTS, 3 * MIB),
         (Kind.BLOCK, Phase.FORWARD, 3 * MIB),
@@ -209,12 +209,12 @@ def test_phases_are_aligned_each_by_itself() -> None:
 
 def test_an_empty_recording_lacks_everything() -> None:
     """Without a single recorded block all traced ones are told."""
-    found = against()
-    assert (found.matched, len(found.extras), found.recorded.allocated_bytes) == (0, 5, 0)
+    difference = against()
+    assert (difference.matched, len(difference.extras), difference.recorded.allocated_bytes) == (0, 5, 0)
 
 
-def difference_text(found: Difference, top: int) -> str:
-    return render_plain(Document.of(*difference_sections(found, top)))
+def difference_text(difference: Difference, top: int) -> str:
+    return render_plain(Document.of(*difference_sections(difference, top)))
 
 
 def test_repeated_extras_are_told_once() -> None:
@@ -224,13 +224,13 @@ def test_repeated_extras_are_told_once() -> None:
     )
     steps = tuple(replace(extra, step=step) for step in (1, 2, 3))
     smaller = replace(extra, size_bytes=512, step=2)
-    found = replace(against(*SAME), extras=(*steps, smaller))
-    groups = group_extras(found)
+    difference = replace(against(*SAME), extras=(*steps, smaller))
+    groups = group_extras(difference)
     assert [(group.size_bytes, group.steps, group.bytes) for group in groups] == [
         (6 * MIB, (1, 2, 3), 18 * MIB),
         (512, (2,), 512),
     ]
-    text = difference_text(found, 1)
+    text = difference_text(difference, 1)
     assert "forward, convolution in a.conv, steps 1 to 3 (net.py:3 forward)" in " ".join(text.split())
     assert "\nand 1 more, 0.00 MiB in all; --top shows them\n" in text
     assert "  - workspace: recorded, gone before the next block that both have" in text

@@ -46,9 +46,9 @@ PLAIN = (
 
 def test_a_history_that_the_simulator_agrees_with_has_no_difference() -> None:
     """Equal segments and places: no difference, and the peaks are those of the requests."""
-    found = check_history(history_of(*PLAIN))
-    assert (found.difference, found.allocations, found.segment_events) == (None, 3, 2)
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (8 * MIB + 4096, 22 * MIB)
+    check = check_history(history_of(*PLAIN))
+    assert (check.difference, check.allocations, check.segment_events) == (None, 3, 2)
+    assert (check.peak_allocated_bytes, check.peak_reserved_bytes) == (8 * MIB + 4096, 22 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_history_is_replayed_by_its_version_of_torch(torch: str, reused: str) 
     )
     assert check_history(replace(history_of(*events), torch=torch)).difference is None
     other = {"2.11.0+cu130": "2.12.0+cu130", "2.12.0+cu130": "2.11.0+cu130"}[torch]
-    found = check_history(replace(history_of(*events), torch=other)).difference
-    assert found is not None and "torch's block lies at" in found
+    check = check_history(replace(history_of(*events), torch=other)).difference
+    assert check is not None and "torch's block lies at" in check
 
 
 def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch: str = "2.13.0") -> History:
@@ -209,9 +209,9 @@ def test_histories_of_the_simulator_replay_alike(
 ) -> None:
     """Whatever options, limits and CUDA's addresses, a history made by our allocator has no difference."""
     history = made_by_simulator(seed, alloc_conf, limit_bytes, torch)
-    found = check_history(history)
-    assert found.difference is None
-    assert found.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events)
+    check = check_history(history)
+    assert check.difference is None
+    assert check.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events)
 
 
 @UNTIMED

@@ -57,10 +57,10 @@ JOB = Job("any", source="zoo:Any")
 
 def test_a_history_becomes_births_and_deaths() -> None:
     """Sizes as asked for, deaths in births, empty requests left out, the reserved peak as recorded."""
-    found = recording_of(HISTORY, "x")
-    assert (found.about, found.config) == ("Some GPU, torch 2.13.0, x", RULES)
-    assert (blocks_of(found.events), found.peak_reserved_bytes, found.notes) == (BLOCKS, 24 * MIB, ())
-    assert marks_of(found.events) == [(1, PhaseStart(1, Phase.FORWARD))]
+    record = recording_of(HISTORY, "x")
+    assert (record.about, record.config) == ("Some GPU, torch 2.13.0, x", RULES)
+    assert (blocks_of(record.events), record.peak_reserved_bytes, record.notes) == (BLOCKS, 24 * MIB, ())
+    assert marks_of(record.events) == [(1, PhaseStart(1, Phase.FORWARD))]
 
 
 def test_our_own_file_is_read(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_our_own_file_is_read(tmp_path: Path) -> None:
 def test_what_began_late_is_said() -> None:
     """A death without a birth, and marks that are not there, are noted; the reserved peak is not believed."""
     late = replace(HISTORY, events=HISTORY.events[2:], marks=())
-    found = recording_of(late, "x")
-    assert found.peak_reserved_bytes is None
-    assert found.notes == (
+    record = recording_of(late, "x")
+    assert record.peak_reserved_bytes is None
+    assert record.notes == (
         "1 blocks die that were born before the recording began, or whose birth torch had dropped: record "
         "from before the first tensor, with more entries",
         "the record does not say where phases begin, so that it is aligned as one row",
@@ -100,11 +100,11 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
     path.write_bytes(
         pickle.dumps({"segments": [], "device_traces": [[], events], "allocator_settings": settings})
     )
-    found = load_recording(path, JOB, 8)
-    assert blocks_of(found.events) == [(700, None)]
-    assert found.sites[0] == Site("net/model.py:12", "forward")
-    assert found.config == AllocatorConfig(expandable_segments=True)
-    assert found.about == f"GPU 1, torch unknown, {path}"
+    record = load_recording(path, JOB, 8)
+    assert blocks_of(record.events) == [(700, None)]
+    assert record.sites[0] == Site("net/model.py:12", "forward")
+    assert record.config == AllocatorConfig(expandable_segments=True)
+    assert record.about == f"GPU 1, torch unknown, {path}"
 
 
 @pytest.mark.parametrize("put", [b"r\xff\xff\xff\x1f", b"p536870911\n"])
@@ -152,7 +152,7 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("content", "problem"),
     [
         ([], "no mapping with device_traces"),
         ({"device_traces": 3}, "no mapping with device_traces"),
@@ -167,10 +167,10 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
         ({"device_traces": [[entry("alloc", 1, True)]]}, "device_traces: size 'True' is no size or address"),
     ],
 )
-def test_a_broken_snapshot_is_refused(said: object, problem: str, tmp_path: Path) -> None:
+def test_a_broken_snapshot_is_refused(content: object, problem: str, tmp_path: Path) -> None:
     """What is no snapshot with a history is refused in one line that says why."""
     path = tmp_path / "x.pickle"
-    path.write_bytes(pickle.dumps(said))
+    path.write_bytes(pickle.dumps(content))
     with pytest.raises(DataFileError) as caught:
         load_snapshot(path)
     assert str(caught.value) == f"{path}: broken memory snapshot: {problem}; dump it anew"
@@ -246,10 +246,10 @@ def resnet(classes: int = 10) -> Job:
 @pytest.mark.parametrize("name", ["", "history.jsonl.gz"])
 def test_measuring_records_are_read(name: str, records: Path) -> None:
     """Of a folder, or its file of histories, the record of this model at this batch size is taken."""
-    found = load_recording(records / name, resnet(), 32)
-    assert blocks_of(found.events) == BLOCKS
+    record = load_recording(records / name, resnet(), 32)
+    assert blocks_of(record.events) == BLOCKS
     marks = [(1, PhaseStart(1, Phase.FORWARD)), (2, PhaseStart(1, Phase.BACKWARD))]
-    assert marks_of(found.events)[1:] == marks
+    assert marks_of(record.events)[1:] == marks
 
 
 @pytest.mark.parametrize(("classes", "batch"), [(10, 64), (1000, 32)])

@@ -44,10 +44,10 @@ def batch_of(trace: Trace) -> int:
     return trace.batch
 
 
-def told(text: str, name: str) -> str:
-    found = re.search(rf"{name}: ([0-9.]+[KMGT]?i?B)", text)
-    assert found
-    return found[1]
+def size_after(text: str, name: str) -> str:
+    match = re.search(rf"{name}: ([0-9.]+[KMGT]?i?B)", text)
+    assert match
+    return match[1]
 
 
 def walk(snapshot: dict[str, Any]) -> tuple[int, int, int, dict[int, int], dict[int, int]]:
@@ -147,18 +147,18 @@ def test_torch_counts_what_we_count(tmp_path: Path) -> None:
         snapshot = pickle.load(file)
     summary = _memory_viz.segsum(snapshot)  # type: ignore[no-untyped-call]
     assert "segments: 3\n" in summary
-    assert told(summary, "total_reserved") == "52.0MiB"
-    assert told(summary, "total_allocated") == "33.0MiB"
+    assert size_after(summary, "total_reserved") == "52.0MiB"
+    assert size_after(summary, "total_allocated") == "33.0MiB"
     assert [_memory_viz.calc_active(one) for one in snapshot["segments"]] == [30 * MIB, 0, 3 * MIB]  # type: ignore[no-untyped-call]
     listed = _memory_viz.trace(snapshot)  # type: ignore[no-untyped-call]
     assert f"9 entries\na = cudaMalloc({TOP_ADDRESS - 20 * MIB}, 20.0MiB)\nb = a[0:3.0MiB]\n" in listed
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "add_local_files(local_files" in plot(snapshot)
     lines = _memory_viz.memory(snapshot, format_flamegraph=str)  # type: ignore[no-untyped-call]
-    wanted = (
+    origin = (
         "step 1 forward;a:0:forward;model.py:7:x = self.conv(x);a.conv:7:aten.convolution.default 31457280"
     )
-    assert f"training loop:0:{wanted}\n" in lines
+    assert f"training loop:0:{origin}\n" in lines
 
 
 def test_the_browser_can_read_it(tmp_path: Path) -> None:

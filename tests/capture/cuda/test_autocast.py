@@ -214,13 +214,13 @@ def test_models_switch_autocast_off_and_ask_about_it(device: str) -> None:
 
 def test_nothing_of_it_is_left() -> None:
     """Afterwards torch's kernels, questions and thread state are its own, even where the region fails."""
-    asked = torch.is_autocast_enabled
+    query = torch.is_autocast_enabled
     before = torch._C._dispatch_dump("aten::mm")
     with pytest.raises(ZeroDivisionError), region():
         assert torch._C._dispatch_dump("aten::mm") != before
         raise ZeroDivisionError
     assert torch._C._dispatch_dump("aten::mm") == before
-    assert torch.is_autocast_enabled is asked
+    assert torch.is_autocast_enabled is query
     assert not torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)
     try:

@@ -65,9 +65,9 @@ def trace_file(folder: Path, body: str, capability: tuple[int, int] = AMPERE) ->
 )
 def test_tensors_on_the_gpu_take_memory_there(tmp_path: Path, made: str) -> None:
     """Whichever way a forward pass asks for it, a tensor on the GPU is born once."""
-    found = trace_file(tmp_path, f"def more(self, x):\n    return {made}")
-    validate(found)
-    assert born(found).count(WIDE) == 1
+    trace = trace_file(tmp_path, f"def more(self, x):\n    return {made}")
+    validate(trace)
+    assert born(trace).count(WIDE) == 1
 
 
 def test_tensors_on_the_gpu_stay_where_they_are(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def __init__(self):
 def more(self, x):
     return self.wide * x.mean()
 """
-    found = trace_file(tmp_path, body)
-    kept = [e.size_bytes for e in found.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
+    trace = trace_file(tmp_path, body)
+    kept = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
     assert kept.count(WIDE) == 1
 
 
@@ -143,14 +143,14 @@ def more(self, x):
 )
 def test_autocast_of_the_gpu_counts(tmp_path: Path, region: str) -> None:
     """Regions of mixed precision cast the weight: 8 x 8 halves."""
-    found = trace_file(tmp_path, f"def more(self, x):\n    with {region}:\n        return self.fc(x)")
-    assert 8 * 8 * 2 in born(found, "_to_copy")
+    trace = trace_file(tmp_path, f"def more(self, x):\n    with {region}:\n        return self.fc(x)")
+    assert 8 * 8 * 2 in born(trace, "_to_copy")
 
 
 def test_autocast_that_was_made_at_import_counts(tmp_path: Path) -> None:
     """A decorator is made while the file is imported, and works in the forward pass."""
-    found = trace_file(tmp_path, '@torch.autocast("cuda")\ndef more(self, x):\n    return self.fc(x)')
-    assert 8 * 8 * 2 in born(found, "_to_copy")
+    trace = trace_file(tmp_path, '@torch.autocast("cuda")\ndef more(self, x):\n    return self.fc(x)')
+    assert 8 * 8 * 2 in born(trace, "_to_copy")
 
 
 def test_default_device_is_the_gpu(tmp_path: Path) -> None:

@@ -26,21 +26,21 @@ def taken(accumulate: int) -> Trace:
 
 def events_by_micro_batch(one: Trace) -> list[list[tuple[object, ...]]]:
     """Return births and deaths in each micro-batch of the second step; blocks count from its start."""
-    found: list[list[tuple[object, ...]]] = []
+    batches: list[list[tuple[object, ...]]] = []
     births = {event.block: number for number, event in enumerate(one.events) if isinstance(event, Alloc)}
     start = 0
     for number, event in enumerate(one.events):
         if isinstance(event, PhaseStart):
             if event.step == 2 and event.phase is Phase.OPTIMIZER:
-                return found
+                return batches
             if event.step == 2 and event.phase is Phase.INPUTS:
-                found.append([])
+                batches.append([])
                 start = number
-        elif found and isinstance(event, Alloc):
-            found[-1].append((event.size_bytes, one.sites[event.site]))
-        elif found and isinstance(event, Free):
-            found[-1].append((births[event.block] - start,))
-    return found
+        elif batches and isinstance(event, Alloc):
+            batches[-1].append((event.size_bytes, one.sites[event.site]))
+        elif batches and isinstance(event, Free):
+            batches[-1].append((births[event.block] - start,))
+    return batches
 
 
 def test_all_micro_batches_after_the_first_allocate_the_same() -> None:
@@ -65,6 +65,6 @@ def test_more_micro_batches_take_no_more_memory() -> None:
 def test_accumulation_above_a_hundred_is_planned(accumulate: int) -> None:
     """An accumulation of more than 100 micro-batches is a job like others, and its answer says how it ran."""
     assert resolve_job("vit_b_16", load_catalogue(), accumulate=accumulate).accumulate == accumulate
-    found = max_batch("torchvision:resnet18", input="3x64x64", accumulate=accumulate, gpu_mib=2000)
-    assert found.max_batch > 0
-    assert any("micro-batches in each step" in one for one in found.to_dict()["at_max"]["assumptions"])
+    result = max_batch("torchvision:resnet18", input="3x64x64", accumulate=accumulate, gpu_mib=2000)
+    assert result.max_batch > 0
+    assert any("micro-batches in each step" in one for one in result.to_dict()["at_max"]["assumptions"])

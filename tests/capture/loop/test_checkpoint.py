@@ -77,7 +77,7 @@ def test_only_the_inputs_of_blocks_wait_for_the_backward_pass() -> None:
 def test_blocks_of_the_backward_pass_know_their_module_after_a_run_that_stopped_early() -> None:
     """The second run of a block ends inside one of its modules, which is not the place of what follows."""
     trace = trace_of(two_blocks, job(steps=2), 16)
-    asked: list[str] = []
+    allocs: list[str] = []
     phase = ""
     for event in trace.events:
         if isinstance(event, PhaseStart):
@@ -88,8 +88,8 @@ def test_blocks_of_the_backward_pass_know_their_module_after_a_run_that_stopped_
             and phase.startswith(("b", "i"))
         ):
             site = trace.sites[event.site]
-            asked.append(f"{phase}: {site.module} {site.op.split('.')[1]}")
-    second = asked[asked.index("inputs 2:  empty") :]
+            allocs.append(f"{phase}: {site.module} {site.op.split('.')[1]}")
+    second = allocs[allocs.index("inputs 2:  empty") :]
     assert second == [
         "inputs 2:  empty",
         "backward 2:  ones_like",
@@ -224,8 +224,8 @@ class Stage(nn.Sequential):
 
 
 def names_of(model: nn.Module) -> list[str]:
-    found = {id(block) for block in find_blocks(model)}
-    return [name for name, module in model.named_modules() if id(module) in found]
+    blocks = {id(block) for block in find_blocks(model)}
+    return [name for name, module in model.named_modules() if id(module) in blocks]
 
 
 def test_blocks_are_found_where_models_have_them() -> None:

@@ -93,10 +93,10 @@ def test_a_function_is_the_loss(folder: Path, name: str) -> None:
 
 def test_a_loss_of_the_output_alone_needs_no_target(folder: Path) -> None:
     """Without a target it runs; one that the model's source gives is not copied, and the answer says so."""
-    said = estimated(folder, code(folder, "alone"), target=None)
-    assert said["job"]["target"] is None
-    said = estimated(folder, code(folder, "alone"))
-    assert any("takes the output alone: no target is copied" in one for one in said["assumptions"])
+    answer = estimated(folder, code(folder, "alone"), target=None)
+    assert answer["job"]["target"] is None
+    answer = estimated(folder, code(folder, "alone"))
+    assert any("takes the output alone: no target is copied" in one for one in answer["assumptions"])
 
 
 @pytest.mark.parametrize(("name", "copies"), [("Weighted", 1), ("Centers", 1)])

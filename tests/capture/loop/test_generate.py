@@ -181,8 +181,8 @@ def test_what_is_left_at_the_end_is_the_model_and_the_text() -> None:
     trace = trace_of(llama, job(9, steps=2), BATCH)
     freed = {e.block for e in trace.events if not isinstance(e, Alloc | PhaseStart)}
     left = [e for e in trace.events if isinstance(e, Alloc) and e.block not in freed]
-    kept = [e.size_bytes for e in left if e.category not in (Category.PARAMETER, Category.WORKSPACE)]
-    assert kept == [BATCH * PROMPT * 8, BATCH * (PROMPT + 9) * 8]
+    sizes = [e.size_bytes for e in left if e.category not in (Category.PARAMETER, Category.WORKSPACE)]
+    assert sizes == [BATCH * PROMPT * 8, BATCH * (PROMPT + 9) * 8]
     assert {e.category for e in trace.events if isinstance(e, Alloc)} == {
         *(Category.PARAMETER, Category.INPUT, Category.TEMPORARY, Category.WORKSPACE)
     }

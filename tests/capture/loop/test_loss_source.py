@@ -49,7 +49,7 @@ REST = "that the model returns; its other outputs are not used"
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "said"),
+    ("model", "loss", "notes"),
     [
         ("One", "mse", []),
         ("Losses", "output", [f"the loss is 'loss' {REST}"]),
@@ -60,7 +60,7 @@ REST = "that the model returns; its other outputs are not used"
     ],
 )
 def test_the_entries_that_became_the_loss_are_named(
-    tmp_path: Path, model: str, loss: str, said: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: str, loss: str, notes: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Among the assumptions, in one sentence; nothing is said of a model that returns one tensor."""
     file = tmp_path / "models.py"
@@ -69,7 +69,7 @@ def test_the_entries_that_became_the_loss_are_named(
     words += ["--target", "3"] if loss == "mse" else []
     assert run(["estimate", *words, "--batch", "2", "--no-cache", "--json"]) == 0
     assumed = json.loads(capsys.readouterr().out)["assumptions"]
-    assert [line for line in assumed if line.startswith("the loss is ")] == said
+    assert [line for line in assumed if line.startswith("the loss is ")] == notes
 
 
 def test_a_library_output_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:

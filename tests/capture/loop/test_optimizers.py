@@ -35,7 +35,7 @@ NAMES = {4 * 256 * 300: "M", 4 * 3_000: "v"}
 
 def story(trace: Trace, phase: Phase, step: int) -> str:
     """What is born and dies in a phase of a step: `+operator:size`, `-size`; a parameter's size by name."""
-    told: list[str] = []
+    steps: list[str] = []
     sizes: dict[int, str] = {}
     now = False
     for event in trace.events:
@@ -44,10 +44,10 @@ def story(trace: Trace, phase: Phase, step: int) -> str:
         elif isinstance(event, Alloc):
             size = sizes[event.block] = NAMES.get(event.size_bytes, str(event.size_bytes))
             op = trace.sites[event.site].op.removeprefix("aten.").partition(".")[0]
-            told += [f"+{op}:{size}"] * now
+            steps += [f"+{op}:{size}"] * now
         elif now:
-            told.append(f"-{sizes[event.block]}")
-    return " ".join(told)
+            steps.append(f"-{sizes[event.block]}")
+    return " ".join(steps)
 
 
 def job(optimizer: Optimizer, impl: OptimizerImpl, **fields: object) -> Job:
@@ -126,8 +126,8 @@ def test_what_a_step_takes(optimizer: str, impl: str, first: str, later: str) ->
 )
 def test_adagrad_makes_its_state_before_the_loop(impl: OptimizerImpl, made: str) -> None:
     """Adagrad's sums are there before the first step; its counters are on the GPU only where it is fused."""
-    told = story(trace_of(Two, job(Optimizer.ADAGRAD, impl), 2), Phase.SETUP, 0)
-    assert told == f"+to:M +to:v {made}"
+    steps = story(trace_of(Two, job(Optimizer.ADAGRAD, impl), 2), Phase.SETUP, 0)
+    assert steps == f"+to:M +to:v {made}"
 
 
 @pytest.mark.parametrize("kind", Optimizer)
@@ -144,8 +144,8 @@ def test_the_defaults_are_those_of_cuda(kind: Optimizer) -> None:
         Optimizer.ADAFACTOR: optim.Adafactor,
     }
     expected = trace_of(Two, job(kind, default_impl(kind)), 2)
-    told_nothing = lambda _kind, _impl, parameters: constructors[kind](list(parameters))  # noqa: E731
-    with mock.patch("planner.capture.models.live_optimizer.build_optimizer", told_nothing):
+    default_options = lambda _kind, _impl, parameters: constructors[kind](list(parameters))  # noqa: E731
+    with mock.patch("planner.capture.models.live_optimizer.build_optimizer", default_options):
         assert trace_of(Two, job(kind, default_impl(kind)), 2) == expected
 
 
@@ -224,14 +224,14 @@ def after_the_norms(size: int) -> str:
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
 def test_clipping_by_norm(dtype: torch.dtype, size: int) -> None:
     """Partial norms in float32, two for each parameter since the matrix has two chunks, are there first."""
-    told = story(clipped(ClipGradients.NORM, dtype), Phase.OPTIMIZER, 1)
-    assert told == f"+zeros:16 +empty:{size} +empty:{size} -16 {after_the_norms(size)}"
+    steps = story(clipped(ClipGradients.NORM, dtype), Phase.OPTIMIZER, 1)
+    assert steps == f"+zeros:16 +empty:{size} +empty:{size} -16 {after_the_norms(size)}"
 
 
 def test_clipping_by_norm_one_by_one() -> None:
     """Gradients with holes are not taken by the kernel for all: each norm is made by itself."""
-    told = story(clipped(ClipGradients.NORM, stride=2), Phase.OPTIMIZER, 1)
-    assert told == f"+linalg_vector_norm:4 +linalg_vector_norm:4 {after_the_norms(4)}"
+    steps = story(clipped(ClipGradients.NORM, stride=2), Phase.OPTIMIZER, 1)
+    assert steps == f"+linalg_vector_norm:4 +linalg_vector_norm:4 {after_the_norms(4)}"
 
 
 @pytest.mark.parametrize("kind", [ClipGradients.VALUE, ClipGradients.NONE])
@@ -264,8 +264,8 @@ def test_a_moving_average_is_a_copy() -> None:
 
     trace = record(model, body)
     assert story(trace, Phase.SETUP, 0).endswith("+clone:M +clone:v +clone:28 +clone:8")
-    told = [story(trace, Phase.OPTIMIZER, step) for step in (1, 2, 3)]
-    assert told == ["", "+_to_copy:8 -8", "+_to_copy:8 -8"]
+    steps = [story(trace, Phase.OPTIMIZER, step) for step in (1, 2, 3)]
+    assert steps == ["", "+_to_copy:8 -8", "+_to_copy:8 -8"]
 
 
 def test_clipping_and_averages_run_on_real_tensors() -> None:
@@ -330,15 +330,15 @@ def test_only_adapters_are_trained() -> None:
 def test_activations_are_kept_only_where_needed() -> None:
     """What the first layer makes is kept for the weight of the second, and not if that is frozen as well."""
     layers = lambda: nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 30), nn.ReLU())  # noqa: E731
-    kept = {
+    saved = {
         patterns: sizes(
             trace_of(layers, job_of("10", mode=Mode.TRAIN, freeze=patterns), 2), Category.ACTIVATION
         )
         for patterns in ((), ("0.*",), ("0.*", "2.weight"))
     }
     first, second, loss = 4 * 2 * 20, 4 * 2 * 30, 4
-    assert kept[()] == kept[("0.*",)] == [loss, first, second]
-    assert kept[("0.*", "2.weight")] == [loss, second]
+    assert saved[()] == saved[("0.*",)] == [loss, first, second]
+    assert saved[("0.*", "2.weight")] == [loss, second]
 
 
 def names(**fields: object) -> list[str]:
@@ -385,9 +385,9 @@ def test_patterns(freeze: tuple[str, ...], train_only: tuple[str, ...], trained:
 )
 def test_patterns_that_make_no_sense(fields: dict[str, tuple[str, ...]], line: str) -> None:
     """A pattern that matches nothing, or everything, is refused in one line."""
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         names(**fields)
-    assert str(told.value) == line
+    assert str(caught.value) == line
 
 
 def test_nothing_needs_to_be_trained_in_inference() -> None:

@@ -192,7 +192,7 @@ def scaled_job(**fields: object) -> Job:
 def outside_of_modules(taken: Trace, phase: Phase, step: int) -> list[tuple[str, int]]:
     """Operator and bytes of the blocks that the loop itself asks for in this phase."""
     now = (0, Phase.SETUP)
-    found = []
+    sizes = []
     for event in taken.events:
         if isinstance(event, PhaseStart):
             now = (event.step, event.phase)
@@ -200,8 +200,8 @@ def outside_of_modules(taken: Trace, phase: Phase, step: int) -> list[tuple[str,
             site = taken.sites[event.site]
             if site.module == "":
                 name = site.op.removeprefix("aten.").removesuffix(".default")
-                found.append((name, event.size_bytes))
-    return found
+                sizes.append((name, event.size_bytes))
+    return sizes
 
 
 def test_scaling_takes_a_few_numbers() -> None:
@@ -256,14 +256,14 @@ def test_what_autograd_keeps(precision: Precision, memory_format: MemoryFormat) 
     )
     job = job_of("3x8x8", mode=Mode.TRAIN, precision=precision, memory_format=memory_format)
     taken = trace_of(build, job, 10)
-    kept = [
+    saved = [
         (taken.sites[e.site].module, taken.sites[e.site].op.split(".")[1], e.size_bytes)
         for e in taken.events
         if isinstance(e, Alloc) and e.category is Category.ACTIVATION
     ]
     mixed = precision in (Precision.AMP_FP16, Precision.AMP_BF16)
     size = 4 if precision is Precision.FP32 else 2
-    assert kept == [
+    assert saved == [
         *[("0", "_to_copy", 4 * 27 * 2), ("0", "_to_copy", 10 * 3 * 64 * 2)] * mixed,
         ("0", "convolution", 10 * 4 * 36 * size),
         *[("1", "native_batch_norm", 4 * 4)] * 2,  # mean and deviation, always in single precision

@@ -259,9 +259,9 @@ def test_gradients_go_where_they_are_told(model: type[nn.Module]) -> None:
     """Set to None after the step, none is left; kept, they are there in the next forward pass."""
     gone = taken(model, zero_grad=ZeroGrad.AFTER_STEP)
     assert held(gone)[Category.GRADIENT] == 0
-    kept = taken(model, zero_grad=ZeroGrad.AFTER_STEP, keep_grads=True)
-    assert held(kept)[Category.GRADIENT] == weights_bytes(model)
-    assert peak(gone) <= peak(kept)
+    retained = taken(model, zero_grad=ZeroGrad.AFTER_STEP, keep_grads=True)
+    assert held(retained)[Category.GRADIENT] == weights_bytes(model)
+    assert peak(gone) <= peak(retained)
 
 
 @on_all

@@ -282,8 +282,8 @@ def test_the_answer_says_what_the_options_stand_for() -> None:
 
     def sentences(**fields: object) -> list[str]:
         plain = run_assumptions(estimated(2, budget(450), job()))
-        said = run_assumptions(estimated(2, budget(450), job(**fields)))
-        return [line for line in said[1:] if line not in plain]  # the first is about margins
+        notes = run_assumptions(estimated(2, budget(450), job(**fields)))
+        return [line for line in notes[1:] if line not in plain]  # the first is about margins
 
     assert sentences() == []
     assert sentences(mode=Mode.INFER, ddp=True, ema=True)[1:] == []

@@ -85,7 +85,7 @@ def test_batch_norm_of_contiguous_inputs(
 def test_batch_norm_that_cudnn_does_not_take() -> None:
     """bfloat16, two dimensions or no parameters: the native kernel keeps statistics in evaluation as well."""
     weight = meta(3)
-    kept = ((3,), (1,), torch.float32, 12)
+    statistics = ((3,), (1,), torch.float32, 12)
     for x, scale in (
         (meta(2, 3), weight),
         (meta(2, 3, 4, 5, dtype=torch.bfloat16), weight),
@@ -94,7 +94,7 @@ def test_batch_norm_that_cudnn_does_not_take() -> None:
         for training in (True, False):
             args = (x, scale, scale, weight, weight, training, 0.1, 1e-5)
             agrees(aten.native_batch_norm.default, *args)
-            assert ours(aten.native_batch_norm.default, *args)[1:] == (kept, kept)
+            assert ours(aten.native_batch_norm.default, *args)[1:] == (statistics, statistics)
 
 
 def test_batch_norm_in_evaluation_saves_nothing() -> None:

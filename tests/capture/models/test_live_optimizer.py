@@ -33,9 +33,9 @@ def at_max(make: Callable[[nn.Module], optim.Optimizer], module: nn.Module | Non
         module, torch.zeros(2, WIDTH), step, fields_of_optimizer(optimizer),
         notes=notes_of_optimizer(live), optimizer=live,
     )  # fmt: skip
-    found = plan_live_model(loop, {"allocator_cap_mib": 256, "dataset_size": 64}).to_dict()["at_max"]
-    assert found is not None
-    return dict(found)
+    answer = plan_live_model(loop, {"allocator_cap_mib": 256, "dataset_size": 64}).to_dict()["at_max"]
+    assert answer is not None
+    return dict(answer)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_weight_decay_of_sgd_takes_a_copy_of_the_gradients() -> None:
     """SGD adds decay to gradients in new tensors, as AdamW does not, so that the step's peak is higher."""
 
     def peak(kind: Any, decay: float) -> float:
-        found = at_max(lambda module: kind(module.parameters(), lr=0.1, weight_decay=decay))
-        return float(found["peak_allocated_mib"])
+        answer = at_max(lambda module: kind(module.parameters(), lr=0.1, weight_decay=decay))
+        return float(answer["peak_allocated_mib"])
 
     assert peak(optim.SGD, 0.1) > peak(optim.SGD, 0)
     assert peak(optim.AdamW, 0.1) == peak(optim.AdamW, 0)
@@ -80,10 +80,10 @@ def test_frozen_parameters_have_neither_gradient_nor_state() -> None:
 
 def test_options_are_named() -> None:
     """The answer names the options that depart from the class's default and decide memory."""
-    told = at_max(lambda module: optim.AdamW(module.parameters(), amsgrad=True, capturable=True))
-    assert "the optimizer is planned with its own settings: amsgrad=True" in told["assumptions"]
+    answer = at_max(lambda module: optim.AdamW(module.parameters(), amsgrad=True, capturable=True))
+    assert "the optimizer is planned with its own settings: amsgrad=True" in answer["assumptions"]
     assert any(
-        one.startswith("the optimizer's capturable=True is not planned") for one in told["assumptions"]
+        one.startswith("the optimizer's capturable=True is not planned") for one in answer["assumptions"]
     )
 
 

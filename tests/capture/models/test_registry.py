@@ -133,7 +133,7 @@ def test_named_models_are_built(model: str, args: tuple[tuple[str, object], ...]
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         ("torchvision:resnet5", "torchvision has no model 'resnet5'; the nearest: resnet50, "),
         ("torchvision:nets.resnet50", "torchvision has no model 'nets.resnet50'; the nearest: resnet50, "),
@@ -146,11 +146,11 @@ def test_named_models_are_built(model: str, args: tuple[tuple[str, object], ...]
         ("none.py:Net", "model 'none.py:Net': there is no file 'none.py'; check the path"),
     ],
 )
-def test_unknown_name_lists_the_nearest(model: str, told: str) -> None:
+def test_unknown_name_lists_the_nearest(model: str, message: str) -> None:
     """A name that its source does not know is refused in one line, the nearest name first."""
     with pytest.raises(UsageError) as error:
         build_model(Job(model=model))
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 

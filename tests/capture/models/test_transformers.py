@@ -191,8 +191,8 @@ def test_catalogue_models_have_the_published_sizes(name: str, parameters: int) -
 def test_folder_is_what_its_config_says(tmp_path: Path) -> None:
     """A folder with config.json gives its architecture; arguments go over the file, `a__b` into its parts."""
     text = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}
-    said = {"model_type": "clip", "architectures": ["CLIPModel"], "text_config": text, "dtype": "float16"}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    config = {"model_type": "clip", "architectures": ["CLIPModel"], "text_config": text, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     model = build_model(hf_job(str(tmp_path), "text_config__num_hidden_layers=3", "projection_dim=7"))
     assert type(model).__name__ == "CLIPModel"
     assert model.text_projection.weight.shape == (7, 64)
@@ -232,11 +232,11 @@ def test_more_tokens_than_positions_are_told() -> None:
     """On meta nobody looks a position up; on a GPU a table that is too short is an error."""
     sizes = ("n_embd=16", "n_layer=1", "n_head=2", "vocab_size=99", "n_positions=16")
     fits, exceeds = (record(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
-    told = (
+    note = (
         "17 tokens are more than the 16 positions of the configuration: a model that looks its positions up "
         "in a table fails; --model-arg max_position_embeddings=17"
     )
-    assert told in exceeds.notes
+    assert note in exceeds.notes
     assert not any("positions" in note for note in fits.notes)
 
 

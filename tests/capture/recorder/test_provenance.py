@@ -57,15 +57,15 @@ def detailed(build: Callable[[], nn.Module], job: Job, batch: int) -> Trace:
 def lines_of(trace: Trace, phase: Phase, op: str) -> list[tuple[tuple[int, ...], str]]:
     """Shape and source line of the blocks of operators with `op` in their name in a phase."""
     details = {detail.block: detail for detail in trace.provenance}
-    found = []
+    lines = []
     now = Phase.SETUP
     for event in trace.events:
         if isinstance(event, PhaseStart):
             now = event.phase
         elif isinstance(event, Alloc) and now is phase and op in trace.sites[event.site].op:
             detail = details.get(event.block, TensorProvenance(event.block, (), "", "", ""))
-            found.append((detail.shape, detail.code))
-    return found
+            lines.append((detail.shape, detail.code))
+    return lines
 
 
 JOB = job_of("4", mode=Mode.TRAIN, steps=1)
@@ -143,9 +143,9 @@ def test_a_program_has_no_details() -> None:
 def test_details_survive_a_file(tmp_path: Path) -> None:
     """A trace with details is read back whole, and so is one without."""
     path = tmp_path / "x.trace"
-    for kept in (detailed(Net, JOB, 3), trace_of(Net, JOB, 3)):
-        save_trace(kept, path, {})
-        assert load_trace(path) == (kept, {})
+    for trace in (detailed(Net, JOB, 3), trace_of(Net, JOB, 3)):
+        save_trace(trace, path, {})
+        assert load_trace(path) == (trace, {})
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_validate_refuses_provenance_of_nothing(details: list[int]) -> None:
     plain = trace_of(Net, JOB, 2)
     born = [event.block for event in plain.events if isinstance(event, Alloc)]
     blocks = [born[0] if number == 0 else max(born) + 1 for number in details]
-    found = tuple(TensorProvenance(block, (1,), "float32", "", "") for block in blocks)
+    provenance = tuple(TensorProvenance(block, (1,), "float32", "", "") for block in blocks)
     with pytest.raises(ValueError, match="provenance is of one block each, and of blocks that are allocated"):
-        validate(replace(plain, provenance=found))
+        validate(replace(plain, provenance=provenance))
 
 
 def test_a_path_is_told_as_python_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

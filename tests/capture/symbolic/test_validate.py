@@ -83,10 +83,10 @@ def test_a_program_is_what_a_run_records(build: Callable[[], nn.Module], precisi
     counted = Counted(build)
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, counted, ignore_progress))
     for batch in (2, 3, 333, 334, 5, 17, 64):
-        found = source.trace(batch, CHIP)
-        validate(found)
-        assert first_divergence(found, run_at(batch, job, build)) == ""
-        assert found.notes[:-1] == run_at(batch, job, build).notes
+        trace = source.trace(batch, CHIP)
+        validate(trace)
+        assert first_divergence(trace, run_at(batch, job, build)) == ""
+        assert trace.notes[:-1] == run_at(batch, job, build).notes
     assert counted.calls == 3
     assert first_divergence(source.trace(1, CHIP), run_at(1, job, build)) == ""
     assert counted.calls == 4

@@ -139,8 +139,8 @@ def test_products_are_not_computed() -> None:
         return x[(wide @ x.new_empty(2**14, 1))[:, 0] > 0]
 
     taken = trace_of(lambda: Calls(forward), job_of(str(2**14)), 2**14)
-    kept = born(taken, "index.Tensor")[-1] / 4 / 2**14
-    assert abs(kept - 2**13) < 4 * 64  # of 2**14 fair coins, by four standard deviations
+    row_count = born(taken, "index.Tensor")[-1] / 4 / 2**14
+    assert abs(row_count - 2**13) < 4 * 64  # of 2**14 fair coins, by four standard deviations
 
 
 def test_values_change_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,11 +255,11 @@ def test_the_answer_stays_below_what_the_cpu_holds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(lazy_values, "MOST_BYTES", 2**22)
     model = partial(Reads, lambda x: torch.repeat_interleave((x > 0).long().flatten()))
     options = {"input": "1x64x64", "loss": "output", "allocator_cap_mib": 2000}
-    found = planner.max_batch(model, **options).to_dict()  # type: ignore[arg-type]
-    assert found["max_batch"] == 16
-    assert found["first_failure"] is None
+    answer = planner.max_batch(model, **options).to_dict()  # type: ignore[arg-type]
+    assert answer["max_batch"] == 16
+    assert answer["first_failure"] is None
     assert any(
-        text.startswith("batch sizes from 17 on are not planned") for text in found["at_max"]["assumptions"]
+        text.startswith("batch sizes from 17 on are not planned") for text in answer["at_max"]["assumptions"]
     )
 
 
@@ -294,14 +294,14 @@ def test_boxes_that_stay_by_brute_force(
 ) -> None:
     """Also of boxes turned inside out, and whichever way is taken, those stay that no better one removes."""
     left = sorted(range(len(rows)), key=lambda row: -rows[row][4])
-    kept = []
+    stays = []
     while left:
         best, *left = left
-        kept.append(best)
+        stays.append(best)
         left = [row for row in left if not _removes(rows[best], rows[row], threshold)]
     values = torch.tensor(rows, dtype=torch.float32).reshape(-1, 5)
     with mock.patch.object(suppression, "MOST_PAIRS", most_pairs):
-        assert nms(values[:, :4], values[:, 4], threshold).tolist() == kept
+        assert nms(values[:, :4], values[:, 4], threshold).tolist() == stays
 
 
 def _removes(a: tuple[int, ...], b: tuple[int, ...], threshold: float) -> bool:

@@ -54,9 +54,9 @@ def conv(x: Tensor, weight: Tensor, *, transposed: bool = False) -> tuple[Op, ..
 
 def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: str, groups: int = 1) -> tuple[Op, ...]:
     """The steps of a backward pass; `mask` says which gradients are wanted."""
-    wanted = [letter == "1" for letter in mask]
-    args = (grad, x, weight, [len(weight)], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, wanted)
-    out = tuple(meta(1) if one else None for one in wanted)
+    output_mask = [letter == "1" for letter in mask]
+    args = (grad, x, weight, [len(weight)], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, output_mask)
+    out = tuple(meta(1) if one else None for one in output_mask)
     return steps(aten.convolution_backward.default, *args, out=out)
 
 

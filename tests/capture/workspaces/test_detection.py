@@ -40,9 +40,9 @@ def steps(func: Any, out: Tensor, *args: Any) -> tuple[Op, ...]:
 def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Op]) -> None:
     """The order, the boxes in it, a bit for each pair in words of 64, and the indices that come back."""
     prepare_torchvision()
-    func, kept = torch.ops.torchvision.nms.default, meta(7, dtype=torch.int64)
+    func, boxes_left = torch.ops.torchvision.nms.default, meta(7, dtype=torch.int64)
     words = {1000: 16, 5000: 79}[many]
-    assert steps(func, kept, meta(many, 4), meta(many), 0.5) == (
+    assert steps(func, boxes_left, meta(many, 4), meta(many), 0.5) == (
         Hold(8 * many),
         Hold(4 * many),
         *sort,
@@ -52,7 +52,7 @@ def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Op]) -> Non
         Hold(8 * 7),
         Outputs(),
     )
-    assert steps(func, kept[:0], meta(0, 4), meta(0), 0.5) == ()
+    assert steps(func, boxes_left[:0], meta(0, 4), meta(0), 0.5) == ()
 
 
 def test_regions_are_read_from_contiguous_images() -> None:
@@ -71,14 +71,14 @@ def test_regions_are_read_from_contiguous_images() -> None:
 
 def test_finding_what_is_not_zero() -> None:
     """A count before the result, a selection after it, each with a little storage of CUB."""
-    found = meta(3, 2, dtype=torch.int64)
-    assert steps(aten.nonzero.default, found, meta(1000, 1000)) == (
+    positions = meta(3, 2, dtype=torch.int64)
+    assert steps(aten.nonzero.default, positions, meta(1000, 1000)) == (
         Hold(4),
         4 * 245,
         Outputs(),
         8 * (32 + 489),
     )
-    assert steps(aten.nonzero.default, found[:0], meta(0, 2)) == ()
+    assert steps(aten.nonzero.default, positions[:0], meta(0, 2)) == ()
 
 
 def test_columns_of_indices_have_no_gaps() -> None:

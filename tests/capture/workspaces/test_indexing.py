@@ -14,7 +14,7 @@ def test_embedding_gradient_of_few_indices_needs_nothing() -> None:
 
 def test_embedding_gradient_of_many_indices_sorts_them() -> None:
     """4096 indices into 1000 rows of 8: sorted, then 4096 / 10 + 1000 partial rows in float32."""
-    found = steps(
+    ops = steps(
         aten.embedding_dense_backward.default,
         meta(2, 2048, 8, dtype=torch.bfloat16),
         index(2, 2048),
@@ -22,7 +22,7 @@ def test_embedding_gradient_of_many_indices_sorts_them() -> None:
         -1,
         False,
     )
-    assert found == (
+    assert ops == (
         Hold(32_768), Hold(32_768), 32_768 + radix_sort_bytes(4096, 8, 8), REST, Hold(8000), Hold(8),
         Hold(8000), Hold(8000), Hold(8), Hold(1409 * 8), Hold(1409 * 8 * 4),
     )  # fmt: skip

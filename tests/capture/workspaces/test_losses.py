@@ -53,8 +53,8 @@ def test_ctc_loss_keeps_the_forward_variables() -> None:
 def test_distances_extend_both_sets_of_points() -> None:
     """30 and 40 points of 5 coordinates, extended to 7."""
     x, y = meta(2, 30, 5), meta(2, 40, 5)
-    found = steps(aten._euclidean_dist.default, x, y)
-    assert found[-3:] == (Hold(2 * 30 * 7 * 4), Hold(2 * 40 * 7 * 4), REST)
+    ops = steps(aten._euclidean_dist.default, x, y)
+    assert ops[-3:] == (Hold(2 * 30 * 7 * 4), Hold(2 * 40 * 7 * 4), REST)
 
 
 def test_fourier_transforms_take_a_work_area() -> None:

@@ -97,10 +97,10 @@ def test_group_norm() -> None:
 def test_group_norm_over_channels_last() -> None:
     """Moments per sample, group and row of 24 bytes; 4 rows of 4 pixels."""
     x, weight = last(2, 6, 4, 4), meta(6)
-    found = steps(
+    ops = steps(
         aten.native_group_norm.default, x, weight, weight, 2, 6, 16, 3, 1e-5, out=(x, meta(2, 3), meta(2, 3))
     )
-    assert found == (REST, 2 * 3 * 4 * 24, Hold(48), Hold(48))
+    assert ops == (REST, 2 * 3 * 4 * 24, Hold(48), Hold(48))
 
 
 def test_batch_norm_in_bfloat16_and_channels_last() -> None:

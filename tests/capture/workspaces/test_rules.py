@@ -23,7 +23,7 @@ class Pool(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "body"),
     [
         ((), "+4 +8"),
         ((7,), "+4 +8 +7 -7"),
@@ -39,7 +39,7 @@ class Pool(nn.Module):
     ids=str,
 )
 def test_a_rule_orders_outputs_and_scratch(
-    written: tuple[Op, ...], told: str, monkeypatch: pytest.MonkeyPatch
+    written: tuple[Op, ...], body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks before, between and after the outputs; those that are held go in reverse order."""
     func = aten.max_pool2d_with_indices.default
@@ -48,7 +48,7 @@ def test_a_rule_orders_outputs_and_scratch(
     validate(trace)
     lines = [line.split()[0] for line in story(trace)]
     start = lines.index("forward") + 1
-    assert " ".join(lines[start : lines.index("end")]) == told
+    assert " ".join(lines[start : lines.index("end")]) == body
 
 
 def test_arguments_by_name_are_put_in_order() -> None:

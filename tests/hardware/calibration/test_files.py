@@ -158,7 +158,7 @@ def test_broken_files(tmp_path: Path) -> None:
     """Each broken, foreign or hostile file gives one line that names it, stays as it was, and nothing is lost
     by trying to add to it.
     """
-    for number, (text, said) in enumerate(broken_texts(tmp_path)):
+    for number, (text, expected) in enumerate(broken_texts(tmp_path)):
         folder = tmp_path / str(number)
         folder.mkdir()
         path = folder / file_name(KEY)
@@ -170,7 +170,7 @@ def test_broken_files(tmp_path: Path) -> None:
             with pytest.raises(DataFileError) as raised:
                 attempt()
             message = str(raised.value)
-            assert said in message, (text[:80], message)
+            assert expected in message, (text[:80], message)
             assert message.startswith(str(path))
             assert "\n" not in message
             assert len(message) < 600
@@ -219,14 +219,14 @@ def test_older_jobs(tmp_path: Path) -> None:
     assert load_calibration(path) == calibration()
 
 
-@pytest.mark.parametrize("said", ["true", "false"])
-def test_older_settings(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_older_settings(tmp_path: Path, flag: str) -> None:
     """A file that names cuDNN's benchmark mode among the settings says it of the job."""
     path = save_calibration(tmp_path, calibration())
     text = path.read_text()
     assert "  cudnn_tf32: true\n" in text
-    path.write_text(text.replace("  cudnn_tf32: true\n", f"  cudnn_tf32: true\n  cudnn_benchmark: {said}\n"))
-    job = replace(JOB, cudnn_benchmark=said == "true")
+    path.write_text(text.replace("  cudnn_tf32: true\n", f"  cudnn_tf32: true\n  cudnn_benchmark: {flag}\n"))
+    job = replace(JOB, cudnn_benchmark=flag == "true")
     assert load_calibration(path).key == replace(KEY, job=job)
     assert {point.observation.job for point in load_calibration(path).points} == {job}
 

@@ -19,14 +19,14 @@ def of_unknown_context(runs: list[Point]) -> list[Point]:
     return [replace(run, observation=replace(run.observation, context_after_bytes=None)) for run in runs]
 
 
-def fitted(found: Fit | NoFit) -> Fit:
-    assert isinstance(found, Fit), found
-    return found
+def fitted(fit: Fit | NoFit) -> Fit:
+    assert isinstance(fit, Fit), fit
+    return fit
 
 
-def reason(found: Fit | NoFit) -> str:
-    assert isinstance(found, NoFit)
-    return found.reason
+def reason(fit: Fit | NoFit) -> str:
+    assert isinstance(fit, NoFit)
+    return fit.reason
 
 
 @given(st.floats(-200, 2_000), st.floats(0.9, 1.15), st.integers(4, 8))

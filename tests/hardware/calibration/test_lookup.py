@@ -30,15 +30,15 @@ NEWER = replace(CARD, name="RTX 5090", aliases=(), capability=(12, 0))
 PUBLISHED = replace(calibration(), source="published", includes_context=False)
 
 
-def found(stored: list[Calibration], wanted: CalibrationQuery) -> Correction:
-    correction = find_calibration(stored, wanted)
+def best(stored: list[Calibration], query: CalibrationQuery) -> Correction:
+    correction = find_calibration(stored, query)
     assert correction is not None
     return correction
 
 
 def test_exact() -> None:
     """The same job on the same GPU under the same version answers exactly, with its whole line."""
-    correction = found([calibration()], CalibrationQuery(JOB, CARD, "2.6.1"))
+    correction = best([calibration()], CalibrationQuery(JOB, CARD, "2.6.1"))
     assert correction == Correction(
         level=MatchLevel.EXACT,
         about="torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, measured",
@@ -57,11 +57,11 @@ def test_exact() -> None:
 
 def test_unknown_versions_count_as_the_same() -> None:
     """Who does not know the version gets what there is, as exact."""
-    assert found([calibration()], CalibrationQuery(JOB, CARD)).level is MatchLevel.EXACT
+    assert best([calibration()], CalibrationQuery(JOB, CARD)).level is MatchLevel.EXACT
 
 
 @pytest.mark.parametrize(
-    ("wanted", "level", "has_fit", "extra_spread_bytes"),
+    ("query", "level", "has_fit", "extra_spread_bytes"),
     [
         (CalibrationQuery(JOB, CARD, "2.13.0"), MatchLevel.SAME_GPU, True, CONTEXT_SPREAD_BYTES),
         (CalibrationQuery(ADAM, CARD, "2.6.0"), MatchLevel.SAME_GPU, False, 0),
@@ -69,11 +69,11 @@ def test_unknown_versions_count_as_the_same() -> None:
         (CalibrationQuery(ADAM, OTHER, "2.6.0"), MatchLevel.SAME_ARCHITECTURE, False, CONTEXT_SPREAD_BYTES),
     ],
 )
-def test_levels(wanted: CalibrationQuery, level: MatchLevel, has_fit: bool, extra_spread_bytes: int) -> None:
+def test_levels(query: CalibrationQuery, level: MatchLevel, has_fit: bool, extra_spread_bytes: int) -> None:
     """Other versions, another job, another card of the architecture: each answers at its level, the line for
     the same job only and else the context, and the interval widens.
     """
-    correction = found([calibration()], wanted)
+    correction = best([calibration()], query)
     assert (correction.level, correction.fit is not None) == (level, has_fit)
     assert correction.extra_spread_bytes == extra_spread_bytes
     assert correction.context is not None
@@ -81,34 +81,34 @@ def test_levels(wanted: CalibrationQuery, level: MatchLevel, has_fit: bool, extr
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "query",
     [
         CalibrationQuery(JOB, NEWER),
         CalibrationQuery(JOB, generic_device(12_288)),
         CalibrationQuery(JOB, CARD, alloc_conf="expandable_segments:True"),
     ],
 )
-def test_defaults(wanted: CalibrationQuery) -> None:
+def test_defaults(query: CalibrationQuery) -> None:
     """Another architecture, a card of which only the memory is known, and other options of the allocator: the
     defaults.
     """
-    assert find_calibration([calibration()], wanted) is None
+    assert find_calibration([calibration()], query) is None
 
 
 def test_nearest_wins() -> None:
     """Whatever the order of the files, the nearest level answers; of equal ones, the first."""
     near = calibration(replace(KEY, versions=replace(VERSIONS, torch="2.13.0")))
     far = calibration(replace(KEY, gpu="RTX 4090", versions=replace(VERSIONS, nvml_total_bytes=None)))
-    wanted = CalibrationQuery(JOB, CARD, "2.13.0")
+    query = CalibrationQuery(JOB, CARD, "2.13.0")
     for stored in ([near, calibration(), far], [far, calibration(), near]):
-        assert found(stored, wanted).about.count("2.13.0") == 1
+        assert best(stored, query).about.count("2.13.0") == 1
     twin = replace(calibration(), fit=replace(FIT, slope=1.5))
-    assert found([twin, calibration()], CalibrationQuery(JOB, CARD)).fit == twin.fit
+    assert best([twin, calibration()], CalibrationQuery(JOB, CARD)).fit == twin.fit
 
 
 def test_refused_fit_still_tells_the_context() -> None:
     """Runs that support no line still tell the context of their card."""
-    correction = found([calibration(fit=REFUSAL)], CalibrationQuery(JOB, CARD))
+    correction = best([calibration(fit=REFUSAL)], CalibrationQuery(JOB, CARD))
     assert (correction.fit, correction.level) == (None, MatchLevel.SAME_GPU)
     assert correction.context is not None
 
@@ -125,17 +125,17 @@ def test_published_say_nothing_of_other_jobs() -> None:
 def test_what_makes_jobs_the_same() -> None:
     """The catalogue's name and the number of steps do not count; where zero_grad stands does."""
     renamed = replace(JOB, model="torchvision:resnet18", source="", steps=9)
-    assert found([calibration()], CalibrationQuery(renamed, CARD)).fit == FIT
+    assert best([calibration()], CalibrationQuery(renamed, CARD)).fit == FIT
     moved = replace(JOB, zero_grad=ZeroGrad.AFTER_STEP)
-    assert found([calibration()], CalibrationQuery(moved, CARD)).fit is None
+    assert best([calibration()], CalibrationQuery(moved, CARD)).fit is None
 
 
 def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
     """Where a library is asked for them, only the context carries over from runs planned without."""
-    asked = replace(JOB, cudnn="installed")
-    assert found([calibration()], CalibrationQuery(asked, CARD)).fit is None
-    assert found([calibration()], CalibrationQuery(asked, CARD)).context is not None
-    assert found([calibration(replace(KEY, job=asked))], CalibrationQuery(asked, CARD)).fit == FIT
+    other = replace(JOB, cudnn="installed")
+    assert best([calibration()], CalibrationQuery(other, CARD)).fit is None
+    assert best([calibration()], CalibrationQuery(other, CARD)).context is not None
+    assert best([calibration(replace(KEY, job=other))], CalibrationQuery(other, CARD)).fit == FIT
 
 
 def test_names_of_cards() -> None:
@@ -150,11 +150,11 @@ def test_benchmarked_runs_say_nothing_of_others() -> None:
     with_it = replace(JOB, cudnn_benchmark=True)
     assert find_calibration([calibration(replace(KEY, job=with_it))], CalibrationQuery(JOB, CARD)) is None
     assert find_calibration([calibration()], CalibrationQuery(with_it, CARD)) is None
-    assert found([calibration(replace(KEY, job=with_it))], CalibrationQuery(with_it, CARD)).fit == FIT
+    assert best([calibration(replace(KEY, job=with_it))], CalibrationQuery(with_it, CARD)).fit == FIT
 
 
 def corrected(card: Device = CARD, stored: Calibration | None = None) -> Correction:
-    return found([stored or calibration()], CalibrationQuery(JOB, card, "2.6.0"))
+    return best([stored or calibration()], CalibrationQuery(JOB, card, "2.6.0"))
 
 
 def test_budget_by_hand() -> None:
@@ -176,7 +176,7 @@ def test_budget_without_context_by_hand() -> None:
 
 def test_context_alone() -> None:
     """Another job's context replaces the card's, and all else stays uncalibrated."""
-    correction = found([calibration()], CalibrationQuery(ADAM, CARD))
+    correction = best([calibration()], CalibrationQuery(ADAM, CARD))
     budget = make_budget(CARD, 0.9, RULES, None, correction)
     assert correction.context is not None
     plain = make_budget(replace(CARD, context=correction.context), 0.9, RULES)

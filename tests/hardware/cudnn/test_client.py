@@ -37,22 +37,22 @@ HALF = torch.float16
 
 
 @dataclass
-class Told:
+class FakeCudnn:
     """A library that takes 4 bytes for each number of x, and remembers what it was asked."""
 
     version: str = "9.99.0"
     lacks: str = ""
     silent: frozenset[tuple[int, int]] = frozenset()
-    asked: list[Convolution] = field(default_factory=list)
+    queries: list[Convolution] = field(default_factory=list)
 
-    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        self.asked.append(asked)
-        return Workspaces(_bytes_of(asked.x))
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
+        self.queries.append(query)
+        return Workspaces(_bytes_of(query.x))
 
     def benchmarked(
-        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+        self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        return Workspaces(_bytes_of(asked.x), 10 * _bytes_of(asked.x))
+        return Workspaces(_bytes_of(query.x), 10 * _bytes_of(query.x))
 
 
 def _bytes_of(sizes: tuple[int, ...]) -> int:
@@ -71,10 +71,10 @@ def forward(x: Tensor, weight: Tensor, *options: object) -> list[Convolution]:
     """What is asked for a forward pass with these strides, padding, dilation, transposed, groups."""
     stride, padding, dilation, transposed, groups = options
     args = (x, weight, None, stride, padding, dilation, transposed, [0, 0], groups)
-    told = Told()
+    fake = FakeCudnn()
     out = aten.convolution.default(*args)
-    RULES[aten.convolution.default](args, out, Target(AMPERE, 28, told.workspaces))
-    return told.asked
+    RULES[aten.convolution.default](args, out, Target(AMPERE, 28, fake.workspaces))
+    return fake.queries
 
 
 def test_a_forward_pass_is_asked_for_as_cudnn_sees_it() -> None:
@@ -110,9 +110,9 @@ def test_channels_last_as_soon_as_input_or_weight_is() -> None:
 
 def test_a_transposed_convolution_is_anothers_data_gradient() -> None:
     """Of the convolution from its output to its input; it is never PyTorch's depthwise kernel."""
-    (asked,) = forward(meta(2, 6, 5, 5), meta(6, 1, 3, 3), [2, 2], [1, 1], [1, 1], True, 6)
-    assert asked.direction is Direction.DATA
-    assert (asked.x, asked.w, asked.y) == ((2, 6, 9, 9), (6, 1, 3, 3), (2, 6, 5, 5))
+    (query,) = forward(meta(2, 6, 5, 5), meta(6, 1, 3, 3), [2, 2], [1, 1], [1, 1], True, 6)
+    assert query.direction is Direction.DATA
+    assert (query.x, query.w, query.y) == ((2, 6, 9, 9), (6, 1, 3, 3), (2, 6, 5, 5))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_depthwise_convolutions_that_pytorch_runs_itself(
     x = meta(batch, channels, width, width, dtype=dtype, last=last)
     weight = meta(channels, 1, kernel, kernel, dtype=dtype)
     pad = kernel // 2
-    asked = forward(x, weight, [stride, stride], [pad, pad], [1, 1], False, channels)
-    assert bool(asked) == of_cudnn
+    query = forward(x, weight, [stride, stride], [pad, pad], [1, 1], False, channels)
+    assert bool(query) == of_cudnn
 
 
 def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Op, ...], list[Convolution]]:
@@ -154,21 +154,21 @@ def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Op, .
     grad = meta(2, 4, 5, 5)
     geometry = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
     args = (grad, x, weight, [4], *geometry, mask)
-    told = Told()
+    fake = FakeCudnn()
     out = aten.convolution_backward.default(*args)
     return RULES[aten.convolution_backward.default](
-        args, out, Target(AMPERE, 28, told.workspaces)
-    ), told.asked
+        args, out, Target(AMPERE, 28, fake.workspaces)
+    ), fake.queries
 
 
 def test_gradients_are_made_one_after_the_other() -> None:
     """Of the data, of the weights, of the bias, each beside the workspace of its own kernel."""
     trial = TryAlloc(4 * 2 * 4 * 5 * 5)
-    steps, asked = backward([True, True, True])
-    assert [one.direction for one in asked] == [Direction.DATA, Direction.WEIGHT]
+    steps, query = backward([True, True, True])
+    assert [one.direction for one in query] == [Direction.DATA, Direction.WEIGHT]
     assert steps[:5] == (OUTPUT, trial, OUTPUT, trial, OUTPUT)
-    steps, asked = backward([False, True, False])
-    assert (steps, [one.direction for one in asked]) == ((OUTPUT, trial), [Direction.WEIGHT])
+    steps, query = backward([False, True, False])
+    assert (steps, [one.direction for one in query]) == ((OUTPUT, trial), [Direction.WEIGHT])
     assert [one.direction for one in backward([True, True, False], transposed=True)[1]] == [
         Direction.FORWARD,
         Direction.WEIGHT,
@@ -195,9 +195,9 @@ def on_meta(job: Job) -> nn.Module:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
     """The library that whoever opens one gets."""
-    library = Told()
+    library = FakeCudnn()
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: library)
     return library
 
@@ -218,19 +218,19 @@ def workspaces_of(taken: Trace) -> list[int]:
 
 
 @pytest.mark.parametrize("benchmark", [False, True])
-def test_programs_are_what_runs_record(told: Told, benchmark: bool) -> None:
+def test_programs_are_what_runs_record(fake: FakeCudnn, benchmark: bool) -> None:
     """At any batch size, searches included."""
     job, chip = training(benchmark=benchmark), Target.for_capability(AMPERE)
     (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(chip)
-    found = [program.specialize(batch, chip) for batch in (7, 50)]
-    for one, batch in zip(found, (7, 50), strict=True):
+    traces = [program.specialize(batch, chip) for batch in (7, 50)]
+    for one, batch in zip(traces, (7, 50), strict=True):
         run = record(job, batch, AMPERE, on_meta, sm_count=chip.sm_count)
         assert one is not None and first_divergence(one, run) == ""
         assert run.unknown_ops == ()
         assert any("cuDNN 9.99.0" in note for note in run.notes)
 
 
-def test_engines_are_timed_once_for_each_shape(told: Told) -> None:
+def test_engines_are_timed_once_for_each_shape(fake: FakeCudnn) -> None:
     """Ten times the workspace before the first call of each, and never again: the twins share theirs. Of the
     first layer there is no data gradient, so its backward pass is of another kind.
     """
@@ -248,19 +248,19 @@ def test_a_job_that_asks_a_library_is_not_kept() -> None:
     assert fingerprint_of(replace(job, cudnn="")) is not None
 
 
-def test_a_plan_holds_the_workspaces_and_says_so(told: Told) -> None:
+def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:
     """In the peak (either way: what a workspace leaves free serves others), the assumptions, the job."""
     plain = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060")
-    asked = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="anywhere")
-    assert asked.to_dict()["peak_reserved_mib"] != plain.to_dict()["peak_reserved_mib"]
-    assert asked.to_dict()["job"]["cudnn"] == "anywhere"
-    assert "convolutions take the workspaces that cuDNN 9.99.0 requests" in asked.to_dict()["assumptions"]
-    assert asked.to_dict()["unknown_ops"] == []
+    query = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="anywhere")
+    assert query.to_dict()["peak_reserved_mib"] != plain.to_dict()["peak_reserved_mib"]
+    assert query.to_dict()["job"]["cudnn"] == "anywhere"
+    assert "convolutions take the workspaces that cuDNN 9.99.0 requests" in query.to_dict()["assumptions"]
+    assert query.to_dict()["unknown_ops"] == []
     published = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="published")
     assert published.to_dict()["job"] == plain.to_dict()["job"]
 
 
-def test_kept_traces_do_not_stand_for_what_a_library_says(told: Told, tmp_path: Path) -> None:
+def test_kept_traces_do_not_stand_for_what_a_library_says(fake: FakeCudnn, tmp_path: Path) -> None:
     """With a folder of kept traces the plan is the one without, on one card and on many."""
     options = {"input": "3x64x64", "cudnn": "anywhere"}
     alone = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", **options).plan
@@ -275,12 +275,12 @@ def test_kept_traces_do_not_stand_for_what_a_library_says(told: Told, tmp_path: 
     assert planner.gpus("torchvision:alexnet", devices=cards, cache=tmp_path, **options).fits == fits
 
 
-def test_a_table_says_for_which_gpus_the_library_is_silent(told: Told) -> None:
+def test_a_table_says_for_which_gpus_the_library_is_silent(fake: FakeCudnn) -> None:
     """Whichever GPU's trace stands for all of them."""
-    told.silent = frozenset({(8, 9)})
+    fake.silent = frozenset({(8, 9)})
     cards = [find_device("rtx-3060"), find_device("l4")]
-    found = planner.gpus("torchvision:alexnet", devices=cards, input="3x64x64", cudnn="anywhere").to_dict()
-    assert [note for note in found["assumptions"] if "cuDNN" in note] == [
+    answer = planner.gpus("torchvision:alexnet", devices=cards, input="3x64x64", cudnn="anywhere").to_dict()
+    assert [note for note in answer["assumptions"] if "cuDNN" in note] == [
         "convolutions take the workspaces that cuDNN 9.99.0 requests",
         "cuDNN 9.99.0 does not answer for compute capability 8.9: no workspaces of convolutions are counted",
     ]
@@ -320,7 +320,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[Cudnn]:
         pytest.skip(f"no cuDNN to ask: {error}")
 
 
-def asked_of(direction: Direction, dtype: str = "float32", *, last: bool = False) -> Convolution:
+def convolution_of(direction: Direction, dtype: str = "float32", *, last: bool = False) -> Convolution:
     """128 images of 128 channels of 28 x 28 onto as many, 3 x 3."""
     x, w = (128, 128, 28, 28), (128, 128, 3, 3)
     return Convolution(direction, dtype, x, w, x, last, (1, 1), (1, 1), (1, 1))
@@ -331,24 +331,24 @@ def test_tensor_cores_want_contiguous_images_in_another_order(library: Cudnn) ->
     channels_last nothing of the size of x is copied.
     """
     copy_bytes = 2 * 128 * 128 * 28 * 28
-    found = library.workspaces(AMPERE, 28, asked_of(Direction.FORWARD, "float16")).engine
-    assert found is not None and "tensor cores" in found.notes
-    assert round(found.workspace_bytes / copy_bytes, 1) in (1.0, 2.0)
-    found = library.workspaces(AMPERE, 28, asked_of(Direction.FORWARD, "float16", last=True)).engine
-    assert found is not None and found.workspace_bytes < copy_bytes / 2
+    engine = library.workspaces(AMPERE, 28, convolution_of(Direction.FORWARD, "float16")).engine
+    assert engine is not None and "tensor cores" in engine.notes
+    assert round(engine.workspace_bytes / copy_bytes, 1) in (1.0, 2.0)
+    engine = library.workspaces(AMPERE, 28, convolution_of(Direction.FORWARD, "float16", last=True)).engine
+    assert engine is not None and engine.workspace_bytes < copy_bytes / 2
 
 
 def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
     """The first engine is among all, and none converts its inputs to a narrower type."""
     for direction in Direction:
-        engines = library.engines(AMPERE, 28, asked_of(direction), every=True)
-        assert engines[0] == library.workspaces(AMPERE, 28, asked_of(direction)).engine
+        engines = library.engines(AMPERE, 28, convolution_of(direction), every=True)
+        assert engines[0] == library.workspaces(AMPERE, 28, convolution_of(direction)).engine
         assert all("down-converts" not in engine.notes for engine in engines)
 
 
 def test_what_cudnn_does_not_do(library: Cudnn) -> None:
     """Pascal computes nothing in bfloat16."""
-    assert library.workspaces((6, 1), 20, asked_of(Direction.FORWARD, "bfloat16")).engine is None
+    assert library.workspaces((6, 1), 20, convolution_of(Direction.FORWARD, "bfloat16")).engine is None
 
 
 def test_engines_that_are_built_on_cublaslt_answer_too(
@@ -362,17 +362,17 @@ def test_engines_that_are_built_on_cublaslt_answer_too(
     added = 0
     for direction in Direction:
         for dtype in ("float32", "float16"):
-            asked = asked_of(direction, dtype)
-            every = [engine.number for engine in library.engines(AMPERE, 28, asked, every=True)]
-            fewer = [engine.number for engine in bare.engines(AMPERE, 28, asked, every=True)]
+            query = convolution_of(direction, dtype)
+            every = [engine.number for engine in library.engines(AMPERE, 28, query, every=True)]
+            fewer = [engine.number for engine in bare.engines(AMPERE, 28, query, every=True)]
             assert [number for number in every if number in fewer] == fewer
             added += len(every) - len(fewer)
     assert added > 0
 
 
-def test_a_cudnn_without_cublaslt_says_why(told: Told) -> None:
+def test_a_cudnn_without_cublaslt_says_why(fake: FakeCudnn) -> None:
     """The answer names what is left out beside the version that was asked."""
-    told.lacks = "gcc is missing"
+    fake.lacks = "gcc is missing"
     taken = record(training(benchmark=False), 8, AMPERE, on_meta)
     assert "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing" in taken.notes
 
@@ -381,10 +381,10 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
     """Others still do, from a new process, and the trace says what was not counted."""
     fresh = replace(library, silent=set(), _answers={})
     fresh._worker._process.kill()
-    assert fresh.workspaces(AMPERE, 28, asked_of(Direction.FORWARD)).engine is None
+    assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.FORWARD)).engine is None
     assert fresh.silent == {AMPERE}
-    assert fresh.workspaces((8, 9), 24, asked_of(Direction.FORWARD)).engine is not None
-    assert fresh.workspaces(AMPERE, 28, asked_of(Direction.WEIGHT)).engine is None
+    assert fresh.workspaces((8, 9), 24, convolution_of(Direction.FORWARD)).engine is not None
+    assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.WEIGHT)).engine is None
     library._worker = fresh._worker
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
     taken = record(training(benchmark=False), 8, AMPERE, on_meta)
@@ -396,7 +396,7 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
 
 def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:
     """Whoever was interrupted while it waited does not mislead the next one."""
-    one, other = (asked_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))
+    one, other = (convolution_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))
     fresh = replace(library, _answers={})
     expected = fresh.engines(AMPERE, 28, other, every=True)
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:

@@ -43,17 +43,17 @@ class Copying:
     lacks = ""
     silent: frozenset[tuple[int, int]] = frozenset()
 
-    def workspaces(self, capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        size_bytes = _bytes_of(asked.x) + _bytes_of(asked.y) + 48
+    def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
+        size_bytes = _bytes_of(query.x) + _bytes_of(query.y) + 48
         return Workspaces(size_bytes, engine=Engine(7, ("tensor cores",), size_bytes))
 
     def benchmarked(
-        self, capability: tuple[int, int], multiprocessors: int, asked: Convolution
+        self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        said = self.workspaces(capability, multiprocessors, asked)
-        assert said.engine is not None
-        most = said.workspace_bytes + _bytes_of(asked.x)
-        return Workspaces(said.workspace_bytes, most, said.engine, Engine(9, (), most))
+        answer = self.workspaces(capability, multiprocessors, query)
+        assert answer.engine is not None
+        most = answer.workspace_bytes + _bytes_of(query.x)
+        return Workspaces(answer.workspace_bytes, most, answer.engine, Engine(9, (), most))
 
 
 def _bytes_of(sizes: tuple[int, ...]) -> int:
@@ -96,8 +96,8 @@ def detailed(job: Job = JOB, batch: int = 8) -> Trace:
     return record(job, batch, AMPERE, on_meta, ProvenanceCollector())
 
 
-def pairs(found: tuple[LayerWorkspace, ...]) -> list[tuple[str, Direction, int]]:
-    return [(one.module, one.direction, one.size_bytes) for one in found]
+def pairs(layers: tuple[LayerWorkspace, ...]) -> list[tuple[str, Direction, int]]:
+    return [(one.module, one.direction, one.size_bytes) for one in layers]
 
 
 def test_each_layer_and_direction_once(library: Copying) -> None:
@@ -106,8 +106,8 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
     """
     small = 8 * 4 * 32 * 32 * 4
     first, second = 2 * small + 48, small + 8 * small + 48
-    found = layer_workspaces(detailed())
-    assert pairs(found) == [
+    layers = layer_workspaces(detailed())
+    assert pairs(layers) == [
         ("second", Direction.DATA, second),
         ("second", Direction.FORWARD, second),
         ("second", Direction.WEIGHT, second),
@@ -115,8 +115,8 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
         ("first", Direction.DATA, first),
         ("first", Direction.WEIGHT, first),
     ]
-    assert {(one.engine, one.notes, one.searched) for one in found} == {(7, "tensor cores", False)}
-    assert found[3].parts == (
+    assert {(one.engine, one.notes, one.searched) for one in layers} == {(7, "tensor cores", False)}
+    assert layers[3].parts == (
         Part(Term.COPY, "x", 1, small),
         Part(Term.COPY, "y", 1, small),
         Part(Term.UNNAMED, "", 1, 48),
@@ -125,8 +125,8 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
 
 def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
     """With the engine that takes most, before that of the heuristics' first."""
-    found = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)))
-    forward = [one for one in found if (one.module, one.direction) == ("first", Direction.FORWARD)]
+    layers = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)))
+    forward = [one for one in layers if (one.module, one.direction) == ("first", Direction.FORWARD)]
     assert [(one.searched, one.engine, one.notes) for one in forward] == [
         (True, 9, ""),
         (False, 7, "tensor cores"),
@@ -151,25 +151,25 @@ def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
 
 def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:
     """Whole; rows of blocks that nobody bore are refused."""
-    kept, path = detailed(), tmp_path / "x.trace"
-    save_trace(kept, path, {})
-    assert load_trace(path) == (kept, {})
+    trace, path = detailed(), tmp_path / "x.trace"
+    save_trace(trace, path, {})
+    assert load_trace(path) == (trace, {})
     with pytest.raises(ValueError, match="blocks that are allocated"):
-        validate(replace(kept, conv_workspaces=(replace(kept.conv_workspaces[0], block=10**6),)))
-    save_trace(replace(kept, conv_workspaces=()), path, {})
+        validate(replace(trace, conv_workspaces=(replace(trace.conv_workspaces[0], block=10**6),)))
+    save_trace(replace(trace, conv_workspaces=()), path, {})
     assert load_trace(path)[0].conv_workspaces == ()
 
 
 def test_a_row_gives_back_its_convolution() -> None:
     """The flat columns of a file are a convolution again."""
     x = (1, 2, 3, 4)
-    asked = Convolution(
+    query = Convolution(
         Direction.DATA, "float16", x, (5, 2, 1, 1), (1, 5, 3, 4), True, (0, 0), (1, 1), (1, 1)
     )
-    row = ConvWorkspace.from_query(3, asked, Engine(4, ("a", "b"), 9), searched=False)
+    row = ConvWorkspace.from_query(3, query, Engine(4, ("a", "b"), 9), searched=False)
     assert isinstance(row, ConvWorkspace)
-    assert (row.convolution, row.block, row.engine, row.notes) == (asked, 3, 4, "a, b")
-    assert ConvWorkspace.from_query(3, asked, None, searched=False).engine == -1
+    assert (row.convolution, row.block, row.engine, row.notes) == (query, 3, 4, "a, b")
+    assert ConvWorkspace.from_query(3, query, None, searched=False).engine == -1
 
 
 # ---- what is told
@@ -195,10 +195,10 @@ def test_the_text(library: Copying) -> None:
 
 def test_the_json(library: Copying) -> None:
     """The same, in whole bytes that add up."""
-    said = explained(cudnn="anywhere").to_dict()["workspaces"]
-    assert (said["told_by"], said["sure"], said["in_all"]) == ("cuDNN", SURE_OF_LIBRARY, 6)
-    assert len(said["convolutions"]) == 2
-    assert said["convolutions"][0] == {
+    answer = explained(cudnn="anywhere").to_dict()["workspaces"]
+    assert (answer["told_by"], answer["sure"], answer["in_all"]) == ("cuDNN", SURE_OF_LIBRARY, 6)
+    assert len(answer["convolutions"]) == 2
+    assert answer["convolutions"][0] == {
         "module": "second",
         "direction": "data gradient",
         "size_bytes": 1_179_696,
@@ -216,10 +216,10 @@ def test_the_json(library: Copying) -> None:
 def test_without_a_library_the_fitted_term_is_told() -> None:
     """MobileNetV2's last convolution on an RTX 3060, and that all others are taken to need nothing."""
     result = planner.explain("torchvision:mobilenet_v2", 323, input="3x86x86", gpu="rtx-3060", steps=1)
-    said = result.to_dict()["workspaces"]
-    assert said["told_by"] == "fitted term"
-    assert "All other convolutions are taken to need nothing" in said["sure"]
-    first = said["convolutions"][0]
+    answer = result.to_dict()["workspaces"]
+    assert answer["told_by"] == "fitted term"
+    assert "All other convolutions are taken to need nothing" in answer["sure"]
+    first = answer["convolutions"][0]
     assert (first["module"], first["engine"]) == ("features.18.0", None)
     assert first["consists_of"] == [
         {"term": "image-wise sums", "of": "w", "times": 323, "size_bytes": 323 * 1280 * 320 * 4}
@@ -253,16 +253,16 @@ def test_the_page(library: Copying, tmp_path: Path) -> None:
 def test_parts_in_words() -> None:
     """MiB stand where there are several; less than a twentieth of one is left away."""
 
-    def told(*parts: Part) -> str:
+    def words(*parts: Part) -> str:
         return parts_text(LayerWorkspace("m", Direction.WEIGHT, 0, False, 7, "", parts))
 
     copies = Part(Term.COPY, "y", 1, 3 * MIB), Part(Term.COPY, "w", 1, MIB), Part(Term.COPY, "x", 1, 2 * MIB)
     sums, rest = Part(Term.SUMS, "w", 5, MIB), Part(Term.UNNAMED, "", 1, 99)
-    assert told(*copies, rest) == "copies of x, w and y"
-    assert told(*copies, sums, rest) == "copies of x, w and y 6.0 + 5 x w of partial sums 1.0"
+    assert words(*copies, rest) == "copies of x, w and y"
+    assert words(*copies, sums, rest) == "copies of x, w and y 6.0 + 5 x w of partial sums 1.0"
     filled = Part(Term.FILLED, "x", 1, 8 * MIB)
-    assert told(filled, copies[1]) == "copy of w 1.0 + copy of x with channels filled up 8.0"
-    assert told(Part(Term.UNNAMED, "", 1, 99)) == "unnamed"
+    assert words(filled, copies[1]) == "copy of w 1.0 + copy of x with channels filled up 8.0"
+    assert words(Part(Term.UNNAMED, "", 1, 99)) == "unnamed"
     timed = LayerWorkspace("", Direction.DATA, 9, True, 7, "a, b", ())
     assert workspace_text(timed) == "data gradient, while engines are timed, engine 7 (a, b)"
 

@@ -39,10 +39,10 @@ def convolution(
 
 
 def named(
-    asked: Convolution, size_bytes: int, notes: tuple[str, ...] = TENSOR_CORES
+    query: Convolution, size_bytes: int, notes: tuple[str, ...] = TENSOR_CORES
 ) -> list[tuple[str, str, int]]:
     """Term, tensor and times of what is named, in the order of x, w and y."""
-    parts = name_parts(asked, notes, size_bytes)
+    parts = name_parts(query, notes, size_bytes)
     return sorted((part.term.value, part.of, part.times) for part in parts if part.term is not Term.UNNAMED)
 
 
@@ -61,7 +61,7 @@ def published() -> Iterator[tuple[str, Convolution, int]]:
                 continue
             image = [int(row[key]) for key in "dhw" if row[key]]
             kernel = [int(row[key]) for key in "trs" if row[key]]
-            asked = convolution(
+            query = convolution(
                 DIRECTIONS[row["operation"]],
                 (int(row["n"]), int(row["c"]), *image),
                 (int(row["k"]), int(row["c"]), *kernel),
@@ -70,7 +70,7 @@ def published() -> Iterator[tuple[str, Convolution, int]]:
                 padding=int(row["pad"] or 0),
                 last=row["layout"] in ("NHWC", "NDHWC"),
             )
-            yield row["algorithm"], asked, int(row["workspace_bytes"])
+            yield row["algorithm"], query, int(row["workspace_bytes"])
 
 
 @pytest.mark.parametrize(
@@ -83,28 +83,28 @@ def published() -> Iterator[tuple[str, Convolution, int]]:
 )
 def test_algorithms_of_published_logs(algorithm: str, term: Term, exceptions: int) -> None:
     """Each is the term that its formula tells, or unnamed."""
-    found = Counter(
-        name_parts(asked, NOTES[algorithm], size_bytes)[0].term
-        for name, asked, size_bytes in published()
+    counts = Counter(
+        name_parts(query, NOTES[algorithm], size_bytes)[0].term
+        for name, query, size_bytes in published()
         if name == algorithm
     )
-    assert set(found) <= {term, Term.UNNAMED}
-    assert found[term] > 20
-    assert found[Term.UNNAMED] == exceptions
+    assert set(counts) <= {term, Term.UNNAMED}
+    assert counts[term] > 20
+    assert counts[Term.UNNAMED] == exceptions
 
 
 def test_explicit_gemm_holds_a_column_for_each_patch() -> None:
     """Of points that is a copy of x."""
-    found = Counter(
-        (prod(asked.w[2:]) > 1, name_parts(asked, (), size_bytes)[0].term)
-        for name, asked, size_bytes in published()
+    counts = Counter(
+        (prod(query.w[2:]) > 1, name_parts(query, (), size_bytes)[0].term)
+        for name, query, size_bytes in published()
         if name == "GEMM"
     )
-    assert found == {(True, Term.GEMM): 15, (False, Term.COPY): 1}
+    assert counts == {(True, Term.GEMM): 15, (False, Term.COPY): 1}
 
 
 @pytest.mark.parametrize(
-    ("asked", "size_bytes", "letters"),
+    ("query", "size_bytes", "letters"),
     [
         (convolution(Direction.FORWARD, (1, 20, 12, 12), (50, 20, 5, 5)), 128_848, "wxy"),  # RTX 3060
         (
@@ -115,16 +115,16 @@ def test_explicit_gemm_holds_a_column_for_each_patch() -> None:
         (convolution(Direction.FORWARD, (1, 256, 4, 1090, 1922), (64, 256, 3, 3, 3)), 8_582_807_568, "wx"),
     ],
 )
-def test_published_copies(asked: Convolution, size_bytes: int, letters: str) -> None:
+def test_published_copies(query: Convolution, size_bytes: int, letters: str) -> None:
     """Tensor cores on contiguous tensors: copies of x, w and y, or of the inputs alone."""
-    assert named(asked, size_bytes) == [("copy", letter, 1) for letter in letters]
+    assert named(query, size_bytes) == [("copy", letter, 1) for letter in letters]
 
 
 # ---- answers of cuDNN 9.10.2
 
 
 @pytest.mark.parametrize(
-    ("asked", "size_bytes", "notes", "terms"),
+    ("query", "size_bytes", "notes", "terms"),
     [
         (  # compute capability 8.0, engine 34
             convolution(Direction.WEIGHT, (64, 128, 56, 56), (128, 128, 3, 3), stride=2, padding=1),
@@ -177,11 +177,11 @@ def test_published_copies(asked: Convolution, size_bytes: int, letters: str) -> 
     ],
 )
 def test_answers_of_the_library(
-    asked: Convolution, size_bytes: int, notes: tuple[str, ...], terms: list[tuple[str, str, int]]
+    query: Convolution, size_bytes: int, notes: tuple[str, ...], terms: list[tuple[str, str, int]]
 ) -> None:
     """All but `NARROW_BYTES` is named, or a ten-thousandth."""
-    assert named(asked, size_bytes, notes) == terms
-    left = [part.size_bytes for part in name_parts(asked, notes, size_bytes) if part.term is Term.UNNAMED]
+    assert named(query, size_bytes, notes) == terms
+    left = [part.size_bytes for part in name_parts(query, notes, size_bytes) if part.term is Term.UNNAMED]
     assert sum(left) <= max(NARROW_BYTES, size_bytes // 10_000)
 
 
@@ -189,8 +189,8 @@ def test_channels_of_each_group_are_filled_up() -> None:
     """Depthwise on tensor cores: eight channels for one, 8.6, engine 9."""
     grouped = (192, 1, 3, 3)
     x = (200, 192, 28, 28)
-    asked = Convolution(Direction.WEIGHT, "float16", x, grouped, x, True, (1, 1), (1, 1), (1, 1))
-    copy, *rest = name_parts(asked, TENSOR_CORES, 481_744_912)
+    query = Convolution(Direction.WEIGHT, "float16", x, grouped, x, True, (1, 1), (1, 1), (1, 1))
+    copy, *rest = name_parts(query, TENSOR_CORES, 481_744_912)
     assert copy == Part(Term.FILLED, "x", 1, 8 * 2 * prod(x))
     assert sum(part.size_bytes for part in rest) == 55_312
 
@@ -198,8 +198,8 @@ def test_channels_of_each_group_are_filled_up() -> None:
 def test_images_are_summed_up_one_by_one() -> None:
     """A depthwise gradient without tensor cores, 9.0, engine 16: eight sums of each image."""
     x = (200, 960, 7, 7)
-    asked = Convolution(Direction.WEIGHT, "float16", x, (960, 1, 3, 3), x, True, (1, 1), (1, 1), (1, 1))
-    assert name_parts(asked, (), 55_296_000) == (Part(Term.IMAGES, "w", 1600, 55_296_000),)
+    query = Convolution(Direction.WEIGHT, "float16", x, (960, 1, 3, 3), x, True, (1, 1), (1, 1), (1, 1))
+    assert name_parts(query, (), 55_296_000) == (Part(Term.IMAGES, "w", 1600, 55_296_000),)
 
 
 @pytest.mark.parametrize(("dtype", "last"), [("float32", False), ("float16", False), ("float16", True)])
@@ -215,11 +215,11 @@ def test_most_of_what_a_library_asks_for_has_a_name(
     for channels, rows, extent in ((64, 64, 224), (64, 128, 112), (128, 256, 56), (256, 512, 28)):
         for direction in Direction:
             x, w = (32, channels, extent, extent), (rows, channels, 3, 3)
-            asked = convolution(direction, x, w, dtype, padding=1, last=last)
-            engine = library.workspaces((8, 6), 28, asked).engine
+            query = convolution(direction, x, w, dtype, padding=1, last=last)
+            engine = library.workspaces((8, 6), 28, query).engine
             assert engine is not None
             all_bytes += engine.workspace_bytes
-            parts = name_parts(asked, engine.notes, engine.workspace_bytes)
+            parts = name_parts(query, engine.notes, engine.workspace_bytes)
             left_bytes += sum(part.size_bytes for part in parts if part.term is Term.UNNAMED)
     assert left_bytes <= 0.1 * all_bytes
 
@@ -229,19 +229,19 @@ def test_most_of_what_a_library_asks_for_has_a_name(
 
 def test_copies_with_a_rest_beside_them() -> None:
     """A tenth of the copies is not named with them; half as much again, nothing is."""
-    asked = convolution(Direction.WEIGHT, (64, 100, 50, 50), (100, 100, 3, 3), padding=1)
+    query = convolution(Direction.WEIGHT, (64, 100, 50, 50), (100, 100, 3, 3), padding=1)
     copies = 2 * 4 * 64 * 100 * 50 * 50
     tenth, half = copies // 10 + 5000, copies // 2 + 5000
-    assert name_parts(asked, TENSOR_CORES, copies + tenth)[-1] == Part(Term.UNNAMED, "", 1, tenth)
-    assert name_parts(asked, TENSOR_CORES, copies + half) == (Part(Term.UNNAMED, "", 1, copies + half),)
+    assert name_parts(query, TENSOR_CORES, copies + tenth)[-1] == Part(Term.UNNAMED, "", 1, tenth)
+    assert name_parts(query, TENSOR_CORES, copies + half) == (Part(Term.UNNAMED, "", 1, copies + half),)
 
 
 def test_another_transform_is_not_told_as_copies() -> None:
     """An engine that says FFT and has not the size of the formula."""
-    asked = convolution(Direction.FORWARD, (32, 64, 20, 20), (64, 64, 7, 7), padding=3)
+    query = convolution(Direction.FORWARD, (32, 64, 20, 20), (64, 64, 7, 7), padding=3)
     size_bytes = 2 * 4 * 32 * 64 * 20 * 20
-    assert named(asked, size_bytes) == [("copy", "x", 1), ("copy", "y", 1)]
-    assert name_parts(asked, ("FFT",), size_bytes) == (Part(Term.UNNAMED, "", 1, size_bytes),)
+    assert named(query, size_bytes) == [("copy", "x", 1), ("copy", "y", 1)]
+    assert name_parts(query, ("FFT",), size_bytes) == (Part(Term.UNNAMED, "", 1, size_bytes),)
 
 
 small = st.integers(1, 40)
@@ -268,8 +268,8 @@ def test_parts_add_up(
     size_bytes: int,
 ) -> None:
     """To the workspace, whatever it is; each part has bytes, and what is unnamed comes last and once."""
-    asked = convolution(direction, x, (rows, x[1], kernel, kernel), dtype, padding=kernel // 2, last=last)
-    parts = name_parts(asked, notes, size_bytes)
+    query = convolution(direction, x, (rows, x[1], kernel, kernel), dtype, padding=kernel // 2, last=last)
+    parts = name_parts(query, notes, size_bytes)
     assert sum(part.size_bytes for part in parts) == size_bytes
     assert all(part.size_bytes > 0 and part.times > 0 for part in parts)
     assert Term.UNNAMED not in [part.term for part in parts[:-1]]

@@ -186,7 +186,7 @@ class Pair:
 
 
 def falling_addresses() -> Callable[[int], int]:
-    """The default of the fast allocator, said again."""
+    """The default of the fast allocator, in slow form."""
     lowest = [2**52]
 
     def address_of(size_bytes: int) -> int:

@@ -28,7 +28,7 @@ JOB = program_of(STEP)
 
 
 def grow_after_free() -> Trace:
-    """20 MiB are freed and stay cached, then 22 MiB are wanted."""
+    """20 MiB are freed and stay cached, then 22 MiB are requested."""
     return Trace((alloc(0, 20 * MIB), Free(0), alloc(1, 22 * MIB)), SITES, 1)
 
 
@@ -58,7 +58,7 @@ def test_fits(capacity_mib: int | None) -> None:
     ],
 )
 def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_event: int) -> None:
-    """A failure says which request could not be served, and the figures stand as they were then."""
+    """A failure states which request could not be served, and the figures stand as they were then."""
     assert replay_trace(JOB.instantiate(2), MemoryLimits(capacity_mib * MIB)) == Replay(
         batch=2,
         outcome=Outcome.DOES_NOT_FIT,
@@ -74,7 +74,7 @@ def test_does_not_fit(capacity_mib: int, failure: Failure, peak_mib: int, peak_e
 
 @pytest.mark.parametrize("limits", [MemoryLimits(41 * MIB), MemoryLimits(100 * MIB, limit_bytes=41 * MIB)])
 def test_fits_with_retries(limits: MemoryLimits) -> None:
-    """Where cached memory has to be released for a request, by capacity or by limit, the batch fits so."""
+    """If cached memory has to be released for a request, by capacity or by limit, the batch fits so."""
     assert replay_trace(grow_after_free(), limits) == Replay(
         batch=1,
         outcome=Outcome.FITS_WITH_RETRIES,
@@ -97,7 +97,7 @@ def test_fits_with_retries(limits: MemoryLimits) -> None:
     ],
 )
 def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outcome, peak_mib: int) -> None:
-    """Where an optional block is refused the run goes on, as if it had no bytes."""
+    """If an optional block is refused the run goes on, as if it had no bytes."""
     workspace = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
     events = (alloc(0, 20 * MIB), workspace, Free(1), alloc(2, 10 * MIB))
     run = replay_trace(Trace(events, SITES, 1), MemoryLimits(capacity_mib * MIB))

@@ -79,7 +79,7 @@ def test_which_requests_an_oversize_block_serves(
 
 
 def test_one_sufficient_oversize_block_is_released() -> None:
-    """Where max_split_size_mb is set, the smallest oversize block that suffices goes, and no retry counts."""
+    """If max_split_size_mb is set, the smallest oversize block that suffices goes, and no retry counts."""
     history: list[Step] = [("a", mib(30)), ("b", mib(60)), ("c", mib(70)), ("d", mib(12))]
     history += ["-a", "-b", "-c", "-d"]
     assert replay(*history, ("e", mib(40)), conf="max_split_size_mb:20", capacity=mib(180)) == Result(
@@ -98,7 +98,7 @@ def test_one_sufficient_oversize_block_is_released() -> None:
 
 
 def test_several_oversize_blocks_are_released_from_the_largest() -> None:
-    """Where no oversize block suffices alone, they go from the largest down until their sum does."""
+    """If no oversize block suffices alone, they go from the largest down until their sum does."""
     history: list[Step] = [("a", mib(22)), ("b", mib(30)), ("c", mib(24)), ("d", mib(12))]
     history += ["-a", "-b", "-c", "-d"]
     assert replay(*history, ("e", mib(54)), conf="max_split_size_mb:20", capacity=mib(90)) == Result(
@@ -135,7 +135,7 @@ def test_a_block_of_max_split_size_is_oversize(split_mib: int, retries: int) -> 
 
 
 def test_oversize_blocks_that_do_not_suffice_go_nevertheless() -> None:
-    """Where all oversize blocks are too little they go, and the rest with a retry, even if CUDA had room."""
+    """If all oversize blocks are too little they go, and the rest with a retry, even if CUDA had room."""
     history: list[Step] = [("a", mib(30)), ("b", mib(12)), "-a", "-b"]
     assert replay(*history, ("c", mib(40)), conf="max_split_size_mb:20", capacity=mib(60)) == Result(
         placed={"a": (0, mib(30)), "b": (mib(30), mib(12)), "c": (mib(42), mib(40))},

@@ -1,4 +1,4 @@
-"""Compiled code: planned as eager code, and every answer says so."""
+"""Compiled code: planned as eager code, and every answer notes it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_a_copy_of_a_live_module_is_compiled_as_the_module_is() -> None:
 
 
 def test_kept_and_saved_traces_carry_the_note(tmp_path: Path) -> None:
-    """A plan from a kept trace and one from a saved trace say it as the first one did."""
+    """A plan from a cached trace and one from a saved trace carry the note as well."""
     file = tmp_path / "net.py"
     file.write_text(
         "import torch\nfrom torch import nn\n\ndef build():\n    return torch.nn.Sequential("

@@ -77,7 +77,7 @@ class LazyGuard(Lazy):
 
 
 class Packs(nn.Module):
-    """A recurrent layer over packed sequences; lengths from the batch, or all full where `steps` says so."""
+    """A recurrent layer over packed sequences; lengths from the batch, or all full with `steps`."""
 
     def __init__(self, kind: type[nn.Module], steps: int = 0) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_lazy_modules_that_read_values_are_planned() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_lengths_of_the_batch_are_taken_as_full(kind: type[nn.Module]) -> None:
-    """Sequences whose lengths are data take what full ones take, and the answer says so."""
+    """Sequences whose lengths are data take what full ones take, and the answer notes it."""
     job = job_of("10x8", "scalar:int64", **TRAIN)
     trace, full = trace_of(lambda: Packs(kind), job), trace_of(lambda: Packs(kind, steps=10), job)
     assert [size for size in born(trace) if size > 512] == [size for size in born(full) if size > 512]

@@ -98,7 +98,7 @@ def gpu(mib: int) -> Device:
 
 
 def test_a_history_becomes_a_trace() -> None:
-    """Blocks given back before anything else happens are scratch; steps end where the counts say."""
+    """Blocks given back before anything else happens are scratch; steps end where the counts change."""
     events = [
         HistoryEvent("alloc", 512, 100, 0),
         HistoryEvent("alloc", 1024, 200, 0),
@@ -158,7 +158,7 @@ def test_only_multiples_are_run() -> None:
 
 
 def test_a_data_set_smaller_than_the_batch_is_told() -> None:
-    """Memory does not change with the batch size any more; one line says so."""
+    """Memory does not change with the batch size any more; one line notes it."""
     runs = HandRuns(lambda batch: training(min(batch, 40)), gpu(4096))
     finder = BatchFinder(runs, 1)
     plan = finder.find()
@@ -185,7 +185,7 @@ def test_fewer_steps_at_a_larger_batch_are_enough() -> None:
 
 
 def test_histories_that_do_not_align_leave_it_to_runs() -> None:
-    """Where values decide how much is asked for, runs alone answer, and a line says so."""
+    """If values decide how much is asked for, runs alone answer, and a line notes it."""
 
     def job(batch: int) -> Iterator[Move]:
         for move in training(batch):
@@ -203,7 +203,7 @@ def test_histories_that_do_not_align_leave_it_to_runs() -> None:
 
 
 def test_nothing_fits() -> None:
-    """Not even one sample: a run says so."""
+    """Not even one sample: a run shows it."""
     runs = HandRuns(training, gpu(104))
     plan = BatchFinder(runs, 1).find()
     assert (plan.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)

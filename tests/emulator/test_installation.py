@@ -32,7 +32,7 @@ def installation(folder: Path, torch: str, cudnn: str) -> Path:
 def test_a_cudnn_that_takes_no_description_is_refused(
     tmp_path: Path, torch: str, cudnn: str, package: str
 ) -> None:
-    """Convolutions would fail later, so that the line comes first and says what to install."""
+    """Convolutions would fail later, so that the line comes first and states what to install."""
     with pytest.raises(EmulatorError) as caught:
         find_installation(installation(tmp_path, torch, cudnn))
     assert str(caught.value) == (

@@ -38,7 +38,7 @@ def test_wrong_usage_is_one_line(arguments: list[str], line: str, tmp_path: Path
 
 
 def test_a_command_without_a_gpu_is_told(tmp_path: Path) -> None:
-    """A script that never touches CUDA says nothing about a GPU; exit code 3."""
+    """A script that never touches CUDA shows nothing about a GPU; exit code 3."""
     done = planner_run("--gpu", "L4", "--", sys.executable, "-c", "print('hello')", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "hello\n")
     assert "it ended without using a GPU; check that it trains on cuda" in done.stderr
@@ -68,7 +68,7 @@ def test_the_environments_own_sitecustomize_still_runs(tmp_path: Path) -> None:
 
 
 def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
-    """The emulated GPU runs torch's CUDA build; the line says where it looked and what to do."""
+    """The emulated GPU runs torch's CUDA build; the line states where it looked and what to do."""
     import torch
 
     if torch.version.cuda is not None:

@@ -156,7 +156,7 @@ def test_a_run_out_of_memory_has_a_page_up_to_there(run: Run, tmp_path: Path) ->
 
 
 def test_compiled_models_run_as_without_a_page(run: Run) -> None:
-    """Hooks stay out of compiled code: no byte moves, and the page says that modules are missing."""
+    """Hooks stay out of compiled code: no byte moves, and the page states that modules are missing."""
     code = """
 import torch._inductor.config
 torch._inductor.config.force_disable_caches = True  # what comes from a cache may save other tensors

@@ -58,7 +58,7 @@ def test_a_command_that_survives_a_refused_allocation_fits() -> None:
 
 
 def test_a_command_that_memory_ended_does_not_fit() -> None:
-    """The failure that was raised is the one that is told."""
+    """The failure that was raised is the one that is reported."""
     survived = OutOfMemory(1, "", "", "", MIB, was_raised=False)
     ended = run(record(0, survived), record(1, RAISED), code=1)
     assert (ended.outcome, ended.failure) == (Outcome.DOES_NOT_FIT, RAISED)
@@ -182,7 +182,7 @@ def plan(replayed: tuple[int, ...] = (32, 40), notes: tuple[str, ...] = ()) -> C
 
 
 def test_text_of_a_search() -> None:
-    """It says how the answer was found, and which runs confirm it."""
+    """It states how the answer was found, and which runs confirm it."""
     assert render_plain(command_plan_document(plan(notes=("a note",)))).splitlines()[:8] == [
         "Largest batch:  40 at confidence 0.99, without retries",
         "With retries:   44: cached memory is released to make room",
@@ -196,7 +196,7 @@ def test_text_of_a_search() -> None:
 
 
 def test_text_of_a_search_by_runs_alone() -> None:
-    """Where histories do not align, all is runs."""
+    """If histories do not align, all is runs."""
     (line,) = [
         one
         for one in render_plain(command_plan_document(plan(replayed=()))).splitlines()

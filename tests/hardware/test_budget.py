@@ -119,7 +119,7 @@ def test_endless_memory() -> None:
 
 
 def test_a_card_smaller_than_a_context() -> None:
-    """Where the context alone is larger than the card, nothing is left, not less."""
+    """If the context alone is larger than the card, nothing is left, not less."""
     assert make_budget(card(300, 400), 0.5, RULES).limits.capacity_bytes == 0
 
 
@@ -246,7 +246,7 @@ def blocks(size_mib: int) -> Trace:
 
 
 def test_nothing_bounds_a_card_without_end() -> None:
-    """Without a card and without a cap no batch runs out of memory, and no probability is told."""
+    """Without a card and without a cap no batch runs out of memory, and no probability is reported."""
     run = replay_trace(blocks(100))
     assert estimate_oom_probability(make_budget(unlimited_device(), 0.99, RULES), blocks(100), run) is None
 

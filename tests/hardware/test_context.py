@@ -91,7 +91,7 @@ def test_published_contexts_of_kernels_loaded_at_once() -> None:
     [((6, 1), 2048), ((7, 5), 1024), ((8, 0), 2048), ((8, 7), 1536), ((9, 0), 2048), ((12, 1), 1536)],
 )
 def test_threads_of_a_multiprocessor(capability: tuple[int, int], threads: int) -> None:
-    """One table of the CUDA Programming Guide tells contexts, cuDNN and reductions alike."""
+    """One table of the CUDA Programming Guide gives contexts, cuDNN and reductions alike."""
     assert threads_per_sm(capability) == threads
 
 

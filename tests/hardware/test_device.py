@@ -70,7 +70,7 @@ def test_a_file_becomes_a_device(tmp_path: Path) -> None:
 
 
 def test_generic_usable_in_a_file(tmp_path: Path) -> None:
-    """A card whose usable memory is not known takes the generic rule, and says so."""
+    """A card whose usable memory is not known takes the generic rule, with a note."""
     cut = CARD.index("usable:")
     write(tmp_path, CARD[:cut] + "usable: generic\ncontext: generic\n")
     (device,) = load_devices(tmp_path)
@@ -174,7 +174,7 @@ def test_spellings(spelling: str, name: str) -> None:
 
 
 def test_unknown_names_list_the_nearest() -> None:
-    """An unknown name tells the nearest cards and the way out."""
+    """An unknown name lists the nearest cards and the way out."""
     with pytest.raises(UsageError) as caught:
         find_device("A100")
     assert str(caught.value) == (
@@ -301,7 +301,7 @@ instances: {names: [AWS x1], kind: unverified, source: a page}
 
 
 class FakeNvml:
-    """As much of `pynvml` as is asked."""
+    """As much of `pynvml` as is used."""
 
     def __init__(self, name: str | bytes, total_mib: int) -> None:
         self.name, self.total_mib, self.is_open = name, total_mib, False
@@ -335,7 +335,7 @@ def test_local_card_of_the_database() -> None:
 
 
 def test_local_card_that_nobody_knows() -> None:
-    """Any other local card is what NVML says of it, with the generic line for what torch sees."""
+    """Any other local card is what NVML reports of it, with the generic line for what torch sees."""
     device = local_device(nvml=FakeNvml("NVIDIA GeForce RTX 4090", 48000))
     assert (device.name, device.capability, device.total.value) == (
         "NVIDIA GeForce RTX 4090",
@@ -374,7 +374,7 @@ def test_generic_device() -> None:
 
 
 def test_smallest_generic_device() -> None:
-    """Where the driver would keep more than there is, nothing is usable."""
+    """If the driver would keep more than there is, nothing is usable."""
     assert generic_device(100).usable.value == 0
 
 
@@ -387,7 +387,7 @@ def test_unlimited_device() -> None:
 
 @pytest.mark.parametrize("total_mib", [0, -24000, 99, 10_000_001])
 def test_absurd_totals(total_mib: int) -> None:
-    """A total that no GPU has is refused in one line that says what to give."""
+    """A total that no GPU has is refused in one line that states what to give."""
     with pytest.raises(UsageError) as caught:
         generic_device(total_mib)
     assert str(caught.value) == (

@@ -106,14 +106,14 @@ def test_tokens_are_texts_of_varying_lengths() -> None:
 
 
 def test_padded_audio_is_as_the_user_says() -> None:
-    """Floats of varying length look like those of a fixed one; the option says what they are."""
+    """Floats of varying length look like those of a fixed one; the option states what they are."""
     assert likeness(Classifier, IMAGE).departures == ()
     answer = likeness(Classifier, IMAGE, lengths="varying")
     assert answer.departures == ("with samples of varying lengths",)
 
 
 def test_lengths_change_margins_and_no_trace() -> None:
-    """Jobs that differ in their lengths alone share kept traces, and survive their JSON."""
+    """Jobs that differ in their lengths alone share cached traces, and survive their JSON."""
     job = Job("torchvision:resnet18", inputs=(IMAGE,), target=LABEL)
     varying = replace(job, lengths=Lengths.VARYING)
     assert fingerprint_of(job) == fingerprint_of(varying)
@@ -134,7 +134,7 @@ def test_lengths_change_margins_and_no_trace() -> None:
 def test_no_probability_where_no_published_run_is_like_the_job(
     build: type[nn.Module], spec: TensorSpec, changes: dict[str, object], unlike: str
 ) -> None:
-    """The probability is null, the text says why, and the margins are the widest."""
+    """The probability is null, the text states why, and the margins are the widest."""
     result = planner.estimate(
         build, 2, input=spec, target=LABEL, gpu="RTX 3060", no_calibration=True, **changes
     )

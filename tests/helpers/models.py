@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def job_of(*inputs: str, **fields: object) -> Job:
-    """A job on a model that the test builds itself; forward only, one step, unless told otherwise."""
+    """A job on a model that the test builds itself; forward only, one step, by default."""
     job = Job("test", inputs=tuple(map(parse_tensor_spec, inputs)), mode=Mode.FORWARD, steps=1, loss=Loss.SUM)
     return replace(job, **fields)  # type: ignore[arg-type]
 
@@ -43,12 +43,12 @@ def trace_catalogue(name: str, batch: int | None = None) -> Trace:
 
 
 def born(trace: Trace, op: str = "") -> list[int]:
-    """Sizes in bytes of the blocks that operators with `op` in their name asked for, in order."""
+    """Sizes in bytes of the blocks that operators with `op` in their name allocated, in order."""
     return [e.size_bytes for e in trace.events if isinstance(e, Alloc) and op in trace.sites[e.site].op]
 
 
 def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
-    """After each birth in this phase: the module that asked, and what the allocator has allocated, in
+    """After each birth in this phase: the module that allocated, and what the allocator has allocated, in
     bytes.
     """
     allocator = CachingAllocator()

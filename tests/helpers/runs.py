@@ -39,7 +39,7 @@ RUN = Observation(
 
 @dataclass(slots=True)
 class FakeMeasure:
-    """100 MiB and 10 MiB a sample; it dies where that is more than the cap. Remembers what it was asked."""
+    """100 MiB and 10 MiB a sample; it dies where that is more than the cap. Records its queries."""
 
     seconds_each: float = 0.0
     besides_mib: int = 0  # what a run takes on top

@@ -1,4 +1,4 @@
-"""models.yaml: what it holds, and how a broken one is told."""
+"""models.yaml: what it holds, and how a broken one is reported."""
 
 import re
 import subprocess
@@ -85,7 +85,7 @@ def test_catalogue_holds_the_seeds_workloads() -> None:
 
 
 def language_model(name: str, source: str, tokens: int, *args: tuple[str, object], **options: Any) -> Job:
-    """A job whose further inputs transformers tells, with AdamW and the model's own loss."""
+    """A job whose further inputs transformers declares, with AdamW and the model's own loss."""
     text = (TensorSpec((tokens,), "int64"),)
     return Job(name, args, text, loss=Loss.OUTPUT, optimizer=Optimizer.ADAMW, source=source, **options)
 
@@ -158,7 +158,7 @@ def test_smallest_entry_takes_the_defaults_of_its_source(tmp_path: Path) -> None
     ],
 )
 def test_broken_catalogue_names_line_and_key(tmp_path: Path, text: str, place: str, problem: str) -> None:
-    """A broken catalogue is told in one line: the file, the line, the key and the problem."""
+    """A broken catalogue is reported in one line: the file, the line, the key and the problem."""
     file = tmp_path / "models.yaml"
     file.write_text(text)
     with pytest.raises(DataFileError) as error:
@@ -170,7 +170,7 @@ def test_broken_catalogue_names_line_and_key(tmp_path: Path, text: str, place: s
 
 
 def test_missing_catalogue_is_a_broken_data_file(tmp_path: Path) -> None:
-    """A catalogue that is not there is told with its path."""
+    """A catalogue that is not there is reported with its path."""
     with pytest.raises(DataFileError, match=re.escape(str(tmp_path / "none.yaml"))):
         load_catalogue(tmp_path / "none.yaml")
 

@@ -96,7 +96,7 @@ def test_tensor_text_is_read_and_written(text: str, spec: TensorSpec) -> None:
     ],
 )
 def test_senseless_tensor_is_refused(text: str, problem: str) -> None:
-    """A tensor that cannot be is refused in one line that quotes it and says what to write."""
+    """A tensor that cannot be is refused in one line that quotes it and states what to write."""
     with pytest.raises(UsageError) as error:
         parse_tensor_spec(text)
     assert str(error.value) == problem

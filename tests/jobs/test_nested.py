@@ -52,7 +52,7 @@ def test_a_name_is_its_own_text(text: str) -> None:
     "text", ["a b=3", ".a=3", "a.=3", "a..b=3", "a[=3", "a[x]=3", "a[1]b=3", "1a=3", "class.x=3"]
 )
 def test_no_name_is_refused(text: str) -> None:
-    """A name that is none says how one is written."""
+    """A name that is none states how one is written."""
     with pytest.raises(UsageError, match="is no argument name; write it like"):
         parse_tensor_spec(text)
 
@@ -132,7 +132,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nested_batch_takes_what_a_plain_one_does(file: Path, name: str, tmp_path: Path) -> None:
-    """Fresh, kept, isolated and saved, the plan is that of the model with an argument for each tensor."""
+    """Fresh, cached, isolated and saved, the plan is that of the model with an argument for each tensor."""
     given: dict[str, Any] = {"target": "scalar:int64", "gpu": "L4"}
     plain = planner.estimate(f"{file}:Plain", 64, input=["64", "16"], **given).to_dict()
     saved = tmp_path / "a.trace"

@@ -85,7 +85,7 @@ def test_every_option_is_a_key_of_json(option: JobOption) -> None:
 
 
 def test_reset_options() -> None:
-    """Options can be set back to their defaults by what the table says of them."""
+    """Options can be set back to their defaults by the table's rows."""
     job = merge_job(BASE, {"ema": True, "accumulate": 4, "optimizer": "adam"})
     assert reset_options(job, where=lambda option: option.is_for_training) == merge_job(
         BASE, {"optimizer": "adam"}

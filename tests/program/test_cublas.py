@@ -112,7 +112,7 @@ JOB = {"input": "64", "target": "scalar:int64", "optimizer": "adam", "gpu": "RTX
 
 @pytest.fixture
 def net(tmp_path: Path) -> str:
-    """A model that may be kept."""
+    """A model that may be cached."""
     (tmp_path / "net.py").write_text(FILE)
     return f"{tmp_path}/net.py:Net"
 
@@ -132,7 +132,7 @@ def test_kept_traces_are_told_apart(net: str, tmp_path: Path) -> None:
 
 
 def test_the_plan_follows_from_loops_as_from_runs(net: str, tmp_path: Path) -> None:
-    """The largest batch is the same from told, kept and single traces, and less with more workspace."""
+    """The largest batch is the same from fitted, cached and single traces, and less with more workspace."""
     card = {**JOB, "gpu": None, "gpu_mib": 1400}
     batches = {}
     for text in (":0:0", "", ":65536:1"):
@@ -146,7 +146,7 @@ def test_the_plan_follows_from_loops_as_from_runs(net: str, tmp_path: Path) -> N
 
 
 def test_the_text_goes_into_the_job_its_key_and_back() -> None:
-    """JSON tells it, a job of before has none, and what is no such text is refused."""
+    """JSON holds it, a job of before has none, and what is no such text is refused."""
     job = job_of("64", cublas_workspace_config=":16:8", model="torchvision:resnet18")
     parts = job_to_json(job)
     assert parts["cublas_workspace_config"] == ":16:8"

@@ -85,7 +85,7 @@ def test_a_case_says_what_the_rule_would_say_or_nothing(
 
 
 def test_a_line_holds_for_every_batch_size() -> None:
-    """A rule without branches is asked once, and needs no comparison."""
+    """A rule without branches is run once, and needs no comparison."""
     env = ShapeEnv(4)
     sketch = SymTensor([SymInt(env, 4, (0, 1)), 10], [10, 1], torch.float32)
     case = trace_rule(
@@ -164,7 +164,7 @@ def test_programs_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_symbols_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a rule looks at what no symbolic tensor has, a stored program covers nothing that was not run."""
+    """If a rule looks at what no symbolic tensor has, a stored program covers nothing that was not run."""
 
     def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Any, ...]:
         return (Hold(512 + args[0].storage_offset()),)

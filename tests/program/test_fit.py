@@ -1,4 +1,4 @@
-"""Two traces are fitted to one program for every batch size, or a message says where they diverge."""
+"""Two traces are fitted to one program for every batch size, or a message states where they diverge."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -103,13 +103,13 @@ def test_sites_are_compared_by_what_they_name() -> None:
     ids=["site", "category", "which freed", "free or alloc", "phase", "phase or free"],
 )
 def test_different_events(place: int, event: Event, message: str) -> None:
-    """Where two traces diverge, the message names the event and what it is in each of them."""
+    """If two traces diverge, the message names the event and what it is in each of them."""
     other = (*BASE[:place], event, *BASE[place + 1 :])
     assert refusal(trace(2, *BASE), trace(3, *other)) == message
 
 
 def test_different_lengths() -> None:
-    """Where one trace ends early, the message names the first event that it lacks."""
+    """If one trace ends early, the message names the first event that it lacks."""
     message = (
         "event 3 at batch {} is block 0 of to in the loop freed; the trace at batch {} has ended before it"
     )

@@ -1,4 +1,4 @@
-"""A loop told again for another batch size or GPU, against runs of it."""
+"""A program specialized for another batch size or GPU, against runs of it."""
 
 from collections.abc import Callable
 
@@ -108,7 +108,7 @@ def test_the_first_step_is_the_beginning() -> None:
 
 
 def test_few_runs_serve_many_gpus() -> None:
-    """A model that asks nothing of the compute capability runs three times, whatever GPUs are asked for."""
+    """A model that reads nothing of the compute capability runs three times, whatever GPUs are asked for."""
     builder = builder_of(
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
         training(),
@@ -131,7 +131,7 @@ def test_gpus_with_other_kernels_have_programs_of_their_own() -> None:
 
 
 def test_a_model_that_changes_with_the_batch_has_no_program() -> None:
-    """Two runs that diverge give none, and their notes say where."""
+    """Two runs that diverge give none, and their notes state where."""
     builder = builder_of(Forking, job_of("8", mode=Mode.FORWARD))
     assert builder.programs(GA102) == ()
     assert (

@@ -32,7 +32,7 @@ STEP_2: tuple[Event, ...] = (
 
 
 def test_fold() -> None:
-    """Sizes are those of the batch, blocks named by the age of their step; kept workspaces stand apart."""
+    """Sizes are those of the batch, blocks named by the age of their step; lasting workspaces stand apart."""
     trace = Trace((*SETUP, *STEP_2, PhaseStart(2, Phase.END)), SITES, 2)
     assert split_steps(trace) == StepSequence(
         setup=(Phase.SETUP, Malloc(30, Category.PARAMETER)),
@@ -64,14 +64,14 @@ def looping(*sizes: int) -> StepSequence:
 
 
 def test_a_settled_loop_repeats_its_last_step() -> None:
-    """Where the last two steps are the same, every further step is."""
+    """If the last two steps are the same, every further step is."""
     loop = looping(1, 2, 2)
     assert [loop.step(number) for number in range(6)] == [(), *looping(1, 2, 2, 2, 2).steps]
 
 
 @pytest.mark.parametrize("loop", [looping(1, 2, 3), looping(1), looping(2, 2, 1)])
 def test_an_unsettled_loop_has_no_further_steps(loop: StepSequence) -> None:
-    """A loop whose last two steps differ, or that has one step, says nothing about those that follow."""
+    """A loop whose last two steps differ, or that has one step, shows nothing about those that follow."""
     count = len(loop.steps)
     assert loop.step(count) == loop.steps[-1]
     with pytest.raises(
@@ -89,7 +89,7 @@ def test_a_trace_of_no_steps_is_its_setup() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_repeated_step_is_a_traced_one(optimizer: str) -> None:
-    """Twelve traced steps of the CNN are the steps that three traced ones say."""
+    """Twelve traced steps of the CNN are the steps that three traced ones predict."""
     entry = load_catalogue()["cnn"]
     job = replace(entry.job, optimizer=type(entry.job.optimizer)(optimizer))
     few, many = (split_steps(record(replace(job, steps=steps), 8, AMPERE)) for steps in (3, 12))

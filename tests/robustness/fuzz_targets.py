@@ -19,7 +19,7 @@ _NAMES = list(READERS)
 
 
 def main() -> None:
-    """Fuzz until told to stop; a finding ends the process with its traceback."""
+    """Fuzz until stopped; a finding ends the process with its traceback."""
     with TemporaryDirectory() as seeds, TemporaryDirectory() as folder:
         for index, reader in enumerate(READERS.values()):
             (Path(seeds) / str(index)).write_bytes(bytes([index]) + reader.valid)

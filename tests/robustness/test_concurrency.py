@@ -41,7 +41,7 @@ ORIGINS = Origins("measured", "a", "torch 2.13")
 
 
 def _write_all(folder: Path, numbers: range, pipe: int) -> None:
-    """Write each number into a calibration, a trace, a cache and a folder of results; then tell it."""
+    """Write each number into a calibration, a trace, a cache and a folder of results; then report it."""
     small = Trace((PhaseStart(0, Phase.SETUP),), (Site("", "to"),), 2)
     store, task = ResultStore(folder / "sweep", "", print), Task("m", "r", RUN.job, (), {})
     cache = CacheDirectory(folder / "cache", print)
@@ -59,13 +59,13 @@ def _no_fit(points: object) -> NoFit:
 
 
 class Telling:
-    """What a process tells, a number in each line."""
+    """The reports of a process, a number in each line."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe, self._heard = pipe, b""
 
     def wait(self, count: int) -> None:
-        """Until it has told so many numbers, or has ended."""
+        """Until it has reported so many numbers, or has ended."""
         while self._heard.count(b"\n") < count and (more := os.read(self._pipe, 4096)):
             self._heard += more
 
@@ -77,7 +77,7 @@ class Telling:
 
 @contextmanager
 def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Telling]]:
-    """A process that writes; its id, and what it tells."""
+    """A process that writes; its id, and what it reports."""
     out, pipe = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
@@ -142,7 +142,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, runs: int) ->
 def test_interrupted_processes_leave_nothing_half_written(
     tmp_path: Path, runs: int, number: signal.Signals
 ) -> None:
-    """Processes are stopped while they write: what they told is there, and everything is whole."""
+    """Processes are stopped while they write: what they reported is there, and everything is whole."""
     chance = random.Random(number)
     total = lost = broken = partial = 0
     for turn in range(runs):

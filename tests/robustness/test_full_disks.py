@@ -72,14 +72,14 @@ def test_an_answer_that_nobody_can_get_is_no_success(words: str, streams: str) -
 
 @pytest.mark.parametrize(("words", "code"), [("devices --what", 2), ("sweep /nowhere.yaml", 4)])
 def test_an_error_before_the_answer_keeps_its_code(words: str, code: int) -> None:
-    """Where nothing was to be written, a closed standard output does not matter."""
+    """If nothing was to be written, a closed standard output does not matter."""
     line = f'"{sys.executable}" -m planner {words} >&-'
     done = subprocess.run(line, shell=True, capture_output=True, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1)
 
 
 def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:
-    """Where a file may not grow, every writer says so in one line, and what was there before is whole."""
+    """If a file may not grow, every writer notes it in one line, and what was there before is whole."""
     key, points = key_of(RUN), [Point(RUN, 1000)]
     task = Task("m", "r", RUN.job, (), {})
     writers: dict[str, Callable[[Path, int], object]] = {
@@ -121,7 +121,7 @@ def _noise() -> str:
 def test_a_home_that_cannot_be_written_gives_one_line(
     tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a home to keep things in, a plan still answers, and a sweep says what it cannot make."""
+    """Without a home to keep things in, a plan still answers, and a sweep states what it cannot make."""
     for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, home)
     assert run(["max-batch", "--model", "conv_pair", "--gpu", "L4", "--json"]) == 0

@@ -101,7 +101,7 @@ def executing_nothing() -> Iterator[None]:
 
 
 def read(reader: Reader, content: bytes, folder: Path) -> str:
-    """What is said of a file; "" where it is right."""
+    """The message about a file; "" where it is right."""
     path = folder / reader.name
     path.write_bytes(content)
     try:

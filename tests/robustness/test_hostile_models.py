@@ -231,7 +231,7 @@ def test_a_model_may_raise_anything(tmp_path: Path, name: str) -> None:
     "line", ["raise SystemExit(3)", "class E(BaseException): pass\nraise E", "import os; x"]
 )
 def test_a_file_may_raise_anything_when_it_is_imported(tmp_path: Path, line: str) -> None:
-    """A FILE.py that fails is told in one line."""
+    """A FILE.py that fails is reported in one line."""
     file = tmp_path / "failing.py"
     file.write_text(line)
     with pytest.raises(ModelError, match=r"failing\.py:\d: importing the file fails"):

@@ -33,7 +33,7 @@ WRITERS = {
 READ = {"--models", "--trace", "--campaign"}  # options that name a file to be read
 # tests/emulator: needs the CUDA build of torch
 ELSEWHERE = {("run", "--snapshot"), ("run", "--plot"), ("run", "--html")}
-REFUSED = {  # the option stands among those of the job, and the command says that it means nothing there
+REFUSED = {  # the option stands among those of the job, and the command states that it means nothing there
     (command, "--save-trace") for command in ("gpus", "advise", "compare", "calibrate", "verify")
 }
 

@@ -1,4 +1,4 @@
-"""Kept traces: the same answers as without, from nothing but files, whatever happens to these."""
+"""Cached traces: the same answers as without, from nothing but files, whatever happens to these."""
 
 import errno
 import json
@@ -106,7 +106,7 @@ def test_kept_answers_are_the_answers(model: Path) -> None:
 
 
 def test_all_cards_from_kept_traces(model: Path) -> None:
-    """The table of cards is the same from kept traces, when they are made and when they are read."""
+    """The table of cards is the same from cached traces, when they are made and when they are read."""
     folder = model.parent / "cache"
     few = [find_device(name) for name in ("T4", "RTX 3060", "A10")]
     plain = told(gpus("model.py:Net", devices=few, **FEW))
@@ -132,7 +132,7 @@ def without_torch(arguments: str, home: Path) -> subprocess.CompletedProcess[str
 def test_a_planned_job_needs_no_torch(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Asked again, for another GPU of the same kind, for less of one, or at a batch size: no import."""
+    """Planned again, for another GPU of the same kind, for less of one, or at a batch size: no import."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(model.parent / "home"))
     command = "max-batch --model model.py:Net --input 3x64x64 --target scalar:int64 --json"
     assert run([*command.split(), "--gpu-mib", "2000"]) == 0
@@ -149,7 +149,7 @@ def test_a_planned_job_needs_no_torch(
 
 
 def test_completed_jobs_are_kept(tmp_path: Path) -> None:
-    """A job whose inputs its library tells is known the next time without the library."""
+    """A job whose inputs its library declares is known the next time without the library."""
     pytest.importorskip("timm")
     options: dict[str, Any] = {"model_arg": ["num_classes=10"]}
     result = estimate("timm:resnet10t", 2, cache=tmp_path, **options)
@@ -164,7 +164,7 @@ def test_completed_jobs_are_kept(tmp_path: Path) -> None:
 
 
 def test_settings_of_torch_that_no_key_holds(tmp_path: Path) -> None:
-    """Where the process changed what traces depend on, none is kept or read."""
+    """If the process changed what traces depend on, none is cached or read."""
     code = (
         "import torch; from planner import estimate\n"
         "torch.use_deterministic_algorithms(True)\n"
@@ -215,7 +215,7 @@ def test_files_that_may_look_at_anything_are_not_kept(model: Path, line: str) ->
 
 
 def test_versions_without_metadata() -> None:
-    """The version of an installed distribution as its folder says it, however its name is written."""
+    """The version of an installed distribution as its folder names it, however its name is written."""
     assert installed_version("pytest") == pytest.__version__
     assert installed_version("PyYAML") == installed_version("pyyaml") == yaml.__version__
     assert installed_version("no-such-distribution") is None
@@ -246,7 +246,7 @@ def cards_answer(folder: Path, warn: Callable[[str], None]) -> Any:
     ids=["cut short", "empty", "no gzip", "noise"],
 )
 def test_broken_entries_are_rebuilt(model: Path, spoil: Callable[[Path], None]) -> None:
-    """One line tells of it, the answer is the same, and the next time there is nothing to tell."""
+    """One line reports it, the answer is the same, and the next time there is nothing to report."""
     folder, lines = model.parent / "cache", list[str]()
     good = cards_answer(folder, lines.append)
     (entry,) = entries(folder)
@@ -297,7 +297,7 @@ def one_trace(number: int) -> Trace:
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    """Within the limit all stay; beyond it the one that nobody asked for longest goes."""
+    """Within the limit all stay; beyond it the one unused for longest goes."""
     cache = CacheDirectory(tmp_path, pytest.fail)
     for number in range(3):
         cache.put({"number": number}, [constant_program(one_trace(number), GA102)], {})
@@ -357,7 +357,7 @@ print(found)
 
 
 def test_processes_share_a_folder(tmp_path: Path) -> None:
-    """Four that write, read, trim and clear at once: each finds whole traces or none, and no word is said."""
+    """Four that write, read, trim and clear at once: each finds whole traces or none, silently."""
     limit = 6 * 700
     crowd = [
         subprocess.Popen([sys.executable, "-c", CROWD, str(seed), str(tmp_path), str(limit)], stdout=-1)

@@ -104,7 +104,7 @@ def read(path: Path) -> tuple[Program, dict[str, Any]]:
 
 
 def refusal(content: bytes, folder: Path) -> str:
-    """What is said of a file that is not believed, without its path; one line."""
+    """The refusal of a file, without its path; one line."""
     with pytest.raises(DataFileError) as caught:
         load(content, folder)
     text = str(caught.value)
@@ -113,7 +113,7 @@ def refusal(content: bytes, folder: Path) -> str:
 
 
 def refusal_and_memory(content: bytes, folder: Path) -> tuple[str, int]:
-    """The same, and the peak of the memory that it took to say so."""
+    """The same, and the peak of the memory that it took."""
     (folder / "t.trace").write_bytes(content)
     tracemalloc.start()
     with pytest.raises(DataFileError) as caught:
@@ -198,7 +198,7 @@ def test_failing_write(
     error: type[BaseException],
     message: str,
 ) -> None:
-    """Where writing fails half-way, is interrupted, or the old file cannot be replaced, that stays, and no
+    """If writing fails half-way, is interrupted, or the old file cannot be replaced, that stays, and no
     partial one does.
     """
     path = tmp_path / "t.trace"
@@ -279,7 +279,7 @@ WHOLE = pack(DOCUMENT)
     ],
 )
 def test_no_trace_file(tmp_path: Path, content: bytes, flaw: str) -> None:
-    """What is no gzip around a JSON object of this format is refused in one line that says why."""
+    """What is no gzip around a JSON object of this format is refused in one line that states why."""
     assert refusal(content, tmp_path).startswith(broken(flaw).removesuffix("; capture it again"))
 
 

@@ -115,7 +115,7 @@ def test_all_cards_from_a_file(tmp_path: Path) -> None:
 
 
 def test_every_way_saves_the_same(tmp_path: Path) -> None:
-    """An estimate, an explanation, and a plan whose traces are kept write what plans alike."""
+    """An estimate, an explanation, and a plan whose traces are cached write what plans alike."""
     job: dict[str, Any] = {"input": "3x32x32", "mode": "infer", "gpu": "RTX 3060"}
     estimate(MOBILENET, 9, **job, save_trace=tmp_path / "estimate")
     explain(MOBILENET, 9, **job, save_trace=tmp_path / "explain")
@@ -127,7 +127,7 @@ def test_every_way_saves_the_same(tmp_path: Path) -> None:
 
 
 def test_a_saved_file_needs_no_torch(tmp_path: Path) -> None:
-    """Where neither torch nor numpy can be imported, the answer is the same."""
+    """If neither torch nor numpy can be imported, the answer is the same."""
     path = tmp_path / "x.trace"
     max_batch(Encoder, gpu="RTX 3060", **WORDS, save_trace=path)
     plain = told(max_batch(Encoder, gpu="RTX 4060", **WORDS))
@@ -168,7 +168,7 @@ def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
 
 def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
     """A job whose workspaces come from a library is saved as lines with the scratch memory of two batch
-    sizes, and says so; nothing builds its programs.
+    sizes, with a note; nothing builds its programs.
     """
     job = Job("toy", inputs=(TensorSpec((4,)),), loss=Loss.SUM, steps=1, cudnn="installed")
 
@@ -398,7 +398,7 @@ def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_broken_loops_are_refused(tmp_path: Path, place: str, value: object, flaw: str) -> None:
-    """One wrong value is one line that says so, and no work that grows with what a file claims."""
+    """One wrong value is refused in one line, without work that grows with what a file claims."""
     document = deepcopy(LOOPS)
     inner: Any = document
     *steps, last = (int(step) if step.isdigit() else step.replace("~", ".") for step in place.split("."))

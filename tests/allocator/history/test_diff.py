@@ -1,4 +1,4 @@
-"""A trace against a recorded history: what is aligned, what differs, and how it is said."""
+"""A trace against a recorded history: what is aligned, what differs, and how it is shown."""
 
 from collections.abc import Sequence
 
@@ -154,7 +154,7 @@ def test_a_workspace_is_named_by_the_operator_that_it_follows() -> None:
 
 
 def test_after_a_death_a_block_belongs_to_the_next_operator() -> None:
-    """A death says that an operator has ended, so that what follows stands in the next one."""
+    """A death shows that an operator has ended, so that what follows stands in the next one."""
     difference = against(*SAME[:4], (6 * MIB, 5), (5 * MIB, None))
     assert [(extra.kind, extra.op, extra.module) for extra in difference.extras] == [
         (Kind.WORKSPACE, CONV, "a.conv")
@@ -162,7 +162,7 @@ def test_after_a_death_a_block_belongs_to_the_next_operator() -> None:
 
 
 def test_a_block_that_lives_on_is_no_workspace() -> None:
-    """What outlives blocks that both have is told as a block."""
+    """What outlives blocks that both have is reported as a block."""
     difference = against(SAME[0], SAME[1], (6 * MIB, None), (8 * MIB, 5), (1024, 5), SAME[4])
     assert [(extra.kind, extra.at_peak) for extra in difference.extras] == [(Kind.BLOCK, True)]
     assert difference.recorded.alone_bytes == 6 * MIB
@@ -173,7 +173,7 @@ def test_a_block_that_lives_on_is_no_workspace() -> None:
 
 
 def test_what_the_gpu_does_not_make_is_a_tensor_or_scratch() -> None:
-    """A traced block without a partner is told as what the trace took it for."""
+    """A traced block without a partner is reported as what the trace took it for."""
     difference = against(SAME[0], SAME[1], SAME[4])
     assert [(extra.kind, extra.birth, extra.op) for extra in difference.extras] == [
         (Kind.TENSOR, 2, NORM),
@@ -208,7 +208,7 @@ def test_phases_are_aligned_each_by_itself() -> None:
 
 
 def test_an_empty_recording_lacks_everything() -> None:
-    """Without a single recorded block all traced ones are told."""
+    """Without a single recorded block all traced ones are reported."""
     difference = against()
     assert (difference.matched, len(difference.extras), difference.recorded.allocated_bytes) == (0, 5, 0)
 
@@ -218,7 +218,7 @@ def difference_text(difference: Difference, top: int) -> str:
 
 
 def test_repeated_extras_are_told_once() -> None:
-    """Equal extras of several steps are one group, and the text says which steps."""
+    """Equal extras of several steps are one group, and the text states which steps."""
     extra = UnmatchedBlock(
         Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "net.py:3 forward", False
     )
@@ -248,6 +248,6 @@ def test_a_model_that_was_there_before_the_recording_is_told_in_one_line() -> No
 
 
 def test_sameness_is_said() -> None:
-    """Where there is nothing to tell, the text says so."""
+    """If there is nothing to report, the text notes it."""
     text = difference_text(against(*SAME), 5)
     assert text.endswith("\n\nTrace and recording are the same, block by block")

@@ -97,7 +97,7 @@ def test_the_first_difference_is_told_in_words(place: int, event: tuple[str, int
 
 
 def test_a_retry_under_a_limit_is_followed() -> None:
-    """At the limit torch gives a cached segment back and asks again: both events are compared."""
+    """At the limit torch gives a cached segment back and retries: both events are compared."""
     events = (
         ("segment_alloc", BASE, 30 * MIB),
         ("alloc", BASE, 30 * MIB),

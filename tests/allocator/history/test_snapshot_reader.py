@@ -168,7 +168,7 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_snapshot_is_refused(content: object, problem: str, tmp_path: Path) -> None:
-    """What is no snapshot with a history is refused in one line that says why."""
+    """What is no snapshot with a history is refused in one line that states why."""
     path = tmp_path / "x.pickle"
     path.write_bytes(pickle.dumps(content))
     with pytest.raises(DataFileError) as caught:
@@ -254,7 +254,7 @@ def test_measuring_records_are_read(name: str, records: Path) -> None:
 
 @pytest.mark.parametrize(("classes", "batch"), [(10, 64), (1000, 32)])
 def test_records_of_something_else_are_refused(classes: int, batch: int, records: Path) -> None:
-    """Another batch size or another model is no record of this job, and the error says what there is."""
+    """Another batch size or another model is no record of this job, and the error states what there is."""
     with pytest.raises(UsageError) as caught:
         load_recording(records, resnet(classes), batch)
     assert str(caught.value) == (

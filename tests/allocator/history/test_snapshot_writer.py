@@ -108,7 +108,7 @@ def test_frames_are_modules() -> None:
 
 
 def test_a_segment_in_full() -> None:
-    """A segment tells what is in use, what was asked for, and its blocks by rising address."""
+    """A segment holds what is in use, what was requested, and its blocks by rising address."""
     snapshot = make_snapshot(LITERAL, UNLIMITED)
     first = snapshot["segments"][-1]  # the oldest lies highest
     base = TOP_ADDRESS - 20 * MIB
@@ -208,7 +208,7 @@ def test_events_and_segments_agree(trace: Trace, limits: MemoryLimits) -> None:
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """A folder that is not there is told in one line."""
+    """A folder that is not there is reported in one line."""
     path = tmp_path / "missing" / "x.pickle"
     with pytest.raises(DataFileError) as caught:
         save_snapshot(LITERAL, UNLIMITED, path)

@@ -179,7 +179,7 @@ def train(
 
 
 def operator(trace: Trace, event: Alloc) -> str:
-    """The operator that asked, without namespace and overload."""
+    """The operator that allocated, without namespace and overload."""
     return trace.sites[event.site].op.removeprefix("aten.").split(".")[0]
 
 
@@ -193,7 +193,7 @@ def test_efficient_attention_saves_rows_not_scores() -> None:
 
 
 def test_efficient_attention_keeps_no_rows_in_inference() -> None:
-    """compute_logsumexp is whether a gradient is wanted."""
+    """compute_logsumexp is whether a gradient is needed."""
     trace = trace_of(Attention, job_of("12x197x64", mode=Mode.INFER), 2)
     assert sizes(trace, "efficient", "forward") == [4 * WHOLE]
 

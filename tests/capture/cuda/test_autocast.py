@@ -102,7 +102,7 @@ def test_no_operator_of_autocast_is_forgotten() -> None:
         (lambda x, h: F.prelu(x, empty(1)), HALF),
         (lambda x, h: F.scaled_dot_product_attention(x[None, None], h[None, None], x[None, None]), HALF),
         (lambda x, h: F.softmax(h, -1), SINGLE),
-        (lambda x, h: F.softmax(h, -1, dtype=HALF), HALF),  # what the caller says counts
+        (lambda x, h: F.softmax(h, -1, dtype=HALF), HALF),  # the caller's dtype counts
         (lambda x, h: F.log_softmax(h, -1), SINGLE),
         (lambda x, h: F.layer_norm(h, (8,), empty(8), empty(8)), SINGLE),
         (lambda x, h: F.group_norm(h[None], 2), SINGLE),
@@ -183,7 +183,7 @@ def test_softmax_of_float16_makes_no_copy(dtype: torch.dtype, ops: list[tuple[st
 
 
 def test_binary_cross_entropy_is_refused() -> None:
-    """As on CUDA; the message says what to use."""
+    """As on CUDA; the message states what to use."""
     with region(), pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
         F.binary_cross_entropy(empty(3), empty(3))
 
@@ -359,7 +359,7 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), inside=st.booleans(), cache=st.booleans())
 def test_casts_are_those_of_torch_on_the_cpu(data: st.DataObject, inside: bool, cache: bool) -> None:
-    """Where the lists of CPU and CUDA agree, ours casts what torch's own kernels cast, in the same order.
+    """If the lists of CPU and CUDA agree, ours casts what torch's own kernels cast, in the same order.
 
     Layers are used again or not, see 16 or 32 bits, with gradients of the input or without; the backward
     pass runs inside the region or after it, with the cache of casts and without.

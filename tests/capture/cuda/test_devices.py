@@ -242,7 +242,7 @@ def more(self, x):
 
 
 def test_libraries_see_one_and_the_same_gpu() -> None:
-    """A library that asks a tensor for its device and then the device for its capability gets both."""
+    """A library that queries a tensor for its device and then the device for its capability gets both."""
     pytest.importorskip("transformers")
     sizes = ("num_hidden_layers", 1), ("hidden_size", 64), ("intermediate_size", 64), ("vocab_size", 99)
     job = resolve_job("hf:MixtralForCausalLM", {}, model_args=sizes, inputs=[parse_tensor_spec("16:int64")])

@@ -16,7 +16,7 @@ CUDNN_BACKWARD = "aten._cudnn_rnn_backward.default"
 
 
 def of_operator(trace: Trace, op: str) -> list[str]:
-    """`+bytes` and `-bytes` of the blocks that this operator asked for, while it runs and after."""
+    """`+bytes` and `-bytes` of the blocks that this operator allocated, while it runs and after."""
     sizes = {
         e.block: e.size_bytes for e in trace.events if isinstance(e, Alloc) and trace.sites[e.site].op == op
     }

@@ -51,7 +51,7 @@ def test_all_micro_batches_after_the_first_allocate_the_same() -> None:
 
 
 def test_more_micro_batches_take_no_more_memory() -> None:
-    """Peaks are those of fewer micro-batches from the second on, and a note says how many are run."""
+    """Peaks are those of fewer micro-batches from the second on, and a note states how many are run."""
     few, most, many = taken(3), taken(MOST_MICRO_BATCHES), taken(4096)
     peaks = [replay_trace(one, UNLIMITED) for one in (few, most, many)]
     assert len({run.peak_allocated_bytes for run in peaks}) == 1

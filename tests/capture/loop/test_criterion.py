@@ -92,7 +92,7 @@ def test_a_function_is_the_loss(folder: Path, name: str) -> None:
 
 
 def test_a_loss_of_the_output_alone_needs_no_target(folder: Path) -> None:
-    """Without a target it runs; one that the model's source gives is not copied, and the answer says so."""
+    """Without a target it runs; one that the model's source gives is not copied, and the answer notes it."""
     answer = estimated(folder, code(folder, "alone"), target=None)
     assert answer["job"]["target"] is None
     answer = estimated(folder, code(folder, "alone"))
@@ -127,13 +127,13 @@ def test_a_module_of_the_file_is_used_as_it_is(folder: Path) -> None:
     ],
 )
 def test_what_is_no_loss_is_refused(folder: Path, name: str, kind: type[Exception], message: str) -> None:
-    """Each refusal says what is wrong with which name."""
+    """Each refusal states what is wrong with which name."""
     with pytest.raises(kind, match=message):
         estimated(folder, code(folder, name))
 
 
 def test_a_missing_target_is_asked_for(folder: Path) -> None:
-    """A loss of two arguments needs a target, which only its code tells."""
+    """A loss of two arguments needs a target, which only its code shows."""
     with pytest.raises(UsageError, match="takes an output and a target; give one sample, such as --target"):
         estimated(folder, code(folder, "same"), target=None)
 
@@ -146,7 +146,7 @@ def test_other_texts_are_no_loss(text: str) -> None:
 
 
 def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
-    """A kept, a saved and an isolated trace, the table of GPUs and an explanation say the same."""
+    """A cached, a saved and an isolated trace, the table of GPUs and an explanation agree."""
     plain = estimated(folder, code(folder, "Weighted"))["peak_reserved_mib"]
     saved = tmp_path / "a.trace"
     cache = {"cache": tmp_path / "kept"}

@@ -207,7 +207,7 @@ def test_what_is_left_at_the_end_is_the_model_and_the_text() -> None:
     ],
 )
 def test_other_models_are_refused_in_one_line(attributes: dict[str, Any], problem: str) -> None:
-    """The line says what the model is and what to do."""
+    """The line states what the model is and what to do."""
     model = nn.Linear(3, 3)
     for name, value in attributes.items():
         setattr(model, name, value)

@@ -1,4 +1,4 @@
-"""Which of several outputs of a model became the loss is said in the answer."""
+"""Which of several outputs of a model became the loss stands in the answer."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ REST = "that the model returns; its other outputs are not used"
 def test_the_entries_that_became_the_loss_are_named(
     tmp_path: Path, model: str, loss: str, notes: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Among the assumptions, in one sentence; nothing is said of a model that returns one tensor."""
+    """Among the assumptions, in one sentence; none for a model that returns one tensor."""
     file = tmp_path / "models.py"
     file.write_text(MODELS)
     words = ["--model", f"{file}:{model}", "--input", "4", "--loss", loss]

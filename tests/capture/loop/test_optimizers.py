@@ -132,7 +132,7 @@ def test_adagrad_makes_its_state_before_the_loop(impl: OptimizerImpl, made: str)
 
 @pytest.mark.parametrize("kind", Optimizer)
 def test_the_defaults_are_those_of_cuda(kind: Optimizer) -> None:
-    """An optimizer that is told nothing takes the default implementation, as it does on CUDA."""
+    """An optimizer that is given no option takes the default implementation, as it does on CUDA."""
     constructors: dict[Optimizer, Callable[..., optim.Optimizer]] = {
         Optimizer.SGD: optim.SGD,
         Optimizer.MOMENTUM: lambda trained: optim.SGD(trained, momentum=0.9),
@@ -178,7 +178,7 @@ def test_no_operator_of_an_optimizer_is_unknown(kind: Optimizer) -> None:
 
 @pytest.mark.parametrize("kind", [Optimizer.RMSPROP, Optimizer.ADAFACTOR])
 def test_not_all_are_fused(kind: Optimizer) -> None:
-    """Where torch has no fused implementation, the option is refused in one line."""
+    """If torch has no fused implementation, the option is refused in one line."""
     with pytest.raises(UsageError, match=f"torch has no fused {kind}; choose foreach"):
         trace_of(Two, job(kind, OptimizerImpl.FUSED), 2)
 
@@ -361,7 +361,7 @@ def names(**fields: object) -> list[str]:
     ],
 )
 def test_patterns(freeze: tuple[str, ...], train_only: tuple[str, ...], trained: list[str]) -> None:
-    """`train_only` says exactly what is trained, `freeze` takes away from it."""
+    """`train_only` names exactly what is trained, `freeze` takes away from it."""
     assert names(freeze=freeze, train_only=train_only) == trained
 
 

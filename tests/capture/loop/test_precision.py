@@ -190,7 +190,7 @@ def scaled_job(**fields: object) -> Job:
 
 
 def outside_of_modules(taken: Trace, phase: Phase, step: int) -> list[tuple[str, int]]:
-    """Operator and bytes of the blocks that the loop itself asks for in this phase."""
+    """Operator and bytes of the blocks that the loop itself allocates in this phase."""
     now = (0, Phase.SETUP)
     sizes = []
     for event in taken.events:
@@ -284,7 +284,7 @@ def test_pure_half_precision_feeds_its_loss() -> None:
     assert sizes == [3 * 10 * 2, 3 * 7 * 2]
 
 
-# ---- what the answer says
+# ---- the answer
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,6 @@ def test_pure_half_precision_feeds_its_loss() -> None:
     ],
 )
 def test_the_answer_names_precision_and_layout(options: dict[str, object], sentence: str) -> None:
-    """One of the assumptions says in which types and layout the job computes."""
+    """One of the assumptions states in which types and layout the job computes."""
     job = job_of("3", mode=Mode.TRAIN, **options)
     assert f"nothing else runs on the GPU; {sentence}" in run_assumptions(estimated(1, budget(None), job))

@@ -162,7 +162,7 @@ def test_evaluation_is_in_eval_mode_and_training_goes_on_after_it() -> None:
 
 
 class Log:
-    """Hears all that the loop says, in order."""
+    """Hears all calls of the loop, in order."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

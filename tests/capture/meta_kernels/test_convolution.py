@@ -34,7 +34,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Any, ...]:
 @settings(max_examples=500, deadline=None)
 @given(args=convolutions())
 def test_convolution_of_contiguous_inputs(args: tuple[Any, ...]) -> None:
-    """A convolution of contiguous tensors is as torch says; where torch raises, the shortcut stays silent."""
+    """A convolution of contiguous tensors is as in torch; where torch raises, the shortcut stays silent."""
     answer = ours(aten.convolution.default, *args)
     assert answer in (NotImplemented, torchs(aten.convolution.default, *args))
 
@@ -42,7 +42,7 @@ def test_convolution_of_contiguous_inputs(args: tuple[Any, ...]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(args=convolutions(), mask=st.tuples(st.booleans(), st.booleans(), st.booleans()))
 def test_convolution_backward_of_contiguous_inputs(args: tuple[Any, ...], mask: tuple[bool, ...]) -> None:
-    """The gradients of a convolution of contiguous tensors are as torch says."""
+    """The gradients of a convolution of contiguous tensors are as in torch."""
     x, weight, _, *rest = args
     out = ours(aten.convolution.default, *args)
     assume(out is not NotImplemented)

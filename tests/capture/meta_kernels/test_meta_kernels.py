@@ -15,7 +15,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]  # shape, str
     ("shifts", "dims"), [([1], [0]), ([1, 2], [0, 1]), ([-1, 7], [-1, 1]), ([0, 0, 3], [0, 1, 2])]
 )
 def test_roll(shifts: list[int], dims: list[int]) -> None:
-    """A roll is as torch says for contiguous tensors, and contiguous for others."""
+    """A roll is as in torch for contiguous tensors, and contiguous for others."""
     agrees(aten.roll.default, meta(2, 3, 4), shifts, dims)
     for x in (meta(4, 3, 2).permute(2, 1, 0), meta(2, 3, 8)[..., ::2], meta(1, 3, 4).expand(2, 3, 4)):
         assert ours(aten.roll.default, x, shifts, dims) == ((2, 3, 4), (12, 4, 1), torch.float32, 96)
@@ -26,7 +26,7 @@ def test_roll(shifts: list[int], dims: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_softmax_backward(dtype: torch.dtype) -> None:
-    """The gradient of a softmax is as torch says for contiguous tensors, and contiguous for others."""
+    """The gradient of a softmax is as in torch for contiguous tensors, and contiguous for others."""
     x = meta(2, 3, 4, dtype=dtype)
     agrees(aten._softmax_backward_data.default, x, x, -1, dtype)
     transposed = meta(2, 4, 3, dtype=dtype).transpose(1, 2)
@@ -37,7 +37,7 @@ def test_softmax_backward(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_masked_fill(dtype: torch.dtype) -> None:
-    """A filled copy is as torch says for contiguous tensors, and contiguous for others."""
+    """A filled copy is as in torch for contiguous tensors, and contiguous for others."""
     x, mask = meta(2, 3, 4, dtype=dtype), meta(2, 3, 4, dtype=torch.bool)
     agrees(aten.masked_fill.Scalar, x, mask, -100.0)
     transposed = meta(2, 4, 3, dtype=dtype).transpose(1, 2)
@@ -77,7 +77,7 @@ AWKWARD: list[tuple[Any, tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("func", "args"), AWKWARD, ids=[str(func) for func, _ in AWKWARD])
 def test_awkward_cases(func: Any, args: tuple[Any, ...]) -> None:
-    """Where torch's kernels have ways of their own, the shortcut follows them or stays silent."""
+    """If torch's kernels have ways of their own, the shortcut follows them or stays silent."""
     assert ours(func, *args) in allowed(func, *args)
 
 

@@ -12,7 +12,7 @@ from tests.helpers.meta_kernels import FLOATS, agrees, aten, image, meta, ours
 @pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3), (1, 1), (4, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("last", [1, 2])
 def test_layer_norm_of_contiguous_inputs(dtype: torch.dtype, shape: tuple[int, ...], last: int) -> None:
-    """Layer norm of a contiguous tensor and its gradients are as torch says, statistics included."""
+    """Layer norm of a contiguous tensor and its gradients are as in torch, statistics included."""
     x, weight = meta(*shape, dtype=dtype), meta(*shape[-last:], dtype=dtype)
     agrees(aten.native_layer_norm.default, x, shape[-last:], weight, weight, 1e-5)
     agrees(aten.native_layer_norm.default, x, shape[-last:], weight, None, 1e-5)
@@ -71,7 +71,7 @@ PAIRS = [
 def test_batch_norm_of_contiguous_inputs(
     dtype: torch.dtype, kind: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    """Batch norm in training and its gradients are as torch says."""
+    """Batch norm in training and its gradients are as in torch."""
     x, weight = meta(*shape, dtype=dtype), meta(shape[1], dtype=kind)
     for statistics in ((weight, weight), (None, None)):
         agrees(aten.native_batch_norm.default, x, weight, weight, *statistics, True, 0.1, 1e-5)

@@ -172,7 +172,7 @@ def test_derivatives(func: Any, rest: tuple[Any, ...], tensors: list[Tensor]) ->
 def test_derivatives_of_contiguous_inputs(
     func: Any, rest: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """Where gradient and input are contiguous, the gradient of an activation is laid out as torch says."""
+    """If gradient and input are contiguous, the gradient of an activation is laid out as in torch."""
     args = (torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape, dtype=dtype, device="meta"))
     assert ours(func, *args, *rest) == torchs(func, *args, *rest)
 
@@ -180,6 +180,6 @@ def test_derivatives_of_contiguous_inputs(
 @settings(max_examples=50, deadline=None)
 @given(shape=solid_shapes, dtype=floats)
 def test_gradient_of_elu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """The gradient of a contiguous ELU is laid out as torch says."""
+    """The gradient of a contiguous ELU is laid out as in torch."""
     x = meta(*shape, dtype=dtype)
     agrees(aten.elu_backward.default, x, 1.0, 1.0, 1.0, True, x)

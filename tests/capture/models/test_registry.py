@@ -52,7 +52,7 @@ def test_every_source_has_a_finder() -> None:
         ("vgg16_bn", 138_365_992 - 990 * 4097),  # torchvision's published count, less 990 of the 1000 outputs
         ("resnet50", 25_557_032 - 990 * 2049),
         ("vit_b_16", 86_567_656 - 990 * 769),
-        ("unetr", 92_685_538),  # MONAI 1.6.1; not told by the notebook
+        ("unetr", 92_685_538),  # MONAI 1.6.1; not in the notebook
         ("basic_unet", 7_787_393),  # the forum thread
         ("smp_unet_resnet18", 14_321_937),  # the forum thread
         ("davenet_audio", 15_965_570),  # the notebook's sum, 60.90 MiB
@@ -61,7 +61,7 @@ def test_every_source_has_a_finder() -> None:
     ],
 )
 def test_catalogue_models_are_the_seeds(name: str, parameters: int) -> None:
-    """A catalogue model has as many parameters as its document says, all on meta."""
+    """A catalogue model has as many parameters as its document states, all on meta."""
     model = build_model(resolve_job(name, load_catalogue()))
     assert count(model) == parameters
     assert all(tensor.is_meta for tensor in tensors(model))
@@ -155,7 +155,7 @@ def test_unknown_name_lists_the_nearest(model: str, message: str) -> None:
 
 
 def test_library_that_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a library is not installed, the line says which extra brings it."""
+    """If a library is not installed, the line states which extra brings it."""
     monkeypatch.setattr(sys, "path", [])
     for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
         monkeypatch.delitem(sys.modules, name)
@@ -224,7 +224,7 @@ def test_lists_reach_the_constructor_as_lists(tmp_path: Path) -> None:
     ],
 )
 def test_file_that_makes_no_model_is_told(tmp_path: Path, text: str, problem: str) -> None:
-    """A file that fails, or gives no model, is told in one line."""
+    """A file that fails, or gives no model, is reported in one line."""
     file = write(tmp_path, text)
     with pytest.raises(ModelError) as error:
         build_model(Job(model=f"{file}:net"))
@@ -232,7 +232,7 @@ def test_file_that_makes_no_model_is_told(tmp_path: Path, text: str, problem: st
 
 
 def test_name_that_a_file_lacks_is_told(tmp_path: Path) -> None:
-    """A callable that the file does not define is told with the nearest that it does."""
+    """A callable that the file does not define is reported with the nearest that it does."""
     file = write(tmp_path, "def make_net():\n    return nn.Identity()\n")
     with pytest.raises(UsageError) as error:
         build_model(Job(model=f"{file}:makenet"))

@@ -166,7 +166,7 @@ def test_a_class_without_a_loss_is_summed() -> None:
 def test_what_makes_no_sense_is_refused(
     name: str, args: tuple[str, ...], inputs: tuple[str, ...], problem: str
 ) -> None:
-    """Unknown names, arguments and inputs are refused in one line that says what to write."""
+    """Unknown names, arguments and inputs are refused in one line that states what to write."""
     with pytest.raises(UsageError) as error:
         hf_job(name, *args, inputs=inputs)
     assert str(error.value) == problem
@@ -270,7 +270,7 @@ def test_models_of_each_kind_are_planned_for_any_batch(name: str, args: tuple[st
 
 
 def test_model_that_reads_its_input_says_where() -> None:
-    """Where the model itself reads values of its input, the answer names the line that does."""
+    """If the model itself reads values of its input, the answer names the line that does."""
     sizes = ("d_model=16", "encoder_layers=1", "decoder_layers=1", "vocab_size=99", "attention_window=[8]")
     heads = ("encoder_attention_heads=2", "decoder_attention_heads=2")
     taken = record(hf_job("led", *sizes, *heads, inputs=("16:int64",)), 2, AMPERE)
@@ -278,7 +278,7 @@ def test_model_that_reads_its_input_says_where() -> None:
 
 
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without transformers the error says which extra brings it."""
+    """Without transformers the error states which extra brings it."""
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ModelError, match=r"pip install 'gpu-batch-planner\[hf\]'"):
         hf_job("bert")

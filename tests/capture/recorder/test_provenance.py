@@ -87,7 +87,7 @@ def test_a_forward_pass_knows_its_lines() -> None:
 
 
 def test_a_backward_pass_knows_the_lines_of_its_forward() -> None:
-    """What autograd makes is told with the line whose operator it differentiates."""
+    """What autograd makes is reported with the line whose operator it differentiates."""
     taken = detailed(Net, JOB, 3)
     assert lines_of(taken, Phase.BACKWARD, "aten.mul") == [((3, 8), "active = hidden.exp()")]
     products = [line for line in lines_of(taken, Phase.BACKWARD, "aten.mm") if line[0]]
@@ -106,7 +106,7 @@ def test_a_checkpoint_runs_its_own_lines_again() -> None:
 
 
 def test_what_no_tensor_holds_has_a_line_and_no_dtype() -> None:
-    """cuBLAS's workspace is told with the line of the first product."""
+    """cuBLAS's workspace is reported with the line of the first product."""
     taken = detailed(Net, JOB, 3)
     details = {detail.block: detail for detail in taken.provenance}
     held = [

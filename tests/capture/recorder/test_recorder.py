@@ -92,7 +92,7 @@ def test_views_are_no_blocks_and_in_place_operators_make_none() -> None:
 
 
 def test_a_storage_that_is_resized_is_a_new_block() -> None:
-    """Growing a storage asks for the new block first and gives back the old one then."""
+    """Growing a storage allocates the new block first and frees the old one then."""
 
     def grow(x: Tensor) -> Tensor:
         y = torch.empty(4, device=x.device)
@@ -272,7 +272,7 @@ def test_shared_parameters_are_one_block() -> None:
 
 
 def test_a_value_that_is_read_names_operator_module_and_line() -> None:
-    """One line says what reads a value, and where."""
+    """One line states what reads a value, and where."""
 
     class Reads(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def test_a_value_that_is_read_names_operator_module_and_line() -> None:
 
 
 def test_a_shape_that_does_not_fit_names_the_module() -> None:
-    """One line says in which module the shapes collide."""
+    """One line states in which module the shapes collide."""
     with pytest.raises(ModelError) as caught:
         trace_of(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 5)), job_of("4"), 2)
     assert str(caught.value).startswith("test: module '1' fails at batch 2")

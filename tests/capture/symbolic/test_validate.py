@@ -1,4 +1,4 @@
-"""Traces that are told and not run, against runs."""
+"""Traces that are derived and not run, against runs."""
 
 from collections.abc import Callable
 

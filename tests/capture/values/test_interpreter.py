@@ -144,7 +144,7 @@ def test_products_are_not_computed() -> None:
 
 
 def test_values_change_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is read, the second tracer records what the first does, block by block."""
+    """If nothing is read, the second tracer records what the first does, block by block."""
     job = replace(resolve_job("torchvision:resnet18", {}, optimizer="adam"), steps=2)
     first = record(job, 2, AMPERE)
     monkeypatch.setattr("planner.capture.session.MetaRunner", interpreter.ValueInterpreter)
@@ -169,7 +169,7 @@ def test_torch_is_as_it_was_afterwards() -> None:
 
 
 def test_values_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that would fill the machine are not drawn; one line says where, and what can be done."""
+    """Values that would fill the machine are not drawn; one line states where, and what can be done."""
     monkeypatch.setattr(lazy_values, "MOST_BYTES", 2**20)
     with pytest.raises(BatchTooLargeError) as error:
         trace_of(lambda: Calls(lambda x: x[x > 0]), job_of(str(2**19)), 1)
@@ -217,7 +217,7 @@ NOTHING_DEPENDS_ON_THESE: list[Callable[[Tensor], object]] = [
 
 @pytest.mark.parametrize("read", NOTHING_DEPENDS_ON_THESE)
 def test_what_decides_no_shape_changes_no_answer(read: Callable[[Tensor], object]) -> None:
-    """Where tensors of any size are read to no effect on memory, sizes are straight lines in the batch, and
+    """If tensors of any size are read to no effect on memory, sizes are straight lines in the batch, and
     the answer rests on no trace with values at each batch size.
     """
     job = job_of("1x256x256", mode=Mode.TRAIN, loss=Loss.OUTPUT)
@@ -249,8 +249,8 @@ def test_counts_that_are_read_grow_with_the_batch() -> None:
 
 
 def test_the_answer_stays_below_what_the_cpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more values decide shapes than can be drawn, the largest batch size that can be traced is the
-    answer, which says so.
+    """If more values decide shapes than can be drawn, the largest batch size that can be traced is the
+    answer, which notes it.
     """
     monkeypatch.setattr(lazy_values, "MOST_BYTES", 2**22)
     model = partial(Reads, lambda x: torch.repeat_interleave((x > 0).long().flatten()))

@@ -53,7 +53,7 @@ def conv(x: Tensor, weight: Tensor, *, transposed: bool = False) -> tuple[Op, ..
 
 
 def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, mask: str, groups: int = 1) -> tuple[Op, ...]:
-    """The steps of a backward pass; `mask` says which gradients are wanted."""
+    """The steps of a backward pass; `mask` states which gradients are needed."""
     output_mask = [letter == "1" for letter in mask]
     args = (grad, x, weight, [len(weight)], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, output_mask)
     out = tuple(meta(1) if one else None for one in output_mask)

@@ -239,7 +239,7 @@ def test_search_path(tmp_path: Path) -> None:
 
 
 def test_tables_that_ship() -> None:
-    """Each shipped table says where its figures come from, and its line or refusal is what its points
+    """Each shipped table states where its figures come from, and its line or refusal is what its points
     give; of eleven, seven scatter too much for a line.
     """
     tables = load_folders([TABLES_FOLDER])

@@ -120,7 +120,7 @@ def test_scatter_is_no_line() -> None:
 
 
 def test_scatter_beside_a_known_context() -> None:
-    """Where the peak holds the context, the other side is the replay with the context that the runs showed:
+    """If the peak holds the context, the other side is the replay with the context that the runs showed:
     the same scatter is refused on top of those 350 MiB; on top of 1,350 the line is the better of the two.
     """
     x, y = (1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654)
@@ -203,7 +203,7 @@ def test_another_job() -> None:
 
 
 def test_without_context() -> None:
-    """Where the process is not visible the rise over the level before is fitted."""
+    """If the process is not visible the rise over the level before is fitted."""
     runs = [
         Point(
             replace(

@@ -114,7 +114,7 @@ def test_refused_fit_still_tells_the_context() -> None:
 
 
 def test_published_say_nothing_of_other_jobs() -> None:
-    """Published rises hold no context, so they say nothing of another job."""
+    """Published rises hold no context, so they apply to no other job."""
     runs = tuple(
         replace(point, observation=replace(point.observation, context_after_bytes=None))
         for point in PUBLISHED.points
@@ -131,7 +131,7 @@ def test_what_makes_jobs_the_same() -> None:
 
 
 def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
-    """Where a library is asked for them, only the context carries over from runs planned without."""
+    """If a library is asked for them, only the context carries over from runs planned without."""
     other = replace(JOB, cudnn="installed")
     assert best([calibration()], CalibrationQuery(other, CARD)).fit is None
     assert best([calibration()], CalibrationQuery(other, CARD)).context is not None
@@ -139,7 +139,7 @@ def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
 
 
 def test_names_of_cards() -> None:
-    """A card answers to torch's name for it, unless the memory says that it is another of that name."""
+    """A card answers to torch's name for it, unless the memory shows that it is another of that name."""
     assert is_same_gpu(CARD, "NVIDIA GeForce RTX 3060", VERSIONS)
     assert not is_same_gpu(CARD, "NVIDIA GeForce RTX 3060 Ti", VERSIONS)
     assert not is_same_gpu(CARD, "RTX 3060", replace(VERSIONS, nvml_total_bytes=8_192 * MIB))
@@ -166,7 +166,7 @@ def test_budget_by_hand() -> None:
 
 
 def test_budget_without_context_by_hand() -> None:
-    """Where the overhead holds no context, the card's is added, and its spread: sqrt(30 ** 2 + 40 ** 2)."""
+    """If the overhead holds no context, the card's is added, and its spread: sqrt(30 ** 2 + 40 ** 2)."""
     stored = replace(PUBLISHED, fit=replace(FIT, spread_bytes=30 * MIB))
     budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected(stored=stored))
     assert budget.limits.capacity_bytes == pytest.approx((11_900 - 900 - 50) * MIB / 1.02, abs=2)

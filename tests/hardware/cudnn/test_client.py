@@ -38,7 +38,7 @@ HALF = torch.float16
 
 @dataclass
 class FakeCudnn:
-    """A library that takes 4 bytes for each number of x, and remembers what it was asked."""
+    """A library that takes 4 bytes for each number of x, and records its queries."""
 
     version: str = "9.99.0"
     lacks: str = ""
@@ -261,7 +261,7 @@ def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:
 
 
 def test_kept_traces_do_not_stand_for_what_a_library_says(fake: FakeCudnn, tmp_path: Path) -> None:
-    """With a folder of kept traces the plan is the one without, on one card and on many."""
+    """With a folder of cached traces the plan is the one without, on one card and on many."""
     options = {"input": "3x64x64", "cudnn": "anywhere"}
     alone = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", **options).plan
     beside = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", cache=tmp_path, **options).plan
@@ -291,7 +291,7 @@ def without_cublaslt(_folder: Path) -> str:
 
 
 def test_folders_without_a_library(tmp_path: Path) -> None:
-    """One line that says what is missing, or that it does not load."""
+    """One line that states what is missing, or that it does not load."""
     with pytest.raises(UsageError, match=r"libcudnn\.so\.9 is not there; name the folder"):
         open_cudnn(str(tmp_path), without_cublaslt, "")
     (tmp_path / "libcudnn.so.9").write_bytes(b"no library")
@@ -301,7 +301,7 @@ def test_folders_without_a_library(tmp_path: Path) -> None:
 
 
 def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then `installed` says what to install."""
+    """Then `installed` states what to install."""
     monkeypatch.setattr(planner.hardware.cudnn.client.sys, "path", [str(tmp_path)])
     planner.hardware.cudnn.client._open.cache_clear()
     with pytest.raises(UsageError, match="install nvidia-cudnn-cu12"):
@@ -371,14 +371,14 @@ def test_engines_that_are_built_on_cublaslt_answer_too(
 
 
 def test_a_cudnn_without_cublaslt_says_why(fake: FakeCudnn) -> None:
-    """The answer names what is left out beside the version that was asked."""
+    """The answer names what is left out beside the version that was queried."""
     fake.lacks = "gcc is missing"
     taken = record(training(benchmark=False), 8, AMPERE, on_meta)
     assert "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing" in taken.notes
 
 
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others still do, from a new process, and the trace says what was not counted."""
+    """Others still do, from a new process, and the trace states what was not counted."""
     fresh = replace(library, silent=set(), _answers={})
     fresh._worker._process.kill()
     assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.FORWARD)).engine is None

@@ -172,7 +172,7 @@ def test_a_row_gives_back_its_convolution() -> None:
     assert ConvWorkspace.from_query(3, query, None, searched=False).engine == -1
 
 
-# ---- what is told
+# ---- reports
 
 
 def explained(**options: Any) -> ExplainResult:
@@ -236,7 +236,7 @@ def test_where_nothing_is_known_nothing_is_told() -> None:
 
 
 def test_the_page(library: Copying, tmp_path: Path) -> None:
-    """A table with the same rows; none where there is nothing to tell."""
+    """A table with the same rows; none where there is nothing to report."""
     pytest.importorskip("plotly")
     path = tmp_path / "x.html"
     explained(cudnn="anywhere").save_page(path)

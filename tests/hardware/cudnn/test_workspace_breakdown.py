@@ -82,7 +82,7 @@ def published() -> Iterator[tuple[str, Convolution, int]]:
     ],
 )
 def test_algorithms_of_published_logs(algorithm: str, term: Term, exceptions: int) -> None:
-    """Each is the term that its formula tells, or unnamed."""
+    """Each is the term of its formula, or unnamed."""
     counts = Counter(
         name_parts(query, NOTES[algorithm], size_bytes)[0].term
         for name, query, size_bytes in published()
@@ -237,7 +237,7 @@ def test_copies_with_a_rest_beside_them() -> None:
 
 
 def test_another_transform_is_not_told_as_copies() -> None:
-    """An engine that says FFT and has not the size of the formula."""
+    """An engine noted as FFT, of another size than the formula."""
     query = convolution(Direction.FORWARD, (32, 64, 20, 20), (64, 64, 7, 7), padding=3)
     size_bytes = 2 * 4 * 32 * 64 * 20 * 20
     assert named(query, size_bytes) == [("copy", "x", 1), ("copy", "y", 1)]

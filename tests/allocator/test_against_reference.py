@@ -77,7 +77,7 @@ def spread_addresses(seed: int) -> Callable[[int], int]:
 
 
 def assert_identities(allocator: CachingAllocator) -> None:
-    """What holds in every state of any allocator of this kind."""
+    """Check what holds in every state of any allocator of this kind."""
     snapshot = allocator.snapshot()
     blocks = [block for segment in snapshot for block in segment.blocks]
     assert sum(block.size_bytes for block in blocks if block.in_use) == allocator.allocated_bytes

@@ -94,7 +94,7 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
 
 
 def test_tokens_are_texts_of_varying_lengths() -> None:
-    """Token ids are told by the embedding that takes them or by their name, and users may say otherwise."""
+    """Token ids are known by the embedding that takes them or by their name, and users may override it."""
     assert likeness(Tagger, TOKENS).lengths is Lengths.VARYING
     assert likeness(Tagger, TOKENS).kind is RunKind.TEXTS
     fixed = likeness(Tagger, TOKENS, lengths="fixed")

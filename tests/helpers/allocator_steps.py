@@ -35,7 +35,7 @@ Step = tuple[str, int] | str
 
 @dataclass(frozen=True)
 class Result:
-    """What a history came to, in bytes; addresses count from the first one."""
+    """Totals of a history, in bytes; addresses count from the first one."""
 
     placed: dict[str, tuple[int, int] | None]  # name -> (address, size of the block); None: out of memory
     events: list[Change]

@@ -14,7 +14,7 @@ RAISES = "raises"
 
 
 def layout(output: Any) -> Any:
-    """What of an output decides memory; the same nesting."""
+    """Return the parts of an output that decide memory; the same nesting."""
     if isinstance(output, Tensor):
         assert output.is_meta
         return tuple(output.shape), output.stride(), output.dtype, output.untyped_storage().nbytes()

@@ -65,7 +65,7 @@ class Segment:
         return [run for run, in_use in self.blocks() if not in_use]
 
     def holes(self) -> list[Run]:
-        """What of an expandable range is not mapped."""
+        """Return the parts of an expandable range that are not mapped."""
         holes: list[Run] = []
         position = self.base
         for mapped in self.mapped_runs():

@@ -31,7 +31,7 @@ def last(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def steps(func: Any, *args: Any, out: Any = None, capability: tuple[int, int] = AMPERE) -> tuple[Op, ...]:
-    """What the operator's rule says of these arguments; the result is torch's own where it is not given."""
+    """Return the ops of a rule for these arguments; the result is torch's own where it is not given."""
     result = func(*args) if out is None else out
     return tuple(RULES[func](args, result, Target.for_capability(capability)))
 

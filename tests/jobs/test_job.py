@@ -192,7 +192,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
     ],
 )
 def test_unusable_model_name_is_refused(model: str, problem: str) -> None:
-    """A model that no one knows, or that lacks its inputs, is refused in one line that says what to write."""
+    """A model that no one knows, or that lacks its inputs, is refused with a line on what to write."""
     with pytest.raises(UsageError) as error:
         resolve_job(model, CATALOGUE)
     assert str(error.value) == problem

@@ -1,4 +1,4 @@
-"""What tensors take at the least, against the sum of all that lives, event by event."""
+"""Lower bounds of what tensors take, against the sum of all that lives, event by event."""
 
 from hypothesis import given, strategies as st
 

@@ -118,7 +118,7 @@ def net(tmp_path: Path) -> str:
 
 
 def test_kept_traces_are_told_apart(net: str, tmp_path: Path) -> None:
-    """Fresh, kept, and found again, an answer is that of its own text; the workspaces are the difference."""
+    """Fresh, cached, and read again, an answer is that of its own text; the workspaces are the difference."""
     peaks = {}
     for text in ("", ":4096:8", ":0:0"):
         replays = [

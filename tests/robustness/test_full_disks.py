@@ -64,7 +64,7 @@ CLOSED = (
     ],
 )
 def test_an_answer_that_nobody_can_get_is_no_success(words: str, streams: str) -> None:
-    """A closed standard output is told as a full disk is: exit code 4 and one line, whatever the answer."""
+    """A closed standard output counts as a full disk: exit code 4 and one line, whatever the answer."""
     line = f'"{sys.executable}" -m planner {words} {streams}'
     done = subprocess.run(line, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (4, "" if "2>" in streams else CLOSED)

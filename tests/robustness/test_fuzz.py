@@ -130,7 +130,7 @@ def mutated(draw: st.DrawFn, valid: bytes, tokens: list[bytes]) -> bytes:
 
 
 def values() -> st.SearchStrategy[Any]:
-    """What JSON and YAML can hold, the strange included."""
+    """Values that JSON and YAML can hold, the strange included."""
     scalars = st.one_of(
         st.none(),
         st.booleans(),

@@ -153,7 +153,7 @@ def job_of(file: Path, name: str) -> Job:
 
 
 def state() -> dict[str, Any]:
-    """What models could have changed."""
+    """Return what models could have changed."""
     with preserve_process_state():
         pass
     return {

@@ -115,7 +115,7 @@ def test_no_module_but_the_atomic_writer_opens_files_for_writing() -> None:
 
 
 def _writes(node: ast.AST) -> bool:
-    """Whether a node calls something that writes a file by its name."""
+    """Return whether a node calls something that writes a file by its name."""
     if not isinstance(node, ast.Call):
         return False
     function = node.func

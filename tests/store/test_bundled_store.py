@@ -34,7 +34,7 @@ def versions_differ() -> bool:
 
 
 def why_unused() -> str:
-    """Why the planner leaves the bundled programs alone here; that they are old is told by the first test."""
+    """Return why the bundled programs are unused here; that they are old is the first test's to show."""
     if bundled_index()["planner"] != source_digest():
         return STALE
     return (

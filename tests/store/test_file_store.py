@@ -186,7 +186,7 @@ def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_refused_sample_is_told_of(tmp_path: Path) -> None:
-    """What a file does not know it says: a batch of one that the model refuses has the kernels of two."""
+    """A file notes what it does not know: a batch of one that the model refuses has the kernels of two."""
     path = tmp_path / "x.trace"
     estimate(Paired, 2, **FLAT, save_trace=path)
     with pytest.raises(ModelError):

@@ -58,7 +58,7 @@ def test_rows_are_aligned_as_far_as_they_can_be(first: list[int], second: list[i
 
 
 def recorded(blocks: Sequence[Block], marks: Sequence[Mark]) -> Recording:
-    """What a GPU would record that did so."""
+    """Return the record of a GPU that did so."""
     return Recording("a GPU", RULES, events_of(blocks, marks), (), None)
 
 

@@ -376,7 +376,7 @@ def test_multi_head_attention_in_inference_is_three_kernels() -> None:
 
 @pytest.mark.parametrize(("heads", "need_weights"), [(8, False), (2, True)])
 def test_multi_head_attention_unfused_in_inference(heads: int, need_weights: bool) -> None:
-    """Heads of 3 floats, which no fused kernel takes, and weights that are asked for: the projection, the
+    """Heads of 3 floats, which no fused kernel takes, and weights that are returned: the projection, the
     buffer of queries, keys and values, scores and their softmax, the context turned around, the projection
     (native_multi_head_attention_cuda).
     """

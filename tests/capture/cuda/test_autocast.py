@@ -135,7 +135,7 @@ def test_no_operator_of_autocast_is_forgotten() -> None:
     ],
 )
 def test_types_of_results(run: Callable[[Tensor, Tensor], Tensor], expected: torch.dtype) -> None:
-    """What autocast's lists make of a tensor of 32 bits `x` and one of 16 bits `h`."""
+    """Return what autocast's lists make of a tensor of 32 bits `x` and one of 16 bits `h`."""
     with region():
         assert run(empty(8, 8), empty(8, 8, dtype=HALF)).dtype is expected
 

@@ -63,7 +63,7 @@ def test_more_micro_batches_take_no_more_memory() -> None:
 
 @pytest.mark.parametrize("accumulate", [128, FIELD_OPTIONS["accumulate"].maximum])
 def test_accumulation_above_a_hundred_is_planned(accumulate: int) -> None:
-    """An accumulation of more than 100 micro-batches is a job like others, and its answer says how it ran."""
+    """An accumulation of more than 100 micro-batches is a job like others; its answer notes how it ran."""
     assert resolve_job("vit_b_16", load_catalogue(), accumulate=accumulate).accumulate == accumulate
     result = max_batch("torchvision:resnet18", input="3x64x64", accumulate=accumulate, gpu_mib=2000)
     assert result.max_batch > 0

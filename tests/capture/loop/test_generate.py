@@ -145,7 +145,7 @@ def test_the_cache_grows_by_one_token_at_a_time(lengths: list[int], monkeypatch:
 def test_a_long_text_grows_by_several_tokens_at_a_time(
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the four tokens at either end, three strides are enough, and the note says of which length."""
+    """Between the four tokens at either end, three strides are enough, and the note names their length."""
     monkeypatch.setattr("planner.capture.loop.generate.MOST_GROWTHS", 3)
     trace = trace_of(llama, job(16), BATCH)
     assert lengths == [5, 6, 7, 8, 11, 14, 16, 17, 18, 19, 20]

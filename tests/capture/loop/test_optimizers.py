@@ -34,7 +34,7 @@ NAMES = {4 * 256 * 300: "M", 4 * 3_000: "v"}
 
 
 def story(trace: Trace, phase: Phase, step: int) -> str:
-    """What is born and dies in a phase of a step: `+operator:size`, `-size`; a parameter's size by name."""
+    """Return the births and deaths of a phase: `+operator:size`, `-size`; a parameter's size by name."""
     steps: list[str] = []
     sizes: dict[int, str] = {}
     now = False

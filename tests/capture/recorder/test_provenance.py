@@ -99,7 +99,7 @@ def test_a_backward_pass_knows_the_lines_of_its_forward() -> None:
 
 
 def test_a_checkpoint_runs_its_own_lines_again() -> None:
-    """In the backward pass a checkpoint's lines stand on the stack and are told themselves."""
+    """In the backward pass a checkpoint's lines stand on the stack and are reported themselves."""
     taken = detailed(Checkpointed, JOB, 3)
     assert lines_of(taken, Phase.BACKWARD, "aten.exp") == [((3, 8), "return hidden.exp()")]
     assert lines_of(taken, Phase.BACKWARD, "aten.mul") == [((3, 8), "return hidden.exp()")]

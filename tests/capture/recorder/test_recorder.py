@@ -1,4 +1,4 @@
-"""What the recorder makes of a running loop, each truth on the smallest model that shows it."""
+"""The recorder over a running loop, each truth on the smallest model that shows it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -123,7 +123,7 @@ def test_the_end_of_the_valid_range_is_bisected() -> None:
 
 
 def test_a_large_model_may_refuse_batch_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its run at batch 1, made beforehand for small GPUs, is left out; a trace of batch 1 tells the error."""
+    """Its run at batch 1, made beforehand for small GPUs, is left out; a trace of batch 1 has the error."""
     monkeypatch.setattr("planner.capture.symbolic.validate.BATCH_ONE_BYTES", 1)
     job = replace(training(), target=None, loss=Loss.SUM)
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Normed), ignore_progress))

@@ -1,4 +1,4 @@
-"""What detectors' kernels take beside their outputs, on shapes whose bytes are written out."""
+"""Workspaces of detectors' kernels, on shapes whose bytes are written out."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a run of a job showed."""
+"""Observations of a run of a job."""
 
 from planner.hardware.device import MIB
 from tests.helpers.calibrations import observation

@@ -68,7 +68,7 @@ def meta(*sizes: int, dtype: torch.dtype = torch.float32, last: bool = False) ->
 
 
 def forward(x: Tensor, weight: Tensor, *options: object) -> list[Convolution]:
-    """What is asked for a forward pass with these strides, padding, dilation, transposed, groups."""
+    """Return the queries of a forward pass with these strides, padding, dilation, transposed, groups."""
     stride, padding, dilation, transposed, groups = options
     args = (x, weight, None, stride, padding, dilation, transposed, [0, 0], groups)
     fake = FakeCudnn()

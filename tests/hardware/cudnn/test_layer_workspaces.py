@@ -134,7 +134,7 @@ def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
 
 
 def test_plain_traces_have_none(library: Copying) -> None:
-    """Only details ask for what a workspace is; an affine trace has lost them."""
+    """Only provenance needs what a workspace is; an affine trace has lost them."""
     assert record(JOB, 8, AMPERE, on_meta).conv_workspaces == ()
     assert fit_traces(detailed(batch=2), detailed(batch=3)).conv_workspaces == ()
 

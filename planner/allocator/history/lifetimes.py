@@ -70,14 +70,14 @@ def recording_of(history: History, source: str) -> Recording:
 
 def _notes(has_allocations: bool, strangers: int, has_marks: bool) -> Iterator[str]:
     if not has_allocations:
-        yield "the record tells of no allocation at all"
+        yield "the record has no allocation at all"
     if strangers:
         yield (
             f"{strangers} blocks die that were born before the recording began, or whose birth torch had "
             "dropped: record from before the first tensor, with more entries"
         )
     if not has_marks:
-        yield "the record does not say where phases begin, so that it is aligned as one row"
+        yield "the record does not mark where phases begin, so that it is aligned as one row"
 
 
 def interleave(

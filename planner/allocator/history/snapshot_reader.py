@@ -97,7 +97,7 @@ def _refuse_far_places(content: bytes) -> None:
 def _read(snapshot: dict[str, Any]) -> History:
     traces = snapshot["device_traces"]
     if len(traces) > MOST_DEVICES or not all(isinstance(trace, list) for trace in traces):
-        raise ValueError("device_traces: a list of events for each device is wanted")
+        raise ValueError("device_traces: expected a list of events for each device")
     if not any(traces):
         raise ValueError("no history was recorded: call torch.cuda.memory._record_memory_history() first")
     device = max(range(len(traces)), key=lambda number: len(traces[number]))
@@ -149,7 +149,7 @@ def _site(entry: dict[str, Any]) -> Site:
 def _notes(traces: list[Any], entries: list[dict[str, Any]]) -> Iterator[str]:
     others = sum(1 for trace in traces if trace) - 1
     if others:
-        yield f"the snapshot tells of {others} more devices, which are left out"
+        yield f"the snapshot has {others} more devices, which are left out"
     streams = {str(entry.get("stream", 0)) for entry in entries}
     if len(streams) > 1:
         yield f"the events of {len(streams)} streams are taken as one row"

@@ -78,7 +78,7 @@ def test_what_began_late_is_said() -> None:
     assert record.notes == (
         "1 blocks die that were born before the recording began, or whose birth torch had dropped: record "
         "from before the first tensor, with more entries",
-        "the record does not say where phases begin, so that it is aligned as one row",
+        "the record does not mark where phases begin, so that it is aligned as one row",
     )
 
 
@@ -156,8 +156,8 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
     [
         ([], "no mapping with device_traces"),
         ({"device_traces": 3}, "no mapping with device_traces"),
-        ({"device_traces": [3]}, "device_traces: a list of events for each device is wanted"),
-        ({"device_traces": [[]] * 65}, "device_traces: a list of events for each device is wanted"),
+        ({"device_traces": [3]}, "device_traces: expected a list of events for each device"),
+        ({"device_traces": [[]] * 65}, "device_traces: expected a list of events for each device"),
         (
             {"device_traces": [[], []]},
             "no history was recorded: call torch.cuda.memory._record_memory_history() first",

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from emulate import Case, emulate
+from benchmarks.emulated.emulate import Case, emulate
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE.parent / "published" / "runs_torch26.csv"

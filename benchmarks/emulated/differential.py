@@ -15,11 +15,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from both_sides import Emulator, Side, cudnn_of, plan_statically
-from jobs import FIXED, DrawnJob, draw_job
-from parting import find_parting
-from rows import ALLOCATOR, EMULATED_FAILS, IDENTICAL, STATIC_FAILS, Row, add_row, read_rows
-
+from benchmarks.emulated.both_sides import Emulator, Side, cudnn_of, plan_statically
+from benchmarks.emulated.jobs import FIXED, DrawnJob, draw_job
+from benchmarks.emulated.parting import find_parting
+from benchmarks.emulated.rows import (
+    ALLOCATOR,
+    EMULATED_FAILS,
+    IDENTICAL,
+    STATIC_FAILS,
+    Row,
+    add_row,
+    read_rows,
+)
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import check_history
 from planner.allocator.history.lifetimes import recording_of

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rows import ALLOCATOR, IDENTICAL, Row, read_rows
+from benchmarks.emulated.rows import ALLOCATOR, IDENTICAL, Row, read_rows
 
 HERE = Path(__file__).parent
 SHARES = (0.001, 0.005, 0.02)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from emulate import emulate
+from benchmarks.emulated.emulate import emulate
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "t4_torch211.csv"
 COUNTERS = ("allocated", "reserved")

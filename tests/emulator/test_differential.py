@@ -9,15 +9,16 @@ import pytest
 
 pytestmark = pytest.mark.emulated
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "emulated" / "differential.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = "benchmarks.emulated.differential"
 
 
 def test_fixed_jobs_are_identical_to_the_byte(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Every block of every fixed job is asked for and given back alike, and both peaks are the same."""
     table = tmp_path / "rows.csv"
     python = str(request.config.getoption("--cuda-python"))
-    command = [sys.executable, str(SCRIPT), "--fixed", "--python", python, "--to", str(table)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", SCRIPT, "--fixed", "--python", python, "--to", str(table)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -93,12 +93,18 @@ class DeviceGroup(Struct, frozen=True):
     budgets: tuple[Budget, ...]
     largest: dict[MemoryLimits, int] = msgspec_field(default_factory=dict)
 
-    def search(self, limits: MemoryLimits, multiple_of: int) -> Search:
-        """Return the search of a GPU, rounded down to a multiple."""
+    def search(self, limits: MemoryLimits, multiple_of: int, is_alone: bool = False) -> Search:
+        """Return the search of a GPU, rounded down to a multiple.
+
+        For a GPU alone, the neighbours above the largest batch size without retries are probed as well.
+        """
         best, replays = self.largest[limits], self.replays
         if best < replays.limit:
             replays.outcome(best + 1, limits)
         comfortable = replays.largest_without_retries(best, limits)
+        if is_alone and comfortable < best and replays.bound is not None:
+            runs_at_ease = lambda size: replays.outcome(size, limits) is Outcome.FITS  # noqa: E731
+            comfortable = scan_islands(runs_at_ease, comfortable, best)
         probes = replays.probes[limits]
         if comfortable:
             probes[comfortable] = Outcome.FITS

@@ -96,14 +96,14 @@ static void print_product(const operation *o, cublasLtMatrixLayout_t a, cublasLt
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t o,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t p, int wanted,
+                                              cublasLtMatmulPreference_t p, int requested,
                                               cublasLtMatmulHeuristicResult_t r[], int *n) {
   LOG();
   const char *text = getenv("PLANNER_EMULATED_CUBLASLT_WORKSPACE");
   size_t room = text ? strtoul(text, NULL, 0) : 0, most = p ? ((preference *)p)->most : 0;
   if (emu_tracing >= 2) print_product((const operation *)o, a, b, d, most);
-  *n = wanted > 0;
-  if (wanted < 1) return 0;
+  *n = requested > 0;
+  if (requested < 1) return 0;
   memset(r, 0, sizeof *r);
   r[0].wavesCount = 1;
   r[0].workspaceSize = most < room ? most : room;

@@ -188,10 +188,10 @@ static void *driver(const char *name) {
   if (!library) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   if (!library) return NULL;
   char text[256];
-  void *found;
+  void *symbol;
   for (int v = 3; v >= 2; v--) {
     snprintf(text, sizeof text, "%s_v%d", name, v);
-    if ((found = dlsym(library, text))) return found;
+    if ((symbol = dlsym(library, text))) return symbol;
   }
   return dlsym(library, name);
 }

@@ -133,7 +133,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d) {
   if (emu_tracing >= 2) fprintf(stderr, "emulated GPU: cudnnBackendFinalize kind %d -> %d\n", k, s);
   return s;
 }
-__attribute__((destructor)) static void tell(void) {
+__attribute__((destructor)) static void print_summary(void) {
   if (emu_tracing == 1 && finalized)
     fprintf(stderr, "emulated GPU: cudnnBackendFinalize %ld times, %.2f s\n", finalized, spent);
 }

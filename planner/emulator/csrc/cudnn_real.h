@@ -6,8 +6,8 @@
 void *emu_real_cudnn(const char *name); /* NULL where the library lacks the function */
 #define REAL(name)                                                                                           \
   ({                                                                                                         \
-    static typeof(&name) found_;                                                                             \
-    if (!found_) found_ = emu_real_cudnn(#name);                                                             \
-    found_;                                                                                                  \
+    static typeof(&name) symbol_;                                                                            \
+    if (!symbol_) symbol_ = emu_real_cudnn(#name);                                                           \
+    symbol_;                                                                                                 \
   })
 #define OK return CUDNN_STATUS_SUCCESS

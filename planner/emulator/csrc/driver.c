@@ -153,10 +153,10 @@ static void *named(const char *name) {
     self = dlopen(i.dli_fname, RTLD_NOW | RTLD_NOLOAD);
   }
   char text[256];
-  void *found;
+  void *function;
   for (int v = 3; v >= 2; v--) {
     snprintf(text, sizeof text, "%s_v%d", name, v);
-    if ((found = dlsym(self, text))) return found;
+    if ((function = dlsym(self, text))) return function;
   }
   return dlsym(self, name);
 }

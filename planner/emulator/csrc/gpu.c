@@ -33,16 +33,16 @@ static size_t number_of(const char *key) {
 static int visible(int count) {
   const char *text = getenv("CUDA_VISIBLE_DEVICES");
   if (!text) return count;
-  int found = 0;
-  while (*text && found < count) {
+  int listed = 0;
+  while (*text && listed < count) {
     char *end;
     long index = strtol(text, &end, 10);
     if (end == text || index < 0 || index >= count) break;
-    found++;
+    listed++;
     text = *end == ',' ? end + 1 : end;
     if (!*end) break;
   }
-  return found;
+  return listed;
 }
 
 static void describe(void) {

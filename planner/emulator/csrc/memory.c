@@ -129,10 +129,10 @@ void *emu_alloc(int device, size_t bytes) {
   size_t size = rounded(bytes);
   pthread_mutex_lock(&lock);
   arena *a = arena_of(device);
-  void *found = a->base && fits(a, size) ? place(a, size, bytes) : NULL;
-  if (found) count(a, size);
+  void *address = a->base && fits(a, size) ? place(a, size, bytes) : NULL;
+  if (address) count(a, size);
   pthread_mutex_unlock(&lock);
-  return found;
+  return address;
 }
 bool emu_free(void *address) {
   bool done = false;
@@ -188,19 +188,19 @@ void *emu_reserve(size_t bytes) {
 }
 bool emu_unreserve(void *address) {
   pthread_mutex_lock(&lock);
-  range *found = find(&reserved, (uintptr_t)address);
-  if (found) {
-    emu_forget((void *)found->at, found->size);
-    munmap((void *)found->at, found->size);
-    *found = reserved.items[--reserved.count];
+  range *entry = find(&reserved, (uintptr_t)address);
+  if (entry) {
+    emu_forget((void *)entry->at, entry->size);
+    munmap((void *)entry->at, entry->size);
+    *entry = reserved.items[--reserved.count];
   }
   pthread_mutex_unlock(&lock);
-  return found != NULL;
+  return entry != NULL;
 }
 void emu_bind(void *address, int device) {
   pthread_mutex_lock(&lock);
-  range *found = find(&reserved, (uintptr_t)address);
-  if (found) found->device = device;
+  range *entry = find(&reserved, (uintptr_t)address);
+  if (entry) entry->device = device;
   pthread_mutex_unlock(&lock);
 }
 int emu_device_of(const void *address, void **base, size_t *bytes) {
@@ -230,13 +230,13 @@ int emu_device_of(const void *address, void **base, size_t *bytes) {
 
 bool emu_on_device(const void *address) {
   uintptr_t at = (uintptr_t)address;
-  bool found = false;
+  bool is_device = false;
   pthread_mutex_lock(&lock);
-  for (int d = 0; d < emu_gpu()->count && !found; d++)
-    found = arenas[d].base && at - arenas[d].base < arenas[d].span;
-  if (!found) found = find(&reserved, at) != NULL;
+  for (int d = 0; d < emu_gpu()->count && !is_device; d++)
+    is_device = arenas[d].base && at - arenas[d].base < arenas[d].span;
+  if (!is_device) is_device = find(&reserved, at) != NULL;
   pthread_mutex_unlock(&lock);
-  return found;
+  return is_device;
 }
 
 /* ---- pinned host memory, which is real */
@@ -255,21 +255,21 @@ void emu_host_register(void *address, size_t bytes) {
 }
 static bool unpin(void *address, bool unmap) {
   pthread_mutex_lock(&lock);
-  range *found = find(&pinned, (uintptr_t)address);
-  if (found) {
-    pinned_bytes -= found->size;
-    if (unmap) munmap((void *)found->at, found->size);
-    *found = pinned.items[--pinned.count];
+  range *entry = find(&pinned, (uintptr_t)address);
+  if (entry) {
+    pinned_bytes -= entry->size;
+    if (unmap) munmap((void *)entry->at, entry->size);
+    *entry = pinned.items[--pinned.count];
   }
   pthread_mutex_unlock(&lock);
-  return found != NULL;
+  return entry != NULL;
 }
 bool emu_host_free(void *address) { return unpin(address, true); }
 bool emu_host_unregister(void *address) { return unpin(address, false); }
 bool emu_is_pinned(const void *address) {
   pthread_mutex_lock(&lock);
-  bool found = find(&pinned, (uintptr_t)address) != NULL;
+  bool is_pinned = find(&pinned, (uintptr_t)address) != NULL;
   pthread_mutex_unlock(&lock);
-  return found;
+  return is_pinned;
 }
 size_t emu_pinned_bytes(void) { return pinned_bytes; }

@@ -55,7 +55,7 @@ def test_python_takes_a_factory() -> None:
     ],
 )
 def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], message: str) -> None:
-    """A misspelled option, or a shape that is no text, is told and not passed over."""
+    """A misspelled option, or a shape that is no text, is refused and not ignored."""
     for call in (planner.estimate, planner.max_batch, planner.gpus, planner.explain, planner.advise):
         batch = {} if call is planner.max_batch else {"batch": 2}
         card = {} if call is planner.gpus else {"gpu": "L4"}
@@ -73,7 +73,7 @@ def test_python_wants_what_builds_a_module() -> None:
 
 
 def test_one_argument_of_a_constructor_needs_no_list() -> None:
-    """As with other options that may be given more than once."""
+    """A single value is taken like a list of one, as for other options of several values."""
     options = {"input": "3x64x64", "target": "scalar:int64", "steps": 1}
     one, several = (
         planner.estimate("torchvision:alexnet", 2, model_arg=given, **options).estimate.job

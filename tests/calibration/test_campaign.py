@@ -1,4 +1,4 @@
-"""Campaigns: what is run, in which order, what is kept, and what is left for the next time."""
+"""Campaigns: runs, their order, their files, and the rest for the next time."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def run(
 
 
 def test_a_campaign_runs_in_order_and_writes_each_run(tmp_path: Path) -> None:
-    """Every batch of a job before the next job; each run is a file; each is told in one line."""
+    """Every batch of a job before the next job; each run is a file and one line."""
     measure = FakeMeasure()
     heard: list[str] = []
     result = run(tmp_path, measure, heard=heard)
@@ -97,7 +97,7 @@ def test_a_campaign_ends_with_its_time_and_goes_on_the_next_time(tmp_path: Path)
 
 
 def test_a_run_that_the_end_of_the_time_stops_is_no_failure(tmp_path: Path) -> None:
-    """A probe that is stopped because the time is over counts as left; nothing is kept of it."""
+    """A probe that is stopped because the time is over counts as left; nothing of it is stored."""
     fake = FakeMeasure(seconds_each=50)
 
     def stopped(request: ProbeRequest, timeout_seconds: float) -> Observation:
@@ -114,7 +114,7 @@ def test_a_run_that_the_end_of_the_time_stops_is_no_failure(tmp_path: Path) -> N
     "error", [ModelError("monai is not installed"), UsageError("torch has no fused lion")]
 )
 def test_a_job_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path, error: Exception) -> None:
-    """The failure is told in one line and does not stop the campaign."""
+    """The failure is one line and does not stop the campaign."""
     fake = FakeMeasure()
 
     def fails(request: ProbeRequest, timeout_seconds: float) -> Observation:
@@ -163,7 +163,7 @@ def test_a_limit_is_found_from_runs_and_from_their_files_again(tmp_path: Path) -
 
 
 def test_runs_without_a_cap_guess_the_limit(tmp_path: Path) -> None:
-    """What the campaign measured before saves the runs from which the search would start."""
+    """Earlier measurements of the campaign save the runs from which the search would start."""
     measure = FakeMeasure()
     run(tmp_path, measure, (BatchSeries(JOB, (8, 16)), BatchSeries(JOB, (2, 4), caps_bytes=(500 * MIB,))))
     assert sorted(one.batch for one in measure.asked if one.allocator_cap_bytes) == [40, 41]
@@ -171,7 +171,7 @@ def test_runs_without_a_cap_guess_the_limit(tmp_path: Path) -> None:
 
 @given(st.integers(0, 5000), st.integers(-3, 9000))
 def test_the_limit_is_exact_whatever_the_guess(true_limit: int, guess: int) -> None:
-    """Gallop and bisection end at the boundary, and ask for no batch twice."""
+    """Gallop and bisection end at the boundary, and probe no batch twice."""
     batches: list[int] = []
 
     def lives(batch: int) -> bool:
@@ -185,7 +185,7 @@ def test_the_limit_is_exact_whatever_the_guess(true_limit: int, guess: int) -> N
 
 @pytest.mark.parametrize("guess", [990, 1010])
 def test_a_good_guess_saves_runs(guess: int) -> None:
-    """One per cent off on either side: the boundary is found with at most seven runs."""
+    """One per cent off on either side: the boundary takes at most seven runs."""
     batches: list[int] = []
     find_limit(lambda batch: batches.append(batch) or batch <= 1000, guess)  # type: ignore[func-returns-value]
     assert len(batches) <= 7
@@ -332,7 +332,7 @@ def line(job: Job, chip: Target, on_progress: object) -> TraceSource:
 def test_runs_become_a_calibration_that_the_planner_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs are put beside their replays, fitted and stored; a job that cannot be traced is told."""
+    """Runs are put beside their replays, fitted and stored; a job that cannot be traced is reported."""
     measure = FakeMeasure()
     observations = run(
         tmp_path / "runs", measure, (BatchSeries(JOB, (8, 16, 32, 64)), SERIES[1])
@@ -370,13 +370,13 @@ def test_calibrating_without_a_gpu_writes_nothing(tmp_path: Path, monkeypatch: p
     ("batches", "minutes"), [((), 1.0), ((0, 8), 1.0), ((8,), 0.0), ((8,), float("nan"))]
 )
 def test_calibrating_nothing_is_refused(tmp_path: Path, batches: tuple[int, ...], minutes: float) -> None:
-    """No batches, a batch of 0 and no time are wrong usage, told before a GPU is looked for."""
+    """No batches, a batch of 0 and no time are wrong usage, refused before a search for a GPU."""
     with pytest.raises(UsageError, match="--batches|--minutes"):
         calibrate(JOB, batches, tmp_path, minutes, lambda line: None)
 
 
 def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
-    """Of the job of 100 MiB and 10 MiB a sample under a cap, on a card that shows what it is told to."""
+    """Verify the job of 100 MiB and 10 MiB a sample under a cap, on a card with made-up readings."""
     tracer = line(JOB, (8, 6), None)
     budget = make_budget(generic_device(12_288), 0.99, AllocatorConfig(), cap_mib * MIB)
     estimate = estimate_batch(JOB, tracer(batch), budget)
@@ -403,16 +403,16 @@ def test_a_verification_says_how_far_off_the_estimate_was() -> None:
     [
         (40, {"process_peak_bytes": 900 * MIB}, True, True),
         (40, {"process_peak_bytes": 9000 * MIB}, True, False),  # more than the upper bound
-        (40, {"process_peak_bytes": None}, True, True),  # NVML told nothing
-        (40, {"oom": True}, False, False),  # said to fit, and died
-        (60, {"oom": True}, True, True),  # said not to fit, and died
-        (60, {}, False, True),  # said not to fit with this confidence, and ran
+        (40, {"process_peak_bytes": None}, True, True),  # no reading of NVML
+        (40, {"oom": True}, False, False),  # predicted to fit, and died
+        (60, {"oom": True}, True, True),  # predicted not to fit, and died
+        (60, {}, False, True),  # predicted not to fit with this confidence, and ran
     ],
 )
 def test_a_verification_tells_whether_the_confidence_held(
     batch: int, seen: dict[str, object], agrees: bool, holds: bool
 ) -> None:
-    """It is broken by a death, or a process beyond its bound, of what was said to fit."""
+    """It is broken by a death, or a process beyond its bound, of a batch predicted to fit."""
     check = verified(batch, 600, **seen)
     assert (check.agrees, check.holds) == (agrees, holds)
     assert (check.estimate.outcome is Outcome.DOES_NOT_FIT) == (batch == 60)

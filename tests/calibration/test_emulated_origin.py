@@ -34,7 +34,7 @@ EMULATED_KEY = replace(KEY, gpu=GPU)
 
 
 def emulated(run: Observation) -> Observation:
-    """The same run on an emulated GPU."""
+    """Return the run as one on an emulated GPU."""
     return replace(run, gpu=GPU, source="emulated")
 
 
@@ -119,14 +119,14 @@ def test_an_emulated_context_enters_no_line() -> None:
 
 
 def test_an_emulated_context_answers_for_no_card() -> None:
-    """Runs without a line tell a measured context, and emulated ones none."""
+    """Runs without a line give a measured context, and emulated ones none."""
     refused = NoFit("3 batch sizes")
     assert find_calibration([calibration(fit=refused)], CalibrationQuery(JOB, CARD)) is not None
     assert find_calibration([emulated_calibration(fit=refused)], CalibrationQuery(JOB, CARD)) is None
 
 
 def test_a_measured_line_goes_before_an_emulated_one() -> None:
-    """An emulated calibration answers where no measured line does, and says what it is."""
+    """An emulated calibration answers where no measured line does, and is named emulated."""
     query = CalibrationQuery(JOB, CARD, "2.6.0")
     far = replace(calibration(), key=replace(KEY, versions=replace(KEY.versions, torch="2.9.0")))
     both = find_calibration([emulated_calibration(), far], query)
@@ -148,7 +148,7 @@ def test_an_emulated_run_is_no_measured_value() -> None:
 
 
 def test_only_folders_that_are_given_may_answer_with_emulated_figures(tmp_path: Path) -> None:
-    """Of the user's own folder, which nobody named, emulated calibrations are passed over."""
+    """Emulated calibrations of the user's own folder are ignored unless the folder is named."""
     save_calibration(tmp_path, emulated_calibration())
     save_calibration(tmp_path, calibration())
     budget = make_budget(CARD, 0.99, AllocatorConfig())

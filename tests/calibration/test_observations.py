@@ -10,7 +10,7 @@ from tests.helpers.structs import replace
 
 
 def test_an_observation_survives_json() -> None:
-    """What a probe answers is read back as the same observation."""
+    """The JSON of an observation is read back as the same observation."""
     for one in (
         RUN,
         replace(RUN, oom=True, end_allocated_bytes=None, versions=replace(RUN.versions, cuda=None)),

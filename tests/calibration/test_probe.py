@@ -1,4 +1,4 @@
-"""What a probe reads of the GPU, through a made-up CUDA and NVML."""
+"""Readings of the GPU by a probe, through a made-up CUDA and NVML."""
 
 import os
 import sys
@@ -88,7 +88,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_all_figures_of_a_run_arrive(
     fake_cuda: pytest.MonkeyPatch, tmp_path: Path, shown: bool, about: str
 ) -> None:
-    """Whether NVML shows the process or only the device: levels, peaks, versions and settings are told."""
+    """Levels, peaks, versions and settings arrive, with NVML for the process or only for the device."""
     nvml = FakeNvml(shown)
     fake_cuda.setitem(sys.modules, "pynvml", nvml)
     fake_cuda.setattr(torch.cuda, "synchronize", lambda: setattr(nvml, "now", max(nvml.now, 300)))
@@ -132,7 +132,7 @@ def test_all_figures_of_a_run_arrive(
 
 
 def test_a_death_for_want_of_memory_is_observed(fake_cuda: pytest.MonkeyPatch) -> None:
-    """The peaks until then are told, what comes after the last step is not; without NVML no process."""
+    """The peaks until then are read, what comes after the last step is not; without NVML no process."""
 
     def dies(job: Job, batch: int, device: str, on_phase: Any) -> None:
         on_phase(1, Phase.FORWARD)

@@ -27,7 +27,7 @@ def test_a_fresh_process_runs_the_steps() -> None:
 
 
 def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking for the GPU, or for a run on it, raises NoGpuError, whose exit code is 5."""
+    """A query of the GPU, or a run on it, raises NoGpuError, whose exit code is 5."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     job = load_catalogue()["conv_pair"].job
     for call in (find_gpu, lambda: measure(ProbeRequest(job, 4))):
@@ -58,7 +58,7 @@ def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_goes_wrong_in_the_process_is_told_outside(
     tmp_path: Path, code: str, kind: type[Exception] | None, words: str
 ) -> None:
-    """Errors keep their class and words across the process, prints do not disturb, a death is told."""
+    """Errors keep their class and words across the process, prints do not disturb, a death is an error."""
     file = tmp_path / "net.py"
     file.write_text(code)
     job = job_of("3", model=f"{file}:make", mode=Mode.INFER)
@@ -81,7 +81,7 @@ def test_what_goes_wrong_in_the_process_is_told_outside(
     ],
 )
 def test_no_memory_is_a_value(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """However CUDA, cuDNN and cuBLAS say that memory ran out, the probe says so too and raises nothing."""
+    """An out-of-memory error of CUDA, cuDNN or cuBLAS is a result of the probe, which raises nothing."""
 
     def fail(*_: object) -> None:
         raise error

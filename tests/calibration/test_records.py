@@ -163,7 +163,7 @@ def test_a_record_of_peaks_is_an_observation(tmp_path: Path) -> None:
 
 
 def test_the_process_itself_counts_before_the_device(tmp_path: Path) -> None:
-    """Where NVML shows the process, its own memory is taken."""
+    """The process's own memory is taken if NVML shows it."""
     result = PEAKS | {"process_after": [2_900 * MIB, 2_950 * MIB, 2_960 * MIB, 2_960 * MIB]}
     (records,) = read_measured_records(put(tmp_path, peaks=record("peaks", 32, result))).observations
     assert records == replace(SEEN, process_peak_bytes=2_960 * MIB, context_after_bytes=400 * MIB)
@@ -286,7 +286,7 @@ def test_a_last_line_that_a_killed_run_left_is_set_aside(tmp_path: Path) -> None
 
 
 def test_records_are_taken_over_into_a_folder_of_calibrations(tmp_path: Path) -> None:
-    """Runs and histories become files, runs without a cap a calibration, and what is set aside is told."""
+    """Runs and histories become files, runs without a cap a calibration, and skipped records are listed."""
     source, out = tmp_path / "records", tmp_path / "out"
     source.mkdir()
     runs = [record("peaks", batch, PEAKS) for batch in (16, 32)]

@@ -27,12 +27,12 @@ from planner.planning.process.model import (
 
 
 class Tensor:
-    """What `tf.constant` gives."""
+    """The result of `tf.constant`."""
 
 
 @dataclass
 class FakeTensorflow:
-    """As much of TensorFlow as the probe calls, with a GPU that counts bytes."""
+    """The part of TensorFlow that the probe calls, with a GPU that counts bytes."""
 
     gpus: tuple[str, ...] = ("the GPU",)
     growing: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ def test_a_variable_is_measured_as_the_notebook_does() -> None:
 
 
 def test_without_a_gpu_nothing_is_measured() -> None:
-    """Where TensorFlow sees no GPU, the error says that one is needed."""
+    """The error names the missing GPU if TensorFlow sees none."""
     with pytest.raises(NoGpuError, match="TensorFlow sees no GPU"):
         measure((Print("Initial"),), FakeTensorflow(gpus=()))
 
@@ -109,7 +109,7 @@ def test_other_steps_are_refused() -> None:
 
 
 def test_without_tensorflow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where TensorFlow is not installed, one line says how to install it."""
+    """A missing TensorFlow is one line that says how to install it."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(
         ModelError, match=r"^tensorflow is not installed; .*'gpu-batch-planner\[tensorflow\]'$"

@@ -73,7 +73,7 @@ def test_another_size_of_the_terminal_moves_the_line(terminal: Terminal) -> None
 
 
 def test_a_terminal_of_few_lines_is_left_alone(terminal: Terminal) -> None:
-    """What the command prints needs them."""
+    """A terminal of three lines shows the command's output alone."""
     terminal.resize(3, 30)
     BottomLine(terminal.stream).show("step 1")
     terminal.stream.write("end")

@@ -64,7 +64,7 @@ from tests.helpers.runs import CARD, FakeMeasure
     ],
 )
 def test_wrong_usage(command: str, line: str, tmp_path: Path, capsys: Capture) -> None:
-    """What makes no sense is one line and code 2, before a GPU is looked for."""
+    """Wrong usage is one line and code 2, before a search for a GPU."""
     code, out, err = outcome(command, capsys)
     assert (code, out) == (2, "")
     assert err.startswith(f"planner: {line}") and err.count("\n") == 1
@@ -105,7 +105,7 @@ def test_calibrate(own: Path, gpu: FakeMeasure, capsys: Capture) -> None:
 
 
 def test_calibrate_without_a_line(tmp_path: Path, gpu: FakeMeasure, capsys: Capture) -> None:
-    """Two batches make no line: the runs are kept, the reason is said, and the code is 1."""
+    """Two batches make no line: the runs are stored, the reason is printed, and the code is 1."""
     command = f"calibrate --model torchvision:resnet18 --batches 8,16 --out {tmp_path}"
     code, out, _ = outcome(command, capsys)
     assert code == 1
@@ -114,7 +114,7 @@ def test_calibrate_without_a_line(tmp_path: Path, gpu: FakeMeasure, capsys: Capt
 
 
 def test_calibrate_a_campaign(tmp_path: Path, gpu: FakeMeasure, capsys: Capture) -> None:
-    """A campaign file is run in place of a model, and the limits that it finds are said."""
+    """A campaign file is run in place of a model, and its limits are printed."""
     path = tmp_path / "campaign.yaml"
     path.write_text(
         "about: a test\ngroups:\n"
@@ -127,7 +127,7 @@ def test_calibrate_a_campaign(tmp_path: Path, gpu: FakeMeasure, capsys: Capture)
 
 @pytest.mark.usefixtures("linear", "emulated")
 def test_an_emulated_calibration_is_called_that(tmp_path: Path, capsys: Capture) -> None:
-    """Its title, its origin and the column of its runs say so, and so do the files."""
+    """Its title, its origin, the column of its runs and the files name it as emulated."""
     command = f"calibrate --model models.py:Fine {JOB_OPTIONS} --batches 8,16,32,64 --out {tmp_path / 'new'}"
     code, out, _ = outcome(command, capsys)
     assert f"on NVIDIA RTX 3060 12GB (emulated), torch {CARD.versions.torch}, emulated" in out

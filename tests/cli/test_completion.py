@@ -61,7 +61,7 @@ def test_every_card_completes_to_itself() -> None:
 
 @pytest.mark.parametrize("beginning", ["rtx", "A100-80", "4090", "Quadro RTX"])
 def test_cards_that_begin_so(beginning: str) -> None:
-    """What is offered for a beginning is a card, and no two offers are the same card."""
+    """Each completion of a beginning is a card, and no two are the same card."""
     names = [find_device(name).name for name in completion.gpu_names(beginning)]
     assert names
     assert len(names) == len(set(names))
@@ -92,7 +92,7 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_library_alone_goes_on_to_its_models() -> None:
-    """Where only a library's prefix fits, its models are offered, so that no shell ends the word there."""
+    """The models of a library are offered if only its prefix fits, so that no shell ends the word there."""
     assert all(
         word.startswith("smp:") for word in words("estimate --model sm") if word != "smp_unet_resnet18"
     )
@@ -136,7 +136,7 @@ def test_words_as_bash_splits_them(line: str, place: str, expected: list[str]) -
     ],
 )
 def test_what_zsh_evaluates(line: str, answer: str) -> None:
-    """Zsh is told by which of its functions to complete."""
+    """Zsh gets a call of one of its own completion functions."""
     assert answer_shell({"_PLANNER_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}) == answer
 
 
@@ -166,7 +166,7 @@ def test_completion_imports_nothing_heavy() -> None:
 
 
 def typed(shell: list[str], setup: str, keys: str, awaited: str, folder: Path) -> str:
-    """What a shell on a terminal shows after keys are pressed, as soon as it shows what is awaited."""
+    """Return the text of a shell on a terminal after keys are pressed, up to the awaited text."""
     environment = {
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "HOME": str(folder),

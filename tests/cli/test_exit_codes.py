@@ -94,7 +94,7 @@ COUNT = "is refused; use a whole number"
     ],
 )
 def test_wrong_usage(capsys: Capture, command: str, line: str) -> None:
-    """Wrong usage is told in one line, with exit code 2."""
+    """Wrong usage is one line, with exit code 2."""
     assert outcome(command, capsys) == (2, "", f"planner: {line}\n")
 
 
@@ -119,7 +119,7 @@ def test_wrong_usage(capsys: Capture, command: str, line: str) -> None:
     ],
 )
 def test_model_that_reads_values(capsys: Capture, name: str, place: str) -> None:
-    """A model that reads values of tensors is answered with values drawn on the CPU; the answer says so."""
+    """A model that reads values of tensors is answered with values drawn on the CPU; the answer notes it."""
     command = f"estimate --model models.py:{name} --input 4 --loss sum --batch 8 --json"
     code, out, err = outcome(command, capsys)
     assert (code, err) == (0, "")

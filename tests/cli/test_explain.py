@@ -146,14 +146,14 @@ def test_a_tensor_in_json(capsys: Capture) -> None:
 
 @pytest.mark.parametrize(("depth", "names"), [(1, []), (2, ["body.0", "body.1"])])
 def test_depth_folds_modules(depth: int, names: list[str], capsys: Capture) -> None:
-    """`--depth` says how many levels are told."""
+    """`--depth` limits the levels of modules in the text."""
     fields = explained(f"explain {NET} --batch 16 --depth {depth}", capsys)
     (body,) = [child for child in fields["modules"]["children"] if child["name"] == "body"]
     assert sorted(child["name"] for child in body["children"])[:2] == names
 
 
 def test_a_batch_that_does_not_fit_is_explained(capsys: Capture) -> None:
-    """The failing request is told, and the memory of a card without end; the question is answered: code 0."""
+    """The answer names the failing request and the memory of a card without end, with code 0."""
     code, out, _ = outcome(f"explain {NET} --batch 4096 --allocator-cap-mib 1000", capsys)
     assert code == 0
     assert out.startswith("Batch 4096 does not fit at confidence 0.99; without a limit it would take ")
@@ -162,13 +162,13 @@ def test_a_batch_that_does_not_fit_is_explained(capsys: Capture) -> None:
 
 
 def test_a_model_that_only_trains_has_no_evaluation(capsys: Capture) -> None:
-    """Where eval mode fails, training is explained all the same."""
+    """Training is explained also if eval mode fails."""
     command = "explain --model models.py:TrainsOnly --input 3x64x64 --loss sum --batch 2"
     assert explained(command, capsys)["evaluation"] is None
 
 
 def test_inference_is_explained_without_an_evaluation(capsys: Capture) -> None:
-    """What is evaluation already has none beside it."""
+    """A job of inference has no evaluation beside it."""
     fields = explained(f"explain {NET} --batch 16 --mode infer", capsys)
     assert fields["evaluation"] is None
     assert fields["categories"]["gradients"] == 0
@@ -185,7 +185,7 @@ def test_the_picture_and_the_snapshot_are_written(folder: Path, capsys: Capture)
 
 
 def test_against_its_own_snapshot_nothing_differs(capsys: Capture) -> None:
-    """What is written by one call and read by the next is the same run."""
+    """A snapshot written by one call and read by the next is the same run."""
     outcome(f"explain {NET} --batch 16 --snapshot x.pickle", capsys)
     fields = explained(f"explain {NET} --batch 16 --against x.pickle", capsys)["difference"]
     assert fields["same"]
@@ -195,7 +195,7 @@ def test_against_its_own_snapshot_nothing_differs(capsys: Capture) -> None:
 
 
 def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Capture) -> None:
-    """Memory that cuDNN takes within a convolution is told with its operator, module and size."""
+    """Memory that cuDNN takes within a convolution is listed with its operator, module and size."""
     outcome(f"explain {NET} --batch 16 --steps 1 --snapshot x.pickle", capsys)
     (entries,) = pickle.loads((folder / "x.pickle").read_bytes())["device_traces"]
     events: list[HistoryEvent] = []
@@ -239,7 +239,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def test_a_saved_trace_is_explained_without_torch(toy: Path) -> None:
-    """`--trace` needs no torch, and tells neither lines nor an evaluation."""
+    """`--trace` needs no torch, and shows neither lines nor an evaluation."""
     code = (
         "import sys; from planner.cli import run; code = run(sys.argv[1:]); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
@@ -275,5 +275,5 @@ def test_a_trace_is_saved_for_all_batches(folder: Path, capsys: Capture) -> None
     ],
 )
 def test_mistakes_are_one_line(options: str, code: int, message: str, toy: Path, capsys: Capture) -> None:
-    """Wrong options and files that cannot be used are told in one line, with the exit code of their kind."""
+    """Wrong options and files that cannot be used are one line, with the exit code of their kind."""
     assert outcome(f"explain --trace {toy} {options}", capsys) == (code, "", f"planner: {message}\n")

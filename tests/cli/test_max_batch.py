@@ -30,7 +30,7 @@ def test_max_batch_as_json(capsys: Capture) -> None:
 
 
 def test_max_batch_of_nothing(capsys: Capture) -> None:
-    """Where not even one sample fits, the answer is 0 and the exit code 1."""
+    """The answer is 0 and the exit code 1 if not even one sample fits."""
     code, out, _ = outcome("max-batch --model vit_b_16 --gpu-mib 900 --json", capsys)
     assert (code, json.loads(out)["max_batch"]) == (1, 0)
 
@@ -46,7 +46,7 @@ def test_estimate_without_gpu(capsys: Capture) -> None:
 
 
 def test_estimate_that_does_not_fit(capsys: Capture) -> None:
-    """A batch that does not fit is an answer with exit code 1, and says where it fails."""
+    """A batch that does not fit is an answer with exit code 1, and names the failing phase."""
     code, out, err = outcome("estimate --model cnn --batch 128 --allocator-cap-mib 250", capsys)
     assert (code, err) == (1, "")
     assert out.splitlines()[0].startswith(
@@ -131,7 +131,7 @@ def test_other_catalogue(capsys: Capture, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("models")
 def test_chatter_of_a_model_stays_off_standard_output(capsys: Capture) -> None:
-    """What a model prints goes to standard error, so that the JSON stays alone."""
+    """Prints of a model go to standard error, so that the JSON stays alone."""
     code, out, err = outcome("estimate --model models.py:Fine --input 4 --loss sum --batch 2 --json", capsys)
     assert (code, json.loads(out)["model"]) == (0, "models.py:Fine")
     assert set(err.splitlines()) == {"chatter of the model"}

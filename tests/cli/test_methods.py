@@ -40,7 +40,7 @@ def test_formula_inverse_agrees_with_its_estimates(capsys: Capture) -> None:
 
 
 def test_formula_of_nothing(capsys: Capture) -> None:
-    """Where by the formula not even one sample fits, the answer is 0 and the exit code 1."""
+    """The answer is 0 and the exit code 1 if by the formula not even one sample fits."""
     code, out, _ = outcome("max-batch --model vit_b_16 --gpu-mib 900 --method formula --json", capsys)
     assert (code, json.loads(out)["max_batch"], json.loads(out)["at_max"]) == (1, 0, None)
 
@@ -59,7 +59,7 @@ def test_estimate_by_others(capsys: Capture, method: str, total: str) -> None:
 
 
 def test_trace_names_its_method(capsys: Capture, toy_trace: Path) -> None:
-    """The planner's own answers say that they are."""
+    """The planner's own answers name the method `trace`."""
     _, out, _ = outcome(f"max-batch --trace {toy_trace} --gpu-mib 8000 --method trace --json", capsys)
     assert (json.loads(out)["method"], json.loads(out)["at_max"]["method"]) == ("trace", "trace")
 
@@ -103,7 +103,7 @@ def test_trace_names_its_method(capsys: Capture, toy_trace: Path) -> None:
     ],
 )
 def test_wrong_use_of_methods(capsys: Capture, command: str, line: str) -> None:
-    """What a method cannot do is told in one line, with exit code 2."""
+    """Wrong use of a method is one line, with exit code 2."""
     assert outcome(command, capsys) == (2, "", f"planner: {line}\n")
 
 

@@ -15,20 +15,20 @@ from tests.helpers.command_line import ROOT, Capture, outcome, python
 
 
 def test_process(tmp_path: Path) -> None:
-    """As a process: the JSON alone on standard output, nothing on standard error, exit code 0."""
+    """A process prints the JSON alone on standard output, nothing on standard error, and exits with 0."""
     done = python("-m", "planner", "estimate", "--model", "conv_pair", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["model"] == "conv_pair"
 
 
 def test_process_that_fails(tmp_path: Path) -> None:
-    """As a process: an error is one line on standard error and nothing on standard output."""
+    """A process that fails prints one line on standard error and nothing on standard output."""
     done = python("-m", "planner", "estimate", "--model", "nothing", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 def test_reader_that_went_away(toy_trace: Path) -> None:
-    """Where nobody reads standard output any more, the planner ends without a word."""
+    """The planner ends without a word if nobody reads standard output any more."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "planner", "estimate", "--trace", str(toy_trace)]
@@ -60,7 +60,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 class Terminal:
-    """A standard error that says it is a terminal."""
+    """A standard error that claims to be a terminal."""
 
     def __init__(self) -> None:
         self.written = ""

@@ -62,7 +62,7 @@ def test_trace_of_one_batch(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_trace_for_other_capability(capsys: Capture, toy_trace: Path) -> None:
-    """Where the trace was taken for another compute capability, the answer says so."""
+    """A trace for another compute capability is noted in the answer."""
     note = "traced for compute capability 8.6; this GPU's kernels may take other memory"
     _, out, _ = outcome(f"estimate --trace {toy_trace} --gpu h200 --json", capsys)
     assert note in json.loads(out)["assumptions"]

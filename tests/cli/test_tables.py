@@ -90,7 +90,7 @@ def test_tables_that_ship(capsys: Capture) -> None:
 
 
 def test_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """That nothing is stored is an answer: it is said where was looked, with code 0."""
+    """Without any calibration the answer names the folder that was searched, with code 0."""
     monkeypatch.setattr("planner.hardware.calibration.files.TABLES_FOLDER", tmp_path)
     code, out, _ = outcome("tables", capsys)
     assert code == 0
@@ -177,7 +177,7 @@ def test_planning_imports_nothing_that_measures() -> None:
 
 
 def test_ones_own_folder_is_in_nobodys_way(own: Path, capsys: Capture) -> None:
-    """Where calibrations cannot answer, the user's own folder is not looked into; nobody asked for it."""
+    """The user's own folder is not read for questions that calibrations cannot answer."""
     store(own, 700)
     (own / "broken.yaml").write_text("kind: [")
     for command in ("estimate --model cnn --method formula", "estimate --model cnn"):

@@ -53,7 +53,7 @@ def test_verify_that_did_not_hold(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("linear")
 def test_verify_that_held(gpu: FakeMeasure, capsys: Capture) -> None:
-    """Of a card with a smaller context the run holds; each peak stands beside what was said of it."""
+    """A run on a card with a smaller context holds; each peak stands beside its prediction."""
     gpu.context_mib = 150
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
     lines = out.splitlines()
@@ -65,7 +65,7 @@ def test_verify_that_held(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("linear")
 def test_verify_runs_under_the_cap(gpu: FakeMeasure, capsys: Capture) -> None:
-    """A cap is set for the run as well; here the run dies in it, though it was said to fit."""
+    """A cap is set for the run as well; here the run dies in it, though it was predicted to fit."""
     code, out = verified(f"{JOB_OPTIONS} --allocator-cap-mib 150", capsys)
     assert (code, gpu.asked[0].allocator_cap_bytes) == (1, 150 * MIB)
     assert out.splitlines()[0] == (
@@ -75,7 +75,7 @@ def test_verify_runs_under_the_cap(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("linear")
 def test_verify_on_another_card(gpu: FakeMeasure, capsys: Capture) -> None:
-    """A run here says nothing of another card."""
+    """A run here is no proof for another card."""
     code, _, err = outcome(f"verify --model models.py:Fine {JOB_OPTIONS} --batch 8 --gpu L4", capsys)
     assert (code, err) == (
         2,
@@ -87,7 +87,7 @@ def test_verify_on_another_card(gpu: FakeMeasure, capsys: Capture) -> None:
 def test_verify_on_an_unknown_card(
     gpu: FakeMeasure, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """A card that is in no database is taken as the driver and torch describe it."""
+    """A card that no database lists is taken as the driver and torch describe it."""
     monkeypatch.setattr("calibration.probe.client.find_gpu", lambda: replace(CARD, name="NVIDIA Z9"))
     device = json.loads(verified(f"{JOB_OPTIONS} --json", capsys)[1])["estimate"]["device"]
     assert (device["name"], device["total_mib"], device["usable_mib"]) == ("NVIDIA Z9", 12_288, 12_037)
@@ -133,7 +133,7 @@ def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> None:
-    """Where the largest batch dies, nothing larger is run, the confidence did not hold, and the code is 1."""
+    """A largest batch that dies ends the runs; the confidence did not hold, and the code is 1."""
     gpu.besides_mib = 100
     code, out, _ = outcome(f"{LIMIT} --json", capsys)
     fields = json.loads(out)
@@ -155,7 +155,7 @@ def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
-    """Where not even 1 fits, 1 is run, and dies here as it was said to."""
+    """A largest batch of 0 makes 1 run, which dies here as predicted."""
     code, out, _ = outcome(LIMIT.replace("1000", "101"), capsys)
     assert (code, [request.batch for request in gpu.asked]) == (0, [1])
     assert out.splitlines()[0] == (

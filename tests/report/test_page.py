@@ -99,7 +99,7 @@ def in_bytes(levels: list[float]) -> list[int]:
 
 
 def test_sizes_of_a_curve() -> None:
-    """Even near the top, powers of two below; the largest batch and the one asked for are there."""
+    """Even near the top, powers of two below; the largest batch and the requested one are there."""
     coarse = SampleDensity(per_doubling=4, doublings=2)
     assert curve_sizes(274, 50, coarse) == [
         *(1, 2, 4, 8, 16, 32, 50, 64, 96, 112, 128, 160, 192, 224, 256, 274, 320, 384),
@@ -134,7 +134,7 @@ _budgets = st.builds(
 @settings(UNTIMED, max_examples=40)
 @given(programs(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
 def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: int, batch: int) -> None:
-    """Whatever the job, GPUs and limits: a point says what an estimate of that batch on that card says."""
+    """A point equals the estimate of that batch on that card, for any job, GPUs and limits."""
     judged = [judge_budget(one, JOB, program.instantiate(2)) for one in (*budgets, NOBODY)]
     curve = take_curve(
         [*((one, most) for one in judged[:-1]), (judged[-1], None)], OneProgram(program), batch + 1
@@ -155,7 +155,7 @@ def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: 
 
 
 def test_pages_may_pass_the_cap() -> None:
-    """Where segments expand, 20 MiB and a byte fit under a cap of 23 MiB: the pages of 20 MiB pass it."""
+    """With expandable segments 20 MiB and a byte fit under a cap of 23 MiB: the pages of 20 MiB pass it."""
     events = (Alloc(0, 20 * MIB + 1, Category.ACTIVATION, 0), PhaseStart(1, Phase.FORWARD))
     program = program_of(events, (Site("", "aten.empty"),))
     card = make_budget(generic_device(1100), 0.9, AllocatorConfig(expandable_segments=True), 23 * MIB)
@@ -185,7 +185,7 @@ def test_the_card_asked_for_is_chosen(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_one_batch_has_no_curve(tmp_path: Path) -> None:
-    """What was traced at one batch size says nothing of others; the page comes without them."""
+    """A trace at one batch size holds for no other; the page comes without a curve."""
     path = tmp_path / "one.trace"
     save_trace(Trace(EVENTS[:2], SITES, 8), path, about(8))
     assert batch_curve(None, 8, trace=path) is None
@@ -309,7 +309,7 @@ def saved(folder: Path) -> Path:
 def test_mistakes_are_one_line(
     options: str, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Files that cannot be pages are told in one line, with the exit code of their kind."""
+    """Files that cannot be pages are one line, with the exit code of their kind."""
     command = f"explain --trace {saved(tmp_path)} {options}"
     monkeypatch.chdir(tmp_path)
     assert run(command.split()) == code
@@ -330,7 +330,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(written: Path) -> Iterator[tuple[Any, list[str]]]:
-    """The page, drawn in Chromium, and all that the browser complained about or asked for."""
+    """Yield the page, drawn in Chromium, and all complaints and requests of the browser."""
     sync_api = pytest.importorskip("playwright.sync_api")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
@@ -407,7 +407,7 @@ def test_it_is_no_wider_than_the_screen(opened: tuple[Any, list[str]], written: 
 
 
 def test_the_slider_moves_the_marker_and_the_figures(opened: tuple[Any, list[str]], written: Path) -> None:
-    """At first the batch asked for; a step of the slider is the next batch size, up to one that fails."""
+    """The requested batch comes first; a step of the slider is the next batch size, up to one that fails."""
     page, heard = opened
     data = embedded(written.read_text(encoding="utf-8"))
     card = data["curve"]["cards"][data["curve"]["chosen"]]
@@ -444,7 +444,7 @@ def test_the_gpu_moves_the_line(opened: tuple[Any, list[str]], written: Path) ->
 
 
 def test_it_follows_the_dark(opened: tuple[Any, list[str]]) -> None:
-    """Where the system is dark, paper and the text of the plots change places."""
+    """Paper and the text of the plots change places in a dark system."""
     page, _ = opened
     ink = "() => document.getElementById('timeline').layout.font.color"
     paper = "() => getComputedStyle(document.body).backgroundColor"

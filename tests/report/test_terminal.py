@@ -1,4 +1,4 @@
-"""Reports on a terminal: rich's tables say what the plain texts say, and a pipe gets the plain texts."""
+"""Reports on a terminal: rich's tables have the words of the plain texts, and a pipe gets the plain texts."""
 
 import io
 import os
@@ -62,7 +62,7 @@ RESULTS = {
 
 
 def drawn(result: object, width: int = 400, **options: Any) -> str:
-    """What stands on a terminal of this width."""
+    """Return the text on a terminal of this width."""
     stream = io.StringIO()
     console = Console(
         file=stream, force_terminal=True, width=width, highlight=False, markup=False, emoji=False, **options
@@ -103,7 +103,7 @@ def test_narrow_terminals(width: int) -> None:
 
 
 def on_terminal(*arguments: str, **environment: str) -> str:
-    """What a command shows on a terminal of 80 columns."""
+    """Return the output of a command on a terminal of 80 columns."""
     known = {"PATH": os.environ["PATH"], "COLUMNS": "80", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover
@@ -112,7 +112,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
     try:
         while piece := os.read(terminal, 65536):
             shown += piece
-    except OSError:  # how Linux says that the other side is gone
+    except OSError:  # on Linux: the other side is gone
         pass
     finally:
         os.close(terminal)
@@ -159,7 +159,7 @@ def test_the_names_of_gpus_are_whole(width: int) -> None:
 
 
 def test_a_terminal_gets_tables_and_a_pipe_the_text() -> None:
-    """The same command draws on a terminal and prints plain text into a pipe, whatever the colours there."""
+    """A command draws on a terminal and prints plain text into a pipe, whatever the colours there."""
     result = DevicesResult((find_device("4090"),))
     assert "─" * 40 in on_terminal("devices", "4090")
     assert in_pipe("devices", "4090") == f"{result}\n"
@@ -182,7 +182,7 @@ def test_no_color_is_honoured(tmp_path: Path) -> None:
     ids=["dumb", "ascii"],
 )
 def test_terminals_without_signs_get_the_text(environment: dict[str, str]) -> None:
-    """Where a terminal shows letters only, it gets the plain text."""
+    """A terminal that shows letters only gets the plain text."""
     assert on_terminal("devices", "4090", **environment) == f"{DevicesResult((find_device('4090'),))}\n"
 
 

@@ -80,7 +80,7 @@ EVENTS = (
     *(AffineAlloc(9, 0, 7 * MIB, Category.ACTIVATION, 2), PhaseStart(2, Phase.BACKWARD), Free(9)),
     *(PhaseStart(2, Phase.OPTIMIZER), PhaseStart(2, Phase.END)),
 )
-# A step whose second block is larger than the first, which the allocator has kept: below 120 MiB even one
+# A step whose second block is larger than the first, which the allocator has cached: below 120 MiB even one
 # sample takes a retry.
 GROWING = (
     *(PhaseStart(0, Phase.SETUP), Alloc(0, 30 * MIB, Category.PARAMETER, 0), PhaseStart(1, Phase.FORWARD)),
@@ -101,7 +101,7 @@ def traced(batch: int, events: tuple[Alloc | AffineAlloc | Free | PhaseStart, ..
 
 
 def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
-    """A card whose allocator may take this much: judged already, so that the memory limits stays."""
+    """A card whose allocator may take this much: judged already, so that the memory limits stay."""
     limits = MemoryLimits(None if capacity_mib is None else capacity_mib * MIB, None, None, AllocatorConfig())
     return Budget(device, 0.99, None, limits, None, likeness_of(JOB, traced(2), device.capability))
 
@@ -124,7 +124,7 @@ def planned(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS
 
 
 def refusing_retries(card: Budget, events: tuple[Alloc | Free | PhaseStart, ...] = EVENTS) -> Plan:
-    """The same, for somebody to whom retries are no answer."""
+    """Return the plan for a user to whom retries are no answer."""
     return replace(planned(card, events), no_retries=True)
 
 
@@ -318,7 +318,7 @@ def test_plan_as_json() -> None:
 
 
 def test_plan_of_nothing_as_json() -> None:
-    """Where not even 1 fits, the largest batch is 0 and has no estimate."""
+    """The largest batch is 0 and has no estimate if not even 1 fits."""
     fields = plan_to_json(planned(budget(20)), 1.5)
     assert (fields["max_batch"], fields["comfortable_batch"], fields["at_max"]) == (0, 0, None)
     assert fields["first_failure"]["batch"] == 1
@@ -403,7 +403,7 @@ def test_incomplete_job_is_refused(key: str) -> None:
 
 
 def test_job_of_an_older_file_has_the_defaults() -> None:
-    """Options that came later are read as their defaults where a file does not know them."""
+    """Options that came later are read as their defaults where a file lacks them."""
     fields = job_to_json(replace(JOB, accumulate=4, ema=True))
     assert job_from_json({name: fields[name] for name in OF_FIRST_VERSION}) == JOB
 
@@ -422,7 +422,7 @@ def loop_sentence(**options: object) -> str:
 
 
 def test_assumed_loop() -> None:
-    """The loop is told as the job has it."""
+    """The text describes the loop of the job."""
     assert loop_sentence(steps=1, keep_grads=True, zero_grad=ZeroGrad.AFTER_STEP) == (
         "1 step, gradients filled with zeros after each step of the optimizer; each batch is released before "
         "the next is copied, output and loss live until the next are there"
@@ -438,7 +438,7 @@ def test_assumed_loop() -> None:
 
 
 def test_assumed_allocator() -> None:
-    """Options of the allocator that differ from torch's defaults are told."""
+    """Options of the allocator that differ from torch's defaults are listed."""
     card = replace(
         budget(450), limits=MemoryLimits(450 * MIB, config=AllocatorConfig(expandable_segments=True))
     )

@@ -27,7 +27,7 @@ def test_split(samples: int, most: int, multiple: int, expected: Split) -> None:
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
 def test_split_never_exceeds_what_is_asked(samples: int, most: int, multiple: int) -> None:
-    """A split has no more samples than asked, fits, and a good divisor makes it exact."""
+    """A split has no more samples than requested, fits, and a good divisor makes it exact."""
     groups = split(samples, most, multiple)
     assert 1 <= groups.batch <= most
     assert groups.samples <= samples
@@ -39,7 +39,7 @@ def test_split_never_exceeds_what_is_asked(samples: int, most: int, multiple: in
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
 def test_split_up_is_at_least_what_is_asked(samples: int, most: int, multiple: int) -> None:
-    """Where the effective batch may grow, it grows by less than the rounding of its micro-batches."""
+    """An effective batch that may grow grows by less than the rounding of its micro-batches."""
     groups = split_up(samples, most, multiple)
     assert 1 <= groups.batch <= most
     assert 0 <= groups.samples - samples < groups.steps * multiple or groups.samples == samples

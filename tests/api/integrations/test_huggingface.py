@@ -94,7 +94,7 @@ def test_a_batch_that_does_not_fit_is_split_exactly(model: Any, tmp_path: Any, s
 
 
 def test_a_batch_that_splits_badly_becomes_smaller_with_a_warning(model: Any, tmp_path: Any) -> None:
-    """A prime number of samples loses fewer than one a micro-batch, and the user hears of it."""
+    """A prime number of samples loses fewer than one a micro-batch, and a warning names it."""
     given = arguments(tmp_path, per_device_train_batch_size=4999)
     with pytest.warns(UserWarning, match=r"4,999 samples in each step of the optimizer become"):
         batch, steps = planned(model, given)
@@ -215,7 +215,7 @@ def test_label_smoothing_and_noise_take_memory(tmp_path: Any) -> None:
 
 
 def test_caches_are_off_as_the_trainer_has_them(tmp_path: Any) -> None:
-    """A model whose config has a key-value cache trains without it, unless `use_cache` says so."""
+    """A model whose config has a key-value cache trains without it, unless `use_cache` enables it."""
     config = transformers.GPT2Config(vocab_size=100, n_embd=64, n_layer=4, n_head=2, n_positions=512)
     model = transformers.GPT2LMHeadModel(config)
     assert model.config.use_cache
@@ -254,7 +254,7 @@ def test_optimizer_arguments_are_planned(model: Any, tmp_path: Any) -> None:
 
 
 def test_a_compiled_model_is_planned_and_named(model: Any, tmp_path: Any) -> None:
-    """torch.compile(model) plans as the model, and the answer says so."""
+    """torch.compile(model) plans as the model, and the answer notes it."""
     compiled = torch.compile(model, backend="eager")
     result = max_batch_of_arguments(compiled, arguments(tmp_path), SAMPLE, gpu_mib=1500)
     assert result.max_batch == by_hand().max_batch
@@ -280,7 +280,7 @@ def accelerator_of(**options: Any) -> Any:
 
 
 def test_a_real_accelerator(model: Any) -> None:
-    """What accelerate's own object says of a loop is planned, also for the optimizer that it wraps."""
+    """The loop's settings in accelerate's own object are planned, also for the optimizer that it wraps."""
     accelerator = accelerator_of(gradient_accumulation_steps=2)
     plain = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
     batch = plan_batch_size(model, SAMPLE, plain, accelerator, gpu_mib=1500)

@@ -37,7 +37,7 @@ def network() -> nn.Module:
 
 
 class Loss3(nn.Module):
-    """The same network with the loss as its output, as a plan by hand has it."""
+    """A network with the loss as its output, as a plan by hand has it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class OnItsDevice(Classifier):
 
 
 class OnTheGpu(OnItsDevice):
-    """The same with the device by its name."""
+    """A module that makes this tensor on a device given by name."""
 
     device_name = "cuda"
 
@@ -110,7 +110,7 @@ def test_callback_sets_the_batch_size_that_a_plan_by_hand_gives() -> None:
 
 
 def test_data_module_gets_the_batch_size() -> None:
-    """Where a data module holds the batch size, it is set there."""
+    """A data module that holds the batch size gets it."""
 
     class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
         batch_size = 2
@@ -168,7 +168,7 @@ NO_PLAN = [
 
 @pytest.mark.parametrize(("change", "message"), NO_PLAN)
 def test_a_plan_that_cannot_be_made_warns_and_trains(change: Any, message: str) -> None:
-    """Whatever is wrong with a plan, one warning says it, and training runs with the batch that it has."""
+    """A plan that fails is one warning, and training runs with the batch that it has."""
     module, callback = Classifier(), BatchSizePlanner(gpu_mib=1500)
     loader = module.train_dataloader()
     change(module)
@@ -223,7 +223,7 @@ def test_loader_passed_to_fit_warns() -> None:
 
 
 def test_nothing_fits() -> None:
-    """Where not even one sample fits, a warning says so before the training finds out."""
+    """If not even one sample fits, a warning comes before training fails."""
     module = Classifier()
     with pytest.warns(UserWarning, match="not even a batch of 1 fits"):
         trainer(BatchSizePlanner(gpu_mib=450)).fit(module)
@@ -308,7 +308,7 @@ def test_weight_averages_are_planned_where_they_are() -> None:
 
 
 def test_accumulation_schedules_are_planned_at_their_most() -> None:
-    """The most micro-batches of any epoch are planned, also beyond 100, and the answer says which."""
+    """The most micro-batches of any epoch are planned, also beyond 100, and the answer names them."""
     notes = assumptions(GradientAccumulationScheduler({0: 1, 3: 300}))
     assert "planned for the most micro-batches of its schedule, 300" in notes
     assert "of the 300 micro-batches in each step" in notes
@@ -342,14 +342,14 @@ def test_validation_is_planned() -> None:
 
 
 def test_compiled_parts_are_planned_as_eager_and_named() -> None:
-    """A compiled submodule plans, and the answer says that it is planned as eager code."""
+    """A compiled submodule plans, and the answer notes that it is planned as eager code."""
     module = Classifier()
     module.network[0].compile(backend="eager")
     assert "torch.compile is planned as eager code" in assumptions(module=module)
 
 
 def test_a_compiled_lightning_module_is_planned_and_named() -> None:
-    """A whole module that was given to torch.compile plans as the module itself, and the answer says so."""
+    """A whole module that was given to torch.compile plans as the module itself, and the answer notes it."""
 
     class Quiet(Classifier):
         """Without a log, which dynamo cannot follow."""

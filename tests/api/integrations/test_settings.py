@@ -94,7 +94,7 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
     ],
 )
 def test_what_is_said_is_one_sentence(table: tuple[Setting, ...]) -> None:
-    """What is stated or refused has one line of text, what is planned or without effect none."""
+    """A setting that is stated or refused has one line of text; any other has none."""
     for setting in table:
         has_text = setting.effect in (Effect.STATED, Effect.REFUSED)
         assert bool(setting.text) == has_text, setting.name

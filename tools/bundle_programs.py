@@ -4,7 +4,7 @@ catalogue's job.
     python tools/bundle_programs.py        (or: make traces)
 
 Needs the libraries of all catalogue's models, takes a few minutes, and has to run whenever the capture or the
-catalogue has changed; tests/store/test_bundled_store.py tells. Prints one line for each job.
+catalogue has changed, which tests/store/test_bundled_store.py detects. Prints one line for each job.
 """
 
 import json
@@ -30,28 +30,28 @@ from planner.store.fingerprint import LIBRARIES, source_digest
 from planner.store.saving import group_by_structure
 from planner.store.store import BUNDLED, INDEX, bundled_name
 
-OLDEST = (7, 0)  # who still has an older card traces for it
+OLDEST = (7, 0)  # older cards are traced on their own machines
 COMMON = ("torch", "torchvision")  # that every trace depends on
 
 
 def capabilities() -> list[Capability]:
-    """Return those of the GPUs that the planner knows, Volta and newer.
+    """Return the compute capabilities of the listed GPUs, Volta and newer.
 
     The generic one comes first, with whose runs the others are compared.
     """
-    known = {device.capability for device in load_devices()} - {GENERIC_CAPABILITY}
-    return [GENERIC_CAPABILITY, *sorted(capability for capability in known if capability >= OLDEST)]
+    listed = {device.capability for device in load_devices()} - {GENERIC_CAPABILITY}
+    return [GENERIC_CAPABILITY, *sorted(capability for capability in listed if capability >= OLDEST)]
 
 
 def programs_of(job: Job, targets: list[Target]) -> list[Program]:
     """Return the job's programs; those that differ in the workspaces of their kernels alone are one."""
     builder = open_builder(job, ignore_progress)
-    found: list[tuple[Program, Target]] = []
+    programs: list[tuple[Program, Target]] = []
     for target in targets:
         for program in builder.programs(target):
             builder.enumerate_variants(program, target)
-            found.append((program, target))
-    return group_by_structure(found)
+            programs.append((program, target))
+    return group_by_structure(programs)
 
 
 def versions_of(job: Job) -> dict[str, str | None]:
@@ -61,7 +61,7 @@ def versions_of(job: Job) -> dict[str, str | None]:
 
 
 def main() -> int:
-    """Make the folder anew; what was there stays until all is done."""
+    """Make the folder anew; its earlier files stay until all is done."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         make_all(folder)
@@ -85,9 +85,9 @@ def make_all(folder: Path) -> None:
     versions: dict[str, dict[str, str | None]] = {}
     for name in catalogue:
         start = perf_counter()
-        asked = resolve_job(name, catalogue)
-        job = complete_from_library(asked)
-        completed[bundled_name(asked)] = job_to_json(job)
+        catalogue_job = resolve_job(name, catalogue)
+        job = complete_from_library(catalogue_job)
+        completed[bundled_name(catalogue_job)] = job_to_json(job)
         versions[bundled_name(job)] = versions_of(job)
         files: dict[str, list[str]] = {}
         size_bytes = 0

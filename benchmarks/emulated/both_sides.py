@@ -33,7 +33,7 @@ ASK_NVML = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The peaks of one side, or why there are none."""
+    """The peaks of one side, or its failure."""
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
@@ -45,26 +45,27 @@ class Side:
 
 @dataclass(slots=True)
 class Emulator:
-    """A server of probes for one GPU at a time, under `planner run`; its answers and histories are kept.
+    """A server of probes for one GPU at a time, under `planner run`.
 
-    What the folder has holds as long as neither the emulator nor the libraries of `python` change.
+    `folder` caches its answers and histories, valid as long as neither the emulator nor the libraries of
+    `python` change.
     """
 
     python: str  # has the CUDA build of torch, the libraries of the models and the planner's dependencies
-    keep: Path
+    folder: Path
     _gpu: str = ""
     _server: "subprocess.Popen[str] | None" = None
 
     def run(self, job: Job, batch: int, gpu: str) -> tuple[Side, Path]:
-        """Run the loop of `planner.capture.loop.training_loop`, or read what an earlier run of the same told.
+        """Run the loop of `planner.capture.loop.training_loop`, or read the answer of an earlier run.
 
-        Returns the peaks and the file with the allocator's history, which is missing where the run failed.
+        Returns the peaks and the file with the allocator's history, which is missing if the run failed.
         """
-        said = json.dumps([job_to_json(replace(job, cudnn="")), batch, gpu])
-        name = sha256(said.encode()).hexdigest()[:16]
-        history, answer = self.keep / f"{name}.history.gz", self.keep / f"{name}.json"
+        request = json.dumps([job_to_json(replace(job, cudnn="")), batch, gpu])
+        name = sha256(request.encode()).hexdigest()[:16]
+        history, answer = self.folder / f"{name}.history.gz", self.folder / f"{name}.json"
         if not answer.exists():
-            self._ask(job, batch, gpu, history, answer)
+            self._request(job, batch, gpu, history, answer)
         return _side(json.loads(answer.read_bytes()), history), history
 
     def close(self) -> None:
@@ -75,7 +76,7 @@ class Emulator:
             self._server.wait()
             self._server = None
 
-    def _ask(self, job: Job, batch: int, gpu: str, history: Path, answer: Path) -> None:
+    def _request(self, job: Job, batch: int, gpu: str, history: Path, answer: Path) -> None:
         server = self._started(gpu)
         probe = {
             "ask": "steps",
@@ -96,7 +97,7 @@ class Emulator:
         server.stdin.flush()
         while not answer.exists():
             if server.poll() is not None:
-                raise SystemExit(f"{self.python}: the server of probes ended; see {self.keep / LOG}")
+                raise SystemExit(f"{self.python}: the server of probes ended; see {self.folder / LOG}")
             time.sleep(0.05)
 
     def _started(self, gpu: str) -> "subprocess.Popen[str]":
@@ -104,9 +105,9 @@ class Emulator:
             self.close()
         if self._server is None:
             self._gpu = gpu
-            self.keep.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "planner", "run", "--gpu", gpu, "--", self.python]
-            with (self.keep / LOG).open("a") as log:
+            with (self.folder / LOG).open("a") as log:
                 self._server = subprocess.Popen(
                     [*command, "-P", str(Path(__file__).with_name("probe_server.py"))],
                     stdin=subprocess.PIPE,
@@ -137,7 +138,7 @@ def _side(answer: dict[str, Any], history: Path) -> Side:
 
 
 def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace | None]:
-    """Trace the job and replay it on a GPU that has exactly what the emulated one has."""
+    """Trace the job and replay it with exactly the emulated GPU's memory."""
     try:
         trace = open_programs(job, ignore_progress, mode=CaptureMode.WITH_PROVENANCE).trace(
             batch, device.target

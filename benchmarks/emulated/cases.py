@@ -29,7 +29,7 @@ def run_cases(run: Callable[[Case], Case]) -> None:
         _, status = os.waitpid(process, 0)
         if status:
             raise SystemExit(f"failed: {json.dumps(case)}")
-    torch.empty(1, device="cuda")  # what `planner run` reports of is the process that it started
+    torch.empty(1, device="cuda")  # `planner run` reports of the process that it started
 
 
 def _run_one(run: Callable[[Case], Case], case: Case) -> None:

@@ -14,22 +14,22 @@ CLASSES = 10  # of MNASNet and MobileNetV3; the others have 1,000
 
 
 def run(case: Case) -> Case:
-    """Train within the cap, if there is one, and return the peaks, and what was reserved before the loop."""
+    """Train within the cap, if there is one, and return the peaks and the memory reserved before the loop."""
     torch.backends.cudnn.benchmark = False
     if case["cap_mib"]:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(case["cap_mib"] * MIB / total)
     small = case["model"].startswith(("mnasnet", "mobilenet_v3"))
     model = getattr(torchvision.models, case["model"])(**({"num_classes": CLASSES} if small else {}))
-    found: Case = {"fits": True}
+    figures: Case = {"fits": True}
     try:
         model = model.to("cuda").train()
         optimizer = getattr(torch.optim, case["optimizer"])(model.parameters(), lr=0.001)
-        found["set_up"] = torch.cuda.memory_reserved()
+        figures["set_up"] = torch.cuda.memory_reserved()
         _train(model, optimizer, case)
     except torch.cuda.OutOfMemoryError:
-        found["fits"] = False
-    return found | {
+        figures["fits"] = False
+    return figures | {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "retries": torch.cuda.memory_stats()["num_alloc_retries"],

@@ -1,13 +1,13 @@
 """Hold emulated GPUs against the published runs of CNNs on an RTX 3060 and an RTX 4060.
 
-    python -m benchmarks.emulated.cnns PYTHON           emulate them with this torch, keep the figures
+    python -m benchmarks.emulated.cnns PYTHON           emulate them with this torch, store the figures
     python -m benchmarks.emulated.cnns PYTHON --caps    and the outcomes under the published caps
     python -m benchmarks.emulated.cnns                  print the tables of docs/emulator.md
 
 PYTHON has the CUDA build of torch and torchvision; PLANNER_EMULATED_ADDRESSES=rising is passed on. Figures
 go to cnns.csv beside this file. The measured figure is the rise of the process over its first sample, which
-was taken when model and optimizer stood on the GPU (published_outcomes.py says what shows it); ours is the
-peak reserved less what is reserved there. Under a cap each run is emulated anew where it needs more than the
+was taken when model and optimizer stood on the GPU (benchmarks/published/outcomes.py shows it); ours is the
+peak reserved less the memory reserved there. Under a cap each run is emulated anew if it needs more than the
 cap.
 """
 
@@ -43,7 +43,7 @@ def published() -> list[tuple[int, Row]]:
 
 
 def case_of(row: Row, cap_mib: int | None = None) -> Case:
-    """Return what cnn_loop.py takes; where zero_grad is not recorded it stands before the forward pass."""
+    """Return the arguments of cnn_loop.py; without a record, zero_grad stands before the forward pass."""
     return {
         "model": "mnasnet1_0" if row["model"].startswith("MNASNet") else row["model"],
         "optimizer": row["optimizer"],
@@ -55,10 +55,9 @@ def case_of(row: Row, cap_mib: int | None = None) -> Case:
 
 
 def caps_of(row: Row) -> dict[int, bool]:
-    """Return the caps under which the run was repeated, and whether it lived."""
-    return {
-        int(cap): what == "fits" for cap, what in re.findall(r"(\d+):(OOM|fits)", row["allocator_cap_tests"])
-    }
+    """Return the caps under which the run was repeated, each with True if it lived."""
+    outcomes = re.findall(r"(\d+):(OOM|fits)", row["allocator_cap_tests"])
+    return {int(cap): outcome == "fits" for cap, outcome in outcomes}
 
 
 def emulate_all(python: str, with_caps: bool) -> list[dict[str, Any]]:
@@ -66,17 +65,17 @@ def emulate_all(python: str, with_caps: bool) -> list[dict[str, Any]]:
     lines = []
     rows = published()
     for gpu in sorted({row["gpu"] for _, row in rows}):
-        mine = [(line, row) for line, row in rows if row["gpu"] == gpu]
-        runs = emulate(python, gpu, "cnn_loop.py", [case_of(row) for _, row in mine])
+        of_gpu = [(line, row) for line, row in rows if row["gpu"] == gpu]
+        runs = emulate(python, gpu, "cnn_loop.py", [case_of(row) for _, row in of_gpu])
         capped = [
             (line, cap, case_of(row, cap))
-            for (line, row), run in zip(mine, runs, strict=True)
+            for (line, row), run in zip(of_gpu, runs, strict=True)
             for cap in caps_of(row)
             if with_caps and cap * MIB < run["reserved"]
         ]
         again = emulate(python, gpu, "cnn_loop.py", [case for *_, case in capped]) if capped else []
         lives = {key[:2]: run["fits"] for key, run in zip(capped, again, strict=True)}
-        for (line, row), run in zip(mine, runs, strict=True):
+        for (line, row), run in zip(of_gpu, runs, strict=True):
             outcomes = {cap: lives.get((line, cap), run["fits"]) for cap in caps_of(row) if with_caps}
             lines.append(_figures(line, row, run, outcomes))
     return lines
@@ -84,7 +83,7 @@ def emulate_all(python: str, with_caps: bool) -> list[dict[str, Any]]:
 
 def _figures(line: int, row: Row, run: Case, outcomes: dict[int, bool]) -> dict[str, Any]:
     right = sum(lives == outcomes.get(cap) for cap, lives in caps_of(row).items())
-    told = " ".join(f"{cap}:{'fits' if lives else 'OOM'}" for cap, lives in outcomes.items())
+    caps = " ".join(f"{cap}:{'fits' if lives else 'OOM'}" for cap, lives in outcomes.items())
     return {
         **{name: row[name] for name in ("gpu", "optimizer", "batch")},
         "model": row["model"].partition("(")[0],
@@ -98,12 +97,12 @@ def _figures(line: int, row: Row, run: Case, outcomes: dict[int, bool]) -> dict[
         "reserved_mib": run["reserved"] / MIB,
         "allocated_mib": round(run["allocated"] / MIB, 3),
         "caps_right": f"{right} of {len(outcomes)}",
-        "caps": told,
+        "caps": caps,
     }
 
 
 def _static_rises() -> dict[int, str]:
-    """Return what the static planner says of these runs, by line; accuracy.py plans them."""
+    """Return the static planner's figures for these runs, by line; benchmarks/accuracy computes them."""
     with STATIC.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["source"] == "xMem's CNNs" and row["layer"] == "D"]
     return {int(row["case"].rpartition("line ")[2].rstrip(")")): row["planner"] for row in rows}
@@ -113,16 +112,16 @@ def _key(line: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(line[name]) for name in ("torch", "cudnn", "addresses"))
 
 
-def keep(lines: list[dict[str, Any]]) -> None:
+def store(lines: list[dict[str, Any]]) -> None:
     """Put the lines into the file in the place of those of the same versions and addresses."""
-    others = [line for line in read() if _key(line) != _key(lines[0])]
+    others = [line for line in read_figures() if _key(line) != _key(lines[0])]
     with FIGURES.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted([*others, *lines], key=_key))
 
 
-def read() -> list[Row]:
+def read_figures() -> list[Row]:
     """Return the lines of the file."""
     if not FIGURES.is_file():
         return []
@@ -145,22 +144,23 @@ def _cell(errors: list[float]) -> str:
 
 def print_tables() -> None:
     """Print the median and the worst error of the rise, by model, and the outcomes under caps."""
-    lines = read()
+    lines = read_figures()
     columns = sorted({_key(line) for line in lines})
     print("| model | n | static | " + " | ".join(", ".join(key) for key in columns) + " |")
     for model in [*sorted({line["model"] for line in lines}), "all"]:
-        mine = [line for line in lines if model in (line["model"], "all")]
-        first = [line for line in mine if _key(line) == columns[0]]
-        cells = [_cell(_errors([x for x in mine if _key(x) == key], "rise_mib")) for key in columns]
+        selected = [line for line in lines if model in (line["model"], "all")]
+        first = [line for line in selected if _key(line) == columns[0]]
+        cells = [_cell(_errors([x for x in selected if _key(x) == key], "rise_mib")) for key in columns]
         static = _errors(first, "static_rise_mib")
         print(f"| {model} | {len(static)} | {_cell(static)} | {' | '.join(cells)} |")
     for key in columns:
-        told = [line["caps_right"].split(" of ") for line in lines if _key(line) == key]
-        print(", ".join(key), "caps right:", sum(int(r) for r, _ in told), "of", sum(int(n) for _, n in told))
+        counts = [line["caps_right"].partition(" of ") for line in lines if _key(line) == key]
+        right, capped = (sum(int(count[column]) for count in counts) for column in (0, 2))
+        print(", ".join(key), "caps right:", right, "of", capped)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        keep(emulate_all(sys.argv[1], "--caps" in sys.argv[2:]))
+        store(emulate_all(sys.argv[1], "--caps" in sys.argv[2:]))
     else:
         print_tables()

@@ -1,4 +1,4 @@
-"""Run jobs drawn at random on emulated GPUs and by the static planner, and find where both part.
+"""Run jobs drawn at random on emulated GPUs and by the static planner, and find their first difference.
 
     python -m benchmarks.emulated.differential --python PYTHON [--jobs 0-199] [--part 1/2] [--to FILE.csv]
 
@@ -60,7 +60,7 @@ def _compare(
     drawn: DrawnJob, emulated: Side, planned: Side, trace: Trace, history: Path, start: float
 ) -> Row:
     if not history.exists():
-        return _row(drawn, emulated, planned, "no history is kept", start)
+        return _row(drawn, emulated, planned, "no history", start)
     recorded = load_history(history)
     allocator = check_history(recorded).difference or ""
     parting = find_parting(trace, recording_of(recorded, "emulated"))
@@ -121,7 +121,7 @@ def _numbers(text: str) -> Iterable[int]:
 
 
 def main() -> None:
-    """Run what has no row yet."""
+    """Run the jobs without a row."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--python", required=True, help="a Python with the CUDA build of torch")
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="of the numbers, each N-th from the K-th"
     )
-    parser.add_argument("--again", metavar="CAUSE", help="also run what has this cause, by its beginning")
+    parser.add_argument("--again", metavar="CAUSE", help="also run the jobs of this cause, by its beginning")
     parser.add_argument("--to", type=Path, default=HERE / "differential.csv", metavar="FILE")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep emulated histories, which --again then reuses"

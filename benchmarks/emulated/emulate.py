@@ -12,9 +12,9 @@ Case = dict[str, Any]
 
 
 def emulate(python: str, gpu: str, loop: str, cases: list[Case]) -> list[Case]:
-    """Return what the loop says of each case, run by this Python on this GPU.
+    """Return the loop's figures for each case, run by this Python on this GPU.
 
-    Raises SystemExit with the end of what it printed where a case fails. PLANNER_EMULATED_ADDRESSES is
+    Raises SystemExit with the end of its output if a case fails. PLANNER_EMULATED_ADDRESSES is
     passed on.
     """
     with TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ LEAST_TABLE_BATCH = {
 }  # tables without parameters: a larger model has a smaller one
 LARGEST_BATCH = 96
 
-# Models that take images of any size.
+# Models for images of any size.
 _ANY_SIZE = re.compile(
     r"torchvision:(resnet|resnext|wide|vgg|densenet|mobilenet|efficientnet|convnext|regnet|shufflenet|mnasnet"
     r"|fcn|deeplab|lraspp)|timm:(\w*resnet|convnext|efficientnet|mobilenet|densenet|vgg|regnet|rexnet|dla)"
@@ -63,16 +63,16 @@ class DrawnJob:
     @property
     def words(self) -> str:
         """Return the job as options of the command line, without model, batch size and GPU."""
-        found = []
+        words = []
         for name, value in self.options.items():
             option = "--" + name.replace("_", "-")
             if value is True:
-                found.append(option)
+                words.append(option)
             elif isinstance(value, Mapping):
-                found += [f"{option} {key}={one}" for key, one in value.items()]
+                words += [f"{option} {key}={item}" for key, item in value.items()]
             else:
-                found.append(f"{option} {value}")
-        return " ".join(found)
+                words.append(f"{option} {value}")
+        return " ".join(words)
 
 
 # Identical to the byte on both sides, which `make emulated` holds; torchvision's alone, small ones.
@@ -116,7 +116,7 @@ def draw_job(seed: int, number: int) -> DrawnJob:
 def read_entries(source: str) -> list[_Entry]:
     """Read the models of a source that are trained in its tables and are not too large."""
     mib = TABLE_MIB.get(source, 24_000)
-    found = []
+    entries = []
     for table in SOURCES[source]:
         with (TABLES / f"{table}.csv").open(encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row["mode"] == "train" and not row["failure"]]
@@ -128,8 +128,8 @@ def read_entries(source: str) -> list[_Entry]:
                 continue
             name, _, encoder = row["model"].partition(" ")
             arguments = {"encoder_name": encoder} if encoder else {}
-            found.append(_Entry(f"{source}:{name}", arguments, batch / mib))
-    return found
+            entries.append(_Entry(f"{source}:{name}", arguments, batch / mib))
+    return entries
 
 
 def _draw_batch(random: Random, entry: _Entry, device: Device) -> int:
@@ -139,7 +139,7 @@ def _draw_batch(random: Random, entry: _Entry, device: Device) -> int:
 
 
 def _draw_size(random: Random, model: str) -> dict[str, Any]:
-    """Draw the size of the input, for models that take any."""
+    """Draw the size of the input, for models without a fixed one."""
     if not _ANY_SIZE.match(model) or random.random() < 0.5:
         return {}
     size = random.choice(_SIZES)

@@ -1,8 +1,8 @@
-"""The first event at which a trace and the recorded history of the same job part.
+"""The first difference between a trace and the recorded history of the same job.
 
 Both sides are rows of allocations (`planner.allocator.history.lifetimes`). They part at the first of another
-size, or before which other blocks were freed. `planner.allocator.history.diff` says what its operator and its
-cause are.
+size, or before which other blocks were freed. `planner.allocator.history.diff` names its operator and its
+cause.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PRODUCT = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "matmul", "dot",
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first event at which both sides part, its cause, and all causes with their counts."""
+    """The first event that differs, its cause, and all causes with their counts."""
 
     cause: str
     place: str  # step, phase, operator, module
@@ -27,7 +27,7 @@ class Parting:
 
 
 def find_parting(trace: Trace, recording: Recording) -> Parting | None:
-    """Return the first difference of the events; None where there is none."""
+    """Return the first difference of the events; None if there is none."""
     traced = allocations_of(trace.events, trace.sites, recording.config)
     recorded = allocations_of(recording.events, recording.sites, recording.config)
     at = _first_difference(traced, recorded)
@@ -59,12 +59,12 @@ def _first_difference(traced: Sequence[Allocation], recorded: Sequence[Allocatio
 
 
 def _deaths(births: Sequence[Allocation]) -> dict[int, set[int]]:
-    """Return which births are over before the birth of each index."""
-    found: dict[int, set[int]] = {}
+    """Return the births that are over before the birth of each index."""
+    deaths: dict[int, set[int]] = {}
     for index, birth in enumerate(births):
         if birth.freed is not None:
-            found.setdefault(birth.freed, set()).add(index)
-    return found
+            deaths.setdefault(birth.freed, set()).add(index)
+    return deaths
 
 
 def _other_deaths(
@@ -112,9 +112,11 @@ def _short(op: str) -> str:
     return op.removeprefix("aten.").removesuffix(".default") or "(none)"
 
 
-def _place(one: Allocation | UnmatchedBlock) -> str:
-    site = Site(one.module, one.op) if isinstance(one, UnmatchedBlock) else one.site
-    return f"step {one.step}, {one.phase}, {_short(site.op)}" + (f", {site.module}" if site.module else "")
+def _place(block: Allocation | UnmatchedBlock) -> str:
+    site = Site(block.module, block.op) if isinstance(block, UnmatchedBlock) else block.site
+    return f"step {block.step}, {block.phase}, {_short(site.op)}" + (
+        f", {site.module}" if site.module else ""
+    )
 
 
 def _at(births: Sequence[Allocation], index: int) -> Allocation | None:

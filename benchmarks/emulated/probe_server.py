@@ -56,7 +56,7 @@ def _answer(request: Mapping[str, Any], answer: Path) -> None:
 
 
 def _wait(child: int, max_seconds: float) -> str:
-    """Wait for a fork, and return what to say if it left no answer."""
+    """Wait for a fork, and return the error message for the case that it left no answer."""
     start = time.monotonic()
     while time.monotonic() - start < max_seconds:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -68,9 +68,9 @@ def _wait(child: int, max_seconds: float) -> str:
     return f"the probe took more than {max_seconds} s"
 
 
-def _write(path: Path, said: Mapping[str, Any]) -> None:
+def _write(path: Path, reply: Mapping[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(said), encoding="utf-8")
+    partial.write_text(json.dumps(reply), encoding="utf-8")
     partial.replace(path)
 
 

@@ -34,7 +34,7 @@ class Row:
     planned_reserved: int
     planned_oom: bool
     planned_retries: int
-    cause: str  # of the first event at which both part; IDENTICAL where peaks and events are the same
+    cause: str  # of the first event that differs; IDENTICAL if peaks and events are the same
     place: str
     what: str
     causes: str  # of all differences of the events, with their counts
@@ -44,12 +44,12 @@ class Row:
 
     @property
     def allocated_is_same(self) -> bool:
-        """Return whether both sides came to the same peak of tensors and workspaces."""
+        """True if both sides have the same peak of tensors and workspaces."""
         return not self.failure and self.emulated_allocated == self.planned_allocated
 
     @property
     def reserved_is_same(self) -> bool:
-        """Return whether both sides came to the same reserved memory."""
+        """True if both sides have the same reserved memory."""
         return not self.failure and self.emulated_reserved == self.planned_reserved
 
     @property
@@ -62,11 +62,11 @@ class Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read all rows, by their number; none where there is no file yet."""
+    """Read all rows, by their number; none if there is no file yet."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
-        return [_row(said) for said in csv.DictReader(file)]
+        return [_row(line) for line in csv.DictReader(file)]
 
 
 def add_row(path: Path, row: Row) -> None:
@@ -81,20 +81,20 @@ def add_row(path: Path, row: Row) -> None:
         write_bytes(path, out.getvalue().encode())
 
 
-def _row(said: dict[str, str]) -> Row:
+def _row(line: dict[str, str]) -> Row:
     read = {"int": int, "float": float, "bool": lambda text: text == "True", "str": str}
     kinds = {"int": int, "float": float, "bool": bool, "str": str}
     values = {}
     for field in fields(Row):
         name = field.type if isinstance(field.type, str) else field.type.__name__
         assert name in kinds
-        values[field.name] = read[name](said[field.name])
+        values[field.name] = read[name](line[field.name])
     return Row(**values)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """No other process adds a row at the same time; the lock ends with its process."""
+    """Keep other processes from adding rows at the same time; the lock ends with its process."""
     with path.with_suffix(".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -38,7 +38,7 @@ class Seconds(NamedTuple):
 
 
 def measure(command: Sequence[str]) -> Seconds:
-    """Run a command and return what it took."""
+    """Run a command and return its seconds."""
     before, start = os.times(), perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     wall, after = perf_counter() - start, os.times()
@@ -59,10 +59,10 @@ def main() -> None:
     for _ in range(options.pairs):
         plain = measure([options.python, "-c", IMPORT])
         rows.append((plain, measure([*emulated, TENSOR]), measure([*emulated, RESNET])))
-    for name, one in (("wall", 0), ("processor", 1)):
-        more = median(tensor[one] - plain[one] for plain, tensor, _ in rows)
-        times = median(resnet[one] / plain[one] for plain, _, resnet in rows)
-        plain_s = median(plain[one] for plain, _, _ in rows)
+    for name, column in (("wall", 0), ("processor", 1)):
+        more = median(tensor[column] - plain[column] for plain, tensor, _ in rows)
+        times = median(resnet[column] / plain[column] for plain, _, resnet in rows)
+        plain_s = median(plain[column] for plain, _, _ in rows)
         print(
             f"{name}: import of torch {plain_s:.2f} s; planner run with one tensor {more:+.2f} s; "
             f"ResNet-50, batch 128, three steps: {times:.2f} x the import"

@@ -1,4 +1,4 @@
-"""Write what a differential campaign found: how many jobs are identical, and the causes of the others.
+"""Write the results of a differential campaign: the number of identical jobs, and the causes of the others.
 
     python -m benchmarks.emulated.summary [FILE.csv]
 
@@ -23,14 +23,14 @@ def report(rows: Sequence[Row]) -> str:
         "# The static planner beside emulated runs",
         "Written by `python -m benchmarks.emulated.summary` from the CSV beside it. Each row is a job that "
         "`jobs.py` drew: model, recipe, batch size and GPU. It is trained for three steps on an emulated "
-        "GPU, with the CUDA build of PyTorch, and traced and replayed by the static planner, which asks the "
-        "same cuDNN for the workspaces of convolutions. Both run the loop of "
+        "GPU, with the CUDA build of PyTorch, and traced and replayed by the static planner, which queries "
+        "the same cuDNN for the workspaces of convolutions. Both run the loop of "
         "`planner/capture/loop/training_loop.py`. "
         f"Emulated is not measured. Versions: {versions}; addresses of new segments fall.",
         "\n".join(_counts(rows, ran)),
         "## Causes of the first difference",
-        "Events are the same where every block is asked for and given back in the same order with the same "
-        "size. A cause names the operator at which they part first; a job may have several.",
+        "Events are the same if every block is allocated and freed in the same order with the same "
+        "size. A cause names the operator of the first difference; a job may have several.",
         "\n".join(_causes(ran)),
         "## All causes, by the number of jobs in which they occur",
         "\n".join(_all_causes(ran)),
@@ -59,10 +59,10 @@ def _counts(rows: Sequence[Row], ran: Sequence[Row]) -> Iterable[str]:
 def _causes(ran: Sequence[Row]) -> Iterable[str]:
     yield "| cause | jobs | both identical | largest error | example |"
     yield "|---|--:|--:|--:|---|"
-    found: dict[str, list[Row]] = {}
+    by_cause: dict[str, list[Row]] = {}
     for row in ran:
-        found.setdefault(row.cause, []).append(row)
-    for cause, group in sorted(found.items(), key=lambda item: -len(item[1])):
+        by_cause.setdefault(row.cause, []).append(row)
+    for cause, group in sorted(by_cause.items(), key=lambda item: -len(item[1])):
         same = sum(row.allocated_is_same and row.reserved_is_same for row in group)
         worst = max(group, key=lambda row: row.error)
         example = "" if cause == IDENTICAL else _example(worst)

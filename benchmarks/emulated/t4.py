@@ -27,14 +27,15 @@ def main() -> None:
     ]
     runs = [emulate(python, "T4", "t4_loop.py", cases) for python in sys.argv[1:]]
 
-    def errors(found: dict[str, int], row: dict[str, str]) -> list[float]:
-        return [found[name] / int(row[f"peak_{name}_bytes"]) - 1 for name in COUNTERS]
+    def errors(figures: dict[str, int], row: dict[str, str]) -> list[float]:
+        return [figures[name] / int(row[f"peak_{name}_bytes"]) - 1 for name in COUNTERS]
 
     for number, row in enumerate(rows):
         cells = [", ".join(f"{error:+.2%}" for error in errors(run[number], row)) for run in runs]
         print(f"| {row['model']}, {row['batch']} x {row['length_or_size']} | {' | '.join(cells)} |")
     for index, name in enumerate(COUNTERS):
-        sizes = [abs(errors(one, row)[index]) for run in runs for one, row in zip(run, rows, strict=True)]
+        pairs = [pair for run in runs for pair in zip(run, rows, strict=True)]
+        sizes = [abs(errors(figures, row)[index]) for figures, row in pairs]
         print(f"{name}: median {median(sizes):.2%}, worst {max(sizes):.2%} over {len(sizes)} runs")
 
 

@@ -1,13 +1,13 @@
-"""Regenerates the accuracy report: docs/accuracy.md, its pictures, and the residuals that the planner uses.
+"""Regenerate the accuracy report: docs/accuracy.md, its pictures, and the residuals that the planner uses.
 
     python -m benchmarks.accuracy                        # everything anew, some minutes on two cores
     python -m benchmarks.accuracy --only "xMem's CNNs"   # one source anew, the rest from accuracy.csv
     python -m benchmarks.accuracy --from-csv             # report and pictures from accuracy.csv, seconds
 
 Every case with a known truth that the repository has is traced and replayed, with each term of the model
-and with each of them left out; what comes out stands in benchmarks/accuracy/accuracy.csv. What the closed
-formula, torchinfo and MemTracker say of xMem's runs is taken from the table, since no change of the planner
-changes it; --peers asks them again, which takes longer than all the rest. Needs the extra `all`.
+and with each of them left out; benchmarks/accuracy/accuracy.csv holds the results. The estimates of the
+closed formula, torchinfo and MemTracker for xMem's runs are read from the table, since no change of the
+planner changes them; --peers runs them again, which takes longer than all the rest. Needs the extra `all`.
 """
 
 import argparse
@@ -35,80 +35,80 @@ SEEDS = {
 }
 SOURCES = (*XMEM, published.TIMM, *SEEDS, "points")
 Task = published.Published | str
-Known = dict[tuple[str, str, str], dict[str, str]]  # what other estimators said, by a row's key
+PeerEstimates = dict[tuple[str, str, str], dict[str, str]]  # other estimators' figures, by a row's key
 
 
-def ask(job: Job, batch: int) -> dict[str, float]:
-    """The closed formula, torchinfo and MemTracker, in MiB; those that fail on the model are left out."""
+def peer_estimates(job: Job, batch: int) -> dict[str, float]:
+    """Estimate by closed formula, torchinfo and MemTracker, in MiB, without those that fail on the model."""
     from planner.errors import PlannerError
     from planner.planning.estimators.run import open_builder, run_estimator
 
     budget = make_budget(unlimited_device(), 0.5, AllocatorConfig())
     build = open_builder(job, None, lambda line: None)
-    said = {}
+    estimates = {}
     for name in PEERS:
         try:
-            answer = run_estimator(Method(name), job, batch, budget, build, lambda line: None)
+            estimate = run_estimator(Method(name), job, batch, budget, build, lambda line: None)
         except PlannerError:
             continue
-        said[name] = answer.total_bytes / MIB
-    return said
+        estimates[name] = estimate.total_bytes / MIB
+    return estimates
 
 
-def ask_nobody(job: Job, batch: int) -> dict[str, float]:
-    """In place of `ask` where the answers are known."""
+def no_estimates(job: Job, batch: int) -> dict[str, float]:
+    """Return no estimates, where those of the table are used."""
     return {}
 
 
-def take(task: Task, known: Known | None) -> list[Row]:
-    """The rows of a task; other estimators' answers from `known`, or asked for where that is None."""
+def rows_of(task: Task, previous: PeerEstimates | None) -> list[Row]:
+    """Return the rows of a task, other estimators' answers from `previous`, or computed if that is None."""
     if task == "points":
         return points.point_rows()
     if isinstance(task, str):
         return SEEDS[task]()
     if task.kind == published.TIMM:
-        return published.timm_rows(task, ask_nobody)
+        return published.timm_rows(task, no_estimates)
     if task.kind == published.TRANSFORMERS:
         from planner.capture.models.registry import import_transformers
 
         import_transformers()
-    rows = published.xmem_rows(task, ask if known is None else ask_nobody)
-    return (
-        rows if known is None else [replace(row, said={**row.said, **known.get(row.key, {})}) for row in rows]
-    )
+    if previous is None:
+        return published.xmem_rows(task, peer_estimates)
+    rows = published.xmem_rows(task, no_estimates)
+    return [replace(row, estimates={**row.estimates, **previous.get(row.key, {})}) for row in rows]
 
 
 def tasks_of(only: str | None) -> list[Task]:
-    """What is to be done, the longest first."""
-    found: list[Task] = []
+    """List the tasks, the longest first."""
+    tasks: list[Task] = []
     for source in SOURCES:
         if only not in (None, source):
             continue
         if source in XMEM:
-            found += published.xmem_tasks(source)
+            tasks += published.xmem_tasks(source)
         elif source == published.TIMM:
-            found += published.timm_tasks()
+            tasks += published.timm_tasks()
         else:
-            found.append(source)
-    return found
+            tasks.append(source)
+    return tasks
 
 
-def gather(only: str | None, before: list[Row], jobs: int, known: Known | None) -> list[Row]:
-    """All rows: of the sources asked for anew, of the others as they stood."""
+def gather(only: str | None, before: list[Row], jobs: int, previous: PeerEstimates | None) -> list[Row]:
+    """Return all rows: those of the requested sources anew, the others as in the table."""
     tasks = tasks_of(only)
     rows: list[Row] = []
     with ProcessPoolExecutor(jobs) as pool:
-        for number, found in enumerate(pool.map(partial(take, known=known), tasks), start=1):
-            rows += found
+        for number, task_rows in enumerate(pool.map(partial(rows_of, previous=previous), tasks), start=1):
+            rows += task_rows
             if sys.stderr.isatty() or number % 20 == 0:
                 print(f"{number}/{len(tasks)}", file=sys.stderr, flush=True)
     new = {row.key for row in rows}
-    kept = [] if only is None else [row for row in before if row.key not in new]
-    return sorted([*kept, *rows], key=_place)
+    others = [] if only is None else [row for row in before if row.key not in new]
+    return sorted([*others, *rows], key=_place)
 
 
 def _place(row: Row) -> tuple[int, str]:
-    """Sources in the order of the report; within one, rows as they came."""
+    """Order sources as in the report, and the rows of one by layer."""
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
         CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
@@ -118,10 +118,10 @@ def _place(row: Row) -> tuple[int, str]:
 
 
 def compare_tables(before: Iterable[Row], after: Iterable[Row]) -> str:
-    """How many answers of the planner moved since the table was last written."""
-    old = {row.key: row.said.get("planner") for row in before}
-    moved = [row for row in after if old.get(row.key) not in (None, row.said.get("planner"))]
-    shown = ", ".join(f"{row.case}: {old[row.key]} -> {row.said.get('planner')}" for row in moved[:5])
+    """Count the answers of the planner that differ from those of the table before."""
+    old = {row.key: row.estimates.get("planner") for row in before}
+    moved = [row for row in after if old.get(row.key) not in (None, row.estimates.get("planner"))]
+    shown = ", ".join(f"{row.case}: {old[row.key]} -> {row.estimates.get('planner')}" for row in moved[:5])
     return f"{len(moved)} answers moved{': ' if moved else ''}{shown}"
 
 
@@ -131,14 +131,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--only", choices=SOURCES, help="this source anew, the others from the table")
     parser.add_argument("--from-csv", action="store_true", help="trace nothing; report what the table holds")
-    parser.add_argument("--peers", action="store_true", help="ask the other estimators again")
+    parser.add_argument("--peers", action="store_true", help="run the other estimators again")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes; 2 where left out")
     options = parser.parse_args()
     before = read_rows()
     rows = before
     if not options.from_csv:
-        known = {row.key: {who: row.said[who] for who in PEERS if who in row.said} for row in before}
-        rows = gather(options.only, before, options.jobs, None if options.peers else known)
+        previous = {
+            row.key: {name: row.estimates[name] for name in PEERS if name in row.estimates} for row in before
+        }
+        rows = gather(options.only, before, options.jobs, None if options.peers else previous)
         write_rows(rows)
         print(compare_tables(before, rows))
     if not rows:

@@ -1,7 +1,7 @@
-"""A trace without one of the model's terms, and what a replay without one of the allocator's would say.
+"""Traces and replays without one of the model's terms.
 
-The accuracy report names the error with each term left out. Scratch memory is told by the operator that
-takes it; which operators belong to which term follows `planner/capture/workspaces`.
+The accuracy report names the error with each term left out. The operator of a scratch block decides its term;
+which operators belong to which term follows `planner/capture/workspaces`.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ TERMS = {**SCRATCH_TERMS, **OTHER_TERMS}
 
 
 def scratch_families() -> Mapping[str, str]:
-    """Operators, as sites name them, to the term that their scratch memory belongs to."""
+    """Map operators, by their names in sites, to the term of their scratch memory."""
     from planner.capture.operator_table import operator_table
     from planner.capture.workspaces.nn import attention, convolution, losses, norms
     from planner.capture.workspaces.tensor import gemm, reductions
@@ -53,7 +53,7 @@ def scratch_families() -> Mapping[str, str]:
 
 
 def without(trace: Trace, term: str) -> Trace:
-    """The trace as it would be if the scratch memory of this term were not known."""
+    """Return the trace without the scratch memory of this term."""
     families = scratch_families()
 
     def is_left_out(event: Event) -> bool:
@@ -61,11 +61,11 @@ def without(trace: Trace, term: str) -> Trace:
             return False
         return term in ("no_scratch", families.get(trace.sites[event.site].op, "no_other_scratch"))
 
-    gone = {event.block for event in trace.events if isinstance(event, Alloc) and is_left_out(event)}
-    if not gone:
+    blocks = {event.block for event in trace.events if isinstance(event, Alloc) and is_left_out(event)}
+    if not blocks:
         return trace
     events = (
-        event for event in trace.events if not isinstance(event, Alloc | Free) or event.block not in gone
+        event for event in trace.events if not isinstance(event, Alloc | Free) or event.block not in blocks
     )
     return replace(trace, events=tuple(events))
 
@@ -83,7 +83,7 @@ class Variant:
         return self.run.peak_reserved_bytes / MIB
 
     def holds(self, batch: int, limit_mib: float) -> bool:
-        """Whether the replay does not fail within this memory."""
+        """Return True if the replay does not fail within this memory."""
         if self.run.peak_reserved_bytes <= limit_mib * MIB:
             return True
         if self.least_mib > limit_mib:
@@ -91,7 +91,7 @@ class Variant:
         return replay_published(self.trace, batch, int(limit_mib * MIB)).outcome is not Outcome.DOES_NOT_FIT
 
     def needed_mib(self, batch: int, step_mib: float = 1) -> float:
-        """The least memory in which the replay does not fail, at most `step_mib` too high."""
+        """Return the least memory in which the replay does not fail, at most `step_mib` too high."""
         low, high = self.least_mib, self.reserved_mib
         while high - low > step_mib:
             middle = (low + high) / 2
@@ -100,33 +100,33 @@ class Variant:
 
 
 def variants(trace: Trace, batch: int) -> dict[str, Variant]:
-    """The trace under the name "planner", and without each kind of scratch memory."""
+    """Replay the trace under the name "planner", and without each kind of scratch memory."""
     whole = _variant(trace, batch)
-    found = {"planner": whole}
+    by_term = {"planner": whole}
     for term in SCRATCH_TERMS:
-        less = without(trace, term)
-        found[term] = whole if less is trace else _variant(less, batch)
-    return found
+        reduced = without(trace, term)
+        by_term[term] = whole if reduced is trace else _variant(reduced, batch)
+    return by_term
 
 
 def _variant(trace: Trace, batch: int) -> Variant:
     return Variant(trace, replay_published(trace, batch), live_bytes_bound(trace.events)(batch) / MIB)
 
 
-def peaks(found: Mapping[str, Variant]) -> dict[str, float]:
-    """Peak reserved in MiB, of the whole model and of each that lacks a term."""
-    whole = found["planner"]
-    reserved = {name: variant.reserved_mib for name, variant in found.items()}
+def peaks(by_term: Mapping[str, Variant]) -> dict[str, float]:
+    """Return peak reserved in MiB, of the whole model and of each that lacks a term."""
+    whole = by_term["planner"]
+    reserved = {name: variant.reserved_mib for name, variant in by_term.items()}
     return reserved | {
         "allocated": whole.run.peak_allocated_bytes / MIB,
         "loaded_later": whole.reserved_mib + LOADED_LATER_MIB,
     }
 
 
-def verdicts(found: Mapping[str, Variant], batch: int, limit_mib: float) -> dict[str, str]:
-    """`lives` or `dies` within this memory, of the whole model and of each that lacks a term."""
-    whole = found["planner"]
-    lives = {name: variant.holds(batch, limit_mib) for name, variant in found.items()} | {
+def verdicts(by_term: Mapping[str, Variant], batch: int, limit_mib: float) -> dict[str, str]:
+    """Return `lives` or `dies` within this memory, of the whole model and of each that lacks a term."""
+    whole = by_term["planner"]
+    lives = {name: variant.holds(batch, limit_mib) for name, variant in by_term.items()} | {
         "allocated": whole.least_mib <= limit_mib,
         "no_retries": whole.run.peak_reserved_bytes <= limit_mib * MIB,
     }

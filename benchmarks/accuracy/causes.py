@@ -1,4 +1,4 @@
-"""Why the worst cases of the accuracy report are what they are, as far as is known."""
+"""Causes of the worst cases of the accuracy report, as far as is known."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ LARGE = 0.02
 
 
 def run_of(row: Row) -> str:
-    """The run behind a row; its outcomes name it too."""
+    """Name the run behind a row, as its outcomes do."""
     return row.case.partition(" under ")[0]
 
 
 def _job_of(row: Row) -> str:
-    """The job of a run, without campaign and line."""
+    """Name the job of a run, without campaign and line."""
     return row.case.partition(" (")[0] + row.gpu
 
 
 def cause_of_peak(row: Row, rows: Sequence[Row]) -> str:
-    """Why a peak is missed."""
+    """Return the cause of an error of a peak."""
     error = row.error("planner") or 0.0
     if row.note:
         return row.note
@@ -32,8 +32,8 @@ def cause_of_peak(row: Row, rows: Sequence[Row]) -> str:
     same = [other for other in rows if other.layer == row.layer and _job_of(other) == _job_of(row)]
     figures = sorted({float(other.truth) for other in same})
     if figures[-1] / figures[0] > 1 + LARGE:
-        told = ", ".join(f"{figure:,.0f}" for figure in figures)
-        return f"repetitions of this job differ: {told} MiB"
+        peaks = ", ".join(f"{figure:,.0f}" for figure in figures)
+        return f"repetitions of this job differ: {peaks} MiB"
     if float(row.truth) > NEAR_END * FULL_MIB[row.gpu]:
         return "at the end of the card, where cached segments are released and cuDNN takes less"
     lived = [
@@ -52,19 +52,19 @@ def cause_of_peak(row: Row, rows: Sequence[Row]) -> str:
 
 
 def cause_of_outcome(row: Row, rows: Sequence[Row]) -> str:
-    """Why the outcome under a cap is called wrong."""
+    """Return the cause of a wrong outcome under a cap."""
     same = [other for other in rows if other.source == CAPS and run_of(other) == run_of(row)]
     job = [other for other in rows if other.source == CAPS and _job_of(other) == _job_of(row)]
-    for found, whose in ((same, "this run"), (job, "a repetition")):
+    for outcomes, whose in ((same, "this run"), (job, "a repetition")):
         opposite = DIES if row.truth == LIVES else LIVES
-        limits = [other.limit_mib or 0 for other in found if other.truth == opposite]
+        limits = [other.limit_mib or 0 for other in outcomes if other.truth == opposite]
         contradicts = (
             any(limit >= (row.limit_mib or 0) for limit in limits)
             if row.truth == LIVES
             else any(limit <= (row.limit_mib or 0) for limit in limits)
         )
         if contradicts:
-            return f"{whose} {opposite} under a cap that says otherwise"
+            return f"{whose} {opposite} under a cap that contradicts it"
     if row.family == "transformer" and row.truth == LIVES:
         return "inferred: texts below 128 tokens take less than the replay's"
     if row.family == "transformer":
@@ -72,29 +72,29 @@ def cause_of_outcome(row: Row, rows: Sequence[Row]) -> str:
     return "a workspace for which cuDNN has no smaller plan, or segments that fall otherwise"
 
 
-def cause_of_bracket(one: Row, two: Row, rows: Sequence[Row]) -> str:
-    """Why one of timm's brackets is missed."""
-    if one.needed_mib is None or two.needed_mib is None:
+def cause_of_bracket(trained: Row, failed: Row, rows: Sequence[Row]) -> str:
+    """Return the cause of a miss of one of timm's brackets."""
+    if trained.needed_mib is None or failed.needed_mib is None:
         return "no trace"
     for outside in OTHER_OUTSIDE_MIB:
-        if one.needed_mib <= TOTAL_MIB - outside < two.needed_mib:
+        if trained.needed_mib <= TOTAL_MIB - outside < failed.needed_mib:
             return "inside with less outside the allocator"
-    if one.family == "tresnet":
+    if trained.family == "tresnet":
         return "another model: timm 0.6 ran it with inplace_abn, which keeps less for the backward pass"
-    if one.is_right("planner"):
+    if trained.is_right("planner"):
         return "more memory is taken than modelled: workspaces of convolutions with cudnn.benchmark on"
     return "less memory is taken than modelled: not known"
 
 
 def missed_brackets(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The misses by cause, each with how far the memory we need is from what there is."""
+    """Return the misses by cause, each with the memory that we need over the memory there is, less 1."""
     limit = TOTAL_MIB - OUTSIDE_MIB
-    found: dict[str, list[str]] = {}
-    for one, two in pairs(list(rows)):
-        if one.is_right("planner") and two.is_right("planner"):
+    by_cause: dict[str, list[str]] = {}
+    for trained, failed in pairs(list(rows)):
+        if trained.is_right("planner") and failed.is_right("planner"):
             continue
-        wrong = two if one.is_right("planner") else one
+        wrong = failed if trained.is_right("planner") else trained
         off = "" if wrong.needed_mib is None else f" {wrong.needed_mib / limit - 1:+.1%}"
         name = wrong.case.rpartition(" ")[0]
-        found.setdefault(cause_of_bracket(one, two, rows), []).append(f"{name}{off}")
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        by_cause.setdefault(cause_of_bracket(trained, failed, rows), []).append(f"{name}{off}")
+    return dict(sorted(by_cause.items(), key=lambda item: -len(item[1])))

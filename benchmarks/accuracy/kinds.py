@@ -1,5 +1,4 @@
-"""From the rows of accuracy.csv to planner/hardware/residuals.json: a distribution for each kind of published
-runs.
+"""Fit planner/hardware/residuals.json to the rows of accuracy.csv: a distribution for each kind of runs.
 
 A run dies if it needs more than its allocator has. (What it needs) / (what its replay needs) is taken as
 normal; its two parameters are those that the published outcomes of the kind make likely.
@@ -22,7 +21,7 @@ from planner.hardware.residuals import RESIDUALS_FILE, KindSettings, RunKind, Sp
 MEANS = np.linspace(-0.06, 0.06, 121)
 SCALES = np.geomspace(0.002, 0.1, 80)
 OTHER_MODEL = "tresnet"  # timm 0.6 ran it with inplace_abn: another model than timm's today
-# Of the kept-aside runs of models with billions of parameters the maintainers say three figures.
+# Three published figures of held-out runs of models with billions of parameters.
 LARGE_PEAKS, LARGE_MEDIAN, LARGE_95 = 26, 0.044, 0.089
 ABOUT = (
     "Written by benchmarks/accuracy from benchmarks/accuracy/accuracy.csv: published runs without any "
@@ -36,7 +35,7 @@ BOTH_FORMATS = ("contiguous", "channels_last")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Where the rows of a kind come from, and how they trained."""
+    """The sources of a kind's rows, and the settings of their training."""
 
     runs: str
     settings: KindSettings
@@ -123,7 +122,7 @@ def spread_of(likelihoods: np.ndarray, count: int) -> Spread:
 
 
 def fit_spread(rows: Sequence[Row]) -> Spread:
-    """Return what these outcomes say of the next one."""
+    """Return the distribution that these outcomes predict for the next one."""
     return spread_of(likelihoods_of(rows).sum(0), len(rows))
 
 
@@ -137,8 +136,8 @@ def kind_spread(rows: Sequence[Row], kind: RunKind) -> Spread:
 
 def peak_ratio(row: Row) -> float:
     """Return measured over replayed, with the memory of model and optimizer on both sides."""
-    whole = float(row.said.get("no_set_up", row.said["planner"]))
-    return (float(row.truth) + whole - float(row.said["planner"])) / whole
+    whole = float(row.estimates.get("no_set_up", row.estimates["planner"]))
+    return (float(row.truth) + whole - float(row.estimates["planner"])) / whole
 
 
 def peak_rows(rows: Iterable[Row], kind: RunKind) -> list[Row]:
@@ -148,7 +147,7 @@ def peak_rows(rows: Iterable[Row], kind: RunKind) -> list[Row]:
 
 
 def peak_ratios(rows: Iterable[Row], kind: RunKind, without: str = "") -> list[float]:
-    """Return those of a kind, rising; without one model where it is named."""
+    """Return the ratios of a kind, rising, without those of the model `without`."""
     return sorted(peak_ratio(row) for row in peak_rows(rows, kind) if row.model != without)
 
 
@@ -158,16 +157,16 @@ def peak_count(rows: Iterable[Row], kind: RunKind) -> int:
 
 
 def means(rows: Sequence[Row], without: RunKind | None = None) -> list[float]:
-    """Return the mean, less 1, of each kind on each GPU, without one kind where it is named."""
-    found = []
+    """Return the mean, less 1, of each kind on each GPU, without the kind `without`."""
+    values = []
     for kind in RunKind:
-        mine = [] if kind is without else outcomes_of(rows, kind)
-        for gpu in sorted({row.gpu for row in mine}):
-            found.append(fit_spread([row for row in mine if row.gpu == gpu]).location)
+        outcomes = [] if kind is without else outcomes_of(rows, kind)
+        for gpu in sorted({row.gpu for row in outcomes}):
+            values.append(fit_spread([row for row in outcomes if row.gpu == gpu]).location)
         peaks = peak_rows(rows, kind) if kind is RunKind.ATTENTION and kind is not without else []
         for gpu in sorted({row.gpu for row in peaks}):
-            found.append(float(np.mean([peak_ratio(row) for row in peaks if row.gpu == gpu])) - 1)
-    return found
+            values.append(float(np.mean([peak_ratio(row) for row in peaks if row.gpu == gpu])) - 1)
+    return values
 
 
 def write_residuals(rows: Sequence[Row]) -> None:

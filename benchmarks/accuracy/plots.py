@@ -29,7 +29,7 @@ _CLIP = 0.8
 
 
 def draw_all(rows: Sequence[Row], folder: Path) -> None:
-    """All pictures into a folder."""
+    """Draw all pictures into a folder."""
     for name, draw, size in (
         ("accuracy_peaks", _peaks, (8.2, 4.6)),
         ("accuracy_estimators", _estimators, (8.2, 4.4)),
@@ -47,19 +47,19 @@ def _clean(axes: Axes) -> None:
 
 
 def _peaks(figure: Figure, rows: Sequence[Row]) -> None:
-    """Ours over measured, against the measured peak."""
+    """Draw ours over measured, against the measured peak."""
     axes = figure.add_subplot()
     for source, colour in _COLOURS.items():
-        mine = [
+        selected = [
             row
             for row in rows
             if row.source == source and row.layer != "E" and row.error("planner") is not None
         ]
-        mine = [row for row in mine if source != NOTEBOOK or row.layer == "B"]
-        if mine:
-            peaks = [float(row.truth) / 1024 for row in mine]
-            errors = [row.error("planner") or 0.0 for row in mine]
-            label = f"{source} ({len(mine)})"
+        selected = [row for row in selected if source != NOTEBOOK or row.layer == "B"]
+        if selected:
+            peaks = [float(row.truth) / 1024 for row in selected]
+            errors = [row.error("planner") or 0.0 for row in selected]
+            label = f"{source} ({len(selected)})"
             axes.scatter(peaks, errors, s=22, color=colour, alpha=0.75, linewidths=0, label=label)
     axes.axhline(0, color="#555555", linewidth=0.8)
     axes.axhspan(-0.02, 0.02, color="#000000", alpha=0.06, linewidth=0)
@@ -74,21 +74,22 @@ def _peaks(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _estimators(figure: Figure, rows: Sequence[Row]) -> None:
-    """Signed errors of each estimator on xMem's runs."""
+    """Draw signed errors of each estimator on xMem's runs."""
     axes = figure.add_subplot()
     jitter = np.random.default_rng(0)
-    heard = {who for row in rows if row.source in (CNNS, TRANSFORMERS) for who in row.said}
-    names = {who: name for who, name in _NAMES.items() if who in heard}
-    for place, who in enumerate(names):
+    present = {estimator for row in rows if row.source in (CNNS, TRANSFORMERS) for estimator in row.estimates}
+    names = {estimator: name for estimator, name in _NAMES.items() if estimator in present}
+    for place, estimator in enumerate(names):
         for source, colour in ((CNNS, OWN), (TRANSFORMERS, SECOND)):
-            errors = [error for row in rows if row.source == source and (error := row.error(who)) is not None]
+            of_source = [row.error(estimator) for row in rows if row.source == source]
+            errors = [error for error in of_source if error is not None]
             heights = (
                 place + (0.17 if source == TRANSFORMERS else -0.17) + jitter.uniform(-0.1, 0.1, len(errors))
             )
             axes.scatter(
                 np.clip(errors, -_CLIP, _CLIP), heights, s=12, color=colour, alpha=0.65, linewidths=0
             )
-        both = errors_of((row for row in rows if row.source in (CNNS, TRANSFORMERS)), who)
+        both = errors_of((row for row in rows if row.source in (CNNS, TRANSFORMERS)), estimator)
         if both is not None:
             text = f"median {both.median_absolute:.1%}, n {both.count}"
             axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
@@ -106,20 +107,20 @@ def _estimators(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _terms(figure: Figure, rows: Sequence[Row]) -> None:
-    """What each term is worth: 95th percentile of the errors, and outcomes called wrong."""
+    """Draw each term's share: median of the errors, and outcomes called wrong."""
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.3, 1))
     terms = {"planner": "the whole model", **TERMS}
-    labels = [what.partition(":")[0].replace(" where memory is short", "") for what in terms.values()]
+    labels = [label.partition(":")[0].replace(" where memory is short", "") for label in terms.values()]
     labels = [label if len(label) < 48 else label[:45].rpartition(" ")[0] + " ..." for label in labels]
-    for place, who in enumerate(terms):
+    for place, estimator in enumerate(terms):
         for shift, source, colour in ((-0.2, CNNS, OWN), (0.2, TRANSFORMERS, SECOND)):
-            errors = errors_of((row for row in rows if row.source == source), who)
+            errors = errors_of((row for row in rows if row.source == source), estimator)
             if errors is not None:
                 left.barh(place + shift, errors.median_absolute, height=0.36, color=colour)
-        judged = right_of((row for row in rows if row.source == CAPS), who)
+        judged = right_of((row for row in rows if row.source == CAPS), estimator)
         if judged is not None:
             right.barh(
-                place, 1 - judged[0] / judged[1], height=0.6, color=OTHERS if who != "planner" else OWN
+                place, 1 - judged[0] / judged[1], height=0.6, color=OTHERS if estimator != "planner" else OWN
             )
     left.set_yticks(range(len(terms)), labels, fontsize=8.5)
     left.set_ylim(len(terms) - 0.5, -0.5)
@@ -131,7 +132,7 @@ def _terms(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _probability(figure: Figure, rows: Sequence[Row]) -> None:
-    """Stated against observed: deaths by kind, and peaks within their bounds."""
+    """Draw stated against observed: deaths by kind, and peaks within their bounds."""
     panels = figure.subplots(2, 3)
     for axes in panels.flat:
         axes.plot([0, 1], [0, 1], color="#555555", linewidth=0.8)
@@ -139,10 +140,10 @@ def _probability(figure: Figure, rows: Sequence[Row]) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         _clean(axes)
     for axes, (kind, bins) in zip(panels.flat, reliability(rows).items(), strict=False):
-        stated = [found.stated for found in bins]
-        observed = [found.observed for found in bins]
-        low = [found.observed - found.low for found in bins]
-        high = [found.high - found.observed for found in bins]
+        stated = [group.stated for group in bins]
+        observed = [group.observed for group in bins]
+        low = [group.observed - group.low for group in bins]
+        high = [group.high - group.observed for group in bins]
         axes.errorbar(stated, observed, yerr=[low, high], fmt="o", color=OWN, capsize=2, markersize=5)
         axes.set_title(f"{kind} ({sum(one.outcomes for one in bins)})".replace(", ", ",\n"), fontsize=8.5)
     last = panels[1][2]

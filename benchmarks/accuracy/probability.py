@@ -1,7 +1,7 @@
-"""Whether the probabilities are honest: of the runs that are said to die with probability p, a share p dies.
+"""Calibration of the probabilities: of the runs with stated probability p of death, a share p dies.
 
-Each run is judged by a distribution fitted without its model (of timm's, without its whole family). What
-happened counts once for each job: repetitions of a job under caps that lie close say the same thing.
+Each run is judged by a distribution fitted without its model (of timm's, without its whole family). Each job
+counts once: repetitions of a job under caps that lie close are not independent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Bin:
 
     @property
     def is_honest(self) -> bool:
-        """Whether the stated probability lies within the interval of what happened."""
+        """True if the stated probability lies within the interval of the observed share."""
         return self.low <= self.stated <= self.high
 
 
@@ -73,17 +73,17 @@ def chance(row: Row, spread: Spread) -> float:
 
 def judged(rows: Sequence[Row], kind: RunKind) -> list[Judged]:
     """Return the outcomes of a kind, each judged without its model or family."""
-    mine = outcomes_of(rows, kind)
-    likelihoods = likelihoods_of(mine)
+    outcomes = outcomes_of(rows, kind)
+    likelihoods = likelihoods_of(outcomes)
     whole = likelihoods.sum(0)
-    unit = [row.family if row.source == TIMM else row.model for row in mine]
+    unit = [row.family if row.source == TIMM else row.model for row in outcomes]
     spreads = {}
     for name in set(unit):
         places = [place for place, other in enumerate(unit) if other == name]
-        spreads[name] = spread_of(whole - likelihoods[places].sum(0), len(mine) - len(places))
+        spreads[name] = spread_of(whole - likelihoods[places].sum(0), len(outcomes) - len(places))
     return [
         Judged(chance(row, spreads[name]), row.truth == DIES, _job_of(row))
-        for row, name in zip(mine, unit, strict=True)
+        for row, name in zip(outcomes, unit, strict=True)
     ]
 
 
@@ -96,7 +96,7 @@ def judged_as_unpublished(rows: Sequence[Row], kind: RunKind) -> list[Judged]:
 
 
 def _job_of(row: Row) -> str:
-    """Model, optimizer, batch and GPU of a run under caps; of timm's, the model."""
+    """Name model, optimizer, batch and GPU of a run under caps; of timm's, the model."""
     return row.model if row.source == TIMM else row.case.partition(" (")[0] + row.gpu
 
 
@@ -129,27 +129,27 @@ def reliability(rows: Sequence[Row]) -> dict[RunKind, list[Bin]]:
 
 
 def coverage_curves(rows: Sequence[Row]) -> dict[str, tuple[list[float], list[float]]]:
-    """Stated confidence of the upper bound of a peak, and the share of peaks within it, models left out."""
-    found = {}
+    """Return confidences of the upper bound of a peak, and the shares of peaks within it, models left out."""
+    curves = {}
     for kind in (RunKind.CONVOLUTIONS, RunKind.TEXTS):
-        mine = peak_rows(rows, kind)
-        if not mine:
+        rows_of_kind = peak_rows(rows, kind)
+        if not rows_of_kind:
             continue
-        others = {model: peak_ratios(rows, kind, model) for model in {row.model for row in mine}}
+        others = {model: peak_ratios(rows, kind, model) for model in {row.model for row in rows_of_kind}}
         seen = [
-            float(np.mean([peak_ratio(row) <= quantile(others[row.model], share) for row in mine]))
+            float(np.mean([peak_ratio(row) <= quantile(others[row.model], share) for row in rows_of_kind]))
             for share in CONFIDENCES
         ]
-        found[f"{kind} ({len(mine)})"] = (list(CONFIDENCES), seen)
-    reached = [float(text) for row in rows if (text := row.said.get("bound_confidence"))]
+        curves[f"{kind} ({len(rows_of_kind)})"] = (list(CONFIDENCES), seen)
+    reached = [float(text) for row in rows if (text := row.estimates.get("bound_confidence"))]
     if reached:
         held = [float(np.mean(np.array(reached) <= share)) for share in CONFIDENCES]
-        found[f"{CALIBRATED} ({len(reached)})"] = (list(CONFIDENCES), held)
-    return found
+        curves[f"{CALIBRATED} ({len(reached)})"] = (list(CONFIDENCES), held)
+    return curves
 
 
 def calibration_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The section of the report."""
+    """Yield the section of the report."""
     yield "## Is the probability honest?\n"
     yield PROBABILITY
     yield "![Stated against observed](accuracy_probability.png)\n"
@@ -167,10 +167,10 @@ def calibration_lines(rows: Sequence[Row]) -> Iterator[str]:
     yield from _table_of({kind: bins_of(judged_as_unpublished(rows, kind)) for kind in DEPARTURES})
 
 
-def _table_of(found: Mapping[RunKind, Sequence[Bin]]) -> Iterator[str]:
+def _table_of(by_kind: Mapping[RunKind, Sequence[Bin]]) -> Iterator[str]:
     yield "| kind | stated, mean | died | 95 % interval | jobs | outcomes | |"
     yield "|---|--:|--:|--:|--:|--:|---|"
-    for kind, bins in found.items():
+    for kind, bins in by_kind.items():
         for one in bins:
             yield (
                 f"| {kind} | {one.stated:.1%} | {one.observed:.1%} | {one.low:.1%} to {one.high:.1%} | "

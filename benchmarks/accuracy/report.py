@@ -1,4 +1,4 @@
-"""docs/accuracy.md from the rows of accuracy.csv; its pictures are drawn by accuracy_plots.py."""
+"""Write docs/accuracy.md from the rows of accuracy.csv; plots.py draws its pictures."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ NAMES = {
 
 
 def write_report(rows: Sequence[Row]) -> str:
-    """Write page, pictures and residuals; gives the bars in a few lines."""
+    """Write page, pictures and residuals. Returns the bars in a few lines."""
     from benchmarks.accuracy.plots import draw_all
 
     write_residuals(rows)
@@ -55,7 +55,7 @@ def write_report(rows: Sequence[Row]) -> str:
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
     PAGE.write_text(text + "\n", encoding="utf-8")
     return "\n".join(
-        f"{'reached' if bar.is_reached else 'MISSED '} {bar.found:>8}  {bar.asked}" for bar in bars(rows)
+        f"{'reached' if bar.is_reached else 'MISSED '} {bar.value:>8}  {bar.condition}" for bar in bars(rows)
     )
 
 
@@ -74,14 +74,14 @@ def _of(rows: Iterable[Row], *sources: str) -> list[Row]:
 def _bars(rows: Sequence[Row]) -> Iterator[str]:
     yield "\n## The bars\n"
     verdicts = {True: "reached", False: "**missed**"}
-    lines = (f"{bar.asked} | {bar.found} | {verdicts[bar.is_reached]}" for bar in bars(rows))
-    yield from _table("asked | found |", lines)
+    lines = (f"{bar.condition} | {bar.value} | {verdicts[bar.is_reached]}" for bar in bars(rows))
+    yield from _table("bar | value |", lines)
     deaths = deaths_at_estimate(rows)
     yield (
-        "Whether a run would die at our estimate is told by its outcomes under caps: it dies if it died "
+        "A run's outcomes under caps decide whether it would die at our estimate: it dies if it died "
         "under a cap as large as our peak reserved or larger, and lives if it lived under one as small. "
-        f"{deaths['lives']} live, {deaths['dies']} die, {deaths['either']} did both, of "
-        f"{deaths['not told']} no cap tells.\n"
+        f"{deaths['lives']} live, {deaths['dies']} die, {deaths['either']} did both, "
+        f"{deaths['undecided']} are undecided by their caps.\n"
     )
 
 
@@ -108,32 +108,32 @@ def _beside(rows: Sequence[Row]) -> Iterator[str]:
     yield "![Errors of all estimators](accuracy_estimators.png)\n"
     cells = []
     for source in (CNNS, TRANSFORMERS, NOTEBOOK):
-        mine = [row for row in _of(rows, source) if row.layer in "BD"]
-        for who in (*PEERS, *PUBLISHED):
-            errors = errors_of(mine, who)
+        selected = [row for row in _of(rows, source) if row.layer in "BD"]
+        for estimator in (*PEERS, *PUBLISHED):
+            errors = errors_of(selected, estimator)
             if errors is None:
                 continue
-            ours = errors_of((row for row in mine if row.error(who) is not None), "planner")
+            ours = errors_of((row for row in selected if row.error(estimator) is not None), "planner")
             assert ours is not None
             own = f"{ours.median_absolute:.2%} | {ours.high_absolute:.1%}"
-            cells.append(f"{source} | {NAMES[who]} | {errors.cells} | {own}")
+            cells.append(f"{source} | {NAMES[estimator]} | {errors.cells} | {own}")
     head = "source | estimator | n | median | median, absolute | 95th percentile | worst | ours, median absolute | ours, 95th"  # noqa: E501
     yield from _table(head, cells, 2)
 
 
 def _calibrated(rows: Sequence[Row]) -> Iterator[str]:
-    mine = _of(rows, CALIBRATED)
-    if not mine:
+    selected = _of(rows, CALIBRATED)
+    if not selected:
         return
     yield "## By level of calibration\n"
     yield texts.CALIBRATED
     cells = []
-    for family, what in (("cnn", "CNNs"), ("transformer", "transformers")):
-        some = [row for row in mine if row.family == family]
-        for who, level in (("uncalibrated", "none"), ("planner", "same job and GPU, other batches")):
-            errors = errors_of(some, who)
+    for family, label in (("cnn", "CNNs"), ("transformer", "transformers")):
+        some = [row for row in selected if row.family == family]
+        for estimator, level in (("uncalibrated", "none"), ("planner", "same job and GPU, other batches")):
+            errors = errors_of(some, estimator)
             if errors is not None:
-                cells.append(f"{what} | {level} | {errors.cells}")
+                cells.append(f"{label} | {level} | {errors.cells}")
     yield from _table(
         "runs | calibration | n | median | median, absolute | 95th percentile | worst", cells, 2
     )
@@ -143,10 +143,10 @@ def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Outcomes: does it live?\n"
     cells = []
     for source, family in ((CAPS, "cnn"), (CAPS, "transformer"), (CARD, "cnn"), (CARD, "transformer")):
-        mine = [row for row in _of(rows, source) if row.family == family]
-        right, all_of_them = right_of(mine, "planner") or (0, 0)
-        died = sum(row.truth == "dies" for row in mine)
-        share = f"{right / all_of_them:.1%}" if mine else ""
+        selected = [row for row in _of(rows, source) if row.family == family]
+        right, all_of_them = right_of(selected, "planner") or (0, 0)
+        died = sum(row.truth == "dies" for row in selected)
+        share = f"{right / all_of_them:.1%}" if selected else ""
         cells.append(f"{source} | {family} | {all_of_them} | {died} | {right} | {share}")
     yield from _table("runs | kind | n | of them died | called right | share", cells, 2)
     yield "Called wrong; `off` is the cap over what our replay needs at the least, less 1:\n"
@@ -170,7 +170,7 @@ def _brackets(rows: Sequence[Row]) -> Iterator[str]:
     )
     yield (
         f"{held} of {count} inside ({held / count:.1%}) with {OUTSIDE_MIB:,} MiB outside the allocator, "
-        f"{', '.join(others)} (`timm_brackets.py` says who measured them). "
+        f"{', '.join(others)} (`timm_brackets.py` names the sources). "
         "Misses by cause, each with what our replay needs over what there is at the batch called wrong:\n"
     )
     for cause, names in missed_brackets(rows).items():
@@ -180,11 +180,11 @@ def _brackets(rows: Sequence[Row]) -> Iterator[str]:
 
 def _worst(rows: Sequence[Row]) -> Iterator[str]:
     yield f"## The {WORST} worst peaks of published training runs\n"
-    mine = sorted(_of(rows, CNNS, TRANSFORMERS), key=lambda row: -abs(row.error("planner") or 0))[:WORST]
+    selected = sorted(_of(rows, CNNS, TRANSFORMERS), key=lambda row: -abs(row.error("planner") or 0))[:WORST]
     lines = (
-        f"{row.case} | {float(row.truth):,.0f} | {float(row.said['planner']):,.0f} | "
+        f"{row.case} | {float(row.truth):,.0f} | {float(row.estimates['planner']):,.0f} | "
         f"{percent(row.error('planner') or 0, 1)} | {cause_of_peak(row, rows)}"
-        for row in mine
+        for row in selected
     )
     yield from _table("run | measured MiB | ours | error | cause", lines)
 
@@ -194,21 +194,21 @@ def _ablation(rows: Sequence[Row]) -> Iterator[str]:
     yield texts.TERMS
     yield "![Errors with each term left out](accuracy_terms.png)\n"
     cells = []
-    for who, what in {"planner": "the whole model", **TERMS}.items():
-        line = [what]
+    for estimator, label in {"planner": "the whole model", **TERMS}.items():
+        line = [label]
         for source in (CNNS, TRANSFORMERS):
-            errors = errors_of(_of(rows, source), who)
+            errors = errors_of(_of(rows, source), estimator)
             line += (
                 ["", ""]
                 if errors is None
                 else [f"{errors.median_absolute:.2%}", f"{errors.high_absolute:.1%}"]
             )
-        right = right_of(_of(rows, CAPS), who)
+        right = right_of(_of(rows, CAPS), estimator)
         line.append("" if right is None else f"{right[0] / right[1]:.1%}")
-        has_brackets = right_of(_of(rows, TIMM), who) is not None
-        held, count = inside(rows, who)
+        has_brackets = right_of(_of(rows, TIMM), estimator) is not None
+        held, count = inside(rows, estimator)
         line.append(f"{held / count:.1%}" if has_brackets else "")
-        seed = errors_of((row for row in _of(rows, NOTEBOOK) if row.layer == "B"), who)
+        seed = errors_of((row for row in _of(rows, NOTEBOOK) if row.layer == "B"), estimator)
         line.append("" if seed is None else f"{seed.median_absolute:.2%}")
         cells.append(" | ".join(line))
     head = " | CNNs, median | 95th | transformers, median | 95th | caps right | brackets inside | notebook"
@@ -223,7 +223,7 @@ def _points(rows: Sequence[Row]) -> Iterator[str]:
         error = row.error("planner")
         today = row.error("installed") if row.source == BERT else None
         cells.append(
-            f"{row.case} | {row.layer} | {float(row.truth):,.1f} | {float(row.said['planner']):,.1f} | "
+            f"{row.case} | {row.layer} | {float(row.truth):,.1f} | {float(row.estimates['planner']):,.1f} | "
             f"{percent(error or 0)} | {'' if today is None else percent(today)} | {row.note}"
         )
     yield from _table("case | layer | measured MiB | ours | error | today's torch | note", cells)

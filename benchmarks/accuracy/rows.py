@@ -1,4 +1,4 @@
-"""The table of the accuracy report: one row for each known truth, with what each estimator says of it."""
+"""The table of the accuracy report: one row for each known truth, with every estimator's answer."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ _FIXED = (
     "truth",
     "kind",
 )
-_SAID = ("planner", *TERMS, "installed", "uncalibrated", "bound_confidence", *PEERS, *PUBLISHED)
+_ESTIMATES = ("planner", *TERMS, "installed", "uncalibrated", "bound_confidence", *PEERS, *PUBLISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Row:
     gpu: str
     batch: int
     truth: str
-    said: Mapping[str, str] = field(default_factory=dict)  # estimator to MiB, or to `lives` or `dies`
+    estimates: Mapping[str, str] = field(default_factory=dict)  # estimator to MiB, or to `lives` or `dies`
     limit_mib: float | None = None  # of outcomes: the memory that the allocator had
     needed_mib: float | None = None  # of outcomes: the least that our replay needs
     note: str = ""  # of a case that is known to be special
@@ -57,29 +57,29 @@ class Row:
     def key(self) -> tuple[str, str, str]:
         return self.source, self.layer, self.case
 
-    def error(self, who: str) -> float | None:
-        """The signed error of an estimator's size, as a share of the truth."""
-        text = self.said.get(who, "")
+    def error(self, estimator: str) -> float | None:
+        """Return the signed error of an estimator's size, as a share of the truth."""
+        text = self.estimates.get(estimator, "")
         return float(text) / float(self.truth) - 1 if text and self.layer != "E" else None
 
-    def is_right(self, who: str) -> bool | None:
-        """Whether an estimator calls an outcome right."""
-        text = self.said.get(who, "")
+    def is_right(self, estimator: str) -> bool | None:
+        """Return True if an estimator calls an outcome right; None without an answer."""
+        text = self.estimates.get(estimator, "")
         return text == self.truth if text and self.layer == "E" else None
 
 
 def mib_text(size_mib: float) -> str:
-    """Two digits, and none that say nothing."""
+    """Format with two digits, without trailing zeros."""
     return f"{size_mib:.2f}".rstrip("0").rstrip(".")
 
 
 def texts(sizes: Mapping[str, float]) -> dict[str, str]:
-    """Sizes in MiB as a row keeps them."""
+    """Format sizes in MiB as a row holds them."""
     return {name: mib_text(size) for name, size in sizes.items()}
 
 
 def read_rows(path: Path = TABLE) -> list[Row]:
-    """All rows of the table; none where there is no table yet."""
+    """Read all rows of the table; none if there is no table yet."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def _row(line: dict[str, str]) -> Row:
         *(line[name] for name in ("source", "layer", "model", "case", "family", "gpu")),
         batch=int(line["batch"]),
         truth=line["truth"],
-        said={name: line[name] for name in _SAID if line.get(name)},
+        estimates={name: line[name] for name in _ESTIMATES if line.get(name)},
         limit_mib=number("limit_mib"),
         needed_mib=number("needed_mib"),
         note=line["note"],
@@ -103,14 +103,14 @@ def _row(line: dict[str, str]) -> Row:
 
 
 def write_rows(rows: Iterable[Row], path: Path = TABLE) -> None:
-    """The table, for programs."""
+    """Write the table."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*_FIXED, *_SAID, "note"))
+        writer.writerow((*_FIXED, *_ESTIMATES, "note"))
         for row in rows:
             numbers = {
                 "limit_mib": "" if row.limit_mib is None else mib_text(row.limit_mib),
                 "needed_mib": "" if row.needed_mib is None else mib_text(row.needed_mib),
             }
             fixed = [numbers.get(name, getattr(row, name)) for name in _FIXED]
-            writer.writerow((*fixed, *(row.said.get(name, "") for name in _SAID), row.note))
+            writer.writerow((*fixed, *(row.estimates.get(name, "") for name in _ESTIMATES), row.note))

@@ -1,5 +1,5 @@
 """Rows of the accuracy report for calibrated answers: xMem's jobs, each batch size by the line through the
-others of its job (calibration_published.py says what is fitted, and what the measured peak holds).
+others of its job (`benchmarks/fits/published_calibrations.py` describes the fit and the measured peak).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ STEPS = 400  # of the confidence
 
 
 def calibrated_rows() -> list[Row]:
-    """All left-out batch sizes."""
+    """Return the rows of all left-out batch sizes."""
     from planner.capture.models.registry import import_transformers
 
     import_transformers()
@@ -27,17 +27,17 @@ def _of_sweep(sweep: Sweep) -> Iterator[Row]:
     family = "cnn" if is_cnn(sweep) else "transformer"
     for left in leave_one_batch_out(sweep.points):
         others = [point for point in sweep.points if point.observation.batch != left.batch]
-        said = texts({"planner": left.calibrated_bytes / MIB, "uncalibrated": left.replayed_bytes / MIB})
+        estimates = texts({"planner": left.calibrated_bytes / MIB, "uncalibrated": left.replayed_bytes / MIB})
         reached = _confidence_reached(others, left.replayed_bytes, left.measured_bytes)
         if reached is not None:
-            said["bound_confidence"] = f"{reached:.4f}"
+            estimates["bound_confidence"] = f"{reached:.4f}"
         case = f"{name} {left.batch} ({gpu[:8]})"
         truth = f"{left.measured_bytes / MIB:.2f}"
-        yield Row(CALIBRATED, "D", name.split()[0], case, family, gpu, left.batch, truth, said)
+        yield Row(CALIBRATED, "D", name.split()[0], case, family, gpu, left.batch, truth, estimates)
 
 
 def _confidence_reached(others: Sequence[Point], replayed_bytes: int, measured_bytes: int) -> float | None:
-    """From which confidence on the bound of the others' fit holds the measured peak; None without a fit."""
+    """Return the least confidence whose bound by the others' fit holds the peak; None without a fit."""
     fit = fit_points(others)
     if not isinstance(fit, Fit):
         return None

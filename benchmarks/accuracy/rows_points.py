@@ -52,16 +52,16 @@ TURING, TURING_SMS = (7, 5), 40
 
 
 def notebook_rows() -> list[Row]:
-    """Peak allocated (B) and reserved (C) of each model, replayed as one process.
+    """Return peak allocated (B) and reserved (C) of each model, replayed as one process.
 
     Reserved is that of a process bounded by the card as the notebook shows it; the other estimators' figures
-    are those of the model alone, to which what the earlier models left is added.
+    are those of the model alone, to which the memory that earlier models left is added.
     """
     process = read_process(find_process_file("notebook"), load_catalogue()).process
     cap = replace(PUBLISHED, limit_bytes=(notebook.CARD_MIB - round(notebook.outside_mib())) * MIB)
     tracer = cache(notebook.trace_generic)
     free, bound = (notebook.readings_of(process, tracer, limits) for limits in (PUBLISHED, cap))
-    less = {
+    reduced = {
         term: notebook.readings_of(process, cache(lambda job, batch, term=term: without(tracer(job, batch), term)), PUBLISHED)  # noqa: E501
         for term in SCRATCH_TERMS
     }  # fmt: skip
@@ -71,30 +71,33 @@ def notebook_rows() -> list[Row]:
         if point != "end" or model not in notebook.MODELS.values():
             continue
         key = (model, point)
-        said = {name: of[key].peak_allocated_bytes / MIB for name, of in {"planner": free, **less}.items()}
-        common = {"model": model, "case": model, "family": "seed", "gpu": "24 GB, not told"}
+        allocated = {
+            name: of[key].peak_allocated_bytes / MIB for name, of in {"planner": free, **reduced}.items()
+        }
+        common = {"model": model, "case": model, "family": "seed", "gpu": "24 GB, unknown"}
         batch = load_catalogue()[model].batch
-        told = texts(said | _seed_peers(model, batch))
-        rows.append(Row(NOTEBOOK, "B", batch=batch, truth=f"{truth}", said=told, **common))
-        shown = {
+        estimates = texts(allocated | _seed_peers(model, batch))
+        rows.append(Row(NOTEBOOK, "B", batch=batch, truth=f"{truth}", estimates=estimates, **common))
+        reserved_estimates = {
             "planner": (bound[key].reserved_bytes or 0) / MIB,
             "no_retries": (free[key].reserved_bytes or 0) / MIB,
         }
-        shown["allocated"] = said["planner"]
-        rows.append(Row(NOTEBOOK, "C", batch=batch, truth=f"{reserved[key]}", said=texts(shown), **common))
+        reserved_estimates["allocated"] = allocated["planner"]
+        estimates = texts(reserved_estimates)
+        rows.append(Row(NOTEBOOK, "C", batch=batch, truth=f"{reserved[key]}", estimates=estimates, **common))
     return rows
 
 
 def _seed_peers(model: str, batch: int) -> dict[str, float]:
-    """Other estimators' figures with what earlier models left."""
-    found = compare(model, batch).comparison
-    kept = 0 if found.measured is None else found.measured.resident_bytes
-    sizes = {row.key: row.size_bytes for row in found.rows}
-    return {who: (size + kept) / MIB for who in PEERS if (size := sizes.get(who)) is not None}
+    """Return other estimators' figures with the memory that earlier models left."""
+    comparison = compare(model, batch).comparison
+    resident_bytes = 0 if comparison.measured is None else comparison.measured.resident_bytes
+    sizes = {row.key: row.size_bytes for row in comparison.rows}
+    return {name: (size + resident_bytes) / MIB for name in PEERS if (size := sizes.get(name)) is not None}
 
 
 def thread_rows() -> list[Row]:
-    """What is allocated after a forward pass, and its peak."""
+    """Return the memory allocated after a forward pass, and its peak."""
     catalogue = load_catalogue()
     rows = []
     for figure in load_measured().figures:
@@ -102,8 +105,8 @@ def thread_rows() -> list[Row]:
         if not is_mine or figure.kind not in ("allocated", "peak_allocated"):
             continue
         entry = catalogue[figure.model]
-        taken = notebook.trace_generic(entry.job, figure.batch)
-        run = replay_published(taken, figure.batch)
+        trace = notebook.trace_generic(entry.job, figure.batch)
+        run = replay_published(trace, figure.batch)
         is_peak = figure.kind == "peak_allocated"
         size = run.peak_allocated_bytes if is_peak else run.end_allocated_bytes
         note = (
@@ -111,28 +114,28 @@ def thread_rows() -> list[Row]:
         )
         case = f"{figure.model}, {'peak' if is_peak else 'after the forward pass'}"
         truth = f"{figure.quantity.size_bytes / MIB}"
-        said = texts({"planner": size / MIB})
+        estimates = texts({"planner": size / MIB})
         rows.append(
-            Row(THREAD, "B", figure.model, case, "seed", "not told", figure.batch, truth, said, note=note)
+            Row(THREAD, "B", figure.model, case, "seed", "unknown", figure.batch, truth, estimates, note=note)
         )
     return rows
 
 
 def point_rows() -> list[Row]:
-    """ViT-L/16 (C) and bert-large (D)."""
+    """Return the rows of ViT-L/16 (C) and bert-large (D)."""
     with POINTS.open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["task"] == "train"]
     return [row for line in lines if (row := (_vit_l if "vit" in line["model"] else _bert)(line)) is not None]
 
 
 def t4_rows() -> list[Row]:
-    """Peak allocated (B) and reserved (C) on a T4, to the byte."""
+    """Return peak allocated (B) and reserved (C) on a T4, to the byte."""
     with T4_RUNS.open(newline="") as file:
         return [row for line in csv.DictReader(file) for row in _t4(line)]
 
 
 def _t4(line: Mapping[str, str]) -> Iterator[Row]:
-    """Weights in float32, autocast to bfloat16, which runs the unfused attention there, AdamW; one batch."""
+    """Replay float32 weights, autocast to bfloat16 (unfused attention on this GPU) and AdamW; one batch."""
     from planner.capture.models.registry import complete_by_library
 
     model, length = line["model"], line["length_or_size"]
@@ -148,9 +151,9 @@ def _t4(line: Mapping[str, str]) -> Iterator[Row]:
     job = resolve_job(name, {}, inputs=[parse_tensor_spec(text) for text in inputs], **options)
     job = complete_by_library(job)
     batch = int(line["batch"])
-    taken = record(job, batch, TURING, sm_count=TURING_SMS)
-    run = replay_published(taken, batch)
-    kind = kind_of(job, taken)
+    trace = record(job, batch, TURING, sm_count=TURING_SMS)
+    run = replay_published(trace, batch)
+    kind = kind_of(job, trace)
     steps = run.later_steps or run.first_step  # peaks of one step, after another that warmed up
     case = f"{model} {batch} x {length}"
     family = "cnn" if is_image else "transformer"
@@ -158,13 +161,13 @@ def _t4(line: Mapping[str, str]) -> Iterator[Row]:
         ("B", line["peak_allocated_bytes"], steps.allocated_bytes),
         ("C", line["peak_reserved_bytes"], run.peak_reserved_bytes),
     ):
-        said = texts({"planner": size_bytes / MIB})
+        estimates = texts({"planner": size_bytes / MIB})
         measured = f"{int(truth) / MIB:.2f}"
-        yield Row(T4, layer, model, case, family, "T4 16GB", batch, measured, said, kind=kind)
+        yield Row(T4, layer, model, case, family, "T4 16GB", batch, measured, estimates, kind=kind)
 
 
 def _vit_l(line: Mapping[str, str]) -> Row:
-    """Loop as in the authors' repository: an evaluation pass in each epoch, zero_grad after the forward."""
+    """Replay the authors' loop: an evaluation pass in each epoch, zero_grad after the forward."""
     options: dict[str, Any] = {"optimizer": "sgd" if line["optimizer"].startswith("SGD") else "adam"}
     options["precision"] = {"fp32": "fp32", "amp_fp16": "amp-fp16", "pure_bf16": "bf16"}[line["dtype_amp"]]
     accumulate = re.search(r"accumulation (\d+)", line["extra"])
@@ -174,7 +177,7 @@ def _vit_l(line: Mapping[str, str]) -> Row:
         zero_grad="before-backward", evaluate=True, **options,
     )  # fmt: skip
     batch = int(line["batch"])
-    taken = record(job, batch, A100, sm_count=A100_SMS)
+    trace = record(job, batch, A100, sm_count=A100_SMS)
     kind = f"{line['extra'].split(',')[0].split(' (')[0]}, {line['dtype_amp']}"
     case = f"vit_l_16 {options['optimizer']} {batch} ({kind})"
     note = ""
@@ -188,14 +191,14 @@ def _vit_l(line: Mapping[str, str]) -> Row:
         "A100",
         batch,
         line["value_mib"],
-        {"planner": taken, "installed": taken},
+        {"planner": trace, "installed": trace},
         note,
-        kind=kind_of(job, taken),
+        kind=kind_of(job, trace),
     )  # noqa: E501
 
 
 def _bert(line: Mapping[str, str]) -> Row | None:
-    """Trainer's loop: gradients clipped, filled with zeros and kept; the optimizer a loop over parameters."""
+    """Replay Trainer's loop: gradients clipped, filled with zeros; the optimizer a loop over parameters."""
     from benchmarks.published.shims.pytorch_1_10 import as_torch_1_10
 
     optimizer = {"adamw_hf": "adamw", "adafactor": "adafactor"}.get(line["optimizer"])
@@ -241,5 +244,5 @@ def _point(
     sizes = peaks(variants(traces["planner"], batch))
     del sizes["loaded_later"]
     sizes["installed"] = replay_published(traces["installed"], batch).peak_reserved_bytes / MIB
-    said = texts({who: size + context_mib for who, size in sizes.items()})
-    return Row(source, layer, model, case, "transformer", gpu, batch, truth, said, note=note, kind=kind)
+    estimates = texts({name: size + context_mib for name, size in sizes.items()})
+    return Row(source, layer, model, case, "transformer", gpu, batch, truth, estimates, note=note, kind=kind)

@@ -24,7 +24,7 @@ CNNS, TRANSFORMERS, CAPS, CARD, TIMM = (
     "xMem's CNNs", "xMem's transformers", "under allocator caps", "on the whole card", "timm's brackets"
 )  # fmt: skip
 NEED_STEP_MIB = 4  # of timm's; each step takes a replay
-Peers = Callable[[Job, int], dict[str, float]]  # what other estimators say, in MiB
+Peers = Callable[[Job, int], dict[str, float]]  # other estimators' figures, in MiB
 Line = dict[str, str]
 
 
@@ -38,7 +38,7 @@ class Published:
 
 
 def xmem_tasks(kind: str) -> list[Published]:
-    """The runs of CNNs or of transformers."""
+    """Return the runs of CNNs or of transformers."""
     library = "torchvision" if kind == CNNS else "transformers"
     with RUNS.open(newline="") as file:
         lines = list(enumerate(csv.DictReader(file), start=2))
@@ -46,65 +46,69 @@ def xmem_tasks(kind: str) -> list[Published]:
 
 
 def timm_tasks() -> list[Published]:
-    """All brackets."""
+    """Return all brackets."""
     with timm_brackets.BRACKETS.open(newline="") as file:
         return [Published(TIMM, number, line) for number, line in enumerate(csv.DictReader(file), start=2)]
 
 
 def xmem_rows(task: Published, peers: Peers) -> list[Row]:
-    """The process's peak, the outcomes under caps, and that on the whole card, of one run.
+    """Return the process's peak, the outcomes under caps, and that on the whole card, of one run.
 
-    The peak is the rise over a first sample which, of CNNs, holds model and optimizer (published_outcomes.py
-    says what shows it); of our figures that memory is taken off, of other estimators' too.
+    The peak is the rise over a first sample which, of CNNs, holds model and optimizer
+    (`benchmarks/published/outcomes.py` shows it); that memory is subtracted from all estimators' figures.
     """
     run, is_cnn = task.line, task.kind == CNNS
     job = cnn_job(run) if is_cnn else _completed(transformer_job(run, as_published=True))
     batch = int(run["batch"])
     chip = find_device(run["gpu"]).target
     with nullcontext() if is_cnn else _transformers_4_51():
-        taken = record(job, batch, chip.capability, sm_count=chip.sm_count)
-    found = variants(taken, batch)
-    needed = found["planner"].needed_mib(batch)
+        trace = record(job, batch, chip.capability, sm_count=chip.sm_count)
+    by_term = variants(trace, batch)
+    needed = by_term["planner"].needed_mib(batch)
     name = run["model"].split("(")[0]
     campaign = run["campaign"][:1] or "-"
     case = f"{name} {run['optimizer']} {batch} ({run['gpu'][:8]}, {campaign}, line {task.number})"
     family = "cnn" if is_cnn else "transformer"
-    kind = kind_of(job, taken).value
+    kind = kind_of(job, trace).value
 
-    def row(source: str, layer: str, truth: str, said: dict[str, str], at: str = "", **more: float) -> Row:
-        return Row(source, layer, name, case + at, family, run["gpu"], batch, truth, said, kind=kind, **more)  # type: ignore[arg-type]
+    def row(
+        source: str, layer: str, truth: str, estimates: dict[str, str], at: str = "", **more: float
+    ) -> Row:
+        return Row(
+            source, layer, name, case + at, family, run["gpu"], batch, truth, estimates, kind=kind, **more
+        )  # type: ignore[arg-type]
 
     died = run["oom_on_full_gpu"] == "True"
     rows = []
     if run["peak_nvml_delta_mib"] and not died:
-        before = set_up_bytes(taken, batch) / MIB if is_cnn else 0.0
-        sizes = peaks(found) | peers(job, batch)
-        said = {who: size - before for who, size in sizes.items()}
+        before = set_up_bytes(trace, batch) / MIB if is_cnn else 0.0
+        sizes = peaks(by_term) | peers(job, batch)
+        estimates = {estimator: size - before for estimator, size in sizes.items()}
         if is_cnn:
-            said["no_set_up"] = sizes["planner"]
-        told = {who: run[f"{who}_estimate_mib"] for who in PUBLISHED if run[f"{who}_estimate_mib"]}
-        rows.append(row(task.kind, "D", run["peak_nvml_delta_mib"], texts(said) | told))
-    for cap, what in re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"]):
+            estimates["no_set_up"] = sizes["planner"]
+        published = {who: text for who in PUBLISHED if (text := run[f"{who}_estimate_mib"])}
+        rows.append(row(task.kind, "D", run["peak_nvml_delta_mib"], texts(estimates) | published))
+    for cap, outcome in re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"]):
         limit = float(cap)
-        truth = DIES if what == "OOM" else LIVES
+        truth = DIES if outcome == "OOM" else LIVES
         at = (
             f" under {cap}"
             if not any(r.case.endswith(f" under {cap}") for r in rows)
             else f" under {cap}, again"
         )
-        judged = verdicts(found, batch, limit)
+        judged = verdicts(by_term, batch, limit)
         rows.append(row(CAPS, "E", truth, judged, at, limit_mib=limit, needed_mib=needed))
     if died or run["peak_nvml_delta_mib"]:
         device = find_device(run["gpu"])
         left = float(run["gpu_torch_total_mib"]) - device.context.value / MIB
-        judged = verdicts(found, batch, left)
+        judged = verdicts(by_term, batch, left)
         rows.append(row(CARD, "E", DIES if died else LIVES, judged, "", limit_mib=left, needed_mib=needed))
     return rows
 
 
 def timm_rows(task: Published, peers: Peers) -> list[Row]:
-    """The batch that trained and the next candidate, which did not, within what timm_brackets.py says that
-    the allocator had.
+    """Return the batch that trained and the next candidate, which did not, within the allocator's memory
+    as in timm_brackets.py.
     """
     bracket = task.line
     job = timm_brackets.job_of(bracket)
@@ -115,15 +119,15 @@ def timm_rows(task: Published, peers: Peers) -> list[Row]:
         case = f"{bracket['model']} {bracket['memory_format']} {batch}"
         kind = ""
         try:
-            taken = record(job, batch, timm_brackets.AMPERE)
-            found = variants(taken, batch)
-            kind = kind_of(job, taken).value
+            trace = record(job, batch, timm_brackets.AMPERE)
+            by_term = variants(trace, batch)
+            kind = kind_of(job, trace).value
         except PlannerError as error:
-            said: dict[str, str] = dict.fromkeys(("planner", *SCRATCH_TERMS), "no trace")
+            estimates: dict[str, str] = dict.fromkeys(("planner", *SCRATCH_TERMS), "no trace")
             needed, note = None, str(error)
         else:
-            said, note = verdicts(found, batch, limit), ""
-            needed = found["planner"].needed_mib(batch, NEED_STEP_MIB)
+            estimates, note = verdicts(by_term, batch, limit), ""
+            needed = by_term["planner"].needed_mib(batch, NEED_STEP_MIB)
         rows.append(
             Row(
                 TIMM,
@@ -134,7 +138,7 @@ def timm_rows(task: Published, peers: Peers) -> list[Row]:
                 "RTX 3090 24GB",
                 batch,
                 truth,
-                said,
+                estimates,
                 limit,
                 needed,
                 note,
@@ -157,6 +161,6 @@ def _transformers_4_51() -> AbstractContextManager[None]:
 
 
 def pairs(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
-    """The two rows of each of timm's brackets."""
-    mine = [row for row in rows if row.source == TIMM]
-    yield from zip(mine[::2], mine[1::2], strict=True)
+    """Yield the two rows of each of timm's brackets."""
+    brackets = [row for row in rows if row.source == TIMM]
+    yield from zip(brackets[::2], brackets[1::2], strict=True)

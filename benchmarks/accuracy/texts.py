@@ -26,10 +26,10 @@ runs.
 """
 PEAKS = """\
 xMem's truth is the process's peak by NVML over its first sample: reserved memory and what CUDA loads
-lazily, without the context. Of CNNs the first sample holds model and optimizer (`published_outcomes.py`
-says what shows it), so their memory is taken off our figure, and off those of the closed formula, torchinfo
-and MemTracker. Nothing is added for lazy loading. xMem's and DNNMem's own answers include memory that was
-measured in the very run.
+lazily, without the context. Of CNNs the first sample holds model and optimizer (shown in
+`benchmarks/published/outcomes.py`), so their memory is taken off our figure, and off those of the closed
+formula, torchinfo and MemTracker. Nothing is added for lazy loading. xMem's and DNNMem's own answers include
+memory that was measured in the very run.
 
 Layer A, the allocator's replay of a recorded history, has no row: no allocator history of a GPU is at hand.
 What stands in for it are the layers above it, and a second, dumb allocator that the tests hold the
@@ -46,7 +46,7 @@ worth.
 POINTS = """\
 The notebook as one process: what earlier models leave behind counts on both sides. bert-large: nvidia-smi,
 with the 1,343 MiB that an empty context took on that machine; Trainer's loop with gradients clipped, filled
-with zeros and kept, unfused attention, the optimizer a loop over parameters. Torch 1.10's softmax kept its
+with zeros, unfused attention, the optimizer a loop over parameters. Torch 1.10's softmax kept its
 input beside its result (pytorch/pytorch#49600, #65242): `ours` knows it, the next column is the loop as
 today's torch runs it. 8-bit Adam is no optimizer of the planner, so its two points are left out. ViT-L/16:
 `max_memory_reserved`, zero_grad between forward and backward pass, an evaluation pass in the loop, all as
@@ -58,12 +58,12 @@ One workspace of cuDNN is fitted to peaks of the RTX 3060, 26 of which have such
 worth on runs that it was not fitted to: its constants fitted to the runs of the other models, and none at
 all.
 """
-KEPT_ASIDE = """\
+HELD_OUT = """\
 timm ran torch 1.12, which loads all kernels at once; the product plans for today's torch, whose context
 is smaller, so that at even odds its answers for those runs are too high. Its margins at confidence 0.99
 are those of these very rows.
 
-Runs that the maintainers kept aside, and that nobody looked at while the planner was written: 1.9 %
+Held-out runs of the maintainers, unseen while the planner was written: 1.9 %
 median and 7.8 % at the 95th percentile for 66 other CNN peaks, 0.2 % and 4.5 % for 26 transformers on RTX
 cards, 4.4 % and 8.9 % for 26 runs of billions of parameters on an A100, and 89 % of 120 brackets inside
 at this benchmark's settings.
@@ -97,7 +97,7 @@ How honest it is for a job that no published run is like can be seen by taking e
 outcomes judged by the distribution of plain CNNs, with the rule for departures alone.
 """
 CALIBRATED = """\
-Jobs that were measured at four batch sizes or more on one card: each batch size as the line through the
-others tells it, and as the replay tells it alone, both against the peak with the memory of model and
+Jobs that were measured at four batch sizes or more on one card: each batch size by the line through the
+others, and by the replay alone, both against the peak with the memory of model and
 optimizer in it.
 """

@@ -1,4 +1,4 @@
-"""The accuracy report: what it says follows from its table, as do the residuals that the planner uses."""
+"""The accuracy report and the residuals that the planner uses follow from its table."""
 
 import json
 import sys
@@ -36,16 +36,16 @@ def test_residuals_are_those_of_the_table(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_stated_probabilities_lie_within_the_observed_intervals() -> None:
-    """On every kind of runs with published outcomes, judged without its model, what is stated happened: the
-    95 % interval of the share that died holds the stated mean, in every class of probabilities.
+    """On every kind of runs with published outcomes, judged without its model, the 95 % interval of
+    the share that died holds the stated mean, in every class of probabilities.
     """
     from benchmarks.accuracy.probability import JUDGED, reliability
     from benchmarks.accuracy.rows import read_rows
 
-    found = reliability(read_rows())
-    assert set(found) == set(JUDGED) == set(RunKind) - {RunKind.LARGE}
-    assert [one for bins in found.values() for one in bins if not one.is_honest] == []
-    assert all(sum(one.count for one in bins) >= 50 for bins in found.values())
+    by_kind = reliability(read_rows())
+    assert set(by_kind) == set(JUDGED) == set(RunKind) - {RunKind.LARGE}
+    assert [group for bins in by_kind.values() for group in bins if not group.is_honest] == []
+    assert all(sum(group.count for group in bins) >= 50 for bins in by_kind.values())
 
 
 def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
@@ -58,7 +58,7 @@ def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
     from planner.capture.session import record
     from planner.hardware.likeness import kind_of
 
-    said = {(row.model, row.case.split()[1]): row.kind for row in read_rows() if row.source == TIMM}
+    kinds = {(row.model, row.case.split()[1]): row.kind for row in read_rows() if row.source == TIMM}
     with BRACKETS.open(newline="") as file:
         lines = [
             line
@@ -68,7 +68,7 @@ def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
     assert len(lines) >= 4
     for line in lines:
         job = job_of(line)
-        assert kind_of(job, record(job, 2, AMPERE)).value == said[line["model"], line["memory_format"]]
+        assert kind_of(job, record(job, 2, AMPERE)).value == kinds[line["model"], line["memory_format"]]
 
 
 def test_the_page_is_that_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_rows_survive_their_file(tmp_path: Path) -> None:
 
 def test_deaths_at_the_estimate() -> None:
     """A run dies at an estimate if it died under a cap as large, lives if it lived under one as small; of
-    what lies between no cap tells.
+    what lies between is undecided.
     """
     from benchmarks.accuracy.rows import Row
     from benchmarks.accuracy.rows_published import CAPS, TRANSFORMERS
@@ -134,7 +134,7 @@ def test_deaths_at_the_estimate() -> None:
         *run("open", "100", dies=90, lives=110),
         *run("both", "100", dies=105, lives=95),
     ]
-    assert deaths_at_estimate(rows) == {"lives": 1, "dies": 1, "either": 1, "not told": 1}
+    assert deaths_at_estimate(rows) == {"lives": 1, "dies": 1, "either": 1, "undecided": 1}
 
 
 def test_a_term_left_out() -> None:
@@ -157,20 +157,20 @@ def test_a_term_left_out() -> None:
 
 
 def test_needed_memory() -> None:
-    """A block that can be released before a larger one is asked for is not needed beside it."""
+    """A block that can be released before a larger one is allocated is not needed beside it."""
     from benchmarks.accuracy.ablations import variants, verdicts
 
     events = (PhaseStart(1, Phase.FORWARD), Alloc(0, 100 * MIB, Category.TEMPORARY, 0), Free(0))
     trace = Trace((*events, Alloc(1, 200 * MIB, Category.TEMPORARY, 0)), (Site("", "x"),), 1)
-    found = variants(trace, 1)
-    assert found["planner"].reserved_mib == 300
-    assert found["planner"].needed_mib(1) == pytest.approx(200, abs=1)
-    said = verdicts(found, 1, 250)
-    assert (said["planner"], said["no_retries"], said["allocated"]) == ("lives", "dies", "lives")
+    by_term = variants(trace, 1)
+    assert by_term["planner"].reserved_mib == 300
+    assert by_term["planner"].needed_mib(1) == pytest.approx(200, abs=1)
+    outcomes = verdicts(by_term, 1, 250)
+    assert (outcomes["planner"], outcomes["no_retries"], outcomes["allocated"]) == ("lives", "dies", "lives")
 
 
-def test_a_quantile_is_what_a_further_value_stays_within() -> None:
-    """The i-th of n values is the i / (n + 1) quantile; nothing is said beyond the first and the last."""
+def test_quantiles_of_ordered_values() -> None:
+    """The i-th of n values is the i / (n + 1) quantile, bounded by the first and the last."""
     shares = (0.0, 0.25, 0.3, 0.5, 0.75, 0.99)
     assert [quantile((1.0, 2.0, 4.0), share) for share in shares] == [
         1.0,
@@ -185,19 +185,19 @@ def test_a_quantile_is_what_a_further_value_stays_within() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda said: said.pop("kinds"),
-        lambda said: said["kinds"]["convolutions"]["verdicts"].update(scale=0),
-        lambda said: said["kinds"]["convolutions"].update(peak_ratios=[2.0, 1.0]),
-        lambda said: said["kinds"]["convolutions"].update(settings={}),
-        lambda said: said.update(between=-1),
+        lambda residuals: residuals.pop("kinds"),
+        lambda residuals: residuals["kinds"]["convolutions"]["verdicts"].update(scale=0),
+        lambda residuals: residuals["kinds"]["convolutions"].update(peak_ratios=[2.0, 1.0]),
+        lambda residuals: residuals["kinds"]["convolutions"].update(settings={}),
+        lambda residuals: residuals.update(between=-1),
     ],
 )
 def test_broken_residuals(tmp_path: Path, change: object) -> None:
-    """A file of residuals that says no distribution is refused in one line."""
-    said = json.loads(RESIDUALS_FILE.read_text())
-    change(said)  # type: ignore[operator]
+    """A file of residuals without a distribution is refused in one line."""
+    residuals = json.loads(RESIDUALS_FILE.read_text())
+    change(residuals)  # type: ignore[operator]
     path = tmp_path / "residuals.json"
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(residuals))
     with pytest.raises(DataFileError) as caught:
         load_residuals(path)
     assert str(caught.value) == f"{path}: broken residuals; run python -m benchmarks.accuracy --from-csv"

@@ -103,8 +103,7 @@ class DeviceGroup(Struct, frozen=True):
             replays.outcome(best + 1, limits)
         comfortable = replays.largest_without_retries(best, limits)
         if is_alone and comfortable < best and replays.bound is not None:
-            runs_at_ease = lambda size: replays.outcome(size, limits) is Outcome.FITS  # noqa: E731
-            comfortable = scan_islands(runs_at_ease, comfortable, best)
+            comfortable = scan_islands(replays.fits_without_retries(limits), comfortable, best)
         probes = replays.probes[limits]
         if comfortable:
             probes[comfortable] = Outcome.FITS

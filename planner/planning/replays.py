@@ -113,6 +113,10 @@ class TargetReplays:
         """Return the predicate whether a batch size fits."""
         return lambda batch: self.outcome(batch, limits) is not Outcome.DOES_NOT_FIT
 
+    def fits_without_retries(self, limits: MemoryLimits) -> Callable[[int], bool]:
+        """Return the predicate whether a batch size fits without retries."""
+        return lambda batch: self.outcome(batch, limits) is Outcome.FITS
+
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
         """Return whether a batch size fits; one that cannot be captured does not."""
         probes = self.probes.setdefault(limits, {})
@@ -154,9 +158,7 @@ class TargetReplays:
             return largest
         room = max_reserved_bytes(limits)
         if not is_limit_independent(limits) or room is None:
-            return boundary_from_guess(
-                lambda batch: self.outcome(batch, limits) is Outcome.FITS, largest, largest
-            )
+            return boundary_from_guess(self.fits_without_retries(limits), largest, largest)
         need_bytes = partial(self.peak_without_limits, limits=limits)
         return boundary_by_line(need_bytes, room, self.replays.hints, largest)
 

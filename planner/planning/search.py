@@ -44,7 +44,7 @@ class _Probes(dict[int, Outcome]):
     def fits(self, batch: int) -> bool:
         return self[batch] is not Outcome.DOES_NOT_FIT
 
-    def fits_at_ease(self, batch: int) -> bool:
+    def fits_without_retries(self, batch: int) -> bool:
         return self[batch] is Outcome.FITS
 
     def search(self, largest: int, comfortable: int) -> Search:
@@ -63,8 +63,8 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
     comfortable = max((batch for batch, result in probes.items() if result is Outcome.FITS), default=0)
     if comfortable < best:
         above = min(batch for batch in probes if batch > comfortable)  # it takes retries or fails
-        start = _bisect(probes.fits_at_ease, comfortable, above)
-        comfortable = scan_islands(probes.fits_at_ease, start, best)
+        start = _bisect(probes.fits_without_retries, comfortable, above)
+        comfortable = scan_islands(probes.fits_without_retries, start, best)
     return probes.search(best, comfortable)
 
 
@@ -101,7 +101,7 @@ def largest_near(
     Each fits and its successor does not. `outcome` had better remember its answers.
     """
     probes = _Probes(outcome)
-    comfortable = boundary_from_guess(probes.fits_at_ease, guesses[0], limit)
+    comfortable = boundary_from_guess(probes.fits_without_retries, guesses[0], limit)
     guess = max(comfortable, guesses[1]) if guesses[1] > guesses[0] else comfortable
     return probes.search(boundary_from_guess(probes.fits, guess, limit), comfortable)
 
@@ -117,7 +117,7 @@ def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome])
         return next(filter(fits, range(answer - answer % multiple, 0, -multiple)), 0)
 
     best = down(search.largest, probes.fits)
-    comfortable = down(min(best, search.comfortable), probes.fits_at_ease)
+    comfortable = down(min(best, search.comfortable), probes.fits_without_retries)
     return Search(best, comfortable, search.first_failure, (*search.probes, *probes.items()))
 
 
@@ -195,7 +195,9 @@ def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the same between `low`, which is taken to fit, and `high`, which does not."""
+    """Return a batch size that fits and whose successor does not, between `low`, which is taken to fit, and
+    `high`, which does not.
+    """
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
@@ -206,7 +208,7 @@ def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _neighbours(best: int, limit: int) -> Iterator[int]:
-    """Batch sizes above the boundary, apart from its successor, which is known not to fit."""
+    """Yield batch sizes above the boundary, apart from its successor, which is known not to fit."""
     distances = {*range(2, NEIGHBOURS + 1), *(round(share * best) for share in NEIGHBOUR_SHARES)}
     for distance in sorted(distances):
         if distance > 1 and best + distance <= limit:

@@ -51,6 +51,7 @@ def device_digest(device: Device) -> str:
 
 def task_to_json(task: Task) -> dict[str, Any]:
     """Return what decides the task's figures, but for its GPUs."""
-    options = {name: value for name, value in task.options.items() if name in ("alloc_conf", "confidence")}
+    deciding = ("alloc_conf", "confidence", "no_calibration")
+    options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")
     return {"job": job_to_json(task.job), **options, "allocator_cap_mib": cap}

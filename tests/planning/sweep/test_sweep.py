@@ -264,8 +264,9 @@ def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
         replace(task, job=replace(task.job, steps=2)),
         replace(task, options={"allocator_cap_mib": 9}),
         replace(task, options={"confidence": 0.9}),
+        replace(task, options={"no_calibration": True}),
     ]
-    assert [store_key(other) == store_key(task) for other in others] == [False] * 3
+    assert [store_key(other) == store_key(task) for other in others] == [False] * 4
     assert ResultStore(tmp_path, "1", quiet)._key(task) != ResultStore(tmp_path, "2", quiet)._key(task)
 
 

@@ -185,7 +185,7 @@ def _columns(points: Sequence[Point], context: bool) -> tuple[Floats, Floats]:
 def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
     """Return the overhead in MiB and the slope."""
     center = float(x.mean())
-    start = float(theilslopes(y, x)[0])
+    start = float(theilslopes(y, x)[0]) if np.ptp(x) else 1.0  # equal peaks show no slope
     level = float(np.median(y - start * (x - center)))
     scale = _scale(y - level - start * (x - center))
 

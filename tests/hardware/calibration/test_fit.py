@@ -197,6 +197,14 @@ def test_no_range() -> None:
     assert "hardly differ" in reason(fit_points(points((1_000, 1_020, 1_040, 1_060), (1, 2, 3, 4))))
 
 
+def test_equal_peaks_beside_one_that_differs() -> None:
+    """Small batches may replay to one peak, since segments are large: without the batch that differs no slope
+    shows, and the line is the overhead alone.
+    """
+    fit = fitted(fit_points(points((1_000, 1_000, 1_000, 1_300), (1_400, 1_402, 1_401, 1_700))))
+    assert fit.peak_bytes(1_300 * MIB) / MIB == pytest.approx(1_700, abs=10)
+
+
 def test_another_job() -> None:
     """Peaks that rise three times as fast as the replay are not of the same job."""
     assert "not of the same job" in reason(fit_points(points(STEPS, [3 * x for x in STEPS])))

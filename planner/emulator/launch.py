@@ -15,7 +15,7 @@ from planner._support.atomic_write import write_bytes
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.history import read_histories
 from planner.emulator.record import EmulatedRun, GpuRecord, read_records
-from planner.errors import ModelError, PlannerError, UsageError, unsaved
+from planner.errors import DataFileError, ModelError, PlannerError, UsageError, unsaved
 from planner.hardware import MIB, Device
 from planner.program import OnProgress
 
@@ -73,9 +73,8 @@ def run_emulated(
             read_histories(folder) if options.keeps_histories or options.keeps_course else (),
         )
         if options.snapshot is not None and records:
-            largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
             with unsaved(run):
-                write_bytes(options.snapshot, largest.read_bytes())
+                _save_snapshot(run, folder, options.snapshot)
     if not records:
         if code:
             raise ModelError(f"{command[0]}: it ended with exit code {code} before it used a GPU")
@@ -135,6 +134,20 @@ def _run(
             report()
     finally:
         _end(process)
+
+
+def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
+    """Write the history of the largest process. Raises DataFileError where it left none, as one that is killed
+    when another runs out of memory; a command that fails for another reason is reported by the caller.
+    """
+    largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
+    if largest.is_file():
+        write_bytes(path, largest.read_bytes())
+    elif not run.exit_code or run.failure is not None:
+        raise DataFileError(
+            f"{path}: not written: process {run.largest.pid} left no history of its allocator, as one that is "
+            "killed; try --stop-after 3"
+        )
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

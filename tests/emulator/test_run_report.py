@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from planner.emulator.launch import RunOptions, run_emulated
 from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks, read_records
-from planner.errors import DataFileError
+from planner.errors import DataFileError, ModelError, UnsavedError
+from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.planning.command.largest_batch import CommandPlan
 from planner.planning.search import Search
@@ -50,6 +53,32 @@ def test_the_peaks_of_a_process_are_those_of_its_steps_and_of_what_follows() -> 
 def test_the_rank_that_takes_most_stands_for_the_run() -> None:
     """All ranks have to fit."""
     assert run(record(0), record(1, process=500)).largest.rank == 1
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, code: int, *records: GpuRecord) -> None:
+    """Let each command end with this code and leave these records, and no history of an allocator."""
+
+    def leave(command: object, environment: dict[str, str], *others: object) -> int:
+        for one in records:
+            path = Path(environment["PLANNER_EMULATED_RECORDS"]) / f"{one.rank}-{one.pid}.json"
+            path.write_bytes(msgspec.json.encode([one]))
+        return code
+
+    monkeypatch.setattr("planner.emulator.launch._run", leave)
+
+
+def test_a_killed_process_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one rank runs out of memory its launcher kills the others, of which one may be the largest."""
+    options = RunOptions(find_device("L4"), snapshot=tmp_path / "history.pickle")
+    ended(monkeypatch, 1, record(0), record(1, RAISED))
+    with pytest.raises(
+        UnsavedError, match=r"history.pickle: not written: process 7 left no history"
+    ) as error:
+        run_emulated(["train"], options, tmp_path, print)
+    assert isinstance(error.value.result, EmulatedRun) and error.value.result.failure == RAISED
+    ended(monkeypatch, -9, record(0))
+    with pytest.raises(ModelError, match="train: it ended with exit code -9, and not for want of GPU memory"):
+        run_emulated(["train"], options, tmp_path, print)
 
 
 def test_a_command_that_survives_a_refused_allocation_fits() -> None:

@@ -137,16 +137,16 @@ def _run(
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
-    """Write the history of the largest process. Raises DataFileError where it left none, as one that is killed
-    when another runs out of memory; a command that fails for another reason is reported by the caller.
+    """Write the history of the largest process. Raises DataFileError where it left none, as one that is
+    killed when another runs out of memory; that a command fails for another reason is left to the caller.
     """
     largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
     if largest.is_file():
         write_bytes(path, largest.read_bytes())
     elif not run.exit_code or run.failure is not None:
         raise DataFileError(
-            f"{path}: not written: process {run.largest.pid} left no history of its allocator, as one that is "
-            "killed; try --stop-after 3"
+            f"{path}: not written: process {run.largest.pid} left no history of its allocator, as one that "
+            "is killed; try --stop-after 3"
         )
 
 

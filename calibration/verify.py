@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from calibration.probe.client import Measure, ProbeRequest
 from planner.hardware.calibration import Observation
-from planner.planning import Estimate, Plan
+from planner.planning import Estimate, Plan, max_useful_batch
 from planner.program import OnProgress, Outcome
 
 LONGEST_RUN_SECONDS = 600.0
@@ -86,13 +86,14 @@ def verify_limit(
 ) -> LimitCheck:
     """Run the largest batch of a plan and the next; under a cap on the allocator also 1.05 of the largest.
 
-    Without a cap that third run would need memory that other processes on the card may leave or take.
-    Raises as `verify`.
+    Without a cap that third run would need memory that other processes on the card may leave or take; nor is
+    it made beyond the largest batch of the job's epoch. Raises as `verify`.
     """
     largest = plan.search.largest
     batches = {largest, largest + 1} if plan.first_failure is not None else {largest}
-    if plan.budget.cap_bytes is not None:
-        batches.add(ceil(BEYOND * largest))
+    beyond = ceil(BEYOND * largest)
+    if plan.budget.cap_bytes is not None and beyond <= max_useful_batch(plan.job):
+        batches.add(beyond)
     estimates = {one.run.batch: one for one in (plan.at_max, plan.first_failure) if one is not None}
     runs: list[Verification] = []
     for batch in sorted(batches - {0}):

@@ -6,7 +6,8 @@ from .attribution import (
 from .batch_curve import BatchCurve as BatchCurve, DeviceCurve as DeviceCurve, take_curve as take_curve
 from .changes import Change as Change, Recipe as Recipe
 from .epoch import (
-    EpochPrograms as EpochPrograms, check_batch as check_batch, with_last_batch as with_last_batch,
+    EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,
+    with_last_batch as with_last_batch,
 )
 from .estimate import (
     Estimate as Estimate, Seconds as Seconds, estimate_batch as estimate_batch, unlimited as unlimited,

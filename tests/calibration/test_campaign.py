@@ -20,7 +20,7 @@ from calibration.campaign import (
 from calibration.campaign_file import BatchSeries, load_campaign
 from calibration.observations import load_observation, observation_path, save_observation
 from calibration.probe.client import ProbeRequest
-from calibration.verify import Verification, verify
+from calibration.verify import Verification, verify, verify_limit
 from planner._support.atomic_write import write_bytes
 from planner.allocator.config import MIB, AllocatorConfig
 from planner.errors import DataFileError, ModelError, NoGpuError, UsageError
@@ -30,7 +30,10 @@ from planner.hardware.calibration.model import Fit, Observation, Point
 from planner.hardware.device import generic_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.jobs.catalogue import load_catalogue
-from planner.planning.max_batch import estimate_batch
+from planner.planning.epoch import check_batch
+from planner.planning.estimate import Estimate, Seconds, estimate_batch
+from planner.planning.max_batch import Plan
+from planner.planning.search import Search
 from planner.program import TraceSource
 from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target
@@ -417,3 +420,27 @@ def test_a_verification_tells_whether_the_confidence_held(
     assert (check.agrees, check.holds) == (agrees, holds)
     assert (check.estimate.outcome is Outcome.DOES_NOT_FIT) == (batch == 60)
     assert bool(check.errors) == (not seen.get("oom"))
+
+
+def test_no_batch_is_run_that_the_epoch_does_not_fill() -> None:
+    """Under a cap a run beyond the largest batch follows, but none of more samples than there are."""
+    tracer = line(JOB, (8, 6), None)
+    budget = make_budget(generic_device(12_288), 0.99, AllocatorConfig(), 600 * MIB)
+    at_max, failure = (estimate_batch(JOB, tracer(batch), budget) for batch in (40, 41))
+
+    def plan(dataset_size: int) -> Plan:
+        job, search = replace(JOB, dataset_size=dataset_size), Search(40, 40, 41, ())
+        return Plan(job, budget, search, at_max, failure, Seconds(0, 0))
+
+    def batches(plan: Plan) -> list[int]:
+        def estimate_at(batch: int) -> Estimate:
+            check_batch(plan.job, batch)
+            return failure
+
+        check = verify_limit(
+            plan, estimate_at, "", print, lambda request, _: replace(RUN, batch=request.batch)
+        )
+        return [run.observation.batch for run in check.runs]
+
+    assert batches(plan(0)) == [40, 41, 41]
+    assert batches(plan(41)) == [40, 41]

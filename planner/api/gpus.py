@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
@@ -144,8 +145,8 @@ def _chosen(
 ) -> tuple[Device, ...]:
     cards = tuple(load_devices() if devices is None else devices)
     given = [words] if isinstance(words, str) else list(words or ())
-    low, high = (min_mib or 0) * MIB, (max_mib or 2**40) * MIB
-    selected = tuple(card for card in search_devices(cards, given) if low <= card.total.value <= high)
+    low, high = min_mib or 0, inf if max_mib is None else max_mib
+    selected = tuple(card for card in search_devices(cards, given) if low <= card.total.value / MIB <= high)
     if not selected:
         raise UsageError("no GPU of the database is left: loosen --filter, --min-mib or --max-mib")
     return selected

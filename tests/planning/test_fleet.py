@@ -216,6 +216,7 @@ def test_orders() -> None:
         ({"gpu": "4090"}, "--gpu: this asks every GPU; choose some with --filter"),
         ({"filter": "radeon"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
         ({"min_mib": 10, "max_mib": 5}, "no GPU of the database is left: loosen --filter, --min-mib or"),
+        ({"max_mib": 0}, "no GPU of the database is left: loosen --filter, --min-mib or"),
         ({"batch": 0}, "--batch"),
     ],
 )

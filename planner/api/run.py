@@ -18,6 +18,7 @@ from planner.report import Result
 
 MAX_GPUS = 64
 MAX_STEPS = 2**40
+MAX_COPY_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ def run(
     the peak is explained, `stdout` where the command's standard output goes, `progress_seconds` the time
     between calls of `on_progress`. Raises the errors of `planner.errors`; that memory runs out is a result.
     """
+    if copy_bytes is not None and not 0 <= copy_bytes <= MAX_COPY_BYTES:
+        raise UsageError(f"--copy-bytes {copy_bytes}: give a whole number from 0 to {MAX_COPY_BYTES}")
     options = RunOptions(
         _emulated_device(gpu, gpu_mib),
         _gpu_count(gpus),

@@ -66,14 +66,14 @@ class ProcessHistory(Struct, frozen=True):
 
 
 def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
-    """Read the histories in a folder, by rank and GPU. Raises DataFileError for one that is broken."""
+    """Read the histories in a folder, by rank, process and GPU. Raises DataFileError for a broken one."""
     histories: list[ProcessHistory] = []
     for path in sorted(folder.glob("*.history")):
         try:
             histories += msgspec.json.decode(path.read_bytes(), type=tuple[ProcessHistory, ...])
         except (OSError, ValueError) as error:
             raise DataFileError(f"{path}: not a history of an emulated run; run the command again") from error
-    return tuple(sorted(histories, key=lambda one: (one.rank, one.device)))
+    return tuple(sorted(histories, key=lambda one: (one.rank, one.pid, one.device)))
 
 
 def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Trace:

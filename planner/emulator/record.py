@@ -97,7 +97,7 @@ class EmulatedRun(Struct, frozen=True):
 
 
 def read_records(folder: Path) -> tuple[GpuRecord, ...]:
-    """Read the records in a folder, by rank and GPU. Raises DataFileError for one that is broken."""
+    """Read the records in a folder, by rank, process and GPU. Raises DataFileError for a broken one."""
     records: list[GpuRecord] = []
     for path in sorted(folder.glob("*.json")):
         try:

@@ -11,11 +11,11 @@ from planner.allocator.config import MemoryLimits
 from planner.allocator.history.history import HistoryEvent
 from planner.emulator.history import ProcessHistory, StepEnd, trace_of
 from planner.emulator.launch import RunOptions
-from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks
+from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.command_runs import CommandRuns
-from planner.planning.command.fit import Fit, fit_runs
+from planner.planning.command.fit import Fit, fit_runs, limits_of
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
 from planner.program.fit import Affine, rounded_affine
@@ -118,6 +118,17 @@ def test_a_history_becomes_a_trace() -> None:
         Alloc(2, 300, Category.TEMPORARY, 0),
         Free(0),
     )
+
+
+def test_the_room_of_a_process_is_its_own() -> None:
+    """Of two processes of one rank, what lies outside of its allocator bounds the second alone."""
+    run = run_job(training, 8, None)
+    first, history = run.records[0], replace(run.histories[0], pid=2)
+    outside = Peaks(0, 0, 64 * MIB)
+    second = replace(first, pid=2, steps=(StepPeaks(1, 1, outside),), after_steps=None)
+    both = replace(run, records=(first, second), histories=(run.histories[0], history))
+    rooms = [limits_of(one, both, gpu(1000)).capacity_bytes for one in both.histories]
+    assert rooms == [1000 * MIB, (1000 - 64) * MIB]
 
 
 def test_a_history_that_began_late_is_refused() -> None:

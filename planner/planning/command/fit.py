@@ -112,7 +112,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
 def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> MemoryLimits:
     """Return what the allocator of a process may take on the GPU."""
     usable = device.usable.value
-    record = next(one for one in run.records if (one.rank, one.device) == _key(history))
+    record = next(one for one in run.records if (one.pid, one.device) == (history.pid, history.device))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
     limit = None if history.fraction >= 1 else int(history.fraction * usable)
     return MemoryLimits(usable - device.context.value - outside, limit, usable, _config(history, run))

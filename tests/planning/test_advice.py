@@ -61,7 +61,7 @@ def names(advice: Advice) -> list[tuple[str, ...]]:
 
 
 def test_what_fits_needs_no_change() -> None:
-    """For a batch that fits, no set is looked for, and each single change still tells what it saves."""
+    """For a batch that fits, no set is searched, and each single change still has its saving."""
     advice = advised(200)
     assert advice.unchanged.fits
     assert advice.unchanged.needed_bytes == 200 * MIB
@@ -81,7 +81,7 @@ def test_what_fits_needs_no_change() -> None:
 
 
 def test_single_changes_that_are_enough() -> None:
-    """Where one change is enough, no set contains it beside another, and the mildest comes first."""
+    """If one change is enough, no set contains it beside another, and the mildest comes first."""
     advice = advised(130)
     assert names(advice)[:3] == [
         ("--precision amp-bf16",),
@@ -93,7 +93,7 @@ def test_single_changes_that_are_enough() -> None:
 
 
 def test_pairs_are_minimal_and_fit() -> None:
-    """Where one change is not enough, the sets fit, none contains another, groups are not mixed."""
+    """If one change is not enough, the sets fit, none contains another, groups are not mixed."""
     advice = advised(82)
     assert set(names(advice)) == {
         ("--accumulate 4 --batch 2",),
@@ -119,14 +119,14 @@ def test_sets_are_sorted_by_size_then_mildness() -> None:
 
 
 def test_nothing_helps() -> None:
-    """A card too small for everything gives no set, and says so."""
+    """A card too small for everything gives no set, and the advice notes it."""
     advice = advised(3)
     assert advice.sets == ()
     assert "No set of up to three changes makes it fit" in render_plain(advice_document(advice, 0.0))
 
 
 def test_change_that_the_model_refuses() -> None:
-    """A change that cannot be traced is told with its reason and enters no set."""
+    """A change that cannot be traced is listed with its reason and enters no set."""
 
     def refuse_checkpoints(recipe: Recipe) -> Open:
         if recipe.job.checkpoint is Checkpoint.BLOCKS:
@@ -139,7 +139,7 @@ def test_change_that_the_model_refuses() -> None:
 
 
 def test_unchanged_recipe_that_cannot_be_traced() -> None:
-    """Where the recipe itself fails, that is the error."""
+    """A failure of the recipe itself is the error."""
 
     def refuse(recipe: Recipe) -> Open:
         raise ModelError("toy: fails")
@@ -172,7 +172,7 @@ def test_unchanged_recipe_that_cannot_be_traced() -> None:
     ],
 )
 def test_only_changes_that_make_sense(job: Job, capability: tuple[int, int], offered: set[str]) -> None:
-    """What the job does already, or the GPU or the mode does not know, is not offered."""
+    """A change that the job has already, or that the GPU or the mode lacks, is not offered."""
     assert {change.group for change in changes_for(replace(RECIPE, job=job), capability)} == offered
 
 

@@ -1,4 +1,4 @@
-"""Where memory goes: sums that equal the replay's, literal traces, the timeline and its picture."""
+"""Attribution of memory: sums that equal the replay's, literal traces, the timeline and its picture."""
 
 import json
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_modules_of_a_literal_trace() -> None:
 
 
 def test_gaps_of_a_literal_trace() -> None:
-    """What is reserved and not allocated at the reserved peak is gaps, free segments, and no more."""
+    """Reserved bytes that are not allocated at the reserved peak are gaps, free segments, and no more."""
     events = (
         *(
             PhaseStart(0, Phase.SETUP),
@@ -132,7 +132,7 @@ def test_gaps_of_a_literal_trace() -> None:
 
 
 def test_levels_of_a_literal_trace() -> None:
-    """Phases count what they find; a step is the highest of its phases and ends where the last one does."""
+    """Phases count earlier blocks; a step is the highest of its phases and ends where the last one does."""
     explanation = explained()
     assert explanation.phases == (
         PhasePeak(0, Phase.SETUP, 30 * MIB, 30 * MIB, 30 * MIB),
@@ -156,7 +156,7 @@ def test_evaluation_is_replayed_beside() -> None:
 
 
 def sums(share: ModuleShare) -> bool:
-    """Whether a module and all inside it add up, in all and by category."""
+    """Return whether a module and all inside it add up, in all and by category."""
     parts = [share.own_bytes, *(child.size_bytes for child in share.children)]
     return sum(parts) == share.size_bytes == sum(share.by_category.values()) and all(
         map(sums, share.children)
@@ -206,7 +206,7 @@ def test_all_sums_are_those_of_the_replay(trace: Trace, limits: MemoryLimits, de
 @UNTIMED
 @given(traces())
 def test_steps_are_those_of_the_replay(trace: Trace) -> None:
-    """The highest levels of the steps equal those that the replay tells, whose first has the set-up in it."""
+    """The highest levels of the steps equal those of the replay, whose first has the set-up in it."""
     assume(trace.events)
     result = explain(trace, UNLIMITED)
     first = max((step.allocated_bytes for step in result.steps if step.step <= 1), default=0)
@@ -223,7 +223,7 @@ def test_steps_are_those_of_the_replay(trace: Trace) -> None:
 
 
 def test_a_thinned_timeline_keeps_its_peaks() -> None:
-    """Of each stretch the highest event stays, and the reserved peak, the first and the last."""
+    """The highest event of each stretch stays, and the reserved peak, the first and the last."""
     levels = tuple(range(100)) + tuple(range(100, 0, -1))
     reserved = tuple(300 if index > 150 else 200 for index in range(200))
     timeline = Timeline(levels, reserved, {}, ())
@@ -255,7 +255,7 @@ def test_the_picture_names_phases_categories_and_the_peak(tmp_path: Path) -> Non
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    """A folder that is not there is told in one line."""
+    """A missing folder is one line."""
     path = tmp_path / "missing" / "x.png"
     with pytest.raises(DataFileError) as caught:
         draw_timeline(explained(), "toy, batch 8", path)
@@ -263,7 +263,7 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_timeline_ends_with_the_request_that_fails() -> None:
-    """Where memory ends, the timeline has the levels before it."""
+    """A timeline that runs out of memory has the levels before the failing request."""
     timeline = timeline_of(LITERAL, 8, MemoryLimits(capacity_bytes=60 * MIB))
     assert timeline.allocated_bytes == (0, 30 * MIB, 30 * MIB, 34 * MIB, 34 * MIB)
     assert json.dumps(timeline.reserved_bytes[-1]) == str(50 * MIB)

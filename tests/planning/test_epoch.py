@@ -124,7 +124,7 @@ def test_an_epoch_is_put_together_as_it_would_run(
 
 
 def test_the_smaller_batch_is_the_last_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where gradients of several batches are added up."""
+    """The smaller batch is the last of those whose gradients are added up."""
     job = training(accumulate=2)
     trace = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 32, 32, 32, 32, 9, 32, 32]
@@ -135,7 +135,7 @@ def test_the_smaller_batch_is_the_last_of_a_step(monkeypatch: pytest.MonkeyPatch
 def test_the_evaluation_comes_after_the_smaller_batch(
     eval_batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As between epochs; its batches have their own size."""
+    """The evaluation runs as between epochs; its batches have their own size."""
     job = training(evaluate=True, eval_batch=eval_batch)
     trace = with_last_batch(replace(job, dataset_size=32 * 12 + 9), BATCH, traces(job))
     sizes = [32, 32, 32, 9, *[eval_batch or 32] * 2, 32]
@@ -174,7 +174,7 @@ class Token(nn.Module):
 
 
 def test_a_single_sample_may_make_another_gradient() -> None:
-    """As a vision transformer's class token: that block takes the other's place, and goes with it."""
+    """A lone sample's block takes the other's place, as for a vision transformer's class token."""
     job = job_of("7x16", mode=Mode.TRAIN, steps=3, dataset_size=65)
     full, alone = (trace_of(Token, job, batch) for batch in (64, 1))
     sizes = [
@@ -247,7 +247,7 @@ def by_hand(batch: int) -> Trace:
 
 
 def test_a_smaller_batch_lifts_the_reserved_peak() -> None:
-    """Five samples leave a block within the segment that six need whole, so these ask for another."""
+    """Five samples leave a block within the segment that six need whole, so these need another."""
     job = training(dataset_size=6 * 10 + 5)
     plain, epoch = (
         replay_trace(by_hand(6)),
@@ -274,7 +274,7 @@ SAMPLES = 1009
 
 @pytest.fixture
 def net(tmp_path: Path) -> str:
-    """A model that may be kept."""
+    """A model that may be cached."""
     (tmp_path / "net.py").write_text(FILE)
     return f"{tmp_path}/net.py:Net"
 
@@ -287,7 +287,7 @@ def output(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
 
 
 def test_plans_of_an_epoch_agree_however_the_traces_come(net: str, tmp_path: Path) -> None:
-    """Traced, kept, found again: one answer, whose own epoch fits and whose successor's does not."""
+    """Recorded, stored and loaded traces give one answer; its epoch fits, its successor's does not."""
     card = {**JOB, "gpu_mib": 2000, "dataset_size": SAMPLES}
     results = [max_batch(net, cache=cache, **card) for cache in (None, tmp_path / "kept", tmp_path / "kept")]
     assert len({result.max_batch for result in results}) == 1
@@ -313,14 +313,14 @@ def test_all_estimators_beside_the_planner_of_the_epoch(net: str) -> None:
 
 
 def test_the_largest_batch_is_at_most_the_epoch(net: str) -> None:
-    """A card that takes more is not asked for it."""
+    """No batch beyond the epoch is searched on a card that takes more."""
     result = max_batch(net, gpu_mib=80_000, dataset_size=50, **JOB)
     assert (result.max_batch, result.plan.first_failure) == (50, None)
     assert str(result).startswith("Largest batch:  50, the whole epoch at confidence 0.99")
 
 
 def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
-    """`gpus` plans the same epochs, from kept traces and others; each card's last batch is its own."""
+    """`gpus` plans the same epochs, from cached traces and others; each card's last batch is its own."""
     cards = [replace(find_device(name)) for name in ("p40", "4090", "h100")]
     options = {**JOB, "allocator_cap_mib": 1200, "dataset_size": SAMPLES}
     alone = {card.name: max_batch(net, gpu=card, **options).max_batch for card in cards}
@@ -345,14 +345,14 @@ def test_a_saved_trace_takes_any_epoch(net: str, tmp_path: Path, capsys: pytest.
 
 
 def test_explained_epochs_have_their_details(net: str) -> None:
-    """The steps of the epoch are told one by one, and tensors at the peak with their shapes."""
+    """The steps of the epoch are listed one by one, and tensors at the peak with their shapes."""
     fields = explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB).to_dict()
     assert len({row["step"] for row in fields["phases"]} - {0}) == 5
     assert "epochs of 1,009 samples" in str(explain(net, 64, dataset_size=SAMPLES, gpu_mib=8000, **JOB))
 
 
 def test_no_trace_and_no_calibration_depends_on_the_epoch() -> None:
-    """One kept trace serves all epochs, and one calibration."""
+    """One cached trace serves all epochs, and one calibration."""
     one, other = (training(model="torchvision:resnet18", dataset_size=size) for size in (0, 1000))
     assert fingerprint_of(one) == fingerprint_of(other)
     assert is_same_job(one, other)

@@ -79,7 +79,7 @@ def test_each_card_as_if_it_were_alone() -> None:
 
 
 def test_a_model_that_changes_with_the_batch() -> None:
-    """Where no loop holds for all batch sizes, each trace is taken by itself, with the same answers."""
+    """Traces without a program for all batch sizes are recorded one by one, with the same answers."""
     options = {"input": "4096", "loss": "sum", "allocator_cap_mib": 700}
     cards = SEVEN[2:4]
     alone = {card.name: max_batch(Forking, gpu=card, **options).max_batch for card in cards}
@@ -92,7 +92,7 @@ JOB_WITHOUT_EPOCHS = Job("made up")
 
 
 def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
-    """Of a card that leaves so much to the allocator, or a little less."""
+    """Return the budget of a card that leaves so much to the allocator, or a little less."""
     exact = SourcedBytes(room_mib * MIB, "made up", kind=FigureKind.MEASURED)
     nothing = SourcedBytes(0, "made up", kind=FigureKind.MEASURED)
     card = Device(f"card of {room_mib}", exact, exact, nothing, capability)
@@ -102,7 +102,7 @@ def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
 @UNTIMED
 @given(programs(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
 def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
-    """What is found fits, its successor does not; and it is what `largest` finds where islands are absent."""
+    """The answer fits, its successor does not; it is that of `largest` where islands are absent."""
     budgets = [budget_with(room) for room in rooms]
     for fit in fit_devices(JOB_WITHOUT_EPOCHS, budgets, OneProgram(program)):  # type: ignore[arg-type]
         limits = fit.budget.limits
@@ -151,7 +151,7 @@ def test_the_bound_is_one(program: Program, batch: int) -> None:
 
 @given(st.integers(0, 300), st.integers(0, 400), st.integers(0, 300))
 def test_a_boundary_from_any_guess(boundary: int, guess: int, more: int) -> None:
-    """Where outcomes only worsen, the boundary is found from any guess, in three probes from a near one."""
+    """If outcomes only worsen, the boundary is found from any guess, in three probes from a near one."""
     limit = boundary + more
     probed: set[int] = set()
 
@@ -221,7 +221,7 @@ def test_orders() -> None:
     ],
 )
 def test_refused(options: dict[str, object], message: str) -> None:
-    """What makes no sense is refused in one line before anything is traced."""
+    """Wrong usage is refused in one line before anything is traced."""
     with pytest.raises(UsageError) as caught:
         gpus("cnn", **options)  # type: ignore[arg-type]
     assert str(caught.value).startswith(message)
@@ -322,7 +322,7 @@ def test_json_keeps_its_contract() -> None:
 
 
 def test_csv_is_the_json() -> None:
-    """Each cell says what the JSON says."""
+    """Each cell has the value of the JSON."""
     rows = list(csv.DictReader(io.StringIO(made_up().to_csv())))
     for row, known in zip(rows, made_up().to_dict()["rows"], strict=True):
         assert row["gpu"] == known["gpu"]
@@ -350,7 +350,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_devices_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """`planner devices` lists, searches, tells sources, and says 1 where nothing is found."""
+    """`planner devices` lists, searches, shows sources, and exits with 1 without a match."""
     assert run(["devices"]) == 0
     listing = capsys.readouterr().out
     assert max(map(len, listing.splitlines())) <= 100
@@ -373,7 +373,7 @@ def test_no_gpu_is_exit_code_5(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_picture(tmp_path: Path) -> None:
-    """The picture is drawn; nothing to draw and a place that cannot be written to are told."""
+    """The picture is drawn; nothing to draw and a place that cannot be written to are errors."""
     from planner.errors import DataFileError
 
     pytest.importorskip("matplotlib")
@@ -420,7 +420,7 @@ def test_dots_stand_at_the_batch_that_they_are_of() -> None:
 
 
 def test_a_picture_names_cards_that_people_know() -> None:
-    """Of the whole database the names stand apart, hold the ends, and are those of common whole cards."""
+    """The names of the whole database stand apart, hold the ends, and are those of common whole cards."""
     from planner.report.plots.gpus import named_cards
 
     fits = [

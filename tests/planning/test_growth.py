@@ -1,4 +1,4 @@
-"""Memory that grows from step to step: found and named, and never where nothing grows."""
+"""Memory that grows from step to step: detected and named, and never where nothing grows."""
 
 import json
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_a_buffer_that_is_concatenated_to_grows() -> None:
 
 
 def test_reference_cycles_are_told_apart() -> None:
-    """What only cycles hold grows until the collector runs, and is said to."""
+    """Memory that only cycles hold grows until the collector runs, and is named garbage."""
     growth = growth_of(Cyclic)
     assert growth.is_garbage
     assert growth.bytes_per_step == 256 * 4 * 8
@@ -215,7 +215,7 @@ def test_the_last_step_that_fits_is_the_last_step_that_fits(leak: str, source: s
 
 
 def test_more_steps_are_planned_with_their_growth(leak: str) -> None:
-    """The largest batch falls with the steps, and the table of GPUs says why."""
+    """The largest batch falls with the steps, and the table of GPUs gives the reason."""
     options: dict[str, Any] = {"input": "256", "loss": "sum"}
     few, many = (planner.max_batch(leak, gpu="L4", steps=steps, **options).max_batch for steps in (3, 30))
     assert many < few / 5

@@ -55,7 +55,7 @@ def steps_of(activation: Size, parameter_bytes: int, batch: int) -> Trace:
 
 
 class Steps:
-    """The traces of a job, and for which batch sizes they were asked."""
+    """The traces of a job, and the batch sizes of which they were requested."""
 
     def __init__(self, activation: Size, parameter_bytes: int = 30 * MIB) -> None:
         self.activation, self.parameter_bytes = activation, parameter_bytes
@@ -83,7 +83,7 @@ def parabola(batch: int) -> int:
 
 
 def assert_identities(result: Estimate) -> None:
-    """The figures of an estimate that say the same thing in two ways."""
+    """Assert that figures of an estimate which mean one thing agree."""
     run, context = result.run, result.budget.device.context.value
     assert run.failure is None
     assert set(result.at_peak) == set(Category)
@@ -157,8 +157,8 @@ def with_workspaces(size: Size, batch: int) -> Trace:
 
 @pytest.mark.parametrize("capacity_mib", range(1000, 1400, 25))
 def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
-    """Where scratch memory jumps from each batch size to the next, as cuDNN's may, the answer still fits by
-    its own trace, and the batch that is said to fail does not.
+    """If scratch memory jumps from each batch size to the next, as cuDNN's may, the answer still fits by its
+    own trace, and the batch that is reported to fail does not.
     """
 
     def jumping(batch: int) -> int:
@@ -185,7 +185,7 @@ def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
     ids=["confirmation", "negative line", "falling line"],
 )
 def test_job_that_is_no_line(activation: Size) -> None:
-    """Where sizes are no straight lines, every probe is a run of its own, once."""
+    """If sizes are no straight lines, every probe is a run of its own, once."""
     tracer = Steps(activation)
     plan = find_max_batch(JOB, budget_of(300), RunTraces(tracer))
     answer = plan.search.largest
@@ -220,7 +220,7 @@ class OtherAtOne(Steps):
 def test_other_events_at_batch_one(
     at_one_mib: int, else_mib: int, capacity_mib: int, by_the_line: int, answer: int
 ) -> None:
-    """Where batch 1 takes other events than 2 and 3, an answer of 1 or 0 is that of its own trace."""
+    """If batch 1 takes other events than 2 and 3, an answer of 1 or 0 is that of its own trace."""
     tracer = OtherAtOne(lambda batch: 100 * MIB * batch, at_one_mib * MIB, else_mib * MIB)
     alike = OtherAtOne(tracer.activation, else_mib * MIB, else_mib * MIB)
     limits = MemoryLimits(capacity_mib * MIB)
@@ -230,7 +230,7 @@ def test_other_events_at_batch_one(
 
 
 def test_nothing_fits() -> None:
-    """Where not even batch 1 fits, there is no largest batch, and the failure of 1 is told."""
+    """If not even batch 1 fits, there is no largest batch, and the failure of 1 is reported."""
     plan = find_max_batch(JOB, budget_of(29), RunTraces(Steps(linear)))
     assert (plan.search.largest, plan.search.comfortable, plan.search.first_failure) == (0, 0, 1)
     assert plan.at_max is None
@@ -249,7 +249,7 @@ def test_nothing_fits() -> None:
 
 
 def test_everything_fits() -> None:
-    """On a card without end nothing fails, and the largest batch size asked for is the answer."""
+    """On a card without end nothing fails, and the largest probed batch size is the answer."""
     tracer = Steps(linear)
     budget = make_budget(unlimited_device(), 0.99, AllocatorConfig())
     plan = find_max_batch(JOB, budget, RunTraces(tracer))
@@ -321,7 +321,7 @@ def test_estimate_with_retries() -> None:
 
 
 def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
-    """Where a batch fails for a configured fraction, its peaks are those of a card without any bound."""
+    """If a batch fails for a configured fraction, its peaks are those of a card without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     config = AllocatorConfig(per_process_memory_fraction=0.1)
     estimate = estimate_batch(Job("toy"), trace, make_budget(generic_device(8_000), 0.5, config))

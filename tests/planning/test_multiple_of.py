@@ -31,7 +31,7 @@ def fits_up_to(most: int, comfortable: int, *holes: int) -> Callable[[int], Outc
 def test_answers_are_rounded_down(
     most: int, comfortable: int, multiple: int, answer: tuple[int, int]
 ) -> None:
-    """Both answers become multiples, 0 where none fits; what fails first is told of any size."""
+    """Both answers become multiples, 0 where none fits; the first failure is of any size."""
     outcome = fits_up_to(most, comfortable)
     search = round_down(largest(outcome), multiple, outcome)
     assert (search.largest, search.comfortable) == answer
@@ -39,7 +39,7 @@ def test_answers_are_rounded_down(
 
 
 def test_a_multiple_that_does_not_fit_is_passed_over() -> None:
-    """Where the allocator has holes below the largest, the answer is the next multiple that fits."""
+    """If the allocator has holes below the largest, the answer is the next multiple that fits."""
     outcome = fits_up_to(100, 100, 96, 88)
     search = round_down(largest(outcome), 8, outcome)
     assert search.largest == 80
@@ -61,7 +61,7 @@ def test_max_batch_and_gpus_agree() -> None:
 
 
 def test_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no multiple fits, the answer is no, with what fits of any size."""
+    """If no multiple fits, the answer is no, with the largest batch of any size."""
     command = ["max-batch", "--model", "resnet50", "--gpu", "L4", "--multiple-of", "4096"]
     assert run(command) == 1
     assert "none at confidence 0.99 that is a multiple of 4096" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_both_estimates_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
-    """It says what `planner estimate` says, and the next batch size takes retries."""
+    """It equals that of `planner estimate`, and the next batch size takes retries."""
     at_ease, _ = both_batches()
     fields = max_batch("torchvision:resnet18", gpu="L4").to_dict()["at_comfortable"]
     alone, above = (estimate("torchvision:resnet18", size, gpu="L4") for size in (at_ease, at_ease + 1))
@@ -89,7 +89,7 @@ def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
 
 
 def test_one_estimate_where_both_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the largest batch takes no retries, nothing is said of them."""
+    """If the largest batch takes no retries, none are mentioned."""
     assert run(["max-batch", "--model", "vit_b_16", "--gpu", "L4"]) == 0
     out = capsys.readouterr().out
     assert "retries" not in out and out.count("peak reserved") == 1
@@ -129,7 +129,7 @@ def test_the_table_of_gpus_leads_with_full_speed() -> None:
 @UNTIMED
 @given(st.integers(1, 300), st.integers(0, 40_000), st.lists(st.integers(0, 200), min_size=301, max_size=301))
 def test_the_boundary_by_a_line(limit: int, room: int, bumps: list[int]) -> None:
-    """Whatever the hints: below `limit`, needs no more than the room, and the next one needs more."""
+    """The result for any hints is below `limit` and needs no more than the room; the next one needs more."""
     needs = [100 * size + bumps[size] for size in range(301)]
     hints = {size: need + bumps[need % 301] for size, need in enumerate(needs[1:], 1) if bumps[size] % 7 == 0}
 
@@ -144,19 +144,19 @@ def test_the_boundary_by_a_line(limit: int, room: int, bumps: list[int]) -> None
 
 
 def test_advice_names_retries() -> None:
-    """A batch that fits by retries alone is not said to fit as it is without a word."""
+    """A batch that fits by retries alone is not reported to fit as it is without a mention of them."""
     text = str(advise("torchvision:resnet18", 800, gpu="L4"))
     assert text.startswith("Batch 800 fits at confidence 0.99 as it is, though with allocator retries")
 
 
 def test_the_formula_refuses_no_retries() -> None:
-    """It knows no allocator."""
+    """The formula knows no allocator."""
     with pytest.raises(UsageError, match="--no-retries: the formula knows no allocator"):
         max_batch("resnet50", gpu="L4", method="formula", no_retries=True)
 
 
 def test_what_retries_cost_by_hand() -> None:
-    """Of 110 MiB, 30 stay in use; 40 are given back for 50, and in the second step these for 55."""
+    """30 of 110 MiB stay in use; 40 are given back for 50, and in the second step these for 55."""
     limits = MemoryLimits(110 * MIB)
     assert count_retries(GROWING, limits) == (RetryCost(1, 1, 3), RetryCost(1, 1, 1))
     assert replay_trace(GROWING, limits).retries == 2

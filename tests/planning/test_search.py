@@ -46,7 +46,7 @@ def monotone(draw: st.DrawFn) -> tuple[int, int, int]:
 @UNTIMED
 @given(monotone())
 def test_monotone_outcomes(case: tuple[int, int, int]) -> None:
-    """Where outcomes only worsen with the batch size, all three numbers are exact."""
+    """If outcomes only worsen with the batch size, all three numbers are exact."""
     limit, fits, comfortable = case
     search = largest(boundaries(fits, comfortable), limit)
     assert answer_of(search) == (fits, comfortable, fits + 1 if fits < limit else None)
@@ -57,7 +57,7 @@ def test_monotone_outcomes(case: tuple[int, int, int]) -> None:
 @example((LARGEST_BATCH, 8_388_613, 6_291_459))
 @given(monotone())
 def test_probes_of_monotone_outcomes(case: tuple[int, int, int]) -> None:
-    """Each batch size is asked at most once, none beyond the limit, and as many as a gallop, a bisection and
+    """Each batch size is probed at most once, none beyond the limit, and as many as a gallop, a bisection and
     the neighbours take, and once more the latter two where some batch sizes need retries.
     """
     limit, fits, comfortable = case
@@ -81,8 +81,8 @@ def test_probes_of_monotone_outcomes(case: tuple[int, int, int]) -> None:
 @UNTIMED
 @given(st.text(alphabet="FFFrr.", max_size=40))
 def test_any_outcomes(text: str) -> None:
-    """Whatever the outcomes are, both answers fit as they say, their successors and neighbours do not, and
-    the first failure is the smallest one probed.
+    """Both answers fit as reported for any outcomes, their successors and neighbours do not, and the first
+    failure is the smallest one probed.
     """
     limit = max(1, len(text))
     search = largest(of(text), limit)
@@ -123,7 +123,7 @@ def test_islands_in_proportion(percent: int) -> None:
         (".F", (2, 2, 1)),
         ("..r", (3, 0, 1)),
         (".......F", (8, 8, 1)),
-        ("F.F", (3, 3, 4)),  # 2 is never asked
+        ("F.F", (3, 3, 4)),  # 2 is never probed
         ("F..r", (4, 1, 2)),
         ("FrFr.r", (6, 3, 5)),
         ("FFFFFFF.rr..r", (13, 7, 8)),
@@ -142,7 +142,7 @@ def test_outcomes_by_hand(text: str, answer: tuple[int, int, int]) -> None:
 
 
 def test_probes_in_order() -> None:
-    """Three gallops, a bisection and the neighbours: what is asked for a boundary at 5."""
+    """Three gallops, a bisection and the neighbours are the probes of a boundary at 5."""
     yes, no = Outcome.FITS, Outcome.DOES_NOT_FIT
     assert largest(of("FFFFF")) == Search(
         largest=5,
@@ -157,7 +157,7 @@ def test_probes_in_order() -> None:
 
 
 def test_all_fit() -> None:
-    """A job that fits at the limit has no failure, and 25 probes say so."""
+    """A job that fits at the limit has no failure, and takes 25 probes."""
     search = largest(lambda batch: Outcome.FITS)
     assert answer_of(search) == (2**24, 2**24, None)
     assert len(search.probes) == 25
@@ -182,7 +182,7 @@ def test_no_islands_without_end() -> None:
 def test_a_line_leads_to_the_boundary(
     fixed: int, per_sample: int, room: int, answer: tuple[int, int, int | None], probes: list[int] | None
 ) -> None:
-    """Where what is needed is a straight line, the answer and its successor are the only probes."""
+    """If needs are a straight line, the answer and its successor are the only probes."""
 
     def need_bytes(batch: int) -> int:
         return fixed + per_sample * batch
@@ -198,7 +198,7 @@ def test_a_line_leads_to_the_boundary(
 
 @given(st.integers(0, 60), st.integers(0, 60), st.lists(st.integers(0, 30), min_size=64, max_size=64))
 def test_any_line_leads_to_a_boundary(fits: int, comfortable: int, noise: list[int]) -> None:
-    """Whatever the sizes say, the answer is right where outcomes only worsen with the batch size."""
+    """The answer is right for any needs where outcomes only worsen with the batch size."""
     comfortable = min(fits, comfortable)
     search = largest_by_extrapolation(
         boundaries(fits, comfortable), lambda batch: 10 * batch + noise[batch % 64], 300, (2, 3)

@@ -21,7 +21,7 @@ def roles(one: ProcessHistory, blas_bytes: int = KEPT) -> list[Category]:
 
 
 def test_categories() -> None:
-    """Addresses tell what is held; being alive when the backward pass starts tells activations."""
+    """Held blocks follow from addresses; blocks alive when the backward pass starts are activations."""
     first = [Category.PARAMETER, Category.INPUT, Category.ACTIVATION, Category.WORKSPACE, Category.ACTIVATION]
     later = [Category.GRADIENT, Category.OPTIMIZER, Category.INPUT, Category.ACTIVATION, Category.GRADIENT]
     assert roles(TWO_STEPS) == [*first, *later]

@@ -1,4 +1,4 @@
-"""Where the memory of an emulated run goes: its text, JSON and page, on a history made by hand."""
+"""Attribution of an emulated run: its text, JSON and page, on a history made by hand."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_the_process_is_the_sum_of_its_parts() -> None:
 
 
 def test_text_has_the_peak_by_category_and_module() -> None:
-    """The same tables as those of `planner explain`, between the steps and the versions."""
+    """The text has the tables of `planner explain`, between the steps and the versions."""
     text = render_plain(run_document(RUN, explain_run(RUN, DEVICE)))
     assert re.search(r"^Peak allocated: 5\.0 MiB in step 1, backward pass, module a, autograd$", text, re.M)
     assert re.search(r"^  context +294\.0 +98\.0%$", text, re.M)
@@ -54,7 +54,7 @@ def test_text_has_the_peak_by_category_and_module() -> None:
 
 
 def test_json_has_the_keys_of_explain() -> None:
-    """What adds up is in whole bytes; the run's own keys stay as they are."""
+    """Sums are in whole bytes; the run's own keys stay as they are."""
     fields = run_to_json(RUN, explain_run(RUN, DEVICE))
     assert sum(fields["categories"].values()) == fields["peak"]["allocated_bytes"] == 5 * MIB
     assert fields["modules"]["size_bytes"] == 5 * MIB
@@ -77,7 +77,7 @@ def test_page_says_that_it_is_an_emulated_run() -> None:
 
 
 def test_a_run_that_ends_out_of_memory_is_shown_up_to_there() -> None:
-    """What its end gives back is no part of the picture."""
+    """Frees at the end of such a run are no part of the picture."""
     end = [HistoryEvent("oom", 0, 8 * MIB, 0)]
     end += [
         HistoryEvent(action, one.address, MIB)
@@ -94,7 +94,7 @@ def test_a_run_that_ends_out_of_memory_is_shown_up_to_there() -> None:
 
 
 def test_a_difference_to_the_run_is_told() -> None:
-    """Where the simulator replays another peak than the run had, the report names both."""
+    """The report names both peaks if the simulator replays another one than the run had."""
     other = replace(RECORD, steps=(), after_steps=replace(PEAKS, reserved_bytes=22 * MIB))
     explained = explain_run(replace(RUN, records=(other,)), DEVICE)
     assert explained.notes[-1] == (
@@ -110,7 +110,7 @@ def test_a_difference_to_the_run_is_told() -> None:
     ],
 )
 def test_a_history_that_tells_too_little_is_refused(histories: tuple[()], words: str) -> None:
-    """One line says what is missing and what to do."""
+    """One line names what is missing and what to do."""
     with pytest.raises(DataFileError, match=words):
         explain_run(replace(RUN, histories=histories), DEVICE)
 

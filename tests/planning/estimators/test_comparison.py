@@ -80,7 +80,7 @@ def own(budget: Budget) -> Estimate:
 
 
 def answers(budget: Budget) -> dict[Method, StaticEstimate | str]:
-    """What the others say: figures, and one refusal."""
+    """Return the answers of the other methods: figures, and one refusal."""
     totals = {method: total * MIB for method, total in TOTALS_MIB.items()}
     return {
         method: StaticEstimate(method, JOB, BATCH, budget, (), totals[method], MIB, 0.0)
@@ -273,7 +273,7 @@ def test_picture_is_a_png_where_the_name_says_so(tmp_path: Path) -> None:
 
 
 def test_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    """A folder that is not there is told in one line."""
+    """A missing folder is one line."""
     path = tmp_path / "missing" / "x.png"
     with pytest.raises(DataFileError) as caught:
         draw_comparison(comparisons()["residue"], path)
@@ -295,7 +295,7 @@ def test_compare_shows_why_the_formula_looked_better_than_it_is() -> None:
 
 
 def test_compare_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--json` gives one object; a job that is not the catalogue's has no measured value and says so."""
+    """`--json` gives one object; a job outside the catalogue has a reason in place of a measured value."""
     assert run(["compare", "--model", "cnn", "--batch", "128", "--optimizer", "adam", "--json"]) == 0
     fields = json.loads(capsys.readouterr().out)
     assert (fields["measured"], fields["rows"][0]["estimator"]) == (None, "formula")
@@ -332,13 +332,13 @@ def test_an_estimator_without_a_term_for_the_job_says_so_in_its_row() -> None:
     ],
 )
 def test_wrong_usage(options: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong usage is told in one line before anything is run, with exit code 2."""
+    """Wrong usage is one line before anything is run, with exit code 2."""
     assert run(f"compare --model cnn {options}".split()) == 2
     assert capsys.readouterr().err == f"planner: {line}\n"
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the extra is missing, the line says how to get it."""
+    """A missing extra is one line that says how to get it."""
     monkeypatch.setattr("planner.cli.paths.find_spec", lambda name: None)
     assert run(["compare", "--model", "cnn", "--plot", "x.png"]) == 2
     assert (
@@ -359,6 +359,6 @@ def test_only_a_picture_loads_matplotlib() -> None:
 
 
 def test_compare_needs_a_model() -> None:
-    """As every command that takes one."""
+    """A missing model is refused as by every command that takes one."""
     with pytest.raises(UsageError, match="--model is missing"):
         compare_job()

@@ -51,7 +51,7 @@ def test_cnn_by_hand_is_the_notebooks() -> None:
 
 
 def test_last_output_by_hand_is_counted_once_for_the_batch() -> None:
-    """As published, the ten outputs of the last layer count ten, not ten for each sample."""
+    """The ten outputs of the last layer count ten, as published, not ten for each sample."""
     assert CNN.at(128).output_elements == 128 * (8 * 222 * 222 + 8 * 111 * 111) + 10
 
 
@@ -187,7 +187,7 @@ def test_moments_are_the_notebooks() -> None:
 
 
 def test_adafactor_has_no_moments_to_count() -> None:
-    """Adafactor's state is factored, which the formula has no term for; the refusal says so."""
+    """Adafactor's state is factored, which the formula has no term for; the refusal notes it."""
     with pytest.raises(UsageError) as error:
         moments_of(Job("a", optimizer=Optimizer.ADAFACTOR))
     assert str(error.value) == (

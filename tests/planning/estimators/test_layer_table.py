@@ -133,7 +133,7 @@ def test_what_the_formula_overlooks_stays_overlooked() -> None:
 
 
 def test_vision_transformers_positions_are_overlooked() -> None:
-    """As in the notebook, ViT-B/16 counts without its class token and positions, which no leaf holds."""
+    """ViT-B/16 counts, as in the notebook, without its class token and positions, which no leaf holds."""
     counts = formula_counts(load_catalogue()["vit_b_16"].job, 1)
     assert counts.parameters == 86_567_656 - 990 * 769 - 768 - 197 * 768
 
@@ -212,7 +212,7 @@ class Fails(nn.Module):
     ("batch", "problem"), [(2, "ValueError: a first line"), (1, "SystemExit: 3")], ids=["raises", "exits"]
 )
 def test_model_that_does_not_run_is_told_in_one_line(batch: int, problem: str) -> None:
-    """The model's own error is told, not torchinfo's list of the layers that ran."""
+    """The model's own error is shown, not torchinfo's list of the layers that ran."""
     with pytest.raises(ModelError) as error:
         formula_counts(job_of("5"), batch, on_meta(Fails))
     expected = f"test: torchinfo fails: {problem}; check --input, or use --method trace"

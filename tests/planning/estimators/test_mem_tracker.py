@@ -56,7 +56,7 @@ def test_cnn_is_ours_without_cublas_workspaces() -> None:
     ("name", "printed"), [("resnet50", "10674.2"), ("vit_b_16", "14981.7"), ("davenet_audio", "1188.9")]
 )
 def test_peak_stays_what_it_is(name: str, printed: str) -> None:
-    """What torch 2.13's MemTracker says of the seeds' models; no figure of the seeds, but the one we show."""
+    """MemTracker of torch 2.13 gives this for the seeds' models; no figure of theirs, but the one we show."""
     peak = estimate_by_memtracker(replace(CATALOGUE[name].job, steps=1), CATALOGUE[name].batch)
     assert f"{peak.total_bytes / MIB:.1f}" == printed
 

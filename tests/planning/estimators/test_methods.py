@@ -1,4 +1,4 @@
-"""Which options a method takes."""
+"""Options that a method takes."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_unknown_method_is_refused_with_the_known_ones() -> None:
     ],
 )
 def test_options_that_a_method_honours_pass(method: Method, options: dict[str, object]) -> None:
-    """What a method takes account of, and what is not given, is no problem."""
+    """Options that a method takes account of, and options that are not given, are no problem."""
     reject_unsupported_options(method, options)
 
 

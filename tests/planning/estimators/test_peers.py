@@ -41,7 +41,7 @@ def on_meta(make: type[nn.Module]) -> Build:
 
 
 def test_total_is_in_the_tools_own_unit() -> None:
-    """The same bytes are fewer units of 2**20 than of 10**6."""
+    """A size has fewer units of 2**20 than of 10**6."""
     assert in_units(sum_of_layers(1, 2, 2**20 - 3, unit_bytes=2**20)) == 1
     assert in_units(sum_of_layers(1, 2, 10**6 - 3, unit_bytes=10**6)) == 1
 
@@ -70,7 +70,7 @@ def test_torchinfo_adds_up_what_the_notebook_says() -> None:
     ],
 )
 def test_torchinfo_total_stays_what_it_is(name: str, printed: str) -> None:
-    """What torchinfo 1.8.0 prints for the seeds' models; no figure of the seeds, but the one we show."""
+    """torchinfo 1.8.0 prints this for the seeds' models; no figure of the seeds, but the one we show."""
     total = in_units(estimate_by_torchinfo(CATALOGUE[name].job, CATALOGUE[name].batch))
     assert f"{total:.2f}" == printed
 
@@ -126,7 +126,7 @@ def test_torchsummary_counts_as_its_hooks_do() -> None:
 
 
 def test_torchsummary_multiplies_the_inputs() -> None:
-    """As published, several inputs count as the product of all their sizes."""
+    """Several inputs count, as published, as the product of all their sizes."""
     job = replace(job_of("4"), inputs=(TensorSpec((4,)), TensorSpec((4,))))
     assert estimate_by_torchsummary(job, 1, on_meta(Multiply)).parts[0][1] == 4 * 4 * 4
 
@@ -156,7 +156,7 @@ def test_modelsize_on_its_example_is_the_articles() -> None:
 
 
 def test_modelsize_on_its_example_is_the_readmes() -> None:
-    """408.2833251953125 MB and 3,424,928,768 bits for 16 inputs of 256 x 256, as the tool's README says."""
+    """408.2833251953125 MB and 3,424,928,768 bits for 16 inputs of 256 x 256, as in the tool's README."""
     job = replace(CATALOGUE["conv_pair"].job, inputs=(TensorSpec((1, 256, 256)),))
     estimate = estimate_by_modelsize(job, 16)
     assert (in_units(estimate), 8 * estimate.total_bytes) == (408.2833251953125, 3_424_928_768)
@@ -180,7 +180,7 @@ SINGLE_TENSORS = "torchsummary knows single tensors only, and a {} takes or give
     ],
 )
 def test_what_a_tool_cannot_count_is_told(peer: str, name: str, problem: str) -> None:
-    """Where the tool itself fails, no figure is made up; the line says why."""
+    """A tool that fails gives no made-up figure but a line with the reason."""
     with pytest.raises(ModelError) as error:
         PEERS[peer](CATALOGUE[name].job, CATALOGUE[name].batch)
     assert str(error.value) == f"{name}: {problem}; use --method trace"

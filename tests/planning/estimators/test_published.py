@@ -1,4 +1,4 @@
-"""The seeds' measured figures: what is stored, that it is consistent, and how a broken file is told."""
+"""The seeds' measured figures: contents, consistency, and the errors of a broken file."""
 
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def test_size_is_the_number_times_its_unit() -> None:
     ],
 )
 def test_broken_file_is_told_with_line_and_key(tmp_path: Path, before: str, after: str, problem: str) -> None:
-    """What is wrong is told with the file, the line and the key."""
+    """An error names the file, the line and the key."""
     assert before in FILE
     folder = written(tmp_path, FILE.replace(before, after))
     with pytest.raises(DataFileError) as error:

@@ -182,7 +182,7 @@ def test_json_of_an_estimate_has_null_for_what_is_not_known() -> None:
 
 
 def test_json_of_a_plan_has_no_probes() -> None:
-    """Nothing is searched, and how comfortable a batch is, the formula does not know."""
+    """Nothing is searched, and the formula does not know how comfortable a batch is."""
     fields = formula_plan_to_json(formula_plan(JOB, card(100), COUNTS, 0.5), 1.5)
     keys = ("method", "max_batch", "comfortable_batch", "probes")
     assert [fields[key] for key in keys] == ["formula", 6, None, []]

@@ -163,7 +163,7 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
     ],
 )
 def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, where: str, what: str) -> None:
-    """A file that is wrong is refused with its line, its key, and what is wanted there."""
+    """A file that is wrong is refused with its line, its key, and what is expected there."""
     with pytest.raises(DataFileError) as caught:
         read(tmp_path, text)
     message = str(caught.value)

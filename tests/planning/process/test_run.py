@@ -166,7 +166,7 @@ def test_deleted_names_leave_their_blocks_in_the_cache() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_elements_are_as_large_as_torchs(dtype: str) -> None:
-    """A tensor of each dtype takes what torch says."""
+    """A tensor of each dtype takes as many bytes as in torch."""
     item_bytes = getattr(torch, dtype).itemsize
     assert (ITEM_BYTES[dtype], size_bytes(TensorSpec((3, 5), dtype))) == (item_bytes, 15 * item_bytes)
 
@@ -196,7 +196,7 @@ def test_summary_leaves_the_model_and_the_workspace() -> None:
 
 
 def test_summary_makes_the_input_before_it_moves_the_model() -> None:
-    """Where there is room for the input only, it is the model that finds none."""
+    """A limit with room for the input only fails at a weight of the model."""
     account = run_process((Summary(NET, BATCH),), tracer, MemoryLimits(limit_bytes=20 * MIB))
     assert account.failure == OutOfMemory(0, 1, Phase.FORWARD, WEIGHT * MIB)
 
@@ -207,7 +207,7 @@ def test_a_second_summary_takes_nothing_more() -> None:
 
 
 def test_training_is_the_replay_of_its_trace() -> None:
-    """A model placed and trained for the steps of a trace prints what the replay of the trace says."""
+    """A model placed and trained for the steps of a trace prints the figures of the replay of the trace."""
     alone = replay_trace(tracer(replace(JOB, steps=3), BATCH))
     reading = run_process((Place(NET), training()), tracer).readings[-1]
     assert alone.outcome is Outcome.FITS
@@ -218,7 +218,7 @@ def test_training_is_the_replay_of_its_trace() -> None:
 
 @pytest.mark.parametrize("zero_grad", ZeroGrad)
 def test_repeated_steps_are_traced_ones(zero_grad: ZeroGrad) -> None:
-    """Four epochs print what the replay of a trace of all their steps says."""
+    """Four epochs print the figures of the replay of a trace of all their steps."""
     job = replace(JOB, zero_grad=zero_grad)
     alone = replay_trace(tracer(replace(job, steps=12), BATCH))
     model = Model("net", job, BATCH)
@@ -230,19 +230,19 @@ def test_repeated_steps_are_traced_ones(zero_grad: ZeroGrad) -> None:
 
 
 def test_epochs_without_a_label_print_nothing() -> None:
-    """Figures are read after each epoch only where the process says so."""
+    """Figures are read after each epoch only where the process prints them."""
     assert run_process((Place(NET), Train(NET, BATCH, 3, 2)), tracer).readings == ()
 
 
 def test_a_loop_that_does_not_settle_is_traced_to_its_end() -> None:
-    """Where each step differs, all of them count: the sixth output is 12 MiB larger than a first one."""
+    """All steps count if each differs: the sixth output is 12 MiB larger than a first one."""
     process: Process = (Place(NET), Train(NET, BATCH, 2, 3), Print("Final"))
     held = WEIGHT + INPUT + OUTPUT + 12 + WEIGHT + WORKSPACES
     assert run_process(process, growing).readings[-1].allocated_bytes == held * MIB
 
 
 def test_a_long_loop_that_does_not_settle_is_refused() -> None:
-    """More than 100 steps that all differ are an error that says what to do."""
+    """More than 100 steps that all differ are an error with a remedy."""
     with pytest.raises(
         ModelError, match="hand-made: its steps differ .* 101 are too many; train at most 100"
     ):
@@ -279,7 +279,7 @@ def test_gradients_are_never_there_twice(zero_grad: ZeroGrad) -> None:
 @pytest.mark.parametrize(
     ("zero_grad", "phase", "requested_mib"),
     [
-        # The room of the gradients goes to the forward pass, and new gradients find none.
+        # The room of the gradients goes to the forward pass, and none is left for new gradients.
         (ZeroGrad.BEFORE_FORWARD, Phase.BACKWARD, WEIGHT),
         (ZeroGrad.BEFORE_BACKWARD, Phase.FORWARD, HIDDEN),
     ],
@@ -304,7 +304,7 @@ def test_a_summary_leaves_gradients_alone() -> None:
 
 
 def test_a_replaced_buffer_comes_back() -> None:
-    """A weight that a loop gives back is asked for again by the next loop of its model."""
+    """A weight that a loop gives back is requested again by the next loop of its model."""
 
     def replacing(job: Job, batch: int) -> Trace:
         events = (
@@ -388,12 +388,12 @@ def test_memory_runs_out() -> None:
     ],
 )
 def test_where_memory_runs_out(steps: Process, limit_mib: int, failure: OutOfMemory) -> None:
-    """A failure names the step, the loop's own step and its phase, and what was asked for."""
+    """A failure names the step, the loop's own step and its phase, and the requested bytes."""
     assert run_process(steps, tracer, MemoryLimits(limit_bytes=limit_mib * MIB)).failure == failure
 
 
 def test_cached_memory_is_released_on_the_way() -> None:
-    """Where a deleted tensor's block stands in the way, it is given back to CUDA, which counts as a retry."""
+    """A deleted tensor's block that stands in the way is given back to CUDA, which counts as a retry."""
     process: Process = (tensor("x", 20), Delete(("x",)), tensor("y", 30), Print("y"))
     account = run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB))
     assert (account.retries, account.failure) == (1, None)
@@ -446,7 +446,7 @@ INFERRING = Model("net", replace(JOB, mode=Mode.INFER), BATCH)
     ],
 )
 def test_flaws(process: Process, flaw: Flaw) -> None:
-    """The first step that makes no sense is found with its reason, and such a process does not run."""
+    """The first step that makes no sense is named with its reason, and such a process does not run."""
     assert find_flaw(process) == flaw
     with pytest.raises(ValueError, match=f"step {flaw.index}: "):
         run_process(process, tracer)

@@ -1,4 +1,4 @@
-"""A sweep: what its file may say, what is kept, what fails alone, and where it runs."""
+"""A sweep: its file, its stored results, failures of single tasks, and its executors."""
 
 import csv
 import io
@@ -202,7 +202,7 @@ def test_cells_are_what_max_batch_says(tmp_path: Path) -> None:
 
 
 def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
-    """What is kept is not computed again; a GPU or a recipe more costs only its own cells."""
+    """Stored results are not computed again; a GPU or a recipe more costs only its own cells."""
     grid = load_grid(write(tmp_path, GRID), CATALOGUE)
     small = replace(grid, models=grid.models[:1], recipes=grid.recipes[:1], gpus=(L4,))
     pool = ThreadPool()
@@ -216,7 +216,7 @@ def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_failure_stays_alone_and_is_tried_again(tmp_path: Path) -> None:
-    """A model that raises and a recipe that makes no job are told; the others have their cells."""
+    """A model that raises and a recipe that makes no job are reported; the others have their cells."""
     file = write(tmp_path, MODELS, "models.py")
     models = tuple(NamedModel(name, f"{file}:{name}", {}) for name in ("Broken", "Fine"))
     grid = Grid("", models, (Recipe("sgd", {}), Recipe("soft", {"loss": "mse"})), (L4,))
@@ -241,7 +241,7 @@ def _sample() -> dict[str, object]:
 
 
 def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
-    """A file that is cut short, is no result or says nonsense is as good as none, and does no harm."""
+    """A file that is cut short, is no result or holds nonsense is as good as none, and does no harm."""
     task, lines = task_of("conv_pair", L4), []
     store = ResultStore(tmp_path, "", lines.append)
     done = run_task(task)
@@ -256,7 +256,7 @@ def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
 
 
 def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
-    """Another option, other memory or other surroundings, and nothing is found."""
+    """Another option, other memory or other surroundings have no stored result."""
     task = task_of("conv_pair", L4)
     done = TaskResult({device_digest(L4): FIGURES})
     ResultStore(tmp_path, "1", quiet).keep(task, done)
@@ -271,7 +271,7 @@ def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
 
 
 def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another cuDNN in the same place, or none, and nothing is found; torch and the planner count as ever."""
+    """Another cuDNN in the same place, or none, has no stored result; torch and the planner count as ever."""
     keys = set()
     plain = task_of("conv_pair", L4)
     task = replace(plain, job=replace(plain.job, cudnn="somewhere"))
@@ -295,7 +295,7 @@ def store_key(task: Task) -> str:
 
 
 def test_a_task_that_kills_its_worker_is_found_and_left_out() -> None:
-    """Of those under way when a worker died each runs alone: the deadly one is told, the others are done."""
+    """Tasks under way when a worker died run alone: the deadly one is reported, the others are done."""
     tasks = [task_of(name, L4) for name in ("conv_pair", "basic_encoder", "cnn")]
     tasks[1] = replace(tasks[1], model="deadly")
     results = dict(run_all(tasks, ThreadPool(deadly="deadly"), run_task))
@@ -329,7 +329,7 @@ def test_processes_of_this_machine_survive_a_deadly_model(
 
 
 def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
-    """Of several worker processes one is killed in the middle: every cell is there once, and none failed."""
+    """One of several worker processes is killed in the middle: every cell is there once, and none failed."""
     distributed = pytest.importorskip("distributed")
     recipes = tuple(Recipe(f"r{steps}", {"steps": steps}) for steps in (2, 3, 4, 5))
     models = tuple(NamedModel(name, name, {}) for name in ("conv_pair", "basic_encoder"))
@@ -411,7 +411,7 @@ def test_the_table_of_a_sweep() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sweep_that_is_ended_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
-    """No word of the libraries that ran it; what was done is kept, and no worker is left."""
+    """No word of the libraries that ran it; finished results are stored, and no worker is left."""
     grid, results = tmp_path / "grid.yaml", tmp_path / "grid.results"
     recipes = "".join(f"  r{steps}: {{steps: {steps}}}\n" for steps in range(1, 100))
     grid.write_text(f"about: long\nmodels: [conv_pair]\nrecipes:\n{recipes}gpus: [L4]\n")

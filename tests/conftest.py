@@ -1,4 +1,4 @@
-"""What all tests share: tests marked `gpu` are skipped, visibly, where torch sees no GPU."""
+"""Options and fixtures of all tests; tests marked `gpu` are skipped, visibly, where torch sees no GPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +11,9 @@ from tests.helpers.traces import program_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--runs N`: how often the counted tests run; `make soak` wants more. `--cudnn`: whom to ask.
+    """Add `--runs N` of the counted tests, of which `make soak` takes more, and `--cudnn FOLDER`.
 
-    `--cuda-python`: what the emulated tests run.
+    `--cuda-python` is the interpreter of the emulated tests.
     """
     parser.addoption(
         "--runs", type=int, default=20, help="repetitions of interrupted, concurrent, fuzzed runs"
@@ -28,14 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kept traces of a test run are its own."""
+    """Give a test run a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the marked tests; torch is asked only when there are some."""
+    """Skip the marked tests; torch is imported only if there are some."""
     for item in items:
         if item.get_closest_marker("emulated") and not item.config.getoption("--cuda-python"):
             item.add_marker(pytest.mark.skip(reason="needs the CUDA build of torch: make emulated"))

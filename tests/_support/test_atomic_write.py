@@ -26,7 +26,7 @@ def test_nothing_else_is_left(write: Write, tmp_path: Path) -> None:
 
 @WAYS
 def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
-    """What it points to is replaced, in its own folder."""
+    """The target of a link is replaced, in its own folder."""
     (tmp_path / "runs").mkdir()
     file, link = tmp_path / "runs" / "monday", tmp_path / "latest"
     file.write_bytes(b"old")
@@ -39,7 +39,7 @@ def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
 
 @WAYS
 def test_a_pipe_stays_one(write: Write, tmp_path: Path) -> None:
-    """Whoever reads it gets the content."""
+    """The reader of a pipe gets the content."""
     pipe, heard = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: heard.append(pipe.read_bytes()))

@@ -102,7 +102,7 @@ def test_a_block_freed_twice_is_refused() -> None:
 
 
 def test_best_fit_takes_the_smallest_block_and_the_lowest_address() -> None:
-    """Of the cached blocks that are large enough the smallest serves, of equal ones the lowest."""
+    """The smallest cached block that is large enough serves, the lowest of equal ones."""
     history: list[Step] = [("a", mib(16)), ("b", mib(14)), ("c", mib(12)), ("d", mib(14))]
     history += ["-d", "-c", "-b", "-a"]
     assert replay(*history, ("e", mib(13)), ("f", mib(13.5)), ("g", mib(14))) == Result(

@@ -1,4 +1,4 @@
-"""How the text of PYTORCH_ALLOC_CONF is read."""
+"""Reading the text of PYTORCH_ALLOC_CONF."""
 
 import pytest
 

@@ -105,7 +105,7 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
 
 
 def test_end_is_not_the_peak() -> None:
-    """What is alive at the end of the loop is counted there, apart from the peak."""
+    """Blocks that are alive at the end of the loop are counted there, apart from the peak."""
     events = (
         PhaseStart(1, Phase.FORWARD),
         alloc(0, 2 * MIB),
@@ -279,7 +279,7 @@ def test_bounds(program: Program, batch: int, capacity: int | None, conf: str) -
 def test_more_memory_does_no_harm(
     program: Program, batch: int, one: int | None, other: int | None, conf: str
 ) -> None:
-    """What fits without a retry replays the same with more memory.
+    """A trace that fits without a retry replays the same with more memory.
 
     Not under max_split_size_mb: there, large cached blocks are released without that being a retry.
     """

@@ -113,8 +113,8 @@ def test_rows_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_deaths_at_the_estimate() -> None:
-    """A run dies at an estimate if it died under a cap as large, lives if it lived under one as small; of
-    what lies between is undecided.
+    """A run dies at an estimate if it died under a cap as large, lives if it lived under one as small;
+    a cap between decides nothing.
     """
     from benchmarks.accuracy.rows import Row
     from benchmarks.accuracy.rows_published import CAPS, TRANSFORMERS

@@ -59,7 +59,7 @@ class Lazy(nn.Module):
 
 
 class Eager(Lazy):
-    """The same with the widths given."""
+    """The lazy model with its widths given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_reasons_are_the_true_ones(function: Callable[[Tensor], Tensor], reason:
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients_are_refused_by_name(kind: type[nn.Module]) -> None:
-    """Sparse gradients are not planned, and the remedy is the option that asks for them."""
+    """Sparse gradients are not planned, and the remedy is the option that requests them."""
     with pytest.raises(
         ModelError, match="sparse gradients are not planned; use dense ones, such as sparse=F"
     ):

@@ -22,7 +22,7 @@ from planner.program.fit import Affine, rounded_affine
 from tests.helpers.structs import replace
 
 SITES = (Site("train.py:1", "forward"),)
-Move = tuple[str, str, int]  # a (ask), t (try to ask), f (give back) or s (step ends), a name, bytes
+Move = tuple[str, str, int]  # a (allocate), t (try to allocate), f (free) or s (step ends), a name, bytes
 Job = Callable[[int], Iterator[Move]]
 
 
@@ -98,7 +98,7 @@ def gpu(mib: int) -> Device:
 
 
 def test_a_history_becomes_a_trace() -> None:
-    """Blocks given back before anything else happens are scratch; steps end where the counts change."""
+    """Blocks freed before anything else happens are scratch; steps end where the counts change."""
     events = [
         HistoryEvent("alloc", 512, 100, 0),
         HistoryEvent("alloc", 1024, 200, 0),
@@ -196,7 +196,7 @@ def test_fewer_steps_at_a_larger_batch_are_enough() -> None:
 
 
 def test_histories_that_do_not_align_leave_it_to_runs() -> None:
-    """If values decide how much is asked for, runs alone answer, and a line notes it."""
+    """If values decide how much is requested, runs alone answer, and a line notes it."""
 
     def job(batch: int) -> Iterator[Move]:
         for move in training(batch):

@@ -14,7 +14,7 @@ SCRIPT = "benchmarks.emulated.differential"
 
 
 def test_fixed_jobs_are_identical_to_the_byte(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Every block of every fixed job is asked for and given back alike, and both peaks are the same."""
+    """Every block of every fixed job is requested and freed alike, and both peaks are the same."""
     table = tmp_path / "rows.csv"
     python = str(request.config.getoption("--cuda-python"))
     command = [sys.executable, "-m", SCRIPT, "--fixed", "--python", python, "--to", str(table)]

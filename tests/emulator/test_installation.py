@@ -1,4 +1,4 @@
-"""Which installations of torch the emulated GPU takes, and what it says of the others."""
+"""Installations of torch that the emulated GPU takes, and its refusals of the others."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_cudnn_that_takes_no_description_is_refused(
 
 
 def test_the_first_cudnn_that_takes_one_is_not_refused(tmp_path: Path) -> None:
-    """What is missing then is a library to read."""
+    """The refusal is of a missing library, not of this version of cuDNN."""
     with pytest.raises(EmulatorError) as caught:
         find_installation(installation(tmp_path, "2.6.0+cu124", "9.8.0"))
     assert "cuDNN" not in str(caught.value)

@@ -154,7 +154,7 @@ def test_a_number_of_four_bytes_reads_as_zero(core: Path) -> None:
 
 
 def test_several_copies_read_as_one(core: Path) -> None:
-    """What ranks gather arrives in pieces, one of each."""
+    """Pieces that ranks gather, one of each, are read as one."""
     assert copies(core, "write('abc'); write('def', 3); show(read(6))") == ["abcdef"]
 
 
@@ -182,7 +182,7 @@ def test_a_segment_that_is_freed_takes_its_contents_along(core: Path) -> None:
 
 
 def test_fills_are_copies_of_one_value(core: Path) -> None:
-    """As torch makes zeros and flags."""
+    """A fill is read as its one value, as torch makes zeros and flags."""
     code = "core.emu_fill(ctypes.c_void_p(at), 65, ctypes.c_size_t(5)); show(read(5))"
     assert copies(core, code) == ["AAAAA"]
 

@@ -53,13 +53,13 @@ def call(nvml: Path, code: str) -> Any:
 
 
 def test_a_process_is_shown_once_it_has_a_context(nvml: Path) -> None:
-    """Asking NVML creates no context; from the first allocation on the process has it and its memory."""
+    """A query of NVML creates no context; from the first allocation on the process has it and its memory."""
     code = "before = mine(); alloc(2); show(before, mine())"
     assert call(nvml, code) == [[], [[True, 102]]]
 
 
 def test_the_memory_in_use_rises_by_context_and_segments(nvml: Path) -> None:
-    """What torch does not see of the card is in use from the start."""
+    """The memory that torch does not see of the card is in use from the start."""
     code = "before = used(); alloc(2); show(used() - before, before)"
     rise, before = call(nvml, code)
     hidden = generic_device(1000).total.value - generic_device(1000).usable.value

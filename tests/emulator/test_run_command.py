@@ -32,7 +32,7 @@ def planner_run(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
-    """What, where, what to do; exit code 2."""
+    """Wrong usage is one line, with exit code 2."""
     done = planner_run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert line in done.stderr
@@ -108,7 +108,7 @@ def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_of_a_search_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
-    """A command says itself what is run: no option may say it too."""
+    """A command names the run itself, which no option may name too."""
     command = [sys.executable, "-m", "planner", "max-batch", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)

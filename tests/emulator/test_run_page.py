@@ -88,7 +88,7 @@ def test_parameters_gradients_and_optimizer_state_are_told_by_address(run: Run) 
 
 
 def test_phases_of_accumulated_gradients(run: Run) -> None:
-    """Two forward and backward passes make one step; the batch is told by the copies before them."""
+    """Two forward and backward passes make one step; the batch follows from the copies before them."""
     code = """
 model = torchvision.models.resnet18(num_classes=10).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -107,7 +107,7 @@ for step in range(2):
 
 
 def test_phases_of_a_closure(run: Run) -> None:
-    """Lightning's optimizers call both passes: what the optimizer asks for afterwards is the optimizer's."""
+    """Lightning's optimizers call both passes: later requests of the optimizer are its own."""
     code = """
 model = torchvision.models.resnet18(num_classes=10).cuda()
 optimizer = torch.optim.Adam(model.parameters())

@@ -1,4 +1,4 @@
-"""Records of processes, what they say together, and the report of `planner run`."""
+"""Records of processes, their sums, and the report of `planner run`."""
 
 import json
 from pathlib import Path
@@ -233,7 +233,7 @@ def test_text_of_a_search_by_runs_alone() -> None:
 
 
 def test_json_of_a_search() -> None:
-    """What was replayed and what was run stands apart."""
+    """Replayed batch sizes and runs stand apart."""
     answer = command_plan_to_json(plan())
     assert (answer["max_batch"], answer["comfortable_batch"], answer["answer_batch"]) == (44, 40, 40)
     assert (answer["replayed"], answer["notes"], answer["runs"]) == ([32, 40], [], 6)

@@ -84,7 +84,7 @@ def changed(
 @UNTIMED
 @given(programs(), st.booleans())
 def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
-    """What the GPU did as traced is found the same, block by block, with marks and without."""
+    """A recording with the trace's own blocks matches block by block, with marks and without."""
     trace = program.instantiate(4)
     difference = compare_with_recording(
         trace, recorded(blocks_of(trace.events), marks_of(trace.events) if marked else ())
@@ -132,7 +132,7 @@ SAME = ((3 * MIB, None), (8 * MIB, None), (8 * MIB, 4), (1024, 4), (5 * MIB, Non
 
 
 def test_a_workspace_is_named_by_the_operator_that_it_follows() -> None:
-    """What dies before the next block that both have, after a convolution's result, is its workspace."""
+    """A block that dies before the next one of both, after a convolution's result, is its workspace."""
     difference = against(SAME[0], SAME[1], (6 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
     assert difference == Difference(
         about="a GPU",
@@ -162,7 +162,7 @@ def test_after_a_death_a_block_belongs_to_the_next_operator() -> None:
 
 
 def test_a_block_that_lives_on_is_no_workspace() -> None:
-    """What outlives blocks that both have is reported as a block."""
+    """A block that outlives blocks of both is reported as a block."""
     difference = against(SAME[0], SAME[1], (6 * MIB, None), (8 * MIB, 5), (1024, 5), SAME[4])
     assert [(extra.kind, extra.at_peak) for extra in difference.extras] == [(Kind.BLOCK, True)]
     assert difference.recorded.alone_bytes == 6 * MIB
@@ -183,7 +183,7 @@ def test_what_the_gpu_does_not_make_is_a_tensor_or_scratch() -> None:
 
 
 def test_a_workspace_as_large_as_the_result_is_told_from_it() -> None:
-    """Of two blocks of the same size the one with the traced life is the result."""
+    """The result is, of two blocks of the same size, the one with the traced life."""
     difference = against(SAME[0], (8 * MIB, None), (8 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
     assert [(extra.kind, extra.birth) for extra in difference.extras] == [(Kind.WORKSPACE, 2)]
     assert difference.lives == ()

@@ -143,7 +143,7 @@ def test_what_is_given_back_before_memory_runs_out_is_compared(
 
 @pytest.mark.parametrize(("torch", "reused"), [("2.11.0+cu130", "newer"), ("2.12.0+cu130", "older")])
 def test_a_history_is_replayed_by_its_version_of_torch(torch: str, reused: str) -> None:
-    """Of equal blocks torch before 2.12 reuses the lowest address, later ones the oldest segment's."""
+    """The reused one of equal blocks has the lowest address before torch 2.12, later the oldest segment's."""
     older, newer = BASE + 100 * MIB, BASE
     events = (
         ("segment_alloc", older, 30 * MIB),
@@ -161,7 +161,7 @@ def test_a_history_is_replayed_by_its_version_of_torch(torch: str, reused: str) 
 
 
 def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch: str = "2.13.0") -> History:
-    """What torch would record of random requests, if its allocator were ours and CUDA's addresses jumped."""
+    """Return torch's record of random requests, if its allocator were ours and CUDA's addresses jumped."""
     chance = random.Random(seed)
     places = iter(chance.sample(range(1, 4000), 3999))
     segments: list[SegmentEvent] = []
@@ -207,7 +207,7 @@ def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch
 def test_histories_of_the_simulator_replay_alike(
     seed: int, alloc_conf: str, limit_bytes: int | None, torch: str
 ) -> None:
-    """Whatever options, limits and CUDA's addresses, a history made by our allocator has no difference."""
+    """A history made by our allocator has no difference, for any options, limits and addresses of CUDA."""
     history = made_by_simulator(seed, alloc_conf, limit_bytes, torch)
     check = check_history(history)
     assert check.difference is None

@@ -56,7 +56,7 @@ JOB = Job("any", source="zoo:Any")
 
 
 def test_a_history_becomes_births_and_deaths() -> None:
-    """Sizes as asked for, deaths in births, empty requests left out, the reserved peak as recorded."""
+    """Sizes as requested, deaths in births, empty requests left out, the reserved peak as recorded."""
     record = recording_of(HISTORY, "x")
     assert (record.about, record.config) == ("Some GPU, torch 2.13.0, x", RULES)
     assert (blocks_of(record.events), record.peak_reserved_bytes, record.notes) == (BLOCKS, 24 * MIB, ())
@@ -122,7 +122,7 @@ def test_a_snapshot_that_asks_for_all_memory_is_refused(put: bytes, tmp_path: Pa
 
 
 def test_a_snapshot_of_ours_is_the_trace(tmp_path: Path) -> None:
-    """What `--snapshot` writes is read by `--against` without a difference."""
+    """A snapshot of `--snapshot` is read by `--against` without a difference."""
     path = tmp_path / "snapshot.pickle"
     save_snapshot(LITERAL, UNLIMITED, path)
     assert compare_with_recording(LITERAL, load_recording(path, JOB, 8)).is_empty
@@ -168,7 +168,7 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_snapshot_is_refused(content: object, problem: str, tmp_path: Path) -> None:
-    """What is no snapshot with a history is refused in one line that states why."""
+    """A file without a snapshot's history is refused in one line with the reason."""
     path = tmp_path / "x.pickle"
     path.write_bytes(pickle.dumps(content))
     with pytest.raises(DataFileError) as caught:
@@ -245,7 +245,7 @@ def resnet(classes: int = 10) -> Job:
 
 @pytest.mark.parametrize("name", ["", "history.jsonl.gz"])
 def test_measuring_records_are_read(name: str, records: Path) -> None:
-    """Of a folder, or its file of histories, the record of this model at this batch size is taken."""
+    """A folder, or its file of histories, gives the record of this model at this batch size."""
     record = load_recording(records / name, resnet(), 32)
     assert blocks_of(record.events) == BLOCKS
     marks = [(1, PhaseStart(1, Phase.FORWARD)), (2, PhaseStart(1, Phase.BACKWARD))]

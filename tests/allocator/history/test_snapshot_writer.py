@@ -18,7 +18,7 @@ from planner.errors import DataFileError
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, TensorProvenance, Trace
 from tests.helpers.traces import UNTIMED, traces
 
-# What torch/utils/viz/MemoryViz.js of torch 2.13 knows to read.
+# The opcodes that torch/utils/viz/MemoryViz.js of torch 2.13 reads.
 JS_OPCODES = {
     *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT"),
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -72,7 +72,7 @@ def walk(snapshot: dict[str, Any]) -> tuple[int, int, int, dict[int, int], dict[
 
 
 def test_the_events_of_a_literal_trace() -> None:
-    """Segments before the blocks that ask for them, sizes as asked for, both halves of a free, the end."""
+    """Segments come before the blocks that need them; sizes as requested, both halves of a free, the end."""
     snapshot = make_snapshot(LITERAL, UNLIMITED)
     (entries,) = snapshot["device_traces"]
     top = TOP_ADDRESS

@@ -70,7 +70,7 @@ CASES = [
     (call((2, 12, 64, 256), grad=True, dropout_p=0.1), ADA, EFFICIENT),
     (call((2, 12, 64, 192), values=128), AMPERE, EFFICIENT),  # latent attention: flash wants one width
     (call((2, 12, 64, 30), F32), AMPERE, MATH),  # not aligned to 16 bytes
-    (call((2, 12, 64, 30), F32), VOLTA, EFFICIENT),  # which only tensor cores ask for
+    (call((2, 12, 64, 30), F32), VOLTA, EFFICIENT),  # which only tensor cores need
     # masks, causality, dropout
     (call(mask=SQUARE), AMPERE, EFFICIENT),
     (call(is_causal=True), AMPERE, FLASH),
@@ -166,7 +166,7 @@ def taken(trace: Trace, name: str) -> list[Row]:
 
 
 def sizes(trace: Trace, name: str, direction: str, category: Category | None = None) -> list[int]:
-    """The bytes of `taken` in one direction."""
+    """Return the bytes of `taken` in one direction."""
     return [size for way, what, size in taken(trace, name) if way == direction and category in (None, what)]
 
 
@@ -310,7 +310,7 @@ def test_a_mask_is_padded_in_its_own_shape() -> None:
 
 
 def test_a_learned_bias_gets_its_gradient_in_full() -> None:
-    """As in T5: the gradient of an expanded bias is batch x heads x rows x columns in steps of 16, and is
+    """The gradient of an expanded bias, as in T5, is batch x heads x rows x columns in steps of 16, and is
     summed afterwards.
     """
     backward = sizes(train("12x200x64", mask="bias"), "efficient", "backward", Category.TEMPORARY)
@@ -445,7 +445,7 @@ def test_an_encoder_with_a_padding_mask_runs_unfused() -> None:
 def test_transformers_get_the_kernel_that_the_gpu_gives_them(
     family: str, dtype: str, masked: bool, capability: tuple[int, int], kernel: SDPBackend
 ) -> None:
-    """As transformers' sdpa integration calls it (transformers/integrations/sdpa_attention.py)."""
+    """Calls of transformers' sdpa integration get it (transformers/integrations/sdpa_attention.py)."""
     build = lambda: _Likeness(family, getattr(torch, dtype), masked)  # noqa: E731
     trace = trace_of(build, job_of(f"64x64:{dtype}", mode=Mode.TRAIN), 2, capability)
     ops = {op for op, _ in forward_of(trace)}

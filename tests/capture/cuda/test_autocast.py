@@ -77,7 +77,7 @@ def test_lists_are_those_of_the_installed_torch(ours: str, theirs: str, more: se
 
 
 def test_no_operator_of_autocast_is_forgotten() -> None:
-    """What torch registers for CUDA's autocast in aten is in one of the lists, and nothing else is."""
+    """Each operator of CUDA's autocast in aten is in one of the lists, and no other operator is."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
     theirs = {name.removeprefix("aten::") for name in registered if name.startswith("aten::")}
     assert theirs - {"_cudnn_rnn"} == {  # that one is in builds with cuDNN, and has a module of its own
@@ -183,7 +183,7 @@ def test_softmax_of_float16_makes_no_copy(dtype: torch.dtype, ops: list[tuple[st
 
 
 def test_binary_cross_entropy_is_refused() -> None:
-    """As on CUDA; the message states what to use."""
+    """The refusal is that of CUDA; the message states what to use."""
     with region(), pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
         F.binary_cross_entropy(empty(3), empty(3))
 

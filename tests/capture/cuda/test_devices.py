@@ -64,7 +64,7 @@ def trace_file(folder: Path, body: str, capability: tuple[int, int] = AMPERE) ->
     ],
 )
 def test_tensors_on_the_gpu_take_memory_there(tmp_path: Path, made: str) -> None:
-    """Whichever way a forward pass asks for it, a tensor on the GPU is born once."""
+    """A tensor on the GPU is born once, whichever way a forward pass requests it."""
     trace = trace_file(tmp_path, f"def more(self, x):\n    return {made}")
     validate(trace)
     assert born(trace).count(WIDE) == 1
@@ -100,7 +100,7 @@ def more(self, x):
 
 @pytest.mark.parametrize("moved", ["self.wide.cuda()", "self.wide.to(x.device)", "self.wide.to(x)"])
 def test_plain_attributes_on_the_cpu_are_copied(tmp_path: Path, moved: str) -> None:
-    """What `Module.to` leaves on the CPU takes memory on the GPU for each copy that is made of it."""
+    """A tensor that `Module.to` leaves on the CPU takes memory on the GPU for each of its copies."""
     body = f"""
 def __init__(self):
     super().__init__()

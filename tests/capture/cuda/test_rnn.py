@@ -79,7 +79,7 @@ def test_an_lstm_in_full() -> None:
         "+140 workspaces",  # zeros for the gradients of the last states
         "+140 workspaces",
         "+560 workspaces",  # the output's gradient is expanded: a copy
-        "+336 temporaries",  # the input's gradient, wanted or not
+        "+336 temporaries",  # the input's gradient, needed or not
         "+140 temporaries",
         "+140 temporaries",
         "+2180 workspaces",

@@ -61,7 +61,7 @@ def group() -> Iterator[None]:
 
 @pytest.mark.parametrize("as_view", [False, True])
 def test_buckets_are_those_of_torch(group: None, as_view: bool) -> None:
-    """What DistributedDataParallel allocates, made and in three steps, is what the rule allocates."""
+    """The rule allocates as DistributedDataParallel does when it is made and in three steps."""
     model, real = layers(), Births()
     with real:
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=as_view)

@@ -85,7 +85,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc]
 def test_the_loop_is_that_of_transformers(
     build: Callable[[], Any], padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same operators of the same shapes in the same order, and the same tokens."""
+    """Operators, their shapes and order, and the tokens are those of transformers."""
     torch.manual_seed(0)
     model = build().eval()
     prompt = torch.randint(0, 50, (BATCH, PROMPT))
@@ -113,7 +113,7 @@ def test_the_loop_is_that_of_transformers(
 
 @pytest.fixture
 def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Hears of how many tokens the first layer's keys are, each time they grow."""
+    """Record the number of tokens of the first layer's keys each time they grow."""
     heard: list[int] = []
     update = transformers.DynamicCache.update
 

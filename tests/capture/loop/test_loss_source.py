@@ -1,4 +1,4 @@
-"""Which of several outputs of a model became the loss stands in the answer."""
+"""The answer names which of several outputs of a model became the loss."""
 
 import json
 from pathlib import Path

@@ -269,7 +269,7 @@ def test_a_moving_average_is_a_copy() -> None:
 
 
 def test_clipping_and_averages_run_on_real_tensors() -> None:
-    """The same functions change real gradients, and average real parameters."""
+    """The functions of the traced loop clip real gradients and average real parameters."""
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
@@ -328,7 +328,7 @@ def test_only_adapters_are_trained() -> None:
 
 
 def test_activations_are_kept_only_where_needed() -> None:
-    """What the first layer makes is kept for the weight of the second, and not if that is frozen as well."""
+    """The first layer's output is kept for the weight of the second, and not if that is frozen as well."""
     layers = lambda: nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 30), nn.ReLU())  # noqa: E731
     saved = {
         patterns: sizes(
@@ -355,7 +355,7 @@ def names(**fields: object) -> list[str]:
     [
         ((), (), ["base.weight", "lora_A.weight", "lora_B.weight"]),
         (("lora_*",), (), ["base.weight"]),
-        ((), ("base.*",), ["base.weight", "base.bias"]),  # exactly these, whatever the model says
+        ((), ("base.*",), ["base.weight", "base.bias"]),  # exactly these, whatever the model sets
         (("*_A.*",), ("lora_*",), ["lora_B.weight"]),
         (("*.bias", "base.*"), (), ["lora_A.weight", "lora_B.weight"]),
     ],

@@ -1,4 +1,4 @@
-"""What a job's precision, gradient scaling and memory format make of its model, its batches and its loop."""
+"""Precision, gradient scaling and memory format of a job, in its model, its batches and its loop."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a recipe adds to a run, in bytes that a pencil gets from the parameters: copies, halves and shares."""
+"""Memory of a recipe, in bytes that a pencil gets from the parameters: copies, halves and shares."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -166,7 +166,7 @@ def test_state_is_so_many_copies_of_the_weights(
 
 @on_all
 def test_adafactor_keeps_rows_and_columns(model: type[nn.Module]) -> None:
-    """Of a weight with two dimensions or more a mean for each row and each column; of others a copy."""
+    """A weight with two dimensions or more has a mean for each row and each column, others have a copy."""
     factored = sum(
         4 * (weight.numel() // weight.shape[-1] + weight.numel() // weight.shape[-2])
         if weight.dim() > 1

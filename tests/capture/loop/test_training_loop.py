@@ -104,7 +104,7 @@ def test_evaluation_runs_before_the_last_step_beside_the_names_of_the_one_before
         "inputs 2",
         "+40 inputs",
         "forward 2",
-        "+56 temporaries",  # of the linear layer, for which nothing but sigmoid asks
+        "+56 temporaries",  # of the linear layer, which only sigmoid needs
         "+56 temporaries",  # the output
         "-56",
         "+4 temporaries",  # the loss
@@ -162,7 +162,7 @@ def test_evaluation_is_in_eval_mode_and_training_goes_on_after_it() -> None:
 
 
 class Log:
-    """Hears all calls of the loop, in order."""
+    """Records all calls of the loop, in order."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -113,7 +113,7 @@ def test_frequent_cases_are_covered(func: Any, args: tuple[Any, ...], expected: 
 
 
 def test_products_of_groups() -> None:
-    """As torch says in bfloat16; alike in float32, which its meta kernel refuses. Rows are padded."""
+    """Results are torch's in bfloat16, alike in float32, which its meta kernel refuses; rows are padded."""
     offs = meta(3, dtype=torch.int32)
     for a, b, bounds in (
         (meta(32, 16), meta(3, 16, 24), offs),
@@ -127,7 +127,7 @@ def test_products_of_groups() -> None:
 
 
 def test_rms_norm_keeps_one_figure_per_row() -> None:
-    """The result is contiguous, and the figure in single precision; gradients as they are asked for."""
+    """The result is contiguous, and the figure in single precision; gradients as requested."""
     x, weight = meta(2, 6, 4).transpose(1, 2), meta(6)
     y, figure = ((2, 4, 6), (24, 6, 1), torch.float32, 192), ((2, 4, 1), (4, 1, 1), torch.float32, 32)
     assert ours(aten._fused_rms_norm.default, x, [6], weight, None) == (y, figure)

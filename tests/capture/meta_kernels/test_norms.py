@@ -78,7 +78,7 @@ def test_batch_norm_of_contiguous_inputs(
     saved = (weight, weight, weight, weight)
     backward = (aten.native_batch_norm_backward.default, x, x, weight, *saved, True, 1e-5)
     agrees(*backward, [True, True, True])
-    if len(shape) > 2:  # cuDNN makes all gradients, whatever is asked for
+    if len(shape) > 2:  # cuDNN makes all gradients, whichever are requested
         assert ours(*backward, [False, True, False]) == ours(*backward, [True, True, True])
 
 

@@ -147,7 +147,7 @@ def test_named_models_are_built(model: str, args: tuple[tuple[str, object], ...]
     ],
 )
 def test_unknown_name_lists_the_nearest(model: str, message: str) -> None:
-    """A name that its source does not know is refused in one line, the nearest name first."""
+    """A name that its source does not have is refused in one line, the nearest name first."""
     with pytest.raises(UsageError) as error:
         build_model(Job(model=model))
     assert str(error.value).startswith(message)

@@ -31,7 +31,7 @@ TINY_LLAMA = (*TINY_BERT, "num_key_value_heads=1")
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reaches for the network fails."""
+    """Fail any access to the network."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("the network was reached for")
@@ -125,7 +125,7 @@ def test_inference_has_no_labels() -> None:
 
 
 def test_a_class_without_a_loss_is_summed() -> None:
-    """A model that knows no loss is trained on the sum of what it returns."""
+    """A model without a loss is trained on the sum of what it returns."""
     job = hf_job("BertModel")
     assert (inputs_of(job), job.loss) == (["input_ids=128:int64", "attention_mask=128:int64"], Loss.SUM)
 

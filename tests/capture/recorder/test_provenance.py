@@ -1,4 +1,4 @@
-"""Shape, dtype and source line of blocks, as the recorder takes them where they are asked for."""
+"""Shape, dtype and source line of blocks, as the recorder collects them on request."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class Checkpointed(Net):
-    """The same, with the inner part run again in the backward pass."""
+    """The network with its inner part run again in the backward pass."""
 
     def inner(self, x: Tensor) -> Any:
         hidden = self.first(x)
@@ -87,7 +87,7 @@ def test_a_forward_pass_knows_its_lines() -> None:
 
 
 def test_a_backward_pass_knows_the_lines_of_its_forward() -> None:
-    """What autograd makes is reported with the line whose operator it differentiates."""
+    """A block of autograd is reported with the line whose operator it differentiates."""
     taken = detailed(Net, JOB, 3)
     assert lines_of(taken, Phase.BACKWARD, "aten.mul") == [((3, 8), "active = hidden.exp()")]
     products = [line for line in lines_of(taken, Phase.BACKWARD, "aten.mm") if line[0]]

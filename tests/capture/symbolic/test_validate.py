@@ -93,7 +93,7 @@ def test_a_program_is_what_a_run_records(build: Callable[[], nn.Module], precisi
 
 
 def test_one_batch_size_is_one_run() -> None:
-    """Whoever needs no other one does not wait for a program."""
+    """A single batch size is one run and does not wait for a program."""
     counted = Counted(Attending)
     builder = ProgramBuilder(training(), counted, ignore_progress)
     ProgramSource(training(), (), lambda: builder).trace(64, CHIP)

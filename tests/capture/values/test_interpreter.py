@@ -229,7 +229,7 @@ def test_what_decides_no_shape_changes_no_answer(read: Callable[[Tensor], object
 
 
 def test_counts_of_large_tensors_are_in_proportion() -> None:
-    """Of what a mask lets through at a batch too large to be computed, half is so, as at a smaller one."""
+    """Half the elements pass a mask at a batch too large to be computed if half do at a smaller one."""
     for count in (
         lambda x: x[x > 0],
         lambda x: x.masked_select(x > 0),
@@ -277,7 +277,7 @@ def test_models_with_shapes_alone_are_built_once() -> None:
 
 
 def test_boxes_that_overlap_a_better_one_go() -> None:
-    """Of boxes that share more than the threshold, the one of the highest score stays; by falling score."""
+    """The best of boxes that share more than the threshold stays; the order is by falling score."""
     boxes = torch.tensor([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [0, 5, 10, 15.0]])
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.7, 0.6]), 0.5).tolist() == [1, 2, 3]
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.7, 0.6]), 0.2).tolist() == [1, 2]

@@ -58,7 +58,7 @@ def test_distances_extend_both_sets_of_points() -> None:
 
 
 def test_fourier_transforms_take_a_work_area() -> None:
-    """As large as the larger of input and output; to real values the input is copied as well."""
+    """A work area has the size of the larger of input and output; to real values the input is copied too."""
     x, y = meta(2, 8, 8), meta(2, 8, 5, dtype=torch.complex64)
     assert steps(aten._fft_r2c.default, x, [1, 2], 0, True) == (REST, 640)
     assert steps(aten._fft_c2r.default, y, [1, 2], 2, 8) == (REST, Hold(640), 640)

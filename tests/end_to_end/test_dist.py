@@ -49,7 +49,7 @@ def record(wheel: Path) -> dict[str, str]:
 
 
 def figures(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without times, and without assumptions, which say whether torch is installed."""
+    """Return an answer without times, and without assumptions, which depend on whether torch is installed."""
     nested = ("at_max", "at_comfortable", "first_failure")
     inner = {key: value and figures(value) for key, value in answer.items() if key in nested}
     return {key: value for key, value in answer.items() if key not in ("seconds", "assumptions")} | inner

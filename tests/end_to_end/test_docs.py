@@ -1,4 +1,4 @@
-"""The documentation says what is so: JSON keys, names of the catalogue, commands, links."""
+"""The documentation agrees with the code: JSON keys, names of the catalogue, commands, links."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def shared(keys: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def check(title: str, fields: dict[str, Any]) -> None:
-    """What is documented is there, and what is there is documented, as deep as the documentation goes."""
+    """Assert that documented and actual keys are the same, as deep as the documentation goes."""
     keys = documented()[title]
     assert sorted(key for key in keys if "." not in key) == sorted(fields), title
     for parent in dict.fromkeys(key.rpartition(".")[0] for key in keys if "." in key):
@@ -106,7 +106,7 @@ def test_growth_is_documented() -> None:
 
 
 def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The same of commands that have no function of their own."""
+    """Keys of commands without a Python function are documented."""
     sweep, process = tmp_path / "sweep.yaml", tmp_path / "process.yaml"
     sweep.write_text("about: one\nmodels: [conv_pair]\nrecipes: {sgd: {}}\ngpus: [RTX 4090]\n")
     process.write_text("models: {}\nsteps:\n  - define: x=1000\n  - print: Define\n")

@@ -1,4 +1,4 @@
-"""What may know what, beyond the import contracts in pyproject.toml."""
+"""Imports that are allowed, beyond the import contracts in pyproject.toml."""
 
 import ast
 import subprocess

@@ -52,7 +52,7 @@ def result() -> ProcessResult:
 
 @pytest.fixture(scope="module")
 def readings(result: ProcessResult) -> dict[Key, Reading]:
-    """What it printed, by model and point."""
+    """Return the printed figures, by model and point."""
     keys = [(model, point) for model, points in POINTS.items() for point in points]
     printed = result.account.readings
     assert [SECTIONS[reading.section] for reading in printed] == [model for model, _ in keys]
@@ -181,7 +181,7 @@ def test_command_says_where_memory_runs_out(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_command_gives_json_of_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --json a failure is an object, and the exit code says no."""
+    """With --json a failure is an object, and the exit code is 1."""
     assert run(["replay", write(tmp_path, TWO_TENSORS), "--allocator-cap-mib", "40", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failure"] == {
         "index": 2,
@@ -193,7 +193,7 @@ def test_command_gives_json_of_a_failure(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_command_replays_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
-    """On a card that is too small for the tensor, what its context leaves to the allocator is told."""
+    """On a card that is too small for the tensor, the message names the memory left to the allocator."""
     assert run(["replay", "variable", "--gpu-mib", "900"]) == 1
     assert capsys.readouterr().out == (
         "## Tensor variable\n"

@@ -14,7 +14,7 @@ from tests.helpers.models import MIB, job_of, levels, trace_catalogue, trace_of
 
 
 def end_bytes(trace: Trace, *roles: Category) -> int:
-    """What blocks of these categories hold after the last step."""
+    """Return the bytes of these categories after the last step."""
     recorder = TimelineRecorder()
     replay_trace(trace, on_event=recorder)
     live = {category: levels[-1] for category, levels in recorder.timeline().by_category.items()}

@@ -102,7 +102,7 @@ def test_python_runs(number: int, folder: Path) -> None:
 
 
 def test_shown_output_is_the_output(folder: Path) -> None:
-    """What the README shows below a prompt is what the command prints; `...` stands for lines left out."""
+    """The README shows below a prompt what the command prints; `...` stands for lines left out."""
     block, *emulated = blocks("console", [README])
     assert all(one.startswith("$ planner run ") for one in emulated)  # tests/emulator holds what those print
     prompt, *shown = block.splitlines()

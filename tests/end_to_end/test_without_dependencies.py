@@ -58,7 +58,7 @@ for name in ("torch", "torchvision", "numpy", "scipy", "typer", "click", "rich",
 
 
 def test_saved_trace_plans_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where torch, numpy, PyYAML and typer are missing, a saved trace gives the same search and estimates."""
+    """Without torch, numpy, PyYAML and typer a saved trace gives the same search and estimates."""
     path = tmp_path / "job.trace"
     save_trace(TRACE, path, {"model": "made up"})
     exec(PLAN, {"path": path})

@@ -66,7 +66,7 @@ def test_a_run_shows_all_its_figures_in_their_order() -> None:
 
 
 def test_a_run_is_repeatable_to_the_byte() -> None:
-    """Two fresh processes ask the allocator for the same."""
+    """Two fresh processes make the same requests to the allocator."""
     one, other = (measure(ProbeRequest(RESNET50, 16)) for _ in range(2))
     assert one.peak_allocated_bytes == other.peak_allocated_bytes
     assert one.peak_reserved_bytes == other.peak_reserved_bytes

@@ -82,7 +82,7 @@ def test_a_gpu_takes_what_the_library_says(
 
 
 def level_above(func: Any, args: tuple[Any, ...]) -> tuple[int, Any]:
-    """Bytes asked for above its results, once everything is loaded, and the results."""
+    """Return the bytes requested above its results, once everything is loaded, and the results."""
     func(*args)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -93,7 +93,7 @@ def level_above(func: Any, args: tuple[Any, ...]) -> tuple[int, Any]:
 
 
 def on_meta(value: Any) -> Any:
-    """The same with tensors on meta, strides kept."""
+    """Return the value with tensors on meta, strides kept."""
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, (tuple, list)):

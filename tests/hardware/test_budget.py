@@ -1,4 +1,4 @@
-"""What of a card is left to the allocator, and what a process shows at most."""
+"""The allocator's part of a card, and the upper bound of a process."""
 
 from math import hypot, inf, nan
 from statistics import NormalDist
@@ -210,8 +210,8 @@ def test_chance_moves_with_the_mean() -> None:
     st.floats(0.5, 0.999), st.sampled_from(list(RunKind)), st.one_of(st.none(), st.integers(3_000, 12_000))
 )
 def test_chance_and_confidence_agree(confidence: float, kind: RunKind, cap_mib: int | None) -> None:
-    """What the budget leaves at a confidence is passed with the probability that the confidence leaves, or a
-    smaller one where the card's or the cap's own size bounds it.
+    """The budget at a confidence is passed with the probability that the confidence leaves, or a smaller one
+    where the card's or the cap's own size bounds it.
     """
     cap_bytes = None if cap_mib is None else cap_mib * MIB
     budget = make_budget(card(), confidence, RULES, cap_bytes, None, Likeness(kind))
@@ -231,7 +231,7 @@ def test_more_need_is_no_safer(one: int, other: int) -> None:
 
 
 def blocks(size_mib: int) -> Trace:
-    """A block that is given back before one of twice its size is taken: the first can be released."""
+    """Return a trace of a block that is freed before one of twice its size: the first can be released."""
     size = size_mib * MIB
     events = (
         PhaseStart(0, Phase.SETUP),
@@ -255,7 +255,7 @@ def test_nothing_bounds_a_card_without_end() -> None:
     ("size_mib", "least", "most"), [(1_000, 0, 0.0005), (4_300, 0, 0.01), (5_000, 0.95, 1)]
 )
 def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: float) -> None:
-    """Of 9,600 MiB: 3,000 reserved are safe; so are 12,900 of which 4,300 can be released; 10,000 are not."""
+    """3,000 of 9,600 MiB reserved are safe; so are 12,900 of which 4,300 can be released; 10,000 are not."""
     run = replay_trace(blocks(size_mib))
     assert run.peak_reserved_bytes == 3 * size_mib * MIB
     chance = estimate_oom_probability(make_budget(card(), 0.99, RULES), blocks(size_mib), run)
@@ -263,7 +263,7 @@ def test_what_can_be_released_is_not_needed(size_mib: int, least: float, most: f
 
 
 def test_what_a_kernel_can_do_without_is_not_needed() -> None:
-    """Of 9,600 MiB: tensors of 5,000 are safe though a kernel would like 6,000 more beside them."""
+    """Tensors of 5,000 of 9,600 MiB are safe though a kernel would like 6,000 more beside them."""
     workspace = Alloc(1, 6_000 * MIB, Category.WORKSPACE, 0, may_fail=True)
     events = (
         PhaseStart(1, Phase.FORWARD),

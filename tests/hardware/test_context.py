@@ -29,7 +29,7 @@ def test_constants_are_what_the_script_prints() -> None:
 
 
 def test_typical_contexts() -> None:
-    """Of an unknown GPU: what one tensor takes, what training adds, and what loading at once does."""
+    """The contexts of an unknown GPU are known for one tensor, for training, and for loading at once."""
     sizes = [published_size(None, loading, loaded).mib for loading in Loading for loaded in Libraries]
     assert sizes == [188, 258, 918, 1584]
 

@@ -216,7 +216,7 @@ def test_the_database_is_broad() -> None:
 
 @pytest.mark.parametrize("device", load_devices(), ids=lambda device: device.name)
 def test_every_figure_has_an_origin(device: Device) -> None:
-    """No figure is without its kind and source, and what is derived says from what and how far it may lie."""
+    """No figure is without its kind and source, and derived ones name their origin and their error."""
     about = device.about
     assert about is not None
     noted = [figure for figure in (about.multiprocessors, about.bandwidth) if figure is not None]
@@ -282,7 +282,7 @@ def test_search() -> None:
 
 
 def test_notes_of_a_card(tmp_path: Path) -> None:
-    """What helps to choose a card arrives with its kinds and sources."""
+    """Notes that help to choose a card arrive with their kinds and sources."""
     notes = """\
 line: consumer
 multiprocessors: {count: 20, kind: datasheet, source: a sheet}
@@ -301,7 +301,7 @@ instances: {names: [AWS x1], kind: unverified, source: a page}
 
 
 class FakeNvml:
-    """As much of `pynvml` as is used."""
+    """The part of `pynvml` that is used."""
 
     def __init__(self, name: str | bytes, total_mib: int) -> None:
         self.name, self.total_mib, self.is_open = name, total_mib, False

@@ -1,4 +1,4 @@
-"""Which published runs a job is like: what its answer may be sure of."""
+"""Published runs that a job is like: the certainty of its answer."""
 
 import json
 
@@ -73,7 +73,7 @@ LABEL = TensorSpec((), "int64")
 
 
 def likeness(build: type[nn.Module], *inputs: TensorSpec, **changes: object) -> Likeness:
-    """Of a model on a GPU of compute capability 8.6."""
+    """Return the likeness of a model on a GPU of compute capability 8.6."""
     result = planner.estimate(
         build, 2, input=list(inputs), target=LABEL, gpu="RTX 3060", no_calibration=True, **changes
     )

@@ -9,7 +9,7 @@ from planner.allocator.config import MIB, MemoryLimits, parse_alloc_conf
 
 
 def mib(number: float) -> int:
-    """That many MiB in bytes, exactly."""
+    """Return that many MiB in bytes, exactly."""
     size_bytes = number * MIB
     assert size_bytes == int(size_bytes)
     return int(size_bytes)

@@ -70,7 +70,7 @@ gpus: [L4, 8000, words: H100]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a file is read, and one that is right."""
+    """The reader of a file, and a valid file."""
 
     load: Callable[[Path], object]
     valid: bytes  # as text, where it is packed

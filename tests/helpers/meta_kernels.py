@@ -38,8 +38,8 @@ def torchs(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def allowed(func: Any, *args: Any) -> tuple[Any, ...]:
-    """The answers that a pointwise shortcut may give: none, that of torch's meta kernel, or that of its CPU
-    kernel, which puts strides in order as CUDA's does where only dimensions of size 1 tell formats apart.
+    """Return the answers that a pointwise shortcut may give: none, that of torch's meta kernel or that of its
+    CPU kernel, which puts strides in order as CUDA's does where only dimensions of size 1 tell formats apart.
     """
 
     def real(value: Any) -> Any:

@@ -83,7 +83,7 @@ class Segment:
 
 
 class SlowAllocator:
-    """The same interface as `planner.allocator.CachingAllocator`, except that blocks are (address, bytes)."""
+    """An allocator with `planner.allocator.CachingAllocator`'s interface; blocks are (address, bytes)."""
 
     def __init__(
         self,

@@ -139,5 +139,5 @@ def programs(draw: st.DrawFn, most_events: int = 30) -> Program:
 
 
 def traces() -> st.SearchStrategy[Trace]:
-    """Any valid trace, taken at a single batch size."""
+    """Draw any valid trace of a single batch size."""
     return st.builds(lambda program, batch: program.instantiate(batch), programs(), st.integers(2, 64))

@@ -1,4 +1,4 @@
-"""How users spell tensors, arguments and models, and how a job is completed from defaults."""
+"""Users' spellings of tensors, arguments and models, and the completion of a job from defaults."""
 
 import pytest
 
@@ -192,7 +192,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
     ],
 )
 def test_unusable_model_name_is_refused(model: str, problem: str) -> None:
-    """A model that no one knows, or that lacks its inputs, is refused with a line on what to write."""
+    """A model that no source has, or that lacks its inputs, is refused with a line on what to write."""
     with pytest.raises(UsageError) as error:
         resolve_job(model, CATALOGUE)
     assert str(error.value) == problem
@@ -259,7 +259,7 @@ def test_sources_have_defaults(model: str, sample: str, target: str) -> None:
     ],
 )
 def test_sources_have_losses(model: str, inputs: tuple[str, ...], target: str, loss: Loss) -> None:
-    """What is no classifier comes with its own loss, and with all the inputs that it takes."""
+    """A model that is no classifier comes with its own loss, and with all the inputs that it takes."""
     job = resolve_job(model, CATALOGUE)
     assert (tuple(map(str, job.inputs)), str(job.target), job.loss) == (inputs, target, loss)
 

@@ -42,7 +42,7 @@ def test_names_say_where_a_tensor_goes(texts: list[str], arguments: Any) -> None
     "text", ["3x4", "ids=8:int64", "b.image=3x4", "0.1=4", "0[1].mask=4:bool", "p[0]=scalar"]
 )
 def test_a_name_is_its_own_text(text: str) -> None:
-    """What is read is written as it was, in text and in JSON."""
+    """A spelling that is read is written as it was, in text and in JSON."""
     assert str(parse_tensor_spec(text)) == text
     job = Job("m", inputs=(parse_tensor_spec(text),), targets=(parse_tensor_spec("boxes=4"),))
     assert job_from_json(job_to_json(job)) == job
@@ -76,7 +76,7 @@ def test_names_that_do_not_agree_are_refused(texts: list[str], message: str) -> 
 
 
 def test_targets_are_named_too() -> None:
-    """Several tensors make a dict, or by numbers a tuple; without names nobody knows which is which."""
+    """Several tensors make a dict, or by numbers a tuple; without names they cannot be matched."""
     assert nest_target([("boxes", 1), ("labels", 2)]) == {"boxes": 1, "labels": 2}
     assert nest_target([("0", 1), ("1.mask", 2)]) == (1, {"mask": 2})
     with pytest.raises(UsageError, match="each needs a name"):
@@ -160,7 +160,7 @@ def test_a_nested_target_goes_to_a_loss_that_takes_it(file: Path, capsys: pytest
 
 
 def test_catalogues_and_sweeps_name_them_too(tmp_path: Path) -> None:
-    """The same names stand in YAML; a target of several is a list."""
+    """YAML has the names of the options; a target of several is a list."""
     path = tmp_path / "models.yaml"
     path.write_text(
         "net:\n  source: net.py:Dict\n  about: one\n  inputs: [batch.x=64, batch.y=16]\n"

@@ -1,4 +1,4 @@
-"""What cuBLAS keeps for each thread, by GPU and by CUBLAS_WORKSPACE_CONFIG."""
+"""Workspaces of cuBLAS for each thread, by GPU and by CUBLAS_WORKSPACE_CONFIG."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What makes a trace trustworthy: every flaw that `validate` refuses, in traces of a few events."""
+"""Every flaw that `validate` refuses, in traces of a few events."""
 
 import pytest
 from hypothesis import given

@@ -137,7 +137,7 @@ def test_a_stored_program_is_the_program(precision: Precision) -> None:
 
 
 def test_a_stored_run_is_the_run() -> None:
-    """Of a batch size that no program covers, for that batch size alone."""
+    """A run of a batch size that no program covers is stored for that batch size alone."""
     builder = ProgramBuilder(training(), on_meta(Attending), ignore_progress)
     run = builder.run(1, CHIPS[0])
     builder.enumerate_variants(run, CHIPS[0])

@@ -108,7 +108,7 @@ def test_the_first_step_is_the_beginning() -> None:
 
 
 def test_few_runs_serve_many_gpus() -> None:
-    """A model that reads nothing of the compute capability runs three times, whatever GPUs are asked for."""
+    """A model that reads nothing of the compute capability runs three times, for any list of GPUs."""
     builder = builder_of(
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
         training(),
@@ -200,7 +200,7 @@ def test_a_watched_capability_agrees_with_those_that_answer_alike(
         guarded = GuardedCapability(one)
         assert question(guarded) == question(one)
         if number == len(questions) - 1:
-            assert guarded.guards_hold(other) == (one == other)  # a table is asked for the whole value
+            assert guarded.guards_hold(other) == (one == other)  # a table reads the whole value
         elif number != 3:
             assert guarded.guards_hold(other) == (question(one) == question(other))
         elif guarded.guards_hold(other):

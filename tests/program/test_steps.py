@@ -59,7 +59,7 @@ def test_fold() -> None:
 
 
 def looping(*sizes: int) -> StepSequence:
-    """A loop whose steps ask for one block each."""
+    """Return a loop whose steps request one block each."""
     return StepSequence((), tuple((Malloc(size, Category.TEMPORARY),) for size in sizes))
 
 

@@ -30,7 +30,7 @@ from tests.helpers.traces import GA102, load_trace, save_trace
 
 @pytest.fixture
 def runs(request: pytest.FixtureRequest) -> int:
-    """How often a counted test runs."""
+    """Return the number of runs of a counted test."""
     return int(request.config.getoption("--runs"))
 
 

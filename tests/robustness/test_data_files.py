@@ -1,4 +1,4 @@
-"""Files that are data, whatever they contain: nothing in them is executed, nothing asks for all memory."""
+"""Files that are data, whatever they contain: nothing in them is executed, nothing takes all memory."""
 
 import json
 from collections.abc import Callable

@@ -113,7 +113,7 @@ def test_a_full_disk_gives_one_line_and_leaves_the_old_file(tmp_path: Path) -> N
 
 
 def _noise() -> str:
-    """What compression does not make small."""
+    """Return a text that compression does not make small."""
     return "".join(random.Random(3).choices("0123456789abcdef", k=1000))
 
 

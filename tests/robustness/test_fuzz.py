@@ -82,7 +82,7 @@ def _hearing() -> None:
 
 @contextmanager
 def executing_nothing() -> Iterator[None]:
-    """What runs in here starts no program, opens no connection, executes no code and comes to an end."""
+    """Assert that its body starts no program, opens no connection, executes no code and ends."""
 
     def hang(*_: object) -> None:
         raise AssertionError(f"no end in {LONGEST_SECONDS} s")
@@ -187,13 +187,13 @@ def count(runs: int) -> settings:
 
 @pytest.fixture
 def runs(request: pytest.FixtureRequest) -> int:
-    """How many files each test makes."""
+    """Return the number of files that each test makes."""
     return int(request.config.getoption("--runs"))
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_the_valid_files_are_valid(name: str, tmp_path: Path) -> None:
-    """What the fuzzer starts from is read without a complaint."""
+    """The fuzzer's own valid files are read without a complaint."""
     reader = READERS[name]
     assert read(reader, reader.pack(reader.valid), tmp_path) == ""
 

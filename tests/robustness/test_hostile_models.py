@@ -1,4 +1,4 @@
-"""Whatever models and their files do: one clear line, and nothing broken or left."""
+"""Hostile models and their files: one clear line, and nothing broken or left."""
 
 import json
 import os

@@ -59,7 +59,7 @@ def test_a_full_disk_leaves_the_file_that_stood_there(
     folder.mkdir()
     grid.write_text("about: one\nmodels: [conv_pair]\nrecipes: {sgd: {}}\ngpus: [L4]\n")
     if command == "sweep":
-        assert run(["sweep", str(grid), "--jobs", "1"]) == 0  # what it keeps is there already
+        assert run(["sweep", str(grid), "--jobs", "1"]) == 0  # its stored results are there already
     words = [word.format(folder / "kept") for word in WRITERS[command, option]]
     words = [str(grid) if word == "GRID" else word for word in words]
     file = Path(words[-1])
@@ -88,7 +88,7 @@ def little_room() -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-# Who opens something for writing that is no file to be kept, and what it is.
+# Modules that open something for writing that is no file of the user's, and what it is.
 NO_FILES = {
     "planner/_support/atomic_write.py": "the one writer",
     "planner/_support/worker.py": "the pipe to the parent",

@@ -1,4 +1,4 @@
-"""The bundled programs: what the installed tracer makes, found at once, used only where it holds."""
+"""The bundled programs: made by the installed tracer, loaded at once, used only where they hold."""
 
 import json
 import os
@@ -46,7 +46,7 @@ other_versions = pytest.mark.skipif(bool(why_unused()), reason=why_unused())
 
 
 def test_bundled_traces_are_of_this_tracer() -> None:
-    """Whoever changes the tracer or the catalogue has to make them anew."""
+    """The bundled programs are of the present tracer and catalogue."""
     assert bundled_index()["planner"] == source_digest(), STALE
     store, catalogue = BundledStore(), load_catalogue()
     for name in catalogue:
@@ -87,7 +87,7 @@ def count(store: BundledStore, chip: Target = GENERIC) -> int:
 
 
 def test_other_versions_use_none(tmp_path: Path) -> None:
-    """Of another tracer, torch or library, or of none at all; another card's are not there."""
+    """Programs of another tracer, torch or library, or of none, are not used; another card's are missing."""
     copytree(BUNDLED, tmp_path / "shipped")
     index = bundled_index() | {"planner": source_digest()}
     path = tmp_path / "shipped" / INDEX

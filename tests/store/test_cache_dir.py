@@ -205,7 +205,7 @@ def test_keys_tell_jobs_apart(model: Path) -> None:
     ],
 )  # fmt: skip
 def test_files_that_may_look_at_anything_are_not_kept(model: Path, line: str) -> None:
-    """What reads files, names modules at run time, or asks for what nobody knows has no key."""
+    """A model that reads files, names modules at run time, or imports unknown ones has no key."""
     assert file_digest(model) is not None
     model.write_text(f"{MODEL}\n{line}\n")
     assert file_digest(model) is None

@@ -113,7 +113,7 @@ def refusal(content: bytes, folder: Path) -> str:
 
 
 def refusal_and_memory(content: bytes, folder: Path) -> tuple[str, int]:
-    """The same, and the peak of the memory that it took."""
+    """Return the refusal, and the peak of the memory that it took."""
     (folder / "t.trace").write_bytes(content)
     tracemalloc.start()
     with pytest.raises(DataFileError) as caught:
@@ -130,7 +130,7 @@ def broken(flaw: str) -> str:
 @UNTIMED
 @given(programs(), st.dictionaries(texts, finite, max_size=4))
 def test_round_trip(tmp_path_factory: Folder, program: Program, about: dict[str, Any]) -> None:
-    """What is saved comes back equal, program and description."""
+    """A saved program comes back equal, with its description."""
     path = tmp_path_factory.getbasetemp() / "round.trace"
     save_programs([program], path, about)
     assert read(path) == (program, about)
@@ -149,7 +149,7 @@ def test_reads_the_layout(tmp_path: Path) -> None:
 
 
 def test_equal_bytes(tmp_path: Path) -> None:
-    """The same trace makes the same bytes, whatever the hour and the name of the file."""
+    """Equal traces make equal bytes, at any hour and with any name of the file."""
     save_programs([PROGRAM], tmp_path / "one", ABOUT)
     save_programs([deepcopy(PROGRAM)], tmp_path / "other.json.gz", deepcopy(ABOUT))
     packed = (tmp_path / "one").read_bytes()
@@ -279,7 +279,7 @@ WHOLE = pack(DOCUMENT)
     ],
 )
 def test_no_trace_file(tmp_path: Path, content: bytes, flaw: str) -> None:
-    """What is no gzip around a JSON object of this format is refused in one line that states why."""
+    """A file without gzip around a JSON object of this format is refused in one line with the reason."""
     assert refusal(content, tmp_path).startswith(broken(flaw).removesuffix("; capture it again"))
 
 
@@ -421,7 +421,7 @@ def test_bombs_do_not_unfold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_long_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file out of which nothing comes, no more than the bound is read before it is refused."""
+    """No more than the bound is read, of a file out of which nothing comes, before it is refused."""
     monkeypatch.setattr(trace_file, "LARGEST_FILE_BYTES", 2**10)
     content = WHOLE[:10] + b"\0\0\0\xff\xff" * 2**20  # empty blocks after the header
     message, peak_bytes = refusal_and_memory(content, tmp_path)

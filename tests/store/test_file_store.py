@@ -93,7 +93,7 @@ def told(result: Any) -> Any:
 def test_a_saved_plan_is_the_plan(
     model: Any, options: dict[str, Any], cards: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """On the card that it was saved for and on others, and at batch sizes that nobody asked for then, among
+    """On the card that it was saved for and on others, and at batch sizes that were not requested then, among
     them one, a saved file gives the plan of the job, to the byte.
     """
     path = tmp_path / "x.trace"
@@ -186,7 +186,7 @@ def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_refused_sample_is_told_of(tmp_path: Path) -> None:
-    """A file notes what it does not know: a batch of one that the model refuses has the kernels of two."""
+    """A file notes its limits: a batch of one that the model refuses has the kernels of two."""
     path = tmp_path / "x.trace"
     estimate(Paired, 2, **FLAT, save_trace=path)
     with pytest.raises(ModelError):
@@ -275,7 +275,7 @@ def test_older_files_plan_as_before(tmp_path: Path) -> None:
 
 
 def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
-    """Kernels take what their terms say, of the case that answers."""
+    """Kernels take the bytes of their terms, in the case that answers."""
     path = written(tmp_path, LOOPS)
     assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168, 28 * 512], ())
     assert scratch(path, 7, Target((8, 6), 40)) == ([4096, 7168, 40 * 512], ())
@@ -297,7 +297,7 @@ def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
 
 
 def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
-    """Beyond its batch sizes and its GPUs it gives what it knows nearby, and a note."""
+    """Beyond its batch sizes and its GPUs it gives its nearest values, and a note."""
     path = written(tmp_path, LOOPS)
     lack = (
         "the file does not know what all kernels take at batch {} on {} multiprocessors; some are given what "

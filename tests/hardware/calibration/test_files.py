@@ -32,7 +32,7 @@ REPLAYED = (1_000, 2_000, 3_000, 4_000)
 
 @pytest.mark.parametrize("stored", [calibration(), calibration(fit=REFUSAL)])
 def test_there_and_back(tmp_path: Path, stored: object) -> None:
-    """What is saved is loaded, to the last field, whether there is a line or a reason for none."""
+    """A saved calibration is loaded, to the last field, with a line or with a reason for none."""
     path = save_calibration(tmp_path, stored)  # type: ignore[arg-type]
     assert load_calibration(path) == stored
     assert load_folders([tmp_path, tmp_path / "none"]) == (stored,)
@@ -129,7 +129,7 @@ WHOLE = "schema: 1\nkind: calibration\n"
 
 
 def broken_texts(tmp_path: Path) -> list[tuple[str, str]]:
-    """Files that are no calibrations, with what is said of each."""
+    """Return files that are no calibrations, each with its error."""
     text = save_calibration(tmp_path / "good", calibration()).read_text()
     laughs = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
     return [
@@ -221,7 +221,7 @@ def test_older_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["true", "false"])
 def test_older_settings(tmp_path: Path, flag: str) -> None:
-    """A file that names cuDNN's benchmark mode among the settings says it of the job."""
+    """A file that names cuDNN's benchmark mode among the settings gives it to the job."""
     path = save_calibration(tmp_path, calibration())
     text = path.read_text()
     assert "  cudnn_tf32: true\n" in text
@@ -258,7 +258,7 @@ def test_tables_that_ship() -> None:
 
 
 def test_published_tables_hold_no_context() -> None:
-    """The published tables say that the context is not in their overhead, and answer for their own GPU
+    """The published tables state that the context is not in their overhead, and answer for their own GPU
     where they have a line.
     """
     published = [table for table in load_folders([TABLES_FOLDER]) if table.source == "published"]

@@ -15,7 +15,7 @@ STEPS = (1_000.0, 2_000.0, 3_000.0, 4_000.0, 6_000.0, 8_000.0, 10_000.0, 12_000.
 
 
 def of_unknown_context(runs: list[Point]) -> list[Point]:
-    """The same runs, of which none tells its context."""
+    """Return the runs without their contexts."""
     return [replace(run, observation=replace(run.observation, context_after_bytes=None)) for run in runs]
 
 
@@ -68,7 +68,7 @@ def test_noise_and_outliers(seed: int, overhead: float, slope: float, lift: floa
 @given(st.permutations(range(8)), st.integers(0, 2**32 - 1))
 @settings(deadline=None, derandomize=True, max_examples=30)
 def test_order_does_not_matter(order: list[int], seed: int) -> None:
-    """The same runs in any order give the same fit."""
+    """Runs in any order give one fit."""
     noise = np.random.default_rng(seed).normal(0, 50, 8)
     runs = points(STEPS, [900 + x + e for x, e in zip(STEPS, noise, strict=True)])
     one, other = fitted(fit_points(runs)), fitted(fit_points([runs[index] for index in order]))
@@ -86,7 +86,7 @@ def test_scatter_does_not_tilt() -> None:
 
 def test_a_known_context_holds_the_overhead() -> None:
     """Four runs that scatter by half a per cent, with a context of 350 MiB: an overhead near it, and a wilder
-    one where no run tells the context.
+    one where no run has the context.
     """
     x, y = (1_000, 1_500, 2_000, 2_500), (1_362, 1_842, 2_358, 2_838)
     known, unknown = (fitted(fit_points(runs)) for runs in (points(x, y), of_unknown_context(points(x, y))))
@@ -94,7 +94,7 @@ def test_a_known_context_holds_the_overhead() -> None:
 
 
 def rises(replayed: tuple[int, ...], measured: tuple[int, ...]) -> list[Point]:
-    """Runs that tell their rise over the context and no context."""
+    """Return runs that have their rise over the context and no context."""
     runs = points(replayed, measured)
     return [
         replace(
@@ -112,7 +112,7 @@ def rises(replayed: tuple[int, ...], measured: tuple[int, ...]) -> list[Point]:
 
 
 def test_scatter_is_no_line() -> None:
-    """A line that tells left-out batches worse than the replay alone is refused, with both figures."""
+    """A line that predicts left-out batches worse than the replay alone is refused, with both figures."""
     published = ((1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654))
     assert fit_points(rises(*published)) == NoFit(
         "left-out batches come out 6.5 % off with the line and 4.6 % without: the scatter is no line"
@@ -129,7 +129,7 @@ def test_scatter_beside_a_known_context() -> None:
 
 
 def test_no_context_to_compare_with() -> None:
-    """The same peaks without a known context have no other side to be compared with and keep their line."""
+    """Peaks without a known context have no other side to be compared with and keep their line."""
     x, y = (1_744, 2_548, 3_428, 4_252, 5_900), (2_118, 3_088, 3_506, 4_066, 5_654)
     fitted(fit_points(of_unknown_context(points(x, [350 + each for each in y]))))
 
@@ -141,7 +141,7 @@ def test_a_good_line_stands() -> None:
 
 
 def test_leverage() -> None:
-    """Of four runs, three of them close together, the fourth has nearly all the weight of the slope."""
+    """The fourth of four runs, three of them close together, has nearly all the weight of the slope."""
     fit = fitted(fit_points(points((1_000, 1_010, 1_020, 9_000), (1_500, 1_510, 1_520, 9_500))))
     assert fit.highest_leverage == pytest.approx(1.0, abs=0.001)
     assert fit.leverage(fit.center_bytes) == pytest.approx(0.25)
@@ -167,7 +167,7 @@ def test_bound_by_hand() -> None:
 
 
 def test_too_few_batches() -> None:
-    """Four runs at three batch sizes are not enough, and it is said how many are."""
+    """Four runs at three batch sizes are not enough, and the refusal names how many are."""
     runs = points(STEPS[:3], STEPS[:3])
     assert reason(fit_points([*runs, runs[0]])) == (
         "3 batch sizes with a peak of their own, at least 4 are needed"
@@ -176,7 +176,7 @@ def test_too_few_batches() -> None:
 
 
 def test_clipped() -> None:
-    """Runs that died, released cached memory or had a cap have no peak of their own and are told apart."""
+    """Runs that died, released cached memory or had a cap have no peak of their own and are counted apart."""
     runs = points(STEPS[:6], STEPS[:6])
     seen = [run.observation for run in runs]
     capped = replace(seen[5].settings, allocator_cap_bytes=MIB)

@@ -1,4 +1,4 @@
-"""Which calibration answers, and what the budget makes of it."""
+"""The calibration that answers, and the budget that follows from it."""
 
 from statistics import NormalDist
 
@@ -56,7 +56,7 @@ def test_exact() -> None:
 
 
 def test_unknown_versions_count_as_the_same() -> None:
-    """Who does not know the version gets what there is, as exact."""
+    """A query without a version gets any version, as exact."""
     assert best([calibration()], CalibrationQuery(JOB, CARD)).level is MatchLevel.EXACT
 
 
@@ -96,7 +96,7 @@ def test_defaults(query: CalibrationQuery) -> None:
 
 
 def test_nearest_wins() -> None:
-    """Whatever the order of the files, the nearest level answers; of equal ones, the first."""
+    """The nearest level answers in any order of the files, the first of equal ones."""
     near = calibration(replace(KEY, versions=replace(VERSIONS, torch="2.13.0")))
     far = calibration(replace(KEY, gpu="RTX 4090", versions=replace(VERSIONS, nvml_total_bytes=None)))
     query = CalibrationQuery(JOB, CARD, "2.13.0")
@@ -107,7 +107,7 @@ def test_nearest_wins() -> None:
 
 
 def test_refused_fit_still_tells_the_context() -> None:
-    """Runs that support no line still tell the context of their card."""
+    """Runs that support no line still give the context of their card."""
     correction = best([calibration(fit=REFUSAL)], CalibrationQuery(JOB, CARD))
     assert (correction.fit, correction.level) == (None, MatchLevel.SAME_GPU)
     assert correction.context is not None

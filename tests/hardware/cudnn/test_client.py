@@ -1,4 +1,4 @@
-"""Workspaces that a library is asked for. cuDNN itself is asked where one is at hand: that of pytest's option
+"""Workspaces that a library reports. cuDNN itself answers where one is at hand: that of pytest's option
 `--cudnn FOLDER`, or one that a package brings.
 """
 
@@ -109,7 +109,7 @@ def test_channels_last_as_soon_as_input_or_weight_is() -> None:
 
 
 def test_a_transposed_convolution_is_anothers_data_gradient() -> None:
-    """Of the convolution from its output to its input; it is never PyTorch's depthwise kernel."""
+    """The query is of the convolution from its output to its input, never of PyTorch's depthwise kernel."""
     (query,) = forward(meta(2, 6, 5, 5), meta(6, 1, 3, 3), [2, 2], [1, 1], [1, 1], True, 6)
     assert query.direction is Direction.DATA
     assert (query.x, query.w, query.y) == ((2, 6, 9, 9), (6, 1, 3, 3), (2, 6, 5, 5))
@@ -162,7 +162,7 @@ def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Op, .
 
 
 def test_gradients_are_made_one_after_the_other() -> None:
-    """Of the data, of the weights, of the bias, each beside the workspace of its own kernel."""
+    """Gradients of data, weights and bias come in turn, each beside the workspace of its own kernel."""
     trial = TryAlloc(4 * 2 * 4 * 5 * 5)
     steps, query = backward([True, True, True])
     assert [one.direction for one in query] == [Direction.DATA, Direction.WEIGHT]
@@ -196,7 +196,7 @@ def on_meta(job: Job) -> nn.Module:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
-    """The library that whoever opens one gets."""
+    """Replace any library that is opened, and return the replacement."""
     library = FakeCudnn()
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: library)
     return library
@@ -242,7 +242,7 @@ def test_engines_are_timed_once_for_each_shape(fake: FakeCudnn) -> None:
 
 
 def test_a_job_that_asks_a_library_is_not_kept() -> None:
-    """Nobody could know when the library is another one."""
+    """Another library in the same place cannot be noticed, so that there is no key."""
     job = Job("torchvision:alexnet", cudnn="installed")
     assert fingerprint_of(job) is None
     assert fingerprint_of(replace(job, cudnn="")) is not None
@@ -313,7 +313,7 @@ def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest) -> Iterator[Cudnn]:
-    """That of `--cudnn`, or an installed one."""
+    """Open the library of `--cudnn`, or an installed one."""
     try:
         yield open_cudnn_with_cublaslt(request.config.getoption("--cudnn") or "installed")
     except UsageError as error:
@@ -395,7 +395,7 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
 
 
 def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:
-    """Whoever was interrupted while it waited does not mislead the next one."""
+    """An interrupted query leaves no answer to the next one."""
     one, other = (convolution_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))
     fresh = replace(library, _answers={})
     expected = fresh.engines(AMPERE, 28, other, every=True)

@@ -83,7 +83,7 @@ def on_meta(job: Job) -> nn.Module:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Copying:
-    """The library that whoever opens one gets."""
+    """Replace any library that is opened, and return the replacement."""
     library = Copying()
     monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: library)
     return library
@@ -101,8 +101,8 @@ def pairs(layers: tuple[LayerWorkspace, ...]) -> list[tuple[str, Direction, int]
 
 
 def test_each_layer_and_direction_once(library: Copying) -> None:
-    """However often it runs, the largest first; a transposed convolution runs forward as a data gradient. The
-    first call of the first layer has no data gradient, the second has.
+    """Repeated runs are one entry, the largest first; a transposed convolution runs forward as a data
+    gradient. The first call of the first layer has no data gradient, the second has.
     """
     small = 8 * 4 * 32 * 32 * 4
     first, second = 2 * small + 48, small + 8 * small + 48
@@ -194,7 +194,7 @@ def test_the_text(library: Copying) -> None:
 
 
 def test_the_json(library: Copying) -> None:
-    """The same, in whole bytes that add up."""
+    """The JSON has the workspaces in whole bytes that add up."""
     answer = explained(cudnn="anywhere").to_dict()["workspaces"]
     assert (answer["told_by"], answer["sure"], answer["in_all"]) == ("cuDNN", SURE_OF_LIBRARY, 6)
     assert len(answer["convolutions"]) == 2
@@ -268,7 +268,7 @@ def test_parts_in_words() -> None:
 
 
 def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
-    """As one in this process does."""
+    """Workspaces from another process are those of this one."""
     file = tmp_path / "net.py"
     file.write_text(
         "import torch\n"

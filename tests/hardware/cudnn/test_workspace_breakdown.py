@@ -1,4 +1,4 @@
-"""What workspaces consist of: published sizes, answers of cuDNN 9.10.2 written out, sums for any size."""
+"""Parts of workspaces: published sizes, answers of cuDNN 9.10.2 written out, sums for any size."""
 
 import csv
 from collections import Counter
@@ -94,7 +94,7 @@ def test_algorithms_of_published_logs(algorithm: str, term: Term, exceptions: in
 
 
 def test_explicit_gemm_holds_a_column_for_each_patch() -> None:
-    """Of points that is a copy of x."""
+    """The columns of a convolution of points are a copy of x."""
     counts = Counter(
         (prod(query.w[2:]) > 1, name_parts(query, (), size_bytes)[0].term)
         for name, query, size_bytes in published()
@@ -206,7 +206,7 @@ def test_images_are_summed_up_one_by_one() -> None:
 def test_most_of_what_a_library_asks_for_has_a_name(
     request: pytest.FixtureRequest, dtype: str, last: bool
 ) -> None:
-    """Of the layers of a VGG16 at batch 32 on an RTX 3060, nine tenths; asked of the library of `--cudnn`."""
+    """Nine tenths of a VGG16's layers at batch 32 on an RTX 3060 have one, by the library of `--cudnn`."""
     try:
         library = open_cudnn_with_cublaslt(request.config.getoption("--cudnn") or "installed")
     except UsageError as error:
@@ -224,7 +224,7 @@ def test_most_of_what_a_library_asks_for_has_a_name(
     assert left_bytes <= 0.1 * all_bytes
 
 
-# ---- what nothing is known of
+# ---- parts without a name
 
 
 def test_copies_with_a_rest_beside_them() -> None:

@@ -3,6 +3,7 @@
 Every file that the planner writes goes through here, which tests/robustness/test_written_files.py holds.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -47,7 +48,10 @@ def _replacing(path: Path) -> Iterator[Path]:
     if path.exists() and not (path.is_file() or path.is_dir()):
         yield path
         return
-    path = path.resolve() if path.is_symlink() else path
+    try:
+        path = path.resolve() if path.is_symlink() else path
+    except RuntimeError as error:  # links that lead to each other
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
     partial = path.parent / f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
     try:
         yield partial

@@ -38,6 +38,15 @@ def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
 
 
 @WAYS
+def test_a_link_to_itself_is_refused(write: Write, tmp_path: Path) -> None:
+    """In one line, as by the system's own calls."""
+    link = tmp_path / "latest"
+    link.symlink_to(link)
+    with pytest.raises(DataFileError, match="latest: .*Too many levels of symbolic links"):
+        write(link, b"new")
+
+
+@WAYS
 def test_a_pipe_stays_one(write: Write, tmp_path: Path) -> None:
     """The reader of a pipe gets the content."""
     pipe, heard = tmp_path / "pipe", []

@@ -31,6 +31,7 @@ DEFAULT_LARGE_SEGMENT_BYTES: Final = 20 * MIB
 DIVISION_CLASSES: Final = 16
 FIRST_DIVISION_CLASS_LOG2: Final = 20
 _OLDEST_SEGMENT_SINCE: Final = (2, 12)
+_MOST_DIGITS: Final = 18  # of a number that torch would read
 
 
 class ReuseOrder(StrEnum):
@@ -207,6 +208,8 @@ def _error(what: str) -> UsageError:
 def _whole(name: str, value: str, least: int) -> int:
     if not (value.isascii() and value.isdecimal()):
         raise _error(f"{name} takes a whole number, not {value!r}")
+    if len(value) > _MOST_DIGITS:  # before Python refuses to convert thousands of them
+        raise _error(f"{name}: more than {_MOST_DIGITS} digits; use a smaller number")
     if int(value) < least:
         raise _error(f"{name} must be at least {least}, not {value}")
     return int(value)

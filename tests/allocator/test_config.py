@@ -82,6 +82,7 @@ def test_configurations_that_are_understood(text: str, config: AllocatorConfig) 
         ("max_split_size_mb:-1", "max_split_size_mb takes a whole number, not '-1'"),
         ("max_split_size_mb:19", "max_split_size_mb must be at least 20, not 19"),
         ("large_segment_size_mb:40,max_split_size_mb:39", "max_split_size_mb must be at least 40, not 39"),
+        (f"max_split_size_mb:{'9' * 5000}", "max_split_size_mb: more than 18 digits; use a smaller number"),
         ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb must be at least 20, not 19"),
         ("large_segment_size_mb:10", "large_segment_size_mb must be at least 11, not 10"),
         ("expandable_segments:true", "expandable_segments takes True or False, not 'true'"),

@@ -17,6 +17,9 @@ DTYPES = (
 )
 MAX_ELEMENTS = 2**40  # 4 TiB of float32 in one sample: a slip of the keyboard, not a plan
 
+# PyYAML's answers to 4,301 digits, `!!bool maybe`, `!!timestamp soon`, and 1:1: ... :1.0 of 200 places.
+BAD_SCALAR = (ValueError, LookupError, AttributeError, OverflowError)
+
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -62,7 +65,7 @@ def parse_model_arg(text: str) -> tuple[str, Any]:
         return key, freeze(yaml.safe_load(value))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, *BAD_SCALAR, RecursionError):
         raise UsageError(f"{where}: the value is no YAML; quote it, or write a list as [1, 2]") from None
 
 

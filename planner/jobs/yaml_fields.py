@@ -16,6 +16,7 @@ from planner.errors import UsageError
 from planner.jobs.job import CatalogueEntry, Job, TensorSpec
 from planner.jobs.options import FIELD_OPTIONS, JobOption, OptionKind
 from planner.jobs.parse import (
+    BAD_SCALAR,
     SOURCES,
     freeze,
     is_argument_name,
@@ -149,8 +150,7 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
         raise entry.broken("expected a scalar or a list, got keys with values")
     try:
         return freeze(yaml.constructor.SafeConstructor().construct_object(entry.node))
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, UsageError):
-        # The middle two are PyYAML's answers to `!!bool maybe` and `!!timestamp soon`.
+    except (yaml.YAMLError, *BAD_SCALAR, UsageError):
         raise entry.broken(
             f"expected a number, a string, true, false or null, got {entry.node.value!r}"
         ) from None

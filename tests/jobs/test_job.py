@@ -1,8 +1,10 @@
 """Users' spellings of tensors, arguments and models, and the completion of a job from defaults."""
 
+from pathlib import Path
+
 import pytest
 
-from planner.errors import UsageError
+from planner.errors import DataFileError, UsageError
 from planner.jobs import (
     CatalogueEntry,
     Job,
@@ -11,6 +13,7 @@ from planner.jobs import (
     Optimizer,
     TensorSpec,
     ZeroGrad,
+    load_catalogue,
     parse_model_arg,
     parse_tensor_spec,
     resolve_job,
@@ -149,6 +152,20 @@ def test_senseless_model_argument_is_refused(text: str, problem: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_model_arg(text)
     assert str(error.value) == problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["!!bool maybe", "!!timestamp soon", '!!int ""', "9" * 5000, "1" + ":1" * 250 + ".0", "&a [*a]"],
+)
+def test_values_on_which_yaml_stumbles_are_refused(text: str, tmp_path: Path) -> None:
+    """On the command line and in a file alike, in one line."""
+    with pytest.raises(UsageError, match="the value is no YAML"):
+        parse_model_arg(f"a={text}")
+    file = tmp_path / "models.yaml"
+    file.write_text(f"net:\n  source: torchvision:resnet18\n  about: A test.\n  args: {{a: {text}}}\n")
+    with pytest.raises(DataFileError, match=r"line 4, net\.args\.a: "):
+        load_catalogue(file)
 
 
 @pytest.mark.parametrize(

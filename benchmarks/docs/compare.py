@@ -1,4 +1,4 @@
-"""Writes docs/compare.md and its pictures: all estimators on models of the seed documents.
+"""Write docs/compare.md and its pictures: all estimators on models of the seed documents.
 
     python -m benchmarks.docs.compare
 

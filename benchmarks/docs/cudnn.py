@@ -1,4 +1,4 @@
-"""What cuDNN says that convolutions take, beside published figures, and what it is worth; docs/cudnn.md.
+"""Compare the convolution workspaces of cuDNN's heuristics with published figures, for docs/cudnn.md.
 
     python -m benchmarks.docs.cudnn --cudnn FOLDER [--cudnn FOLDER ...]
 
@@ -6,13 +6,13 @@ Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed
 the marks of docs/cudnn.md:
 
 1. published workspaces of GPUs of compute capability 8.0 and newer (published/cudnn_workspaces.csv) that a
-   heuristic chose, beside what the versions at hand answer;
-2. what the answers consist of: over the convolutions of `MODELS`, by direction, type and layout, the
-   coefficients of x, y, w and batch x w that tell the workspaces best without being negative (SciPy's `nnls`,
-   rows weighted by what they take), and the share of bytes they leave unexplained;
-3. how often versions agree, and by how many bytes they differ where they do not;
-4. what the oldest version at hand makes of the published peaks of CNNs, which ran with an older one;
-5. what the newest makes of plans: peak and largest batch without and with it, over models, cards, types.
+   heuristic chose, beside the answers of the versions at hand;
+2. a fit of the answers: over the convolutions of `MODELS`, by direction, type and layout, the non-negative
+   coefficients of x, y, w and batch x w (SciPy's `nnls`, rows weighted by their bytes), and the share of
+   bytes that they leave unexplained;
+3. the share of answers in which versions agree, and the bytes by which the others differ;
+4. errors on the published peaks of CNNs, which ran with an older version, by the oldest version at hand;
+5. plans by the newest version: peak and largest batch without and with it, over models, cards, types.
 """
 
 import argparse
@@ -71,16 +71,16 @@ TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one version says of one convolution on one kind of GPU."""
+    """The answer of one version for one convolution on one kind of GPU."""
 
-    asked: Convolution
+    convolution: Convolution
     capability: tuple[int, int]
     engine: int | None
     workspace_bytes: int
 
 
 def main() -> None:
-    """Ask, compare, write."""
+    """Query, compare, write."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--cudnn", action="append", required=True, metavar="FOLDER")
@@ -89,25 +89,25 @@ def main() -> None:
         ((folder, open_cudnn_with_cublaslt(folder)) for folder in folders),
         key=lambda pair: number_of(pair[1].version),
     )
-    asked = tuple(convolutions())
-    said = {library.version: answers(library, asked) for _, library in libraries}
+    queries = tuple(convolutions())
+    by_version = {library.version: answers(library, queries) for _, library in libraries}
     newest = libraries[-1][1].version
     tables = {
         "published": published([library for _, library in libraries]),
-        "terms": terms(said[newest]),
-        "versions": versions(said),
+        "terms": terms(by_version[newest]),
+        "versions": versions(by_version),
         "peaks": peaks(libraries[0][1]),
         "plans": plans(libraries[-1][0]),
-        "asked": f"{len(asked):,} convolutions of {len(MODELS)} models of torchvision at batches "
-        f"{', '.join(map(str, BATCHES))}, with cuDNN {', '.join(said)}. Tables of\n"
+        "queries": f"{len(queries):,} convolutions of {len(MODELS)} models of torchvision at batches "
+        f"{', '.join(map(str, BATCHES))}, with cuDNN {', '.join(by_version)}. Tables of\n"
         f"one version show {newest}.",
     }
     page = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        page, count = re.subn(pattern, lambda found: f"{found[1]}{table}\n{found[2]}", page, flags=re.S)  # noqa: B023
+        page, count = re.subn(pattern, lambda match: f"{match[1]}{table}\n{match[2]}", page, flags=re.S)  # noqa: B023
         if count != 1:
-            sys.exit(f"{PAGE.name}: expected the marks of {name} once, found them {count} times")
+            sys.exit(f"{PAGE.name}: expected the marks of {name} once, got {count}")
     PAGE.write_text(page, encoding="utf-8")
 
 
@@ -119,29 +119,31 @@ def number_of(version: str) -> tuple[int, ...]:
 
 
 def published(libraries: Sequence[Cudnn]) -> str:
-    """Rows that a heuristic chose on a GPU of 8.0 or newer."""
+    """Return the table of workspaces that a heuristic chose on a GPU of 8.0 or newer."""
     rows = []
     with PUBLISHED.open(newline="") as file:
         for row in csv.DictReader(file):
             if re.match(r"[89]\.", row["capability"]) and row["n"] and was_chosen(row):
-                rows.append([*told(row), *(said_of(row, library) for library in libraries)])
+                rows.append(
+                    [*description_cells(row), *(workspace_cell(row, library) for library in libraries)]
+                )
     head = (
         "source",
         "GPU",
         "cuDNN",
         "convolution",
         "published",
-        *(one.version for one in libraries),
+        *(library.version for library in libraries),
     )
     return markdown(head, rows, "llllr" + "r" * len(libraries))
 
 
 def was_chosen(row: dict[str, str]) -> bool:
-    """By a heuristic: without timing, or in the first place of an ordered list of a version from 9 on."""
+    """True for a heuristic's choice: without timing, or first in an ordered list of a version from 9 on."""
     return row["benchmark"] == "false" or (row["cudnn"][:2] == "9." and "place 1 in the order" in row["note"])
 
 
-def told(row: dict[str, str]) -> list[str]:
+def description_cells(row: dict[str, str]) -> list[str]:
     x, w, y = sizes_of(row)
     shape = f"{row['dtype']} {row['operation']}, x {times(x)}, w {times(w)}, y {times(y)}"
     return [
@@ -153,15 +155,15 @@ def told(row: dict[str, str]) -> list[str]:
     ]
 
 
-def said_of(row: dict[str, str], library: Cudnn) -> str:
+def workspace_cell(row: dict[str, str], library: Cudnn) -> str:
     major, minor = map(int, row["capability"].split("."))
     x, w, y = sizes_of(row)
     space = len(x) - 2
     padding, stride, dilation = ((int(row[name]),) * space for name in ("pad", "stride", "dilation"))
     last = row["layout"].endswith("C")
     direction = OPERATIONS[row["operation"]]
-    asked = Convolution(direction, TYPES[row["dtype"]], x, w, y, last, padding, stride, dilation)
-    engine = library.workspaces((major, minor), CAPABILITIES[major, minor], asked).engine
+    convolution = Convolution(direction, TYPES[row["dtype"]], x, w, y, last, padding, stride, dilation)
+    engine = library.workspaces((major, minor), CAPABILITIES[major, minor], convolution).engine
     return "-" if engine is None else f"{engine.workspace_bytes:,}"
 
 
@@ -178,11 +180,11 @@ def sizes_of(row: dict[str, str]) -> tuple[tuple[int, ...], ...]:
 
 
 def convolutions() -> Iterator[Convolution]:
-    """Distinct calls of the models' training, in both layouts and types, as the rules would ask for them."""
+    """Return the distinct queries of the models' training, in both layouts and types."""
     seen: dict[Convolution, None] = {}
 
-    def note(capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        seen[asked] = None
+    def note(capability: tuple[int, int], multiprocessors: int, convolution: Convolution) -> Workspaces:
+        seen[convolution] = None
         return Workspaces(0)
 
     for model in MODELS:
@@ -204,43 +206,47 @@ def as_tensors(value: Any, kind: str, last: bool) -> Any:
     from planner.capture.symbolic.kernel_calls import TensorMeta
 
     if isinstance(value, TensorMeta):
-        made = torch.empty(value.sizes, dtype=getattr(torch, kind), device="meta")
-        return made.to(memory_format=torch.channels_last) if last and len(value.sizes) == 4 else made
+        tensor = torch.empty(value.sizes, dtype=getattr(torch, kind), device="meta")
+        return tensor.to(memory_format=torch.channels_last) if last and len(value.sizes) == 4 else tensor
     if isinstance(value, tuple):
         return tuple(as_tensors(item, kind, last) for item in value)
     return value
 
 
-def answers(library: Cudnn, asked: Iterable[Convolution]) -> list[Answer]:
-    """Of all convolutions on all kinds of GPUs."""
-    found = []
-    for one in asked:
+def answers(library: Cudnn, queries: Iterable[Convolution]) -> list[Answer]:
+    """Return the answers for all convolutions on all kinds of GPUs."""
+    result = []
+    for convolution in queries:
         for capability, multiprocessors in CAPABILITIES.items():
-            engine = library.workspaces(capability, multiprocessors, one).engine
-            taken = 0 if engine is None else engine.workspace_bytes
-            found.append(Answer(one, capability, None if engine is None else engine.number, taken))
-    return found
+            engine = library.workspaces(capability, multiprocessors, convolution).engine
+            workspace_bytes = 0 if engine is None else engine.workspace_bytes
+            result.append(
+                Answer(convolution, capability, None if engine is None else engine.number, workspace_bytes)
+            )
+    return result
 
 
-def terms(said: Sequence[Answer]) -> str:
-    """Coefficients of the workspace's parts."""
+def terms(of_version: Sequence[Answer]) -> str:
+    """Return the table of coefficients of the workspace's parts."""
     groups: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
-    for one in said:
-        layout = "channels last" if one.asked.channels_last else "contiguous"
-        major, minor = one.capability
-        groups[f"{major}.{minor}", one.asked.dtype, layout, str(one.asked.direction)].append(one)
+    for answer in of_version:
+        layout = "channels last" if answer.convolution.channels_last else "contiguous"
+        major, minor = answer.capability
+        groups[
+            f"{major}.{minor}", answer.convolution.dtype, layout, str(answer.convolution.direction)
+        ].append(answer)
     rows = []
     for key, members in sorted(groups.items()):
-        parts = np.array([parts_of(one.asked) for one in members], dtype=float) / MIB
-        taken = np.array([one.workspace_bytes for one in members], dtype=float) / MIB
-        if taken.sum() < 1:
+        parts = np.array([parts_of(answer.convolution) for answer in members], dtype=float) / MIB
+        workspaces = np.array([answer.workspace_bytes for answer in members], dtype=float) / MIB
+        if workspaces.sum() < 1:
             rows.append([*key, str(len(members)), "0", *[""] * 5])
             continue
-        found, _ = nnls(parts, taken)
-        off = np.abs(parts @ found - taken).sum() / taken.sum()
+        coefficients, _ = nnls(parts, workspaces)
+        off = np.abs(parts @ coefficients - workspaces).sum() / workspaces.sum()
         whole = parts[:, :2].sum()
-        shares = [f"{value:.2f}" if value >= 0.005 else "" for value in found]
-        rows.append([*key, str(len(members)), f"{taken.sum() / whole:.2f}", *shares, f"{off:.0%}"])
+        shares = [f"{value:.2f}" if value >= 0.005 else "" for value in coefficients]
+        rows.append([*key, str(len(members)), f"{workspaces.sum() / whole:.2f}", *shares, f"{off:.0%}"])
     head = (
         "capability",
         "type",
@@ -257,17 +263,17 @@ def terms(said: Sequence[Answer]) -> str:
     return markdown(head, rows, "llll" + "r" * 7)
 
 
-def parts_of(asked: Convolution) -> tuple[int, ...]:
-    """Bytes of x, y, w in float32, and of one w for each image."""
-    size = 4 if asked.dtype == "float32" else 2
-    weights = 4 * prod(asked.w)
-    return prod(asked.x) * size, prod(asked.y) * size, weights, weights * asked.x[0]
+def parts_of(convolution: Convolution) -> tuple[int, ...]:
+    """Return the bytes of x, y, w in float32, and of one w for each image."""
+    size = 4 if convolution.dtype == "float32" else 2
+    weights = 4 * prod(convolution.w)
+    return prod(convolution.x) * size, prod(convolution.y) * size, weights, weights * convolution.x[0]
 
 
-def versions(said: dict[str, list[Answer]]) -> str:
-    """How neighbouring versions agree."""
+def versions(by_version: dict[str, list[Answer]]) -> str:
+    """Return the table of neighbouring versions' agreement."""
     rows = []
-    for (old, first), (new, second) in pairwise(said.items()):
+    for (old, first), (new, second) in pairwise(by_version.items()):
         for capability in CAPABILITIES:
             pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.capability == capability]
             engines = np.mean([a.engine == b.engine for a, b in pairs])
@@ -283,7 +289,7 @@ def versions(said: dict[str, list[Answer]]) -> str:
 
 
 def close(a: int, b: int) -> bool:
-    """Within 1 MiB or 1 %."""
+    """True if both differ by at most 1 MiB or 1 %."""
     return abs(a - b) <= max(MIB, 0.01 * max(a, b))
 
 
@@ -293,7 +299,7 @@ Answering = Callable[[tuple[int, int], int, Convolution], Workspaces]
 
 
 def peaks(library: Cudnn) -> str:
-    """Errors of the peaks of xMem's CNNs, with more and more of the library's answers."""
+    """Return the table of errors on xMem's CNNs, with more and more of the library's answers."""
     with RUNS.open(newline="") as file:
         runs = [
             run
@@ -302,13 +308,13 @@ def peaks(library: Cudnn) -> str:
             and run["peak_nvml_delta_mib"]
             and run["oom_on_full_gpu"] != "True"
         ]
-    asked_of: dict[str, tuple[Direction, ...]] = {
+    directions_of: dict[str, tuple[Direction, ...]] = {
         "the fitted term alone": (),
         "and forward passes": (Direction.FORWARD,),
         "and forward passes and data gradients": (Direction.FORWARD, Direction.DATA),
         "and all other convolutions": tuple(Direction),
     }
-    variants: dict[str, Answering] = {name: fitted_or(library, of) for name, of in asked_of.items()}
+    variants: dict[str, Answering] = {name: fitted_or(library, of) for name, of in directions_of.items()}
     variants["the library alone"] = library.workspaces
     rows = []
     for name, answer in variants.items():
@@ -321,41 +327,45 @@ def peaks(library: Cudnn) -> str:
 
 
 def fitted_or(library: Cudnn, directions: Collection[Direction]) -> Answering:
-    """The term of published runs where it applies, else the library's answer for these directions."""
+    """Return a query by the fitted term if it applies, else by the library for these directions."""
 
-    def answer(capability: tuple[int, int], multiprocessors: int, asked: Convolution) -> Workspaces:
-        fitted = fitted_bytes(capability, asked)
-        if fitted or asked.direction not in directions:
+    def answer(capability: tuple[int, int], multiprocessors: int, convolution: Convolution) -> Workspaces:
+        fitted = fitted_bytes(capability, convolution)
+        if fitted or convolution.direction not in directions:
             return Workspaces(fitted)
-        return library.workspaces(capability, multiprocessors, asked)
+        return library.workspaces(capability, multiprocessors, convolution)
 
     return answer
 
 
-def fitted_bytes(capability: tuple[int, int], asked: Convolution) -> int:
+def fitted_bytes(capability: tuple[int, int], convolution: Convolution) -> int:
     term = rules.IMAGE_WISE.get(capability)
-    pointwise = asked.direction is Direction.WEIGHT and prod(asked.w[2:]) == 1 and asked.x[1] == asked.w[1]
-    if term is None or not pointwise or asked.dtype != "float32" or asked.channels_last:
+    pointwise = (
+        convolution.direction is Direction.WEIGHT
+        and prod(convolution.w[2:]) == 1
+        and convolution.x[1] == convolution.w[1]
+    )
+    if term is None or not pointwise or convolution.dtype != "float32" or convolution.channels_last:
         return 0
-    return term.workspace_bytes(asked.x[0], 4 * prod(asked.w), prod(asked.y[2:]))
+    return term.workspace_bytes(convolution.x[0], 4 * prod(convolution.w), prod(convolution.y[2:]))
 
 
 def error_of(run: dict[str, str], answer: Answering) -> float:
-    """(replayed - measured) / measured, with the memory of model and optimizer in both."""
+    """Return (replayed - measured) / measured, with the memory of model and optimizer in both."""
     with patch(
         "planner.capture.session.equip", lambda target, job: replace(target, conv_workspace_query=answer)
     ):
-        taken = trace_run(run)
+        trace = trace_run(run)
     batch = int(run["batch"])
-    measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(taken, batch)
-    return replay_published(taken, batch).peak_reserved_bytes / measured_bytes - 1
+    measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(trace, batch)
+    return replay_published(trace, batch).peak_reserved_bytes / measured_bytes - 1
 
 
 # ---- plans
 
 
 def plans(folder: str) -> str:
-    """Peaks at the largest batch that fits without a library, and largest batches."""
+    """Return the table of peaks and largest batches, without and with a library."""
     rows = []
     for model in PLANS:
         for precision, memory_format in (("fp32", ""), ("amp-fp16", ""), ("amp-fp16", "channels_last")):
@@ -371,25 +381,23 @@ def plans(folder: str) -> str:
 
 
 def planned(model: str, precision: str, memory_format: str, card: str, folder: str) -> list[str]:
-    """Half the largest batch with its peak and that with a library's answers; both largest batches, and that
-    without retries.
-    """
+    """Plan half the largest batch and the largest batches, without and with the library's answers."""
     options: Any = {"gpu": card, "precision": precision, "no_calibration": True}
     options["memory_format"] = memory_format or None
     name = f"torchvision:{model}"
     plain = planner.max_batch(name, **options).to_dict()
-    asked = planner.max_batch(name, cudnn=folder, **options).to_dict()
+    with_library = planner.max_batch(name, cudnn=folder, **options).to_dict()
     half = max(1, plain["max_batch"] // 2)
-    one, other = (
-        planner.estimate(name, batch=half, cudnn=where, **options).to_dict()["peak_reserved_mib"]
-        for where in ("published", folder)
+    published_mib, library_mib = (
+        planner.estimate(name, batch=half, cudnn=cudnn, **options).to_dict()["peak_reserved_mib"]
+        for cudnn in ("published", folder)
     )
-    largest = (plain["max_batch"], asked["max_batch"], asked["comfortable_batch"])
+    largest = (plain["max_batch"], with_library["max_batch"], with_library["comfortable_batch"])
     return [
         f"{half:,}",
-        f"{one:,.0f}",
-        f"{other:,.0f}",
-        f"{other / one - 1:+.1%}",
+        f"{published_mib:,.0f}",
+        f"{library_mib:,.0f}",
+        f"{library_mib / published_mib - 1:+.1%}",
         *(f"{b:,}" for b in largest),
     ]
 
@@ -399,7 +407,7 @@ def times(sizes: Iterable[int]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
-    """A table; `alignment` has l or r for each column."""
+    """Format a table; `alignment` has l or r for each column."""
     rule = ["---" if side == "l" else "--:" for side in alignment]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
 

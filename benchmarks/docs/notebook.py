@@ -55,9 +55,9 @@ def main() -> None:
     after = before
     for name, table in tables().items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        after, count = re.subn(pattern, lambda found: found[1] + table + found[2], after, flags=re.S)  # noqa: B023
+        after, count = re.subn(pattern, lambda match: match[1] + table + match[2], after, flags=re.S)  # noqa: B023
         if count != 1:
-            sys.exit(f"{PAGE.name}: the marks of {name} stand there {count} times, once is wanted")
+            sys.exit(f"{PAGE.name}: expected the marks of {name} once, got {count}")
     if check:
         sys.exit(
             0 if after == before else f"{PAGE.name} is out of date; run python -m benchmarks.docs.notebook"
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def tables() -> dict[str, str]:
-    """The page's tables by the names of their marks."""
+    """Return the page's tables by the names of their marks."""
     process = read_process(find_process_file("notebook"), load_catalogue()).process
     cap_mib = CARD_MIB - round(outside_mib())
     tracer = cache(trace_generic)
@@ -80,12 +80,12 @@ def tables() -> dict[str, str]:
 
 
 def trace_generic(job: Job, batch: int) -> Trace:
-    """A trace for the card of which nothing is known."""
+    """Record a trace for the generic card."""
     return record(job, batch, unlimited_device().capability)
 
 
 def readings_of(process: Process, tracer: JobTracer, limits: MemoryLimits) -> dict[Key, Reading]:
-    """The lines of the process by model and point."""
+    """Return the readings of the process by model and point."""
     account = run_process(process, tracer, limits)
     if account.failure is not None:
         sys.exit(f"the process does not fit: {account.failure}")
@@ -93,7 +93,7 @@ def readings_of(process: Process, tracer: JobTracer, limits: MemoryLimits) -> di
 
 
 def keys(readings: tuple[Reading, ...]) -> Iterator[Key]:
-    """Where a line stands: `train 2` is the second "Train" of its section, `end` its "Final"."""
+    """Name the point of a line: `train 2` is the second "Train" of its section, `end` its "Final"."""
     epochs: Counter[str] = Counter()
     for reading in readings:
         model, point = MODELS[reading.section], reading.label.lower()
@@ -104,7 +104,7 @@ def keys(readings: tuple[Reading, ...]) -> Iterator[Key]:
 
 
 def printed(kind: str) -> dict[Key, float]:
-    """What the notebook printed, in MiB."""
+    """Return the figures that the notebook printed, in MiB."""
     return {
         (figure.model, figure.point): float(figure.quantity.printed)
         for figure in load_measured().figures
@@ -115,7 +115,7 @@ def printed(kind: str) -> dict[Key, float]:
 
 
 def outside_mib() -> float:
-    """The most that was in use on the GPU outside torch's allocator while models were trained.
+    """Return the most memory in use on the GPU outside torch's allocator while models were trained.
 
     Contexts of CUDA, TensorFlow in the same process, and other processes.
     """
@@ -124,7 +124,7 @@ def outside_mib() -> float:
 
 
 def lines_table(ours: Mapping[Key, Reading]) -> str:
-    """Every line of the process: measured, ours and the error of each figure."""
+    """Return the table of all lines of the process: measured, ours and the error of each figure."""
     allocated, reserved, peak = map(printed, ("allocated", "reserved", "peak_allocated"))
     head = "".join(f" {name} | ours | error |" for name in ("allocated", "reserved", "max allocated"))
     rows = [f"| line |{head}", "|---|" + "--:|" * 9]
@@ -139,13 +139,13 @@ def lines_table(ours: Mapping[Key, Reading]) -> str:
 
 
 def compared(ours_bytes: int, real_mib: float | None) -> tuple[str, str, str]:
-    """Three cells: measured, ours, error."""
+    """Format three cells: measured, ours, error."""
     real = "lost" if real_mib is None else f"{real_mib:,.1f}"
     return real, f"{ours_bytes / MIB:,.1f}", error(ours_bytes / MIB, real_mib)
 
 
 def reserved_table(endless: Mapping[Key, Reading], capped: Mapping[Key, Reading], cap_mib: int) -> str:
-    """What is reserved after training, on a GPU without end and within what the notebook's may have had."""
+    """Return the table of memory reserved after training, without a limit and within the notebook's GPU."""
     real = printed("reserved")
     rows = [
         f"| after training | measured | ours, no end | error | ours, at most {cap_mib:,} MiB | error |",
@@ -162,7 +162,7 @@ def reserved_table(endless: Mapping[Key, Reading], capped: Mapping[Key, Reading]
 
 
 def residue_table(process: Process, tracer: JobTracer) -> str:
-    """What stays on the GPU when the function that trained a model has returned."""
+    """Return the table of memory that stays on the GPU after the function that trained a model."""
     steps = tuple(more for step in process for more in ((step, Print(LEFT)) if step == Leave() else (step,)))
     left = {
         model: reading.allocated_bytes / MIB
@@ -179,17 +179,17 @@ def residue_table(process: Process, tracer: JobTracer) -> str:
 
 
 def weights_mib(process: Process, tracer: JobTracer) -> dict[str, float]:
-    """What each model takes when it is placed alone."""
-    found = {}
+    """Return the memory of each model that is placed alone."""
+    sizes = {}
     for step in process:
         if isinstance(step, Place):
             account = run_process((step, Print("")), tracer)
-            found[step.model.job.model] = account.readings[0].allocated_bytes / MIB
-    return found
+            sizes[step.model.job.model] = account.readings[0].allocated_bytes / MIB
+    return sizes
 
 
 def error(ours_mib: float, real_mib: float | None) -> str:
-    """Signed, in percent of the measured figure."""
+    """Format the error, signed, in percent of the measured figure."""
     if real_mib is None:
         return ""
     if f"{ours_mib:.1f}" == f"{real_mib:.1f}":

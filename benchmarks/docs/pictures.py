@@ -32,8 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=DOCS)
     out = parser.parse_args().out
-    found = planner.max_batch("vit_b_16", gpu_mib=24_000)
-    draw_terminal(found, "planner max-batch --model vit_b_16 --gpu-mib 24000", out / "terminal.svg")
+    result = planner.max_batch("vit_b_16", gpu_mib=24_000)
+    draw_terminal(result, "planner max-batch --model vit_b_16 --gpu-mib 24000", out / "terminal.svg")
     planner.gpus("vit_b_16").draw(out / "gpus.png")
     planner.explain("resnet50", 64, top=4, depth=1).draw(out / "explain.png")
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def draw_terminal(result: object, command: str, path: Path) -> None:
-    """A report as it stands on a terminal of 100 columns, without the fonts that rich would fetch."""
+    """Draw a report as on a terminal of 100 columns, without the fonts that rich would fetch."""
     console = Console(
         file=StringIO(), record=True, width=100, force_terminal=True, color_system="truecolor",
         highlight=False, markup=False, emoji=False,
@@ -57,7 +57,7 @@ def draw_terminal(result: object, command: str, path: Path) -> None:
 
 
 def photograph(file: Path, path: Path, size: tuple[int, int]) -> None:
-    """So much of a page in Chromium."""
+    """Take a picture of a page in Chromium."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": size[0], "height": size[1]})

@@ -1,15 +1,15 @@
-"""In which order do CUDA's addresses come? Published peaks tell; the source of the order in the allocator.
+"""Infer the order of CUDA's addresses from published peaks; the source of the order in the allocator.
 
     python -m benchmarks.fits.address_order
 
 Of equal free blocks PyTorch's allocator before 2.12 takes the one at the lowest address. Whether that is the
-oldest or the newest segment depends on where CUDA puts new ones, which is documented nowhere; from 2.12 on
+oldest or the newest segment depends on the place of new ones, which is documented nowhere; from 2.12 on
 the oldest segment's is taken, as if addresses rose. Replays all published
 runs of benchmarks/published/runs_torch26.csv with addresses that rise and that fall, and prints those on
-which the two differ, with what the measured peak is above each, in MiB. CNNs' measured rise is corrected by
-what stood there before it (published_outcomes.py); transformers are traced as transformers 4.51.3 was. Where
-zero_grad stood is not recorded for campaign A and for those without a letter: their CNNs are taken as
-calibration_published.py takes them, with zero_grad between forward and backward pass in campaign A.
+which the two differ, with the measured peak above each, in MiB. CNNs' measured rise is corrected by the
+memory before it (benchmarks/published/outcomes.py); transformers are traced as transformers 4.51.3 was. The
+place of zero_grad is not recorded for campaign A and for those without a letter: their CNNs are traced as in
+published_calibrations.py, with zero_grad between forward and backward pass in campaign A.
 """
 
 import csv
@@ -35,15 +35,15 @@ def main() -> None:
     import_transformers()
     with RUNS.open(newline="") as file:
         runs = list(csv.DictReader(file))
-    kept = [run for run in runs if run["peak_nvml_delta_mib"] and run["oom_on_full_gpu"] != "True"]
+    measured_runs = [run for run in runs if run["peak_nvml_delta_mib"] and run["oom_on_full_gpu"] != "True"]
     differing: list[tuple[float, float]] = []
     print(f"{'model':28} {'optimizer':9} {'batch':>5} {'GPU':8} {'campaign':8} {'rising':>8} {'falling':>8}")
-    for run in kept:
-        taken, batch = trace_run(run), int(run["batch"])
-        stood = set_up_bytes(taken, batch) if run["library"] == "torchvision" else 0
-        measured = float(run["peak_nvml_delta_mib"]) + stood / MIB
-        falling = measured - replay_published(taken, batch).peak_reserved_bytes / MIB
-        rising = measured - replay_trace(taken).peak_reserved_bytes / MIB
+    for run in measured_runs:
+        trace, batch = trace_run(run), int(run["batch"])
+        set_up = set_up_bytes(trace, batch) if run["library"] == "torchvision" else 0
+        measured = float(run["peak_nvml_delta_mib"]) + set_up / MIB
+        falling = measured - replay_published(trace, batch).peak_reserved_bytes / MIB
+        rising = measured - replay_trace(trace).peak_reserved_bytes / MIB
         if rising != falling:
             differing.append((rising, falling))
             name = run["model"].partition("(")[0]
@@ -54,14 +54,14 @@ def main() -> None:
     table = np.abs(np.array(differing))
     closer = int((table[:, 1] < table[:, 0]).sum())
     print(
-        f"{len(kept)} runs, {len(table)} differ; falling is closer in {closer}; "
+        f"{len(measured_runs)} runs, {len(table)} differ; falling is closer in {closer}; "
         f"median distance {np.median(table[:, 0]):.0f} rising, {np.median(table[:, 1]):.0f} falling; "
         f"within 40 MiB {(table[:, 0] <= 40).sum()} rising, {(table[:, 1] <= 40).sum()} falling"
     )
 
 
 def trace_run(run: dict[str, str]) -> Trace:
-    """The run's trace on its card."""
+    """Record the run's trace on its card."""
     chip = find_device(run["gpu"]).target
     is_cnn = run["library"] == "torchvision"
     job = job_of(run) if is_cnn else transformer_of(run, as_published=True)

@@ -7,15 +7,15 @@ lie 13 to 19 % above the replay without workspaces at batches 200 to 323, and wi
 RTX 4060 none does. Both networks end in a pointwise convolution from 320 to 1,280 channels over 3 x 3
 positions, at whose weight gradient the allocated peak stands, and what is missing there is the batch size
 times its weights. Runs are traced once with that workspace at every pointwise convolution; for each choice of
-the three thresholds those that it rules out are taken away again, and the robust sum of squares of what is
-missing is compared (Huber's loss beyond 2 % of the peak). SciPy's `brute` walks the grid. Prints
+the three thresholds those that it rules out are removed again, and the robust sum of squares of the missing
+bytes is compared (Huber's loss beyond 2 % of the peak). SciPy's `brute` walks the grid. Prints
 
 1. the best thresholds, and along each of them, the others at their best, the range within which the loss is
-   within a tenth of the least, which is how far the data tell it;
-2. what is missing in each run without the term and with it, in MiB and in per cent of the peak;
+   within a tenth of the least, which is the precision of the data;
+2. the missing bytes of each run without the term and with it, in MiB and in per cent of the peak;
 3. the same for the RTX 4060, where the term must not be;
 4. for each model the thresholds that the runs of the other models alone give, and its runs' peaks with them,
-   which it writes to convolution_workspaces.csv: what the term is worth on runs that it was not fitted to.
+   which it writes to convolution_workspaces.csv: the term's errors on runs that it was not fitted to.
 
 What stays missing on either card, 0 to 100 MiB, is loaded lazily and lies outside the allocator.
 """
@@ -44,7 +44,7 @@ POSITIONS = (4, 9, 36, 121, 484)
 LIMITS_MIB = (0, 128, 256, 384, 448, 512, 576, 640, 768, 1024, 2048)
 AXES = {"least weights, KiB": WEIGHTS_KIB, "most positions": POSITIONS, "limit, MiB": LIMITS_MIB}
 LEFT_OUT = Path(__file__).with_name("convolution_workspaces.csv")
-TOLERANCE = 0.02  # of a peak: what fragmentation is off by where there are no workspaces
+TOLERANCE = 0.02  # of a peak: the error of fragmentation without workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +55,22 @@ class Run:
     model: str
     name: str
     batch: int
-    measured_bytes: int  # the rise, and what stood there before it
+    measured_bytes: int  # the rise, and the memory before it
     trace: Trace
     positions: dict[str, int]  # of the output, by module
 
     def missing_bytes(self, term: ImageWise) -> int:
-        """Measured less replayed."""
+        """Return measured less replayed."""
         return self.measured_bytes - replay_published(self._with(term), self.batch).peak_reserved_bytes
 
     def _with(self, term: ImageWise) -> Trace:
-        gone = {
+        removed = {
             event.block
             for event in self.trace.events
             if isinstance(event, Alloc) and event.may_fail and not self._takes(event, term)
         }
-        kept = (e for e in self.trace.events if not (isinstance(e, Alloc | Free) and e.block in gone))
-        return replace(self.trace, events=tuple(kept))
+        events = (e for e in self.trace.events if not (isinstance(e, Alloc | Free) and e.block in removed))
+        return replace(self.trace, events=tuple(events))
 
     def _takes(self, event: Alloc, term: ImageWise) -> bool:
         positions = self.positions[self.trace.sites[event.site].module]
@@ -86,13 +86,13 @@ def main() -> None:
     print(f"{len(runs)} runs on the RTX 3060; loss {least:.1f}, without the term {cells[(0, 0, 0)]:.1f}")
     for number, (name, axis) in enumerate(AXES.items()):
         best_of = [min(loss for cell, loss in cells.items() if cell[number] == i) for i in range(len(axis))]
-        good = [value for value, found in zip(axis, best_of, strict=True) if found <= 1.1 * least]
-        table = ", ".join(f"{value}: {found:.1f}" for value, found in zip(axis, best_of, strict=True))
+        good = [value for value, loss in zip(axis, best_of, strict=True) if loss <= 1.1 * least]
+        table = ", ".join(f"{value}: {loss:.1f}" for value, loss in zip(axis, best_of, strict=True))
         print(f"{name}: best {axis[best[number]]}, as good from {min(good)} to {max(good)} ({table})")
-    told = next(iter(IMAGE_WISE.values()))
-    print(f"in use: {told}, loss {sum_of(runs, told):.1f}")
+    in_use = next(iter(IMAGE_WISE.values()))
+    print(f"in use: {in_use}, loss {sum_of(runs, in_use):.1f}")
     for card in ("RTX 3060", "RTX 4060"):
-        print_runs(card, runs if card == "RTX 3060" else list(read_runs(card)), told)
+        print_runs(card, runs if card == "RTX 3060" else list(read_runs(card)), in_use)
     write_left_out(runs)
 
 
@@ -128,28 +128,28 @@ def write_left_out(runs: list[Run]) -> None:
 
 
 def term_at(cell: tuple[int, ...]) -> ImageWise:
-    """The term at a place of the grid."""
+    """Return the term at a place of the grid."""
     weights, positions, limit = (axis[place] for axis, place in zip(AXES.values(), cell, strict=True))
     return ImageWise(weights * 1024, positions, limit * MIB)
 
 
 def sum_of(runs: list[Run], term: ImageWise) -> float:
-    """The loss of one term."""
+    """Return the loss of one term."""
     return float(sum(huber(1, run.missing_bytes(term) / run.measured_bytes / TOLERANCE) for run in runs))
 
 
 def print_runs(card: str, runs: list[Run], term: ImageWise) -> None:
-    """What is missing in each run, without and with the term."""
+    """Print the missing bytes of each run, without and with the term."""
     never = ImageWise(0, 0, 0)
     print(f"\n{card}: missing without the term, with it")
     for run in sorted(runs, key=lambda run: (run.name, run.batch)):
         parts = [run.missing_bytes(which) for which in (never, term)]
-        told = ", ".join(f"{part / MIB:5.0f} MiB {part / run.measured_bytes:+6.1%}" for part in parts)
-        print(f"  {run.name:24} {run.batch:4} {told}")
+        cells = ", ".join(f"{part / MIB:5.0f} MiB {part / run.measured_bytes:+6.1%}" for part in parts)
+        print(f"  {run.name:24} {run.batch:4} {cells}")
 
 
 def read_runs(card: str) -> Iterator[Run]:
-    """The runs of a card with pointwise convolutions in them, traced anew."""
+    """Yield the runs of a card with pointwise convolutions in them, traced anew."""
     with RUNS.open(newline="") as file:
         rows = [
             (line, row)
@@ -171,22 +171,22 @@ def read_runs(card: str) -> Iterator[Run]:
 
 
 def output_positions(row: dict[str, str]) -> dict[str, int]:
-    """Height times width of each module's output, by the module's name."""
+    """Return height times width of each module's output, by the module's name."""
     import torch
 
     job = job_of(row)
     model = construct_model(job, find_constructor(job))
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Conv2d):
 
             def note(_: object, __: object, out: torch.Tensor, name: str = name) -> None:
-                found[name] = out.shape[2] * out.shape[3]
+                positions[name] = out.shape[2] * out.shape[3]
 
             module.register_forward_hook(note)
     with torch.no_grad():
         model(torch.empty(2, *job.inputs[0].shape, device="meta"))
-    return found
+    return positions
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Libraries(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What an out-of-memory message says of a process."""
+    """The figures of a process in an out-of-memory message."""
 
     gpu: str
     capability: tuple[int, int]
@@ -88,11 +88,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A published context that no such message tells."""
+    """A published context that no such message contains."""
 
     source: str
     mib: float
-    chip: tuple[tuple[int, int], int] | None  # capability and multiprocessors, where the GPU is told
+    chip: tuple[tuple[int, int], int] | None  # capability and multiprocessors, if the GPU is known
     loading: Loading
     uses_cudnn: bool = False
     is_fitted: bool = True  # False: see above
@@ -145,7 +145,7 @@ def _message(line: dict[str, str]) -> Message:
 
 
 def card_stacks() -> list[float]:
-    """Return those of the known cards from Turing on."""
+    """Return the stacks of the known cards from Turing on."""
     return [
         stacks_mib(card.capability, round(card.about.multiprocessors.value))
         for card in load_devices()
@@ -163,27 +163,29 @@ def fit_stacks() -> tuple[float, float]:
 
 def fit_lazy(messages: Sequence[Message]) -> tuple[float, float, float]:
     """Return base, share of the stacks and deviation, from the means of the GPUs."""
-    used = [one for one in messages if one.fitted == FITTED]
-    chips = sorted({(one.gpu, one.stacks) for one in used})
-    means = [mean(one.context_mib for one in used if one.gpu == gpu) for gpu, _ in chips]
+    fitted = [message for message in messages if message.fitted == FITTED]
+    chips = sorted({(message.gpu, message.stacks) for message in fitted})
+    means = [mean(message.context_mib for message in fitted if message.gpu == gpu) for gpu, _ in chips]
     line = linear_regression([stacks for _, stacks in chips], means)
-    squares = sum((one.context_mib - line.intercept - line.slope * one.stacks) ** 2 for one in used)
-    return line.intercept, line.slope, sqrt(squares / (len(used) - 2))
+    squares = sum(
+        (message.context_mib - line.intercept - line.slope * message.stacks) ** 2 for message in fitted
+    )
+    return line.intercept, line.slope, sqrt(squares / (len(fitted) - 2))
 
 
 def fit_steps() -> tuple[float, float]:
-    """Return mean and deviation of what the first steps load."""
+    """Return mean and deviation of the memory that the first steps load."""
     low, high = STEPS_RANGE_MIB
     return (low + high) / 2, (high - low) / sqrt(12)
 
 
 def fit_eager() -> tuple[float, float, float]:
-    """Return what loading at once adds: mean and deviation without cuDNN, and what cuDNN adds."""
-    eager = [one for one in SAMPLES if one.loading is Loading.EAGER]
-    alone = [one for one in eager if not one.uses_cudnn]
-    added = [one.mib - BASE_MIB + STEPS_MIB - STACKS_SHARE * _stacks_of(one) for one in alone]
-    by_cudnn = [one.mib for one in eager if one.uses_cudnn]
-    same_card = [one.mib for one in alone if one.chip == ((8, 6), 82)]
+    """Return the memory that loading at once adds: mean and deviation without cuDNN, and cuDNN's part."""
+    eager = [sample for sample in SAMPLES if sample.loading is Loading.EAGER]
+    alone = [sample for sample in eager if not sample.uses_cudnn]
+    added = [sample.mib - BASE_MIB + STEPS_MIB - STACKS_SHARE * _stacks_of(sample) for sample in alone]
+    by_cudnn = [sample.mib for sample in eager if sample.uses_cudnn]
+    same_card = [sample.mib for sample in alone if sample.chip == ((8, 6), 82)]
     return mean(added), stdev(added), by_cudnn[0] - same_card[0]
 
 
@@ -215,12 +217,11 @@ def print_all() -> None:
     print("stacks of a typical GPU: {:.0f} MiB, deviation {:.0f}".format(*fit_stacks()))
     print("first steps: {:.0f} MiB, deviation {:.0f}".format(*fit_steps()))
     print("eager: {:.0f} MiB more, deviation {:.0f}; cuDNN {:.0f} on top".format(*fit_eager()))
-    for one in messages:
-        size = context_size(one.capability, one.sm_count)
-        why = "" if one.fitted == FITTED else f" (not fitted: {one.fitted})"
-        print(
-            f"{one.context_mib:6.0f}  model {size.mib:5} +- {size.spread_mib:3}  {one.gpu}: {one.source}{why}"
-        )
+    for message in messages:
+        size = context_size(message.capability, message.sm_count)
+        note = "" if message.fitted == FITTED else f" (not fitted: {message.fitted})"
+        model = f"model {size.mib:5} +- {size.spread_mib:3}"
+        print(f"{message.context_mib:6.0f}  {model}  {message.gpu}: {message.source}{note}")
     for sample in SAMPLES:
         loaded = Libraries.TRAINING if sample.uses_cudnn else Libraries.NONE
         size = published_size(sample.chip, sample.loading, loaded)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.fits.generic_device
 
-What the driver keeps: a least-squares line through `total - usable` of the cards in
+The driver's share: a least-squares line through `total - usable` of the cards in
 `planner/hardware/devices/` that it was fitted to first, whose usable memory is known on its own account; the
 line through all such cards from compute capability 7.5 on, slices left out, is printed beside it. The context
-has a script of its own, fit_context.py.
+has a script of its own, cuda_context.py.
 """
 
 from math import sqrt
@@ -22,12 +22,12 @@ FITTED = (
 
 
 def fitted_cards() -> list[Device]:
-    """The cards that the constants in `planner/hardware/device.py` come from."""
+    """Return the cards behind the constants in `planner/hardware/device.py`."""
     return [card for card in load_devices() if card.name in FITTED]
 
 
 def recent_cards() -> list[Device]:
-    """All whole cards from Turing on whose usable memory is published."""
+    """Return all whole cards from Turing on whose usable memory is published."""
     return [
         card
         for card in load_devices()
@@ -37,17 +37,17 @@ def recent_cards() -> list[Device]:
     ]
 
 
-def fit_kept_by_driver(cards: list[Device]) -> tuple[float, float, float]:
-    """MiB kept of any card, the share of the total on top, the standard deviation around that line in MiB."""
+def fit_driver_share(cards: list[Device]) -> tuple[float, float, float]:
+    """Fit the driver's MiB of any card, its share of the total, and the deviation around that line in MiB."""
     totals = [card.total.value / MIB for card in cards]
-    kept = [(card.total.value - card.usable.value) / MIB for card in cards]
-    line = linear_regression(totals, kept)
-    squares = sum((y - line.intercept - line.slope * x) ** 2 for x, y in zip(totals, kept, strict=True))
+    driver_mib = [(card.total.value - card.usable.value) / MIB for card in cards]
+    line = linear_regression(totals, driver_mib)
+    squares = sum((y - line.intercept - line.slope * x) ** 2 for x, y in zip(totals, driver_mib, strict=True))
     return line.intercept, line.slope, sqrt(squares / (len(cards) - 2))
 
 
 if __name__ == "__main__":
     for name, cards in (("as fitted", fitted_cards()), ("all from Turing on", recent_cards())):
-        base, share, spread = fit_kept_by_driver(cards)
+        base, share, spread = fit_driver_share(cards)
         line = f"{base:.0f} MiB + {share:.4f} of the total, deviation {spread:.0f} MiB"
         print(f"kept by the driver, {name} ({len(cards)} cards): {line}")

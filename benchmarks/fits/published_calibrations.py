@@ -1,12 +1,12 @@
-"""What calibrations from published runs are worth, and the tables of the RTX 3060 that ship with the package.
+"""Evaluate calibrations from published runs, and write the bundled tables of the RTX 3060.
 
 Reads benchmarks/published/runs_torch26.csv (its README names the origin and the loop). Of campaign A it takes
 each job that ran at four batch sizes or more on one card, fits it, and prints
 
 1. each batch size as the line through the others of its job predicts it, beside the replay alone, and as the
-   planner would answer from those others: by their line, or by the replay alone where the line is refused;
+   planner would answer from those others: by their line, or by the replay alone if the line is refused;
 2. runs of the same jobs that no fit has seen (their campaign is not recorded), as the fits predict them;
-3. the outcomes under allocator caps: whether a "fits" died, and what of a cap is left unused where it lived.
+3. the outcomes under allocator caps: "fits" that died, and the unused part of a cap of those that lived.
 
     python -m benchmarks.fits.published_calibrations [--tables FOLDER]
 
@@ -16,7 +16,7 @@ most; their texts were shorter in some batches, so that batch sizes of 5 and 10 
 job ran at four batch sizes: t5-small.
 
 Campaign A does not record whether zero_grad stood between forward and backward pass or after the step. For
-CNNs the replay tells; transformers take the same either way but for a few MiB. Between the two, AdamW peaks
+CNNs the replay decides; transformers take the same either way but for a few MiB. Between the two, AdamW peaks
 12 to 16 MiB above SGD at batches 300 to 600 of ConvNeXt, since its moments find room where gradients were;
 measured are 12 to 14 MiB. After the step it would be 208 MiB at batch 300 and 272 at 400.
 """
@@ -51,7 +51,7 @@ from planner.program.events import Trace
 from planner.program.target import Target
 
 CONFIDENCE = 0.99
-MOST_UNUSED = 0.05  # of a cap under which a run lived: wanted
+MOST_UNUSED = 0.05  # of a cap under which a run lived: the bar
 ORIGIN = (
     "Stone-ResearchLife/xMem (Middleware 2025), campaign A, files of 2025-05-06; process peak by NVML over "
     "its level after the CUDA context was made, to which for CNNs the replayed memory of model and optimizer "
@@ -99,7 +99,7 @@ class Sweep:
 
 
 def published_job(run: Run) -> Job:
-    """The job of a run of campaign A; see above for its zero_grad."""
+    """Return the job of a run of campaign A; see above for its zero_grad."""
     if run["library"] == "torchvision":
         return replace(job_of(dict(run)), zero_grad=ZeroGrad.BEFORE_BACKWARD)
     name, arguments = TRANSFORMERS[run["model"]]
@@ -114,13 +114,13 @@ def published_job(run: Run) -> Job:
 
 
 def _lacking(run: Run, at: TraceSource) -> int:
-    """What stood on the GPU before the first sample: of CNNs model and optimizer (published_outcomes.py)."""
+    """Return the bytes before the first sample: of CNNs model and optimizer (see `set_up_bytes`)."""
     batch = int(run["batch"])
     return set_up_bytes(at(batch), batch) if run["library"] == "torchvision" else 0
 
 
 def observation_of(run: Run, lacking_bytes: int) -> Observation:
-    """A published run; what it does not tell is None."""
+    """Return a published run as an observation, with None for what is not published."""
     rise = run["peak_nvml_delta_mib"]
     died = run["oom_on_full_gpu"] == "True"
     return Observation(
@@ -153,42 +153,43 @@ def observation_of(run: Run, lacking_bytes: int) -> Observation:
 
 
 def read_sweeps() -> list[Sweep]:
-    """The jobs of campaign A that can be fitted, with their traces."""
+    """Return the jobs of campaign A that can be fitted, with their traces."""
     with RUNS.open(newline="") as file:
-        known = [run for run in csv.DictReader(file) if run["library"] in ("torchvision", "transformers")]
+        published = [run for run in csv.DictReader(file) if run["library"] in ("torchvision", "transformers")]
     by_job: dict[tuple[Job, str], list[Run]] = defaultdict(list)
-    for run in known:
+    for run in published:
         by_job[published_job(run), run["gpu"]].append(run)
     sweeps = []
     for (job, gpu), runs in by_job.items():
-        mine = [run for run in runs if run["campaign"].startswith("A")]
-        if len({run["batch"] for run in mine}) < 4:
+        campaign_runs = [run for run in runs if run["campaign"].startswith("A")]
+        if len({run["batch"] for run in campaign_runs}) < 4:
             continue
         chip = find_device(gpu).target
         at = _tracer(job, chip)
-        ordered = sorted(mine, key=lambda run: int(run["batch"]))
+        ordered = sorted(campaign_runs, key=lambda run: int(run["batch"]))
         observed = [observation_of(run, _lacking(run, at)) for run in ordered]
         points = tuple(
-            Point(one, replay_published(at(one.batch), one.batch).peak_reserved_bytes) for one in observed
+            Point(observation, replay_published(at(observation.batch), observation.batch).peak_reserved_bytes)
+            for observation in observed
         )
         unseen = tuple(run for run in runs if not run["campaign"])
-        sweeps.append(Sweep(job, at, points, tuple(mine), unseen))
+        sweeps.append(Sweep(job, at, points, tuple(campaign_runs), unseen))
     return sorted(sweeps, key=lambda sweep: (sweep.job.model, sweep.job.optimizer))
 
 
 def _tracer(job: Job, chip: Target) -> TraceSource:
-    """Takes each batch size once: what kernels take beside tensors follows no line."""
+    """Return a source that traces each batch size once: workspaces of kernels follow no line."""
     if job.model.startswith("hf:T5"):  # had no other attention in 4.51
         job = replace(job, model_args=(*job.model_args, ("attn_implementation", "eager")))
 
     @cache
-    def take(batch: int) -> Trace:
+    def trace(batch: int) -> Trace:
         if not job.model.startswith("hf:"):
             return record(job, batch, chip.capability, sm_count=chip.sm_count)
         with as_transformers_4_51():
             return record(job, batch, chip.capability, sm_count=chip.sm_count)
 
-    return take
+    return trace
 
 
 def name_of(job: Job) -> str:
@@ -200,17 +201,17 @@ def is_cnn(sweep: Sweep) -> bool:
 
 
 def print_left_out(sweeps: Iterable[Sweep]) -> None:
-    """Each batch size as the others of its job predict it."""
+    """Print each batch size as the others of its job predict it."""
     print("1. Each batch size left out of its fit; MiB, errors of calibrated and uncalibrated peak")
     every: list[LeftOut] = []
     transformers: list[LeftOut] = []
     by_job: dict[str, list[LeftOut]] = defaultdict(list)
-    kept: list[LeftOut] = []
+    with_line: list[LeftOut] = []
     answers: dict[str, list[float]] = defaultdict(list)
     for sweep in sweeps:
         lefts = leave_one_batch_out(sweep.points)
         (every if is_cnn(sweep) else transformers).extend(lefts)
-        kept += lefts if isinstance(fit_points(sweep.points), Fit) else []
+        with_line += lefts if isinstance(fit_points(sweep.points), Fit) else []
         by_job[name_of(sweep.job)] += lefts
         answers["CNNs" if is_cnn(sweep) else "transformers"] += answered(sweep, lefts)
         for left in lefts:
@@ -219,7 +220,7 @@ def print_left_out(sweeps: Iterable[Sweep]) -> None:
             measured, calibrated, replayed = (f"{size_bytes / MIB:8.0f}" for size_bytes in peaks)
             head = f"   {name_of(sweep.job):20}{left.batch:5}"
             print(f"{head}{measured}{calibrated} {left.error:+7.1%}{replayed} {plain:+7.1%}")
-    sums = {**by_job, "all CNNs": every, "all transformers": transformers, "those with a line": kept}
+    sums = {**by_job, "all CNNs": every, "all transformers": transformers, "those with a line": with_line}
     print(
         f"   {'absolute error':20}{'runs':>5}{'median':>9}{'95 %':>8}   uncalibrated{'median':>8}{'95 %':>8}"
     )
@@ -237,13 +238,11 @@ def print_left_out(sweeps: Iterable[Sweep]) -> None:
         print(
             f"   {name}, as the planner answers: median {median:.2%}, 95th percentile {high:.1%}: {reached}"
         )
-    print(
-        "   wanted: CNNs median at most 1 %, 95th percentile at most 4 %; transformers median at most 2.5 %"
-    )
+    print("   bars: CNNs median at most 1 %, 95th percentile at most 4 %; transformers median at most 2.5 %")
 
 
 def answered(sweep: Sweep, lefts: Iterable[LeftOut]) -> list[float]:
-    """The errors of what the planner would answer for each batch size, had it seen the others alone."""
+    """Return the errors of the planner's answers for each batch size, calibrated by the others alone."""
     errors = []
     for left in lefts:
         others = [point for point in sweep.points if point.observation.batch != left.batch]
@@ -253,7 +252,7 @@ def answered(sweep: Sweep, lefts: Iterable[LeftOut]) -> list[float]:
 
 
 def print_fits(sweeps: Iterable[Sweep]) -> dict[Job, Fit]:
-    """The fits, and what they say of runs that they have not seen."""
+    """Print the fits, and their predictions for runs that they have not seen."""
     print("\n2. The fits, and runs of the same jobs that they have not seen")
     fits = {}
     for sweep in sweeps:
@@ -270,24 +269,24 @@ def print_fits(sweeps: Iterable[Sweep]) -> dict[Job, Fit]:
         )
         for run in sweep.unseen:
             if run["oom_on_full_gpu"] != "True":
-                print(f"      unseen: {_told(sweep, fit, run)}")
+                print(f"      unseen: {_prediction(sweep, fit, run)}")
     return fits
 
 
-def _told(sweep: Sweep, fit: Fit, run: Run) -> str:
+def _prediction(sweep: Sweep, fit: Fit, run: Run) -> str:
     batch = int(run["batch"])
     peak = float(run["peak_nvml_delta_mib"]) + _lacking(run, sweep.at) / MIB
     replayed = replay_published(sweep.at(batch), batch).peak_reserved_bytes
-    told, bound = fit.peak_bytes(replayed) / MIB, fit.bound_bytes(replayed, CONFIDENCE) / MIB
+    predicted, bound = fit.peak_bytes(replayed) / MIB, fit.bound_bytes(replayed, CONFIDENCE) / MIB
     return (
-        f"batch {batch}, measured {peak:.0f}, calibrated {told:.0f} ({told / peak - 1:+.1%}), "
+        f"batch {batch}, measured {peak:.0f}, calibrated {predicted:.0f} ({predicted / peak - 1:+.1%}), "
         f"uncalibrated {replayed / MIB / peak - 1:+.1%}, at most {bound:.0f}: "
         + ("held" if peak <= bound else "passed")
     )
 
 
 def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
-    """Outcomes under caps against the planner's answer, and against the fit put under the cap instead."""
+    """Print outcomes under caps against the planner's answer, and against the fit put under the cap."""
     print(f"\n3. Outcomes under allocator caps at confidence {CONFIDENCE:g}, of the runs fitted and unseen")
     z = NormalDist().inv_cdf(CONFIDENCE)
     died: dict[str, list[bool]] = defaultdict(list)
@@ -300,34 +299,34 @@ def print_caps(sweeps: Iterable[Sweep], fits: Mapping[Job, Fit]) -> None:
             verdicts = (
                 load_residuals().kinds[RunKind.CONVOLUTIONS if is_cnn(sweep) else RunKind.TEXTS].verdicts
             )
-            wanted = {"planner": raw * max(1.0, 1 + verdicts.location + z * verdicts.scale)}
+            needs = {"planner": raw * max(1.0, 1 + verdicts.location + z * verdicts.scale)}
             if fit is not None:
-                wanted["fit under the cap"] = (
+                needs["fit under the cap"] = (
                     fit.slope * raw + (fit.overhead_bytes + z * fit.spread_bytes) / MIB
                 )
-            for cap, what in re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"]):
-                for how, need in wanted.items():
-                    if what == "OOM":
-                        died[how].append(float(cap) >= need)
+            for cap, outcome in re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"]):
+                for method, need in needs.items():
+                    if outcome == "OOM":
+                        died[method].append(float(cap) >= need)
                     else:
-                        unused[how].append(max(0.0, 1 - float(cap) / need))
-                        if unused[how][-1] > MOST_UNUSED:
-                            wasteful[how].append(
-                                f"{name_of(sweep.job)} {run['batch']} under {cap}: {unused[how][-1]:.1%}"
+                        unused[method].append(max(0.0, 1 - float(cap) / need))
+                        if unused[method][-1] > MOST_UNUSED:
+                            wasteful[method].append(
+                                f"{name_of(sweep.job)} {run['batch']} under {cap}: {unused[method][-1]:.1%}"
                             )
-    for how in died:
-        worst = max(unused[how])
-        bar = _bar(not any(died[how]) and worst <= MOST_UNUSED)
+    for method in died:
+        worst = max(unused[method])
+        bar = _bar(not any(died[method]) and worst <= MOST_UNUSED)
         print(
-            f"   {how:18} {len(died[how])} died, {sum(died[how])} of them promised to fit; "
-            f"{len(unused[how])} lived, at most {worst:.1%} of the memory unused, "
-            f"over 5 % in {len(wasteful[how])}: {bar}"
+            f"   {method:18} {len(died[method])} died, {sum(died[method])} of them promised to fit; "
+            f"{len(unused[method])} lived, at most {worst:.1%} of the memory unused, "
+            f"over 5 % in {len(wasteful[method])}: {bar}"
         )
-        print("".join(f"      {line}\n" for line in wasteful[how]), end="")
+        print("".join(f"      {line}\n" for line in wasteful[method]), end="")
 
 
 def write_tables(sweeps: Iterable[Sweep], folder: Path) -> None:
-    """The fits as files."""
+    """Write the fits as files."""
     for sweep in sweeps:
         about = ORIGIN if is_cnn(sweep) else f"{ORIGIN}; replayed as transformers 4.51.3 allocates, which ran"
         origins = Origins("published", about, version("torch"))
@@ -341,13 +340,13 @@ def _bar(reached: bool) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tables", type=Path, help="write the fits into this folder")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     import_transformers()
     sweeps = read_sweeps()
     print_left_out(sweeps)
     print_caps(sweeps, print_fits(sweeps))
-    if given.tables is not None:
-        write_tables(sweeps, given.tables)
+    if options.tables is not None:
+        write_tables(sweeps, options.tables)
 
 
 if __name__ == "__main__":

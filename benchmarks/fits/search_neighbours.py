@@ -1,10 +1,10 @@
-"""How often a larger batch fits where a smaller one does not, and how often the search misses it.
+"""Count the searches in which a larger batch fits above one that does not, and those that miss it.
 
     python -m benchmarks.fits.search_neighbours [CAPACITIES]
 
 For each model and optimizer, takes so many (50) random capacities between 1.02 and 2.2 times the memory of
-batch 1, replays every batch size up to a third above the last one that fits, and prints how often the largest
-is missed by galloping and bisection alone, and by the search with its neighbours.
+batch 1, replays every batch size up to a third above the last one that fits, and counts the searches that
+miss the largest: by galloping and bisection alone, and by the search with its neighbours.
 """
 
 import random
@@ -26,7 +26,7 @@ MOST_BATCHES = 400
 
 
 def outcomes_of(program: Program, limits: MemoryLimits) -> dict[int, Outcome]:
-    """The outcome of every batch size up to 35 % or 12 above the last one that fits."""
+    """Return the outcome of every batch size up to 35 % or 12 above the last one that fits."""
     outcomes: dict[int, Outcome] = {}
     last = batch = 0
     while batch < min(MOST_BATCHES, max(1.35 * last, last + 12)):
@@ -52,11 +52,11 @@ def main() -> None:
                 limits = MemoryLimits(int(least_bytes * rng.uniform(1.02, 2.2)))
                 outcomes = outcomes_of(program, limits)
 
-                def outcome(batch: int, seen: dict[int, Outcome] = outcomes) -> Outcome:
-                    return seen.get(batch, Outcome.DOES_NOT_FIT)
+                def outcome(batch: int, outcomes: dict[int, Outcome] = outcomes) -> Outcome:
+                    return outcomes.get(batch, Outcome.DOES_NOT_FIT)
 
-                def fits(batch: int, seen: dict[int, Outcome] = outcomes) -> bool:
-                    return seen.get(batch, Outcome.DOES_NOT_FIT) is not Outcome.DOES_NOT_FIT
+                def fits(batch: int, outcomes: dict[int, Outcome] = outcomes) -> bool:
+                    return outcomes.get(batch, Outcome.DOES_NOT_FIT) is not Outcome.DOES_NOT_FIT
 
                 best = max(filter(fits, outcomes), default=0)
                 search = largest(outcome, MOST_BATCHES)

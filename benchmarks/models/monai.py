@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def chosen_names() -> list[str]:
-    """Of several names for one network, the one with a default sample, then the network's own."""
+    """Return one name for each network: the one with a default sample, else the network's own."""
     prepare_torchvision()
     from monai.networks import nets
 
@@ -65,10 +65,10 @@ def chosen_names() -> list[str]:
 
 
 def _networks(nets: Any) -> Iterator[tuple[str, Any]]:
-    for name, found in vars(nets).items():
-        is_module = isinstance(found, type) and issubclass(found, nn.Module)
-        if (is_module or inspect.isfunction(found)) and name not in _HELPERS and not name.startswith("_"):
-            yield name, found
+    for name, network in vars(nets).items():
+        is_module = isinstance(network, type) and issubclass(network, nn.Module)
+        if (is_module or inspect.isfunction(network)) and name not in _HELPERS and not name.startswith("_"):
+            yield name, network
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from benchmarks.models.table import Entry, Table, run
 from planner.capture.models.torchvision.shim import prepare_torchvision
 
 ENCODERS = ("resnet34", "efficientnet-b0", "mit_b0", "tu-convnext_tiny", "tu-mobilenetv3_large_100")
-# DPT wants one whose stages have the same resolution.
+# Encoders for DPT, whose stages must have the same resolution.
 PLAIN = ("tu-vit_base_patch16_224.augreg_in21k", "tu-vit_small_patch16_224", "tu-deit_small_patch16_224")
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     prepare_torchvision()
     import segmentation_models_pytorch as smp
 
-    names = sorted(name for name, found in vars(smp).items() if isinstance(found, type))
+    names = sorted(name for name, value in vars(smp).items() if isinstance(value, type))
     entries = [
         Entry(f"{name} {encoder}", f"smp:{name}", {"encoder_name": encoder})
         for name in names

@@ -1,4 +1,4 @@
-"""Plans of many models on one GPU as a table: the code that the benchmarks of all libraries share.
+"""Plan many models on one GPU and write a table: the code that the benchmarks of all libraries share.
 
 A model that cannot be planned is a row with its reason. Everything but the seconds is the same in every run.
 """
@@ -103,7 +103,7 @@ def run(*tables: Table) -> None:
 def plan_all(table: Table, models: str, folder: Path) -> list[Row]:
     """Plan each chosen entry in each mode, and write the CSV file after each."""
     path = folder / f"{table.name}.csv"
-    known = {(row.model, row.mode): row for row in read_csv(path)}
+    rows = {(row.model, row.mode): row for row in read_csv(path)}
     chosen = [entry for entry in table.entries if re.search(models, entry.label)]
     labels = [(entry.label, mode) for entry in table.entries for mode in MODES]
     for entry in chosen[:1]:
@@ -111,11 +111,11 @@ def plan_all(table: Table, models: str, folder: Path) -> list[Row]:
     for number, entry in enumerate(chosen, start=1):
         print(f"{number}/{len(chosen)} {entry.label}", file=sys.stderr, flush=True)
         for mode in MODES:
-            row = known[entry.label, mode] = plan_row(entry, mode, table.gpu_mib)
+            row = rows[entry.label, mode] = plan_row(entry, mode, table.gpu_mib)
             outcome = row.failure or f"batch {row.largest_batch:7,}  {row.sizes}  {row.notes}"
             print(f"{row.model:36} {row.mode:5} {row.seconds:6.2f} s  {outcome}".rstrip(), flush=True)
-            write_csv([known[label] for label in labels if label in known], path)
-    return [known[label] for label in labels if label in known]
+            write_csv([rows[label] for label in labels if label in rows], path)
+    return [rows[label] for label in labels if label in rows]
 
 
 def plan_row(entry: Entry, mode: str, gpu_mib: int) -> Row:
@@ -160,7 +160,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Read the rows of an earlier run; none where there was none."""
+    """Read the rows of an earlier run; none if there was none."""
     if not path.exists():
         return []
     kinds = {field.name: field.type for field in fields(Row)}
@@ -176,7 +176,7 @@ def _value(text: str, kind: Any) -> Any:
 
 
 def report(table: Table, rows: Sequence[Row]) -> str:
-    """Return the table as Markdown, with what stands out below it."""
+    """Return the table as Markdown, with outliers below it."""
     notes = sorted(f"{row.model}, {row.mode}: {row.notes}" for row in rows if row.notes and not row.failure)
     parts = [
         f"# {table.title}",
@@ -194,7 +194,7 @@ def report(table: Table, rows: Sequence[Row]) -> str:
 
 
 def _versions(libraries: Sequence[str]) -> str:
-    """Return what the figures depend on, and the kind of machine that the seconds are from."""
+    """Return the versions that the figures depend on, and the kind of machine of the seconds."""
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
     versions = ", ".join(f"{library} {version(library)}" for library in ("torch", *libraries))
     cores = len(os.sched_getaffinity(0))
@@ -230,7 +230,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _totals(rows: Sequence[Row]) -> str:
-    """Return how many plans of which kind there are, and how long they took."""
+    """Return the number of plans of each kind, and their time."""
     seconds = sorted(row.seconds for row in rows)
     kinds = Counter("failed" if row.failure else row.sizes for row in rows)
     slowest = max(rows, key=lambda row: row.seconds)

@@ -23,16 +23,16 @@ def main() -> None:
 
 
 def chosen_names() -> list[str]:
-    """Evenly spaced names of each module's sorted list, each once."""
+    """Return evenly spaced names of each module's sorted list, each once."""
     prepare_torchvision()
     import timm
 
-    found: dict[str, None] = {}
+    chosen: dict[str, None] = {}
     for module in timm.list_modules():
         names = timm.list_models(module=module)
         count = min(len(names), 2 + len(names) // NAMES_PER_MODEL)
-        found |= dict.fromkeys(names[i * (len(names) - 1) // max(count - 1, 1)] for i in range(count))
-    return list(found)
+        chosen |= dict.fromkeys(names[i * (len(names) - 1) // max(count - 1, 1)] for i in range(count))
+    return list(chosen)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def names_of(group: str) -> list[str]:
-    """What torchvision lists in one of its modules of models."""
+    """Return the names that torchvision lists in one of its modules of models."""
     prepare_torchvision()
     from torchvision import models
 
@@ -46,7 +46,7 @@ def names_of(group: str) -> list[str]:
 
 
 def entries() -> list[Entry]:
-    """All but the detectors."""
+    """Return the entries of all models but the detectors."""
     return [
         Entry(name, f"torchvision:{group}.{name}")
         for group in ("segmentation", "video", "optical_flow", "quantization")
@@ -55,7 +55,7 @@ def entries() -> list[Entry]:
 
 
 def detectors() -> list[Entry]:
-    """Models that find boxes, masks and points."""
+    """Return the entries of models that find boxes, masks and points."""
     return [Entry(name, f"torchvision:detection.{name}") for name in names_of("detection")]
 
 

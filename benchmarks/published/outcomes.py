@@ -1,15 +1,15 @@
-"""How our replays compare with published runs of CNNs, run by run; accuracy.py reports on all of them.
+"""Compare our replays with published runs of CNNs, run by run; benchmarks/accuracy reports on all of them.
 
 Reads benchmarks/published/runs_torch26.csv (its README names the origin and the loop), traces each CNN of
-it, and prints (1) how the smallest allocator cap that our replay fits compares with the caps under which
-the run died or lived, and (2) the quantiles of measured process peak over replayed reserved peak. One
-workspace of the replay is fitted to some of these peaks (convolution_workspaces.py).
+it, and prints (1) the caps under which the run died or lived over the smallest cap that our replay fits,
+and (2) the quantiles of measured process peak over replayed reserved peak. One
+workspace of the replay is fitted to some of these peaks (benchmarks/fits/convolution_workspaces.py).
 
 The measured figure is a rise over the first sample, and of CNNs the first sample seems to come after the
 model and the optimizer stand on the GPU: with their memory counted, ConvNeXt-Tiny's and ResNet-101's peaks
 come out some 110 and 170 MiB too high throughout, as large as their weights, and twice that under Adagrad,
-which makes its state when it is made. So what the replay has reserved after the set-up is added to the
-measured rise.
+which makes its state when it is constructed. So the memory that the replay has reserved after the set-up is
+added to the measured rise.
 
     python -m benchmarks.published.outcomes
 """
@@ -35,9 +35,7 @@ ZERO_GRAD = {"0": ZeroGrad.BEFORE_FORWARD, "1": ZeroGrad.BEFORE_BACKWARD, "2": Z
 
 
 def job_of(run: dict[str, str]) -> Job:
-    """The job of a published run; runs that do not record where zero_grad stood are taken as
-    before-forward.
-    """
+    """Return the job of a published run, with zero_grad before the forward pass if it is not recorded."""
     mnasnet = run["model"].startswith("MNASNet")
     return Job(
         model="torchvision:mnasnet1_0" if mnasnet else f"torchvision:{run['model']}",
@@ -51,25 +49,25 @@ def job_of(run: dict[str, str]) -> Job:
 
 
 def trace_run(run: dict[str, str]) -> Trace:
-    """The run's trace on its card."""
+    """Record the run's trace on its card."""
     chip = find_device(run["gpu"]).target
     return record(job_of(run), int(run["batch"]), chip.capability, sm_count=chip.sm_count)
 
 
-def set_up_bytes(taken: Trace, batch: int) -> int:
-    """What is reserved once the model and the optimizer stand on the GPU."""
+def set_up_bytes(trace: Trace, batch: int) -> int:
+    """Return the memory reserved once the model and the optimizer stand on the GPU."""
     events = takewhile(
-        lambda event: not isinstance(event, PhaseStart) or event.phase is Phase.SETUP, taken.events
+        lambda event: not isinstance(event, PhaseStart) or event.phase is Phase.SETUP, trace.events
     )
-    return replay_published(replace(taken, events=tuple(events)), batch).peak_reserved_bytes
+    return replay_published(replace(trace, events=tuple(events)), batch).peak_reserved_bytes
 
 
-def smallest_cap_mib(taken: Trace, batch: int) -> int:
-    """The smallest memory in MiB within which the replay does not fail, to 1 MiB."""
-    low, high = 0, replay_published(taken, batch).peak_reserved_bytes // MIB + 2
+def smallest_cap_mib(trace: Trace, batch: int) -> int:
+    """Return the smallest memory in MiB within which the replay does not fail, to 1 MiB."""
+    low, high = 0, replay_published(trace, batch).peak_reserved_bytes // MIB + 2
     while high - low > 1:
         middle = (low + high) // 2
-        fails = replay_published(taken, batch, middle * MIB).outcome is Outcome.DOES_NOT_FIT
+        fails = replay_published(trace, batch, middle * MIB).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return high
 
@@ -86,23 +84,23 @@ def main() -> None:
     )
     for run in runs:
         batch = int(run["batch"])
-        taken = trace_run(run)
-        set_up = set_up_bytes(taken, batch) / MIB
-        ours = smallest_cap_mib(taken, batch)
-        reserved = replay_published(taken, batch).peak_reserved_bytes / MIB
+        trace = trace_run(run)
+        set_up = set_up_bytes(trace, batch) / MIB
+        ours = smallest_cap_mib(trace, batch)
+        reserved = replay_published(trace, batch).peak_reserved_bytes / MIB
         caps = re.findall(r"(\d+):(OOM|fits)", run["allocator_cap_tests"])
-        died += [float(cap) / ours for cap, what in caps if what == "OOM"]
-        lived += [float(cap) / ours for cap, what in caps if what == "fits"]
+        died += [float(cap) / ours for cap, outcome in caps if outcome == "OOM"]
+        lived += [float(cap) / ours for cap, outcome in caps if outcome == "fits"]
         ratio = ""
         if run["peak_nvml_delta_mib"] and run["oom_on_full_gpu"] != "True":
             ratios.append((float(run["peak_nvml_delta_mib"]) + set_up) / reserved)
             ratio = f"{ratios[-1]:.3f}"
-        told = " ".join(f"{what}@{float(cap) / ours:.3f}" for cap, what in caps)
+        cap_ratios = " ".join(f"{outcome}@{float(cap) / ours:.3f}" for cap, outcome in caps)
         name = run["model"].split("(")[0]
         peak = run["peak_nvml_delta_mib"]
         print(
             f"{name:14} {run['optimizer']:9} {batch:5} {peak:>9} {set_up:6.0f} {reserved:9.0f} "
-            f"{ratio:>6}  {told}"
+            f"{ratio:>6}  {cap_ratios}"
         )
     wrong = [f"died at {x:.3f}" for x in died if x >= 1] + [f"lived at {x:.3f}" for x in lived if x < 1]
     print(f"\n{len(died) + len(lived)} outcomes under caps, wrong: {', '.join(wrong) or 'none'}")

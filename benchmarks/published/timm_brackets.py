@@ -1,12 +1,12 @@
-"""Do the largest batches that timm published for mixed-precision training lie where we say?
+"""Compare our largest batches with those that timm published for mixed-precision training.
 
     python -m benchmarks.published.timm_brackets [--models REGEX] [--to PATH]
 
 Reads benchmarks/published/timm_train_rtx3090.csv (its README gives the origin and the loop): for each model
 and memory format a batch that trained and the next larger candidate, which did not. Traces the same loop,
-looks for the largest batch that the card holds, prints each row with its verdict and, for misses, how far
-the memory that we ask for at the boundary is from what the card has; then the share inside and the misses by
-cause. Writes the rows to PATH (by default beside this file).
+looks for the largest batch that the card holds, prints each row with its verdict and, for misses, the memory
+needed at the boundary over the card's, less 1; then the share inside and the misses by cause. Writes the rows
+to PATH (by default beside this file).
 
 The card is an RTX 3090 of which torch sees 24,268 MiB. What lies outside the allocator is no fact of the
 runs. On that card and with torch 1.12, which loads all kernels at once, others measured 1,690 MiB while CNNs
@@ -14,10 +14,10 @@ trained with cudnn.benchmark, as here, and 1,024 MiB for transformers, which nee
 (context_overhead.csv of the same collection). Every model here begins with a convolution, so the verdicts are
 those of 1,690; the share inside is printed for the other figure and the middle too.
 
-How the loop is told to a torch of today: SGD in a loop over parameters, since torch 1.12 took `foreach` only
-where it was asked for (from memory: the default on CUDA came with torch 2.0), gradients filled with zeros
-and kept, and unfused attention in timm, which had no other. What is not told: the lists of autocast, the
-formulas of autograd and the kernels are those of the installed torch.
+The loop with today's torch: SGD in a loop over parameters, since `foreach` was opt-in in torch 1.12 (from
+memory: the default on CUDA came with torch 2.0), gradients filled with zeros, and unfused attention in timm,
+which had no other. Not reproduced: the lists of autocast, the formulas of autograd and the kernels are those
+of the installed torch.
 """
 
 import argparse
@@ -50,7 +50,7 @@ AMPERE = (8, 6)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One bracket and what we say of it."""
+    """One bracket and our answer."""
 
     model: str
     memory_format: str
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def job_of(bracket: dict[str, str]) -> Job:
-    """The loop that timm ran, in our words."""
+    """Return the job of the loop that timm ran."""
     size = bracket["img_size"]
     return Job(
         model=f"timm:{bracket['model']}",
@@ -106,7 +106,7 @@ def job_of(bracket: dict[str, str]) -> Job:
 
 
 def judge(bracket: dict[str, str]) -> Row:
-    """One bracket: from a trace at each of its ends, and the line through both for what lies elsewhere."""
+    """Judge one bracket by a trace at each of its ends, and the line through both for other batches."""
     trained, failed = int(bracket["fitted_batch"]), int(bracket["next_larger_candidate_that_oomed"])
     row = Row(bracket["model"], bracket["memory_format"], bracket["module_now"], trained, failed)
     job = job_of(bracket)
@@ -120,50 +120,50 @@ def judge(bracket: dict[str, str]) -> Row:
         program = None
 
     def holds(batch: int, mib: int) -> bool:
-        taken = ends.get(batch) or (program.instantiate(batch) if program else record(job, batch, AMPERE))
-        return replay_published(taken, batch, mib * MIB).outcome is not Outcome.DOES_NOT_FIT
+        trace = ends.get(batch) or (program.instantiate(batch) if program else record(job, batch, AMPERE))
+        return replay_published(trace, batch, mib * MIB).outcome is not Outcome.DOES_NOT_FIT
 
     room, *others = (TOTAL_MIB - outside for outside in (OUTSIDE_MIB, *OTHER_OUTSIDE_MIB))
     ours = [(holds(trained, mib), holds(failed, mib)) for mib in (room, *others)]
     inside = [pair == (True, False) for pair in ours]
     row = replace(row, inside_with_others=tuple(inside[1:]))
     if inside[0]:
-        found = bisect(lambda batch: holds(batch, room), trained, failed)
-        return replace(row, largest=found, verdict="inside")
+        largest = bisect(lambda batch: holds(batch, room), trained, failed)
+        return replace(row, largest=largest, verdict="inside")
     verdict, wrong = ("too high", failed) if ours[0][1] else ("too low", trained)
     low, high = (failed, 2 * failed) if ours[0][1] else (0, trained)
-    found = bisect(lambda batch: holds(batch, room), low, high)
+    largest = bisect(lambda batch: holds(batch, room), low, high)
     off_percent = 100 * (needed_mib(ends[wrong], wrong) / room - 1)
-    return replace(row, largest=found, verdict=verdict, off_percent=round(off_percent, 1))
+    return replace(row, largest=largest, verdict=verdict, off_percent=round(off_percent, 1))
 
 
 def bisect(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """A batch size that holds and whose successor does not, between one that is taken to hold and one not."""
+    """Return a batch size that holds and whose successor does not, from `low`, which holds, below `high`."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
-def needed_mib(taken: Trace, batch: int) -> int:
-    """The least memory in MiB, to 16 MiB, in which the replay does not fail."""
-    low, high = 0, replay_published(taken, batch).peak_reserved_bytes // MIB + 16
+def needed_mib(trace: Trace, batch: int) -> int:
+    """Return the least memory in MiB, to 16 MiB, in which the replay does not fail."""
+    low, high = 0, replay_published(trace, batch).peak_reserved_bytes // MIB + 16
     while high - low > 16:
         middle = (low + high) // 2
-        fails = replay_published(taken, batch, middle * MIB).outcome is Outcome.DOES_NOT_FIT
+        fails = replay_published(trace, batch, middle * MIB).outcome is Outcome.DOES_NOT_FIT
         low, high = (middle, high) if fails else (low, middle)
     return high
 
 
 def one_line(row: Row) -> str:
-    """A row as it is printed."""
+    """Format a row for printing."""
     bracket = f"[{row.trained}, {row.failed})"
     off = f"{row.off_percent:+.1f} %" if row.verdict.startswith("too") else row.failure
     return f"{row.model:36} {row.memory_format:13} {bracket:>11} {row.largest:5} {row.verdict:9} {off}"
 
 
 def write(rows: Iterable[Row], path: Path) -> None:
-    """The rows, for programs."""
+    """Write the rows as CSV."""
     with path.open("w", newline="") as file:
         names = [field.name for field in fields(Row)]
         writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -175,7 +175,7 @@ def write(rows: Iterable[Row], path: Path) -> None:
 
 
 def cause(row: Row) -> str:
-    """Why a miss is one, as far as is known."""
+    """Return the cause of a miss, as far as is known."""
     if row.verdict == "failure":
         return "no trace"
     if any(row.inside_with_others):
@@ -188,7 +188,7 @@ def cause(row: Row) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Shares inside, and the misses by cause."""
+    """Format the shares inside, and the misses by cause."""
     verdicts = Counter(row.verdict for row in rows)
     others = [sum(row.inside_with_others[place] for row in rows) / len(rows) for place in (0, 1)]
     lines = [
@@ -199,10 +199,10 @@ def summary(rows: list[Row]) -> str:
         "misses by cause:",
     ]
     misses = [row for row in rows if row.verdict != "inside"]
-    for what, count in Counter(map(cause, misses)).most_common():
-        those = [row for row in misses if cause(row) == what]
+    for reason, count in Counter(map(cause, misses)).most_common():
+        those = [row for row in misses if cause(row) == reason]
         off = ", ".join(f"{row.model} {row.memory_format} {row.off_percent:+.1f} %" for row in those)
-        lines.append(f"  {count} {what}: {off}")
+        lines.append(f"  {count} {reason}: {off}")
     return "\n".join(lines)
 
 

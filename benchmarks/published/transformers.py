@@ -1,16 +1,15 @@
-"""How our replays compare with published runs of transformers, beside systems that estimated the same runs.
+"""Compare our replays with published runs of transformers, beside systems that estimated the same runs.
 
 Reads benchmarks/published/runs_torch26.csv (its README names the origin and the loop) and traces each
 transformer of it at 128 tokens, the longest that its loop let through, with the tensors that transformers
 4.51.3 kept (transformers_4_51.py). Prints the signed error of our peak reserved for each run, then medians.
 No figure of these runs enters a replay, and nothing is added for what CUDA loads lazily, which the measured
-figures contain. The texts of the runs were shorter in some batches than in others: small batches scatter
-upwards.
+figures contain. Some batches of the runs had shorter texts than others: small batches scatter upwards.
 
     python -m benchmarks.published.transformers [--installed]
 
-With --installed the traces are those of the installed transformers as it is, which shows what the versions
-differ by.
+With --installed the traces are those of the installed transformers as it is, which shows the difference of
+the versions.
 """
 
 import argparse
@@ -47,17 +46,17 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Ours, signed, as a share of the measured peak."""
+        """Our error, signed, as a share of the measured peak."""
         return self.reserved_mib / self.measured_mib - 1
 
     def error_of(self, system: str) -> float | None:
-        """Another system's, where it was published for this run."""
+        """Return another system's error; None if it published nothing for this run."""
         text = self.run[f"{system}_estimate_mib"]
         return float(text) / self.measured_mib - 1 if text else None
 
 
 def job_of(run: dict[str, str], *, as_published: bool) -> Job:
-    """The job of a published run; where zero_grad is not recorded it stands before the forward pass."""
+    """Return the job of a published run, with zero_grad before the forward pass if it is not recorded."""
     folder = CONFIGS / run["model"].replace("/", "--")
     eager = as_published and run["model"] == "t5-small"  # T5 had no other attention in 4.51
     return resolve_job(
@@ -71,13 +70,13 @@ def job_of(run: dict[str, str], *, as_published: bool) -> Job:
 
 
 def compare(runs: Iterable[dict[str, str]], versions: Versions, *, as_published: bool) -> list[Compared]:
-    """All runs that show a peak: not those that died on the whole card."""
+    """Replay all runs that show a peak, without those that died on the whole card."""
 
     @cache
     def reserved_mib(job: Job, batch: int, chip: Target) -> float:
         with versions():
-            taken = record(job, batch, chip.capability, sm_count=chip.sm_count)
-        return replay_published(taken, batch).peak_reserved_bytes / MIB
+            trace = record(job, batch, chip.capability, sm_count=chip.sm_count)
+        return replay_published(trace, batch).peak_reserved_bytes / MIB
 
     return [
         Compared(
@@ -93,7 +92,7 @@ def compare(runs: Iterable[dict[str, str]], versions: Versions, *, as_published:
 
 
 def summary(title: str, errors: list[float]) -> str:
-    """Medians of signed and absolute errors, and the spread."""
+    """Format the medians of signed and absolute errors, and the spread."""
     absolute = np.abs(errors)
     return (
         f"{title:32} {len(errors):4}  median {np.median(errors):+7.2%}  absolute {np.median(absolute):7.2%}  "
@@ -115,27 +114,27 @@ def main() -> None:
         f"{'model':27} {'optimizer':9} {'batch':>5} {'GPU':8} {'campaign':8} {'measured':>8} "
         f"{'reserved':>8} {'error':>8}" + "".join(f"{name:>10}" for name in OTHERS)
     )
-    for one in compared:
-        run = one.run
-        others = [one.error_of(name) for name in OTHERS]
+    for item in compared:
+        run = item.run
+        others = [item.error_of(name) for name in OTHERS]
         print(
             f"{run['model']:27} {run['optimizer']:9} {run['batch']:>5} {run['gpu'][:8]} "
             f"{run['campaign'][:1] or '-':8} "
-            f"{one.measured_mib:8.0f} {one.reserved_mib:8.0f} {one.error:+8.2%}"
+            f"{item.measured_mib:8.0f} {item.reserved_mib:8.0f} {item.error:+8.2%}"
             + "".join(f"{'' if error is None else f'{error:+.2%}':>10}" for error in others)
         )
     print()
-    for model in sorted({one.run["model"] for one in compared}):
+    for model in sorted({item.run["model"] for item in compared}):
         for optimizer in ("AdamW", "SGD"):
             kind = (model, optimizer)
-            errors = [one.error for one in compared if (one.run["model"], one.run["optimizer"]) == kind]
+            errors = [item.error for item in compared if (item.run["model"], item.run["optimizer"]) == kind]
             print(summary(f"{model} {optimizer}", errors))
-    print(summary("all", [one.error for one in compared]))
+    print(summary("all", [item.error for item in compared]))
     for name in OTHERS:
-        known = [one for one in compared if one.error_of(name) is not None]
-        if known:
-            print(summary(f"{name}", [one.error_of(name) or 0.0 for one in known]))
-            print(summary("  ours, on the same runs", [one.error for one in known]))
+        estimated = [item for item in compared if item.error_of(name) is not None]
+        if estimated:
+            print(summary(f"{name}", [item.error_of(name) or 0.0 for item in estimated]))
+            print(summary("  ours, on the same runs", [item.error for item in estimated]))
 
 
 if __name__ == "__main__":

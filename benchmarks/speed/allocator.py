@@ -17,46 +17,46 @@ STEPS = 3
 LAYERS = 300
 REPEATS = 20
 
-Event = tuple[int, int]  # (block, bytes) takes, (block, 0) gives back
+Event = tuple[int, int]  # (block, bytes) allocates, (block, 0) frees
 
 
 def training_history(seed: int) -> list[Event]:
-    """Three steps of a made-up network: about 6,000 events."""
+    """Return three steps of a made-up network: about 6,000 events."""
     rng = random.Random(seed)
     events: list[Event] = []
     names = iter(range(10**9))
 
-    def take(size_bytes: int) -> int:
+    def allocate(size_bytes: int) -> int:
         name = next(names)
         events.append((name, size_bytes))
         return name
 
-    def give(name: int) -> None:
+    def free(name: int) -> None:
         events.append((name, 0))
 
     parameter_bytes = [int(2 ** rng.uniform(8, 24)) for _ in range(LAYERS)]
     activation_bytes = [int(2 ** rng.uniform(16, 27)) for _ in range(LAYERS)]
     for size_bytes in parameter_bytes:
-        take(size_bytes)
+        allocate(size_bytes)
     for _ in range(STEPS):
         alive = []
         for size_bytes in activation_bytes:
-            workspace = take(rng.randrange(1, 8 * MIB))
-            alive.append(take(size_bytes))
-            give(workspace)
+            workspace = allocate(rng.randrange(1, 8 * MIB))
+            alive.append(allocate(size_bytes))
+            free(workspace)
         gradients = []
         for size_bytes, own_bytes in zip(reversed(activation_bytes), reversed(parameter_bytes), strict=True):
-            temporary = take(size_bytes)
-            gradients.append(take(own_bytes))
-            give(alive.pop())
-            give(temporary)
+            temporary = allocate(size_bytes)
+            gradients.append(allocate(own_bytes))
+            free(alive.pop())
+            free(temporary)
         for gradient in gradients:
-            give(gradient)
+            free(gradient)
     return events
 
 
 def replay(events: list[Event], config: AllocatorConfig, capacity_bytes: int | None) -> CachingAllocator:
-    """Run a history; blocks that did not fit are left out."""
+    """Run a history without the blocks that do not fit."""
     allocator = CachingAllocator(MemoryLimits(capacity_bytes, config=config))
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block | None] = {}
@@ -73,7 +73,7 @@ def replay(events: list[Event], config: AllocatorConfig, capacity_bytes: int | N
 def time_replay(
     events: list[Event], config: AllocatorConfig, capacity_bytes: int | None
 ) -> tuple[float, CachingAllocator]:
-    """Seconds of the fastest of several replays, and what the last one came to."""
+    """Return the seconds of the fastest of several replays, and the result of the last."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()

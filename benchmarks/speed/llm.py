@@ -1,4 +1,4 @@
-"""How long plans of large language models take, and how much memory the planner itself needs.
+"""Measure the time of plans of large language models, and the memory that the planner itself needs.
 
     python -m benchmarks.speed.llm
 

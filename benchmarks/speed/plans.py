@@ -1,14 +1,14 @@
-"""How long plans take beside what they are made of and what others do; writes the tables of docs/speed.md.
+"""Time plans against their imports and other estimators; writes the tables of docs/speed.md.
 
     python -m benchmarks.speed.plans [--runs 3] [--only models|growth|sweep] [MODEL ...]
 
 Each figure is the median wall time of processes of their own, the columns in turn, so that a busy machine
 slows all of them. Columns: the imports alone that a trace of the model cannot do without; `planner max-batch`
-traced anew; the same from kept traces for another GPU; MemTracker's one trace under FakeTensorMode, and
+traced anew; the same from cached traces for another GPU; MemTracker's one trace under FakeTensorMode, and
 torchinfo's summary; one training step on the CPU under torch.profiler with memory, which is what xMem (the
 best published estimator from runs) starts from. In brackets: without the imports. A column that cannot run
-says why. The sweep is of ten models in five recipes on twenty GPUs, from nothing and with all traces kept.
-Progress goes to standard error; the last line says how busy the machine was.
+shows the reason. The sweep is of ten models in five recipes on twenty GPUs, from nothing and with all traces
+cached. Progress goes to standard error; the last line gives the load of the machine.
 """
 
 import argparse
@@ -61,11 +61,11 @@ gpus: [RTX 2060 6GB, RTX 4060 8GB, RTX 2080 8GB, RTX 3070 8GB, RTX 3080 10GB, RT
 """
 
 
-# ---- what runs in a process of its own
+# ---- work of a process of its own
 
 
 def work(kind: str, model: str) -> dict[str, Any]:
-    """Do one thing; its seconds with and without the imports."""
+    """Do one thing, and return its seconds with and without the imports."""
     start = perf_counter()
     import torch
 
@@ -112,17 +112,17 @@ def _profile_step(job: Any, constructor: Callable[..., Any], batch: int, torch: 
     start = perf_counter()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as seen:
+    ) as profile:
         run_loop(model, replace(job, steps=1), fetch, optimizer, lambda step, phase: None, LoopRuntime())
-    seen.key_averages()
+    profile.key_averages()
     return start
 
 
-# ---- what measures
+# ---- measurement
 
 
 def measured(arguments: list[str], cache: str) -> tuple[float, dict[str, Any]]:
-    """Wall time of a Python process and the JSON that it prints last."""
+    """Return the wall time of a Python process and the JSON that it prints last."""
     start = perf_counter()
     try:
         done = subprocess.run(
@@ -146,98 +146,99 @@ def planned(model: str, mib: str, *more: str) -> list[str]:
 
 
 def columns(model: str) -> dict[str, list[str]]:
-    """The processes of one row."""
+    """Return the processes of one row."""
     mib, other = (SERVER_MIB, "900000") if model.startswith("llama") else (GPU_MIB, OTHER_GPU_MIB)
     own = [__file__, "--work"]
     return {
         "imports": ["-c", SHIM + IMPORTS.get(model, "import torchvision.models")],
         "cold": planned(model, mib, "--no-cache"),
         "filled": planned(model, mib),
-        "kept": planned(model, other),
+        "cached": planned(model, other),
         "memtracker": [*own, "memtracker", model],
         "torchinfo": [*own, "torchinfo", model],
         "profiled": [*own, "profiled", model],
     }
 
 
-def told(line: str) -> None:
-    """Progress."""
+def print_progress(line: str) -> None:
+    """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def row(model: str, runs: int) -> dict[str, Any]:
-    """Medians of one model: wall seconds, and those after the imports."""
-    found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    """Return the medians of one model: wall seconds, and those after the imports."""
+    processes: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for number in range(runs):
         with tempfile.TemporaryDirectory() as cache:
             for name, arguments in columns(model).items():
-                known = found.setdefault(name, [])
-                if not (known and "why" in known[-1][1]):
-                    known.append(measured(arguments, cache))
-                    told(f"{model} {name} run {number + 1}: {known[-1][0]:.2f} s")
+                runs_of = processes.setdefault(name, [])
+                if not (runs_of and "why" in runs_of[-1][1]):
+                    runs_of.append(measured(arguments, cache))
+                    print_progress(f"{model} {name} run {number + 1}: {runs_of[-1][0]:.2f} s")
     medians: dict[str, Any] = {}
-    for name, runs_of in found.items():
-        whys = [said["why"] for _, said in runs_of if "why" in said]
-        medians[name] = whys[0] if whys else median(seconds for seconds, _ in runs_of)
-        medians[f"{name} work"] = None if whys else median(_work_of(said) for _, said in runs_of)
+    for name, runs_of in processes.items():
+        failures = [output["why"] for _, output in runs_of if "why" in output]
+        medians[name] = failures[0] if failures else median(seconds for seconds, _ in runs_of)
+        medians[f"{name} work"] = None if failures else median(_work_of(output) for _, output in runs_of)
     return medians
 
 
-def _work_of(said: dict[str, Any]) -> float:
-    if "seconds" not in said:
-        return float(said.get("work", 0.0))
-    seconds = said["seconds"]
+def _work_of(output: dict[str, Any]) -> float:
+    if "seconds" not in output:
+        return float(output.get("work", 0.0))
+    seconds = output["seconds"]
     return float(seconds["trace"] + seconds["replay"])
 
 
 def shown(value: Any, inside: Any = None) -> str:
-    """Seconds, with those after the imports in brackets; or why there are none."""
+    """Format seconds, with those after the imports in brackets, or the reason that there are none."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.2f}" + ("" if inside is None else f" ({inside:.2f})")
 
 
 def ratio(value: Any, base: Any) -> str:
-    """How many times as long; a dash where either did not run."""
+    """Format the ratio; a dash if either did not run."""
     return f"{value / base:.1f}" if isinstance(value, float) and isinstance(base, float) and base else "-"
 
 
 def models_table(models: list[str], runs: int) -> Iterator[str]:
-    """One row for each model."""
+    """Yield the tables with one row for each model."""
     yield "| model | imports | cold plan | cached plan | MemTracker | torchinfo | profiled step |"
     yield "|---|---|---|---|---|---|---|"
     ratios = [
-        "| model | cold / imports | MemTracker / cold | MemTracker / kept | profiled / kept |",
+        "| model | cold / imports | MemTracker / cold | MemTracker / cached | profiled / cached |",
         "|---|---|---|---|---|",
     ]
     for model in models:
-        found = row(model, runs)
-        cells = [shown(found["imports"])]
-        for name in ("cold", "kept", "memtracker", "torchinfo", "profiled"):
-            cells.append(shown(found[name], found[f"{name} work"]))
+        medians = row(model, runs)
+        cells = [shown(medians["imports"])]
+        for name in ("cold", "cached", "memtracker", "torchinfo", "profiled"):
+            cells.append(shown(medians[name], medians[f"{name} work"]))
         yield f"| {model} | {' | '.join(cells)} |"
         ratios.append(
-            f"| {model} | {ratio(found['cold'], found['imports'])} "
-            f"| {ratio(found['memtracker work'], found['cold work'])} "
-            f"| {ratio(found['memtracker'], found['kept'])} | {ratio(found['profiled'], found['kept'])} |"
+            f"| {model} | {ratio(medians['cold'], medians['imports'])} "
+            f"| {ratio(medians['memtracker work'], medians['cold work'])} "
+            f"| {ratio(medians['memtracker'], medians['cached'])} "
+            f"| {ratio(medians['profiled'], medians['cached'])} |"
         )
     yield ""
     yield from ratios
 
 
 def growth_tables(runs: int) -> Iterator[str]:
-    """With the depth of a model, the memory that there is, and the number of GPUs."""
+    """Yield the tables by the depth of a model, the memory, and the number of GPUs."""
     yield "| blocks of Llama 8B | cold plan, after the imports | cached plan |"
     yield "|---|---|---|"
     for layers in (4, 8, 16, 32, 64):
         more = ["--model-arg", f"num_hidden_layers={layers}"]
-        yield f"| {layers} | {_cold_and_kept('llama_8b', SERVER_MIB, more, runs)} |"
+        yield f"| {layers} | {_cold_and_cached('llama_8b', SERVER_MIB, more, runs)} |"
     yield ""
     yield "| memory, MiB | largest batch of ResNet-50 | cold plan, after the imports | cached plan |"
     yield "|---|---|---|---|"
     for mib in ("8000", "16000", "32000", "64000", "128000", "256000"):
-        _, said = measured(planned("resnet50", mib), tempfile.gettempdir())
-        yield f"| {mib} | {said.get('max_batch')} | {_cold_and_kept('resnet50', mib, [], runs)} |"
+        _, output = measured(planned("resnet50", mib), tempfile.gettempdir())
+        yield f"| {mib} | {output.get('max_batch')} | {_cold_and_cached('resnet50', mib, [], runs)} |"
     yield ""
     yield "| GPUs | ResNet-50 on all, cold | from cached traces |"
     yield "|---|---|---|"
@@ -245,13 +246,13 @@ def growth_tables(runs: int) -> Iterator[str]:
         yield f"| {_gpus(words, runs)} |"
 
 
-def _cold_and_kept(model: str, mib: str, more: list[str], runs: int) -> str:
+def _cold_and_cached(model: str, mib: str, more: list[str], runs: int) -> str:
     with _cache() as cache:
         measured(planned(model, mib, *more), cache)
         cold = [measured(planned(model, mib, *more, "--no-cache"), cache)[1] for _ in range(runs)]
-        kept = [measured(planned(model, mib, *more), cache)[0] for _ in range(runs)]
-    told(f"{model} {mib} {more}")
-    return f"{median(map(_work_of, cold)):.2f} | {median(kept):.2f}"
+        cached = [measured(planned(model, mib, *more), cache)[0] for _ in range(runs)]
+    print_progress(f"{model} {mib} {more}")
+    return f"{median(map(_work_of, cold)):.2f} | {median(cached):.2f}"
 
 
 def _gpus(words: str, runs: int) -> str:
@@ -261,32 +262,32 @@ def _gpus(words: str, runs: int) -> str:
     with _cache() as cache:
         cold = [measured([*command, "--no-cache"], cache) for _ in range(runs)]
         measured(command, cache)
-        kept = [measured(command, cache)[0] for _ in range(runs)]
-    told(f"gpus {words}")
+        cached = [measured(command, cache)[0] for _ in range(runs)]
+    print_progress(f"gpus {words}")
     count = len(cold[0][1].get("rows", ()))
-    return f"{count} | {median(seconds for seconds, _ in cold):.2f} | {median(kept):.2f}"
+    return f"{count} | {median(seconds for seconds, _ in cold):.2f} | {median(cached):.2f}"
 
 
 def sweep_table() -> Iterator[str]:
-    """One run from nothing, and one for which only the results are missing."""
+    """Yield the table of a run from nothing, and of one for which only the results are missing."""
     yield "| cells | from nothing, s | with all traces cached, s |"
     yield "|---|---|---|"
     with _cache() as cache:
         path = Path(cache, "grid.yaml")
         path.write_text(SWEEP, encoding="utf-8")
-        found = []
-        for name in ("cold", "kept"):
+        times = []
+        for name in ("cold", "cached"):
             start = perf_counter()
-            _, said = measured(
+            _, output = measured(
                 ["-m", "planner", "sweep", str(path), "--results", str(Path(cache, name)), "--json"], cache
             )
-            told(f"sweep {name} {said.get('why', '')}")
-            found.append(perf_counter() - start)
-    yield f"| {len(said.get('cells', ()))} | {found[0]:.0f} | {found[1]:.0f} |"
+            print_progress(f"sweep {name} {output.get('why', '')}")
+            times.append(perf_counter() - start)
+    yield f"| {len(output.get('cells', ()))} | {times[0]:.0f} | {times[1]:.0f} |"
 
 
 def machine() -> str:
-    """What it ran on, without names and paths."""
+    """Describe the machine, without names and paths."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     names = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("model name")]
     loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
@@ -309,19 +310,19 @@ def main() -> None:
     parser.add_argument("--only", choices=("models", "growth", "sweep"))
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("models", nargs="*")
-    given = parser.parse_args()
-    if given.work:
-        print(json.dumps(work(*given.work)))
+    options = parser.parse_args()
+    if options.work:
+        print(json.dumps(work(*options.work)))
         return
-    if given.only in (None, "models"):
-        for line in models_table(given.models or list(MODELS), given.runs):
+    if options.only in (None, "models"):
+        for line in models_table(options.models or list(MODELS), options.runs):
             print(line, flush=True)
         print()
-    if given.only in (None, "growth"):
-        for line in growth_tables(given.runs):
+    if options.only in (None, "growth"):
+        for line in growth_tables(options.runs):
             print(line, flush=True)
         print()
-    if given.only in (None, "sweep"):
+    if options.only in (None, "sweep"):
         for line in sweep_table():
             print(line, flush=True)
         print()

@@ -1,4 +1,4 @@
-"""How long a replay takes beside the allocator alone: ResNet-50 at batch 128, about 3,500 events.
+"""Time a replay against the allocator alone: ResNet-50 at batch 128, about 3,500 events.
 
     python -m benchmarks.speed.replay [MODEL ...]
 
@@ -28,7 +28,7 @@ REPEATS = 20
 
 
 def milliseconds(action: Callable[[], object]) -> float:
-    """Median wall time of an action."""
+    """Return the median wall time of an action."""
     times = []
     for _ in range(REPEATS):
         start = perf_counter()
@@ -38,7 +38,7 @@ def milliseconds(action: Callable[[], object]) -> float:
 
 
 def run_allocator(requests: list[tuple[int, int]]) -> None:
-    """The calls of a replay, prepared: (block, bytes) takes, (block, 0) gives back."""
+    """The calls of a replay, prepared: (block, bytes) allocates, (block, 0) frees."""
     allocator = CachingAllocator()
     blocks: dict[int, Block | None] = {}
     for name, size_bytes in requests:
@@ -51,7 +51,7 @@ def run_allocator(requests: list[tuple[int, int]]) -> None:
 
 
 def requests_of(trace: Trace) -> list[tuple[int, int]]:
-    """What a trace asks of the allocator at `BATCH`."""
+    """Return a trace's requests to the allocator at `BATCH`."""
     requests = []
     for event in trace.events:
         if isinstance(event, Alloc):
@@ -62,7 +62,7 @@ def requests_of(trace: Trace) -> list[tuple[int, int]]:
 
 
 def report(model: str) -> str:
-    """One line on one model of torchvision."""
+    """Return one line on one model of torchvision."""
     image, classes = TensorSpec((3, 224, 224)), TensorSpec((), "int64")
     job = Job(f"torchvision:{model}", inputs=(image,), target=classes)
     program = fit_traces(record(job, 2, AMPERE), record(job, 3, AMPERE))

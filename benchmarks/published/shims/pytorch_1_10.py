@@ -1,7 +1,7 @@
-"""What torch 1.10 kept in memory where today's torch does not, for runs published with it.
+"""Tensors that torch 1.10 saved and today's torch does not, for runs published with it.
 
 Softmax saved its input beside its result for the backward pass, which needs the result alone
-(pytorch/pytorch#49600 says so in 2020; #65242, of the weeks before 1.11, ended it). In unfused attention that
+(pytorch/pytorch#49600 of 2020; #65242, of the weeks before 1.11, ended it). In unfused attention that
 is one more matrix of scores in each layer. Read there; nothing is fitted.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class _Kept(torch.autograd.Function):
-    """Hands its input on and keeps it for the backward pass."""
+class _SaveInput(torch.autograd.Function):
+    """The identity, which saves its input for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -30,13 +30,13 @@ class _Kept(torch.autograd.Function):
 
 @contextmanager
 def as_torch_1_10() -> Iterator[None]:
-    """While open, softmax keeps its input; under autocast that is its copy in float32."""
+    """Make softmax save its input while open; under autocast that is its copy in float32."""
     softmax = functional.softmax
 
-    def kept(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def softmax_saving_input(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if torch.is_autocast_enabled("cuda") or kwargs.get("dtype") is torch.float32:
             values = values.float()
-        return softmax(_Kept.apply(values), *args, **kwargs)
+        return softmax(_SaveInput.apply(values), *args, **kwargs)
 
-    with mock.patch.object(functional, "softmax", kept):
+    with mock.patch.object(functional, "softmax", softmax_saving_input):
         yield

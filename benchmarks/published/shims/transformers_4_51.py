@@ -1,4 +1,4 @@
-"""What transformers 4.51.3 kept in memory where transformers 5 does otherwise, for runs published with it.
+"""Tensors that transformers 4.51.3 saved and transformers 5 does not, for runs published with it.
 
 Only what the T5, GPT-2 and GPT-Neo models of `published/runs_torch26.csv` run. Each difference was read in
 the sources of both versions; none was fitted. With 4.51.3 itself in place of this module the replayed peaks
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @contextmanager
 def as_transformers_4_51() -> Iterator[None]:
-    """While open, the installed transformers 5 keeps the tensors that 4.51.3 kept."""
+    """Make the installed transformers 5 save the tensors of 4.51.3 while open."""
     from transformers import cache_utils, masking_utils, modeling_utils
     from transformers.models.gpt2 import modeling_gpt2
     from transformers.models.t5 import modeling_t5
@@ -39,9 +39,9 @@ def as_transformers_4_51() -> Iterator[None]:
 
 
 def _cache_update(update: Any) -> Any:
-    """cache_utils.py, DynamicCache.update: the first keys and values are kept as they are, not copied.
+    """cache_utils.py, DynamicCache.update: the first keys and values are stored without a copy.
 
-    So they are views of what the projection gave, and keep all of that alive with the model's output.
+    So they are views of the projection's output, and keep all of it alive with the model's output.
     """
 
     def updated(self: Any, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:

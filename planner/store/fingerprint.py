@@ -51,8 +51,7 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
     if source == "file":
         content = file_digest(Path(name.rpartition(":")[0]))
     elif source == "hf" and Path(name).is_dir():
-        folder = Path(name).resolve()
-        content = _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
+        content = _folder_digest(Path(name))
     loss = file_digest(Path(str(job.loss).rpartition(":")[0])) if is_code(job.loss) else ""
     if content is None or loss is None:
         return None
@@ -89,6 +88,14 @@ def _digest_files(paths: Iterable[Path]) -> str:
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _folder_digest(folder: Path) -> str | None:
+    """Return a digest of a model's folder; None where not all of its files can be read."""
+    try:
+        return _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
+    except OSError:  # a link whose target is gone, which the model may not need
+        return None
 
 
 # ---- a file of the user's

@@ -214,6 +214,14 @@ def test_files_that_may_look_at_anything_are_not_kept(model: Path, line: str) ->
     assert file_digest(model) is None
 
 
+def test_a_folder_with_an_unreadable_file_is_not_kept(tmp_path: Path) -> None:
+    """The cache of a hub has links, whose targets may be gone; nobody knows what the model makes of them."""
+    (tmp_path / "config.json").write_text("{}")
+    assert fingerprint_of(Job(f"hf:{tmp_path}")) is not None
+    (tmp_path / "tokenizer.json").symlink_to("nowhere")
+    assert fingerprint_of(Job(f"hf:{tmp_path}")) is None
+
+
 def test_versions_without_metadata() -> None:
     """The version of an installed distribution as its folder names it, however its name is written."""
     assert installed_version("pytest") == pytest.__version__

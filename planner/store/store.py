@@ -148,8 +148,9 @@ class BundledStore:
 
     def get_job(self, job: Job) -> Job | None:
         """Return the job that the catalogue's entry becomes."""
-        completed = self._index.get("completed", {}).get(bundled_name(job))
-        return None if completed is None else job_from_json(completed)
+        values = self._index.get("completed", {}).get(bundled_name(job))
+        completed = None if values is None else job_from_json(values)
+        return completed if completed is not None and self._is_current(bundled_name(completed)) else None
 
     def put_job(self, job: Job, completed: Job) -> None:
         """Ignore a job."""

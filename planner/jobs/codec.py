@@ -1,6 +1,7 @@
 """Codec of jobs: the JSON of reports, of saved traces and of calibrations."""
 
 from collections.abc import Mapping
+from math import isinf
 from typing import Any
 
 from msgspec.structs import fields
@@ -55,4 +56,6 @@ def _is_default(name: str, value: object) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, TensorSpec):
         return str(value)
+    if isinstance(value, float) and isinf(value):  # JSON has no such number; `freeze` makes one of this text
+        return "1e999" if value > 0 else "-1e999"
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

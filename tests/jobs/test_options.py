@@ -1,5 +1,6 @@
 """The table of job options, and everything that follows from it."""
 
+import json
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -82,6 +83,13 @@ def test_every_option_is_a_key_of_json(option: JobOption) -> None:
     assert getattr(job, option.name) != getattr(BASE, option.name)
     parts = job_to_json(job)
     assert job_from_json(parts) == job
+
+
+def test_infinite_arguments_are_json() -> None:
+    """They come back from a format that has no infinite numbers."""
+    job = merge_job(BASE, {"model_args": (("low", float("-inf")), ("range", (0.5, float("inf"))))})
+    text = json.dumps(job_to_json(job), allow_nan=False)
+    assert job_from_json(json.loads(text)) == job
 
 
 def test_reset_options() -> None:

@@ -78,6 +78,8 @@ def freeze(value: object) -> object:
         return tuple(freeze(item) for item in value)
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", value):
         return float(value)
+    if isinstance(value, float) and math.isnan(value):
+        raise UsageError("nan is no number; leave the argument away, or write one")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     kind = type(value).__name__
@@ -87,10 +89,9 @@ def freeze(value: object) -> object:
 def split_model(model: str) -> ModelName:
     """Take a model's name apart; unknown sources and halves of names are refused."""
     where = f"model {shown(model)}"
-    file, _, name = model.rpartition(":")
-    if file.endswith(".py") and is_argument_name(name):
+    if _is_file_name(model, where):
         return ModelName("file", model)
-    if file.endswith(".py") or model.endswith(".py"):
+    if model.rpartition(":")[0].endswith(".py") or model.endswith(".py"):
         raise UsageError(f"{where}: say which callable of the file builds the model: FILE.py:NAME")
     source, colon, name = model.partition(":")
     if not colon:
@@ -109,11 +110,18 @@ def parse_loss(text: object) -> Loss | str:
         raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
     if text in list(Loss):
         return Loss(text)
-    file, _, name = text.rpartition(":")
-    if file.endswith(".py") and is_argument_name(name):
+    if _is_file_name(text, f"--loss: {shown(text)}"):
         return text
     losses = ", ".join(Loss)
     raise UsageError(f"--loss: unknown value {shown(text)}; use one of {losses}, or FILE.py:NAME")
+
+
+def _is_file_name(text: str, where: str) -> bool:
+    """Return whether this is FILE.py:NAME. Raises UsageError for a text that no trace file could hold."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a path that are no UTF-8
+        raise UsageError(f"{where}: the name is no UTF-8; rename the file")
+    file, _, name = text.rpartition(":")
+    return file.endswith(".py") and is_argument_name(name)
 
 
 def is_code(loss: Loss | str) -> bool:

@@ -111,6 +111,7 @@ def test_senseless_tensor_is_refused(text: str, problem: str) -> None:
         ("num_classes=10", ("num_classes", 10)),
         ("rate=0.5", ("rate", 0.5)),
         ("rate=1e-3", ("rate", 0.001)),
+        ("limit=.inf", ("limit", float("inf"))),
         ("aux_logits=false", ("aux_logits", False)),
         ("weights=null", ("weights", None)),
         ("weights=", ("weights", None)),
@@ -135,6 +136,7 @@ def test_model_argument_is_read(text: str, argument: tuple[str, object]) -> None
             "--model-arg 'a=!!python/name:os.system': the value is no YAML; quote it, "
             "or write a list as [1, 2]",
         ),
+        ("a=.nan", "--model-arg 'a=.nan': nan is no number; leave the argument away, or write one"),
         (
             "a={b: 1}",
             "--model-arg 'a={b: 1}': a dict is neither a scalar nor a list; write a number, a text, "
@@ -188,6 +190,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
     [
         ("net.py", "model 'net.py': say which callable of the file builds the model: FILE.py:NAME"),
         ("net.py:", "model 'net.py:': say which callable of the file builds the model: FILE.py:NAME"),
+        ("n\udce9.py:Net", r"model 'n\udce9.py:Net': the name is no UTF-8; rename the file"),
         ("timm:", "model 'timm:': say which model of timm: timm:NAME"),
         (
             "keras:resnet50",
@@ -321,6 +324,7 @@ def test_target_is_dropped_where_nothing_compares_with_it(options: dict[str, str
         ("cnn", {"steps": 0}, "--steps: '0' is refused; use a whole number from 1 to 100"),
         ("cnn", {"steps": 101}, "--steps: '101' is refused; use a whole number from 1 to 100"),
         ("cnn", {"steps": True}, "--steps: 'True' is refused; use a whole number from 1 to 100"),
+        ("cnn", {"loss": "l\udce9.py:f"}, r"--loss: 'l\udce9.py:f': the name is no UTF-8; rename the file"),
         ("cnn", {"mode": "test"}, "--mode: unknown value 'test'; use one of train, infer, forward, generate"),
         (
             "cnn",

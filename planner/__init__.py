@@ -1,4 +1,4 @@
-"""How large a batch of this model, trained this way, fits this GPU, and how sure are we?
+"""Plan the GPU memory of training and inference with PyTorch, and find the largest batch that fits.
 
 Public names are imported when they are first used: `import planner` alone imports neither torch nor typer.
 """

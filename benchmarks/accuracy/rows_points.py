@@ -2,7 +2,7 @@
 
 ViT-L/16 and bert-large: `benchmarks/published/points.csv` (its README names origins and loops). They ran
 with a torch of their time. Column `installed` holds the loop as today's torch runs it, `planner` the same
-with what is known of that version: for bert-large, that torch 1.10's softmax kept its input
+with what is known of that version: for bert-large, that torch 1.10's softmax saved its input
 (pytorch_1_10.py).
 """
 

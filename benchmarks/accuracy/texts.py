@@ -46,7 +46,7 @@ worth.
 POINTS = """\
 The notebook as one process: what earlier models leave behind counts on both sides. bert-large: nvidia-smi,
 with the 1,343 MiB that an empty context took on that machine; Trainer's loop with gradients clipped, filled
-with zeros, unfused attention, the optimizer a loop over parameters. Torch 1.10's softmax kept its
+with zeros, unfused attention, the optimizer a loop over parameters. Torch 1.10's softmax saved its
 input beside its result (pytorch/pytorch#49600, #65242): `ours` knows it, the next column is the loop as
 today's torch runs it. 8-bit Adam is no optimizer of the planner, so its two points are left out. ViT-L/16:
 `max_memory_reserved`, zero_grad between forward and backward pass, an evaluation pass in the loop, all as

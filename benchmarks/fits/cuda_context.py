@@ -3,9 +3,9 @@ it.
 
     python -m benchmarks.fits.cuda_context
 
-benchmarks/published/contexts.csv holds what torch's out-of-memory messages say of processes of torch 2.1 and
-later: memory in use by the process, allocated, reserved but unallocated; what is left is the context (each
-figure in GiB is rounded to 10 MiB). Rows are fitted, GPU by GPU, unless the column says why not. The GPU is
+benchmarks/published/contexts.csv holds figures of torch's out-of-memory messages in processes of torch 2.1
+and later: memory in use by the process, allocated, reserved but unallocated; the rest is the context (each
+figure in GiB is rounded to 10 MiB). Rows are fitted, GPU by GPU, unless the column gives a reason. The GPU is
 the one that the text names, or the only one with that total memory. Contexts of kernels that are loaded at
 once are those of older versions of torch, below. Two that were read while a monitor (DCGM) was attached, and
 one that torch 2.0.1 left in a notebook, are printed but not fitted.

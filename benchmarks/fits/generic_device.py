@@ -50,4 +50,4 @@ if __name__ == "__main__":
     for name, cards in (("as fitted", fitted_cards()), ("all from Turing on", recent_cards())):
         base, share, spread = fit_driver_share(cards)
         line = f"{base:.0f} MiB + {share:.4f} of the total, deviation {spread:.0f} MiB"
-        print(f"kept by the driver, {name} ({len(cards)} cards): {line}")
+        print(f"reserved by the driver, {name} ({len(cards)} cards): {line}")

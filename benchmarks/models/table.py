@@ -33,7 +33,7 @@ COLUMNS = (
     "unknown workspace counts with its outputs alone."
 )
 ANEW = "sizes are no straight line"  # how the note of a plan begins that captured each probe by itself
-# Notes that stand in every plan, or say what columns do.
+# Notes that stand in every plan, or repeat columns.
 _COMMON_NOTES = re.compile(
     r"the CUDA context|no calibration|nothing else runs|\d+ steps|real samples vary|kernels as for"
     r"|traced with|scratch memory is not counted"

@@ -2,8 +2,8 @@
 
 Reads benchmarks/published/runs_torch26.csv (its README names the origin and the loop) and traces each
 transformer of it at 128 tokens, the longest that its loop let through, with the tensors that transformers
-4.51.3 kept (transformers_4_51.py). Prints the signed error of our peak reserved for each run, then medians.
-No figure of these runs enters a replay, and nothing is added for what CUDA loads lazily, which the measured
+4.51.3 saved (shims/transformers_4_51.py). Prints the signed error of our peak reserved, then medians. No
+figure of these runs enters a replay, and nothing is added for what CUDA loads lazily, which the measured
 figures contain. Some batches of the runs had shorter texts than others: small batches scatter upwards.
 
     python -m benchmarks.published.transformers [--installed]

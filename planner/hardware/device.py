@@ -86,9 +86,9 @@ class Device(Struct, frozen=True):
 
 # A straight line through `total - usable` of the GPUs in devices/*.yaml, and the deviation around it, as
 # benchmarks/fits/generic_device.py prints them.
-KEPT_BY_DRIVER_MIB = 398
-KEPT_BY_DRIVER_SHARE = 0.0023
-KEPT_BY_DRIVER_SPREAD_MIB = 98
+DRIVER_MIB = 398
+DRIVER_SHARE = 0.0023
+DRIVER_SPREAD_MIB = 98
 GENERIC_CAPABILITY = (8, 6)  # Ampere, for want of knowledge
 
 
@@ -113,9 +113,9 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
     """Return what torch sees of a GPU of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
-    reserved_bytes = KEPT_BY_DRIVER_MIB * MIB + round(KEPT_BY_DRIVER_SHARE * total_bytes)
-    source = f"total less {KEPT_BY_DRIVER_MIB} MiB and {KEPT_BY_DRIVER_SHARE:.2%}: the known cards' line"
-    spread_bytes = KEPT_BY_DRIVER_SPREAD_MIB * MIB
+    reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
+    source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"
+    spread_bytes = DRIVER_SPREAD_MIB * MIB
     return SourcedBytes(max(0, total_bytes - reserved_bytes), source, spread_bytes, FigureKind.DERIVED)
 
 

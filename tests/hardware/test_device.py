@@ -11,10 +11,10 @@ import pytest
 from planner.errors import DataFileError, NoGpuError, UsageError
 from planner.hardware.database import find_device, load_devices, search_devices
 from planner.hardware.device import (
+    DRIVER_MIB,
+    DRIVER_SHARE,
+    DRIVER_SPREAD_MIB,
     GENERIC_CONTEXT,
-    KEPT_BY_DRIVER_MIB,
-    KEPT_BY_DRIVER_SHARE,
-    KEPT_BY_DRIVER_SPREAD_MIB,
     MIB,
     Device,
     FigureKind,
@@ -399,11 +399,11 @@ def test_absurd_totals(total_mib: int) -> None:
 def test_generic_constants_come_from_the_cards() -> None:
     """The constants of the generic card are what the fit through the shipped cards prints."""
     script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fits" / "generic_device.py"))
-    base, share, spread = script["fit_kept_by_driver"](script["fitted_cards"]())
+    base, share, spread = script["fit_driver_share"](script["fitted_cards"]())
     assert (round(base), round(share, 4), round(spread)) == (
-        KEPT_BY_DRIVER_MIB,
-        KEPT_BY_DRIVER_SHARE,
-        KEPT_BY_DRIVER_SPREAD_MIB,
+        DRIVER_MIB,
+        DRIVER_SHARE,
+        DRIVER_SPREAD_MIB,
     )
 
 

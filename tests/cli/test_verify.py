@@ -4,12 +4,20 @@ import json
 
 import pytest
 
+from calibration.verify import LimitCheck
+from planner.allocator.config import AllocatorConfig
+from planner.hardware.budget import make_budget
 from planner.hardware.database import find_device
-from planner.hardware.device import MIB
+from planner.hardware.device import MIB, generic_device
 from planner.jobs import Job
+from planner.planning.estimate import Seconds
+from planner.planning.max_batch import Plan
+from planner.planning.search import Search
+from planner.report.commands.calibrations.verify import limit_document, limit_to_json
+from planner.report.plain import render_plain
 from tests.helpers.calibrating import JOB_OPTIONS, tracer
 from tests.helpers.command_line import Capture, outcome
-from tests.helpers.runs import CARD, FakeMeasure
+from tests.helpers.runs import CARD, JOB, FakeMeasure
 from tests.helpers.structs import replace
 from tests.helpers.traces import RunTraces
 
@@ -161,3 +169,13 @@ def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
     assert out.splitlines()[0] == (
         "Confidence 0.99 held: the largest batch was said to be 0; it is smaller than 1"
     )
+
+
+def test_verify_that_can_run_nothing() -> None:
+    """Where not even a batch of 1 can be captured no run is made, and no GPU is named."""
+    budget = make_budget(generic_device(8_000), 0.99, AllocatorConfig())
+    plan = Plan(JOB, budget, Search(0, 0, None, ()), None, None, Seconds(0, 0))
+    fields = limit_to_json(LimitCheck(plan, ()), 0.0)
+    assert (fields["gpu"], fields["runs"], fields["max_batch"]) == (None, [], 0)
+    assert fields["true_largest"] == {"at_least": 0, "at_most": None}
+    assert "nothing was tried" in render_plain(limit_document(LimitCheck(plan, ())))

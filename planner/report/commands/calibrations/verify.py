@@ -121,22 +121,22 @@ def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
 
     `true_largest` is the range in which the real one lies, as far as these runs show.
     """
-    first = check.runs[0].observation
+    observation = check.runs[0].observation if check.runs else None
     return {
         "schema": SCHEMA,
         "model": check.plan.job.model,
-        "gpu": first.gpu,
+        **attributes(observation, "gpu"),
         "confidence": check.plan.budget.confidence,
         "max_batch": check.plan.search.largest,
         "holds": check.holds,
-        "verdict": _verdict(first, check.holds),
+        "verdict": _verdict(observation, check.holds),
         "true_largest": {"at_least": check.lived, "at_most": None if check.died is None else check.died - 1},
         "runs": [verification_to_json(run, import_seconds) for run in check.runs],
     }
 
 
-def _verdict(observation: Observation, holds: bool) -> str:
+def _verdict(observation: Observation | None, holds: bool) -> str:
     """Return one word; an emulated GPU proves nothing of a real one's context and kernels."""
-    if observation.source == "emulated":
+    if observation is not None and observation.source == "emulated":
         return "emulated"
     return "held" if holds else "did not hold"

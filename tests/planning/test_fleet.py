@@ -330,6 +330,13 @@ def test_csv_is_the_json() -> None:
         assert row["process_mib"] == ("" if known["process_mib"] is None else str(known["process_mib"]))
 
 
+def test_csv_without_a_row_has_the_same_columns() -> None:
+    """A batch that no GPU runs leaves an empty table, which programs read as any other."""
+    table = made_up().table
+    empty = GpusResult(replace(table, fits=())).to_csv()
+    assert empty == made_up().to_csv().splitlines()[0]
+
+
 def test_the_table_fits_a_terminal() -> None:
     """No line is wider than 100 columns, on the whole database."""
     result = made_up()

@@ -26,6 +26,11 @@ _BAR_COLOURS = {
     Outcome.FITS_WITH_RETRIES: "#E69F00",
     Outcome.DOES_NOT_FIT: "#D55E00",
 }
+_CSV_NAMES = (
+    *("gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source", "batch", "fits"),
+    *("process_upper_mib", "headroom_mib", "usable_mib", "usable_kind", "level", "capability", "line"),
+    *("instances", "comfortable_batch"),
+)
 _NO_FIT = "-"
 _MEANINGS = {
     "default": "default: no calibration of this job, margins of published runs",
@@ -141,12 +146,11 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
 
 def gpus_to_csv(table: FleetTable) -> str:
     """Return a line of names, then one for each GPU; instances are separated by semicolons."""
-    columns = ["gpu", "total_mib", "max_batch", "process_mib", "calibrated", "source"]
     rows = [_row_to_json(fit) for fit in table.fits]
     for row in rows:
         row["capability"] = ".".join(map(str, row["capability"]))
         row["instances"] = "; ".join(row["instances"])
-    return csv_text(list(rows[0]) if rows else columns, rows).removesuffix("\n")
+    return csv_text(_CSV_NAMES, rows).removesuffix("\n")
 
 
 def _source(fit: DeviceFit) -> str:

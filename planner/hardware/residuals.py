@@ -1,7 +1,7 @@
 """Differences between published runs and the planner's answers: the source of its margins and probabilities.
 
-`residuals.json` is written by `benchmarks/accuracy` from the rows of `benchmarks/accuracy.csv`; nobody
-edits it. It is read where a budget is made, without torch or NumPy.
+`residuals.json` is written by `benchmarks/accuracy` from the rows of its `accuracy.csv`; nobody edits it. It
+is read where a budget is made, without torch or NumPy.
 """
 
 from collections.abc import Sequence

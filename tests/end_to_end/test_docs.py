@@ -186,6 +186,23 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert broken == []
 
 
+SOURCES = sorted(path for room in ("planner", "calibration") for path in (ROOT / room).rglob("*.py"))
+
+
+def test_files_that_sources_and_messages_name_are_there() -> None:
+    """A comment, a docstring or a message sends nobody to a file that was moved."""
+    named = re.compile(
+        r"\b(?:benchmarks|calibration|docs|planner|tests|tools)/[\w/]+\.(?:c|h|csv|json|md|py|yaml)\b"
+    )
+    missing = {
+        f"{name(path)}: {file}"
+        for path in SOURCES
+        for file in named.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / file).is_file()
+    }
+    assert missing == set()
+
+
 def anchors(path: Path) -> set[str]:
     """The headings as GitHub names them."""
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)

@@ -80,7 +80,7 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
         return ""
     if explanation.workspaces[0].engine is None:
         return (
-            "Told by one term, fitted to published peaks; benchmarks/convolution_workspaces.py prints "
+            "Told by one term, fitted to published peaks; benchmarks/fits/convolution_workspaces.py prints "
             "between which values its thresholds lie. All other convolutions are taken to need nothing: "
             "docs/accuracy.md shows what that costs, and --cudnn asks a library in its place."
         )

@@ -67,7 +67,7 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
 
 
 def host_batch(job: Job, batch: int) -> Batch:
-    """Inputs and target on the CPU with values that every model takes.
+    """Return inputs and target on the CPU with values that every model takes.
 
     Whole numbers are 0, which is a valid token, class and position everywhere, save masks, which let all
     through. Targets lie between 0 and 1, as probabilities do.

@@ -163,7 +163,7 @@ class _Tracing:
         return self._taken[job, batch]
 
     def unknown_ops(self) -> tuple[str, ...]:
-        """Operators whose scratch memory is not known, in any of the traces."""
+        """Return the operators whose scratch memory is not known, in any of the traces."""
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:

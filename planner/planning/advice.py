@@ -125,7 +125,7 @@ def _minimal_sets(
 def _hopeful(
     changes: tuple[Change, ...], size: int, saved: Mapping[Change, int], missing: int
 ) -> Iterator[tuple[Change, ...]]:
-    """Sets of this size, the mildest first."""
+    """Yield the sets of this size whose savings may do, the mildest first."""
     for chosen in sorted(combinations(changes, size), key=lambda some: sum(change.rank for change in some)):
         groups = {change.group for change in chosen}
         if len(groups) == size and sum(saved[change] for change in chosen) >= HOPEFUL_SHARE * missing:

@@ -54,14 +54,14 @@ class Plan(Struct, frozen=True):
 
     @property
     def with_retries(self) -> Estimate | None:
-        """That of a larger batch size, which fits with retries alone."""
+        """Return the estimate of a larger batch size, which fits with retries alone."""
         return self.at_max if self.search.comfortable < self.search.largest else None
 
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Traces and replays make objects by the million and little garbage: looking through all of torch's
-    objects for it again and again takes a fifth of a plan.
+    """Look for garbage rarely meanwhile: traces and replays make objects by the million and little garbage,
+    and looking through all of torch's objects again and again takes a fifth of a plan.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)

@@ -97,7 +97,7 @@ def risk_sentence(likeness: Likeness) -> str:
 
 
 def _precision(job: Job) -> str:
-    """Types and memory format of what the model computes with."""
+    """Return the types and the memory format of what the model computes with."""
     kind = _TYPES.get(job.precision, "")
     if job.precision in (Precision.AMP_FP16, Precision.AMP_BF16):
         last = "the backward pass" if job.backward_in_autocast else "the loss"

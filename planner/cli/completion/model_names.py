@@ -46,7 +46,7 @@ def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[
 
 
 def _from_transformers() -> Iterator[str]:
-    """Types of models, each of which has a folder."""
+    """Yield the types of models, each of which has a folder."""
     for file in _files("transformers", "models/*/configuration_*.py"):
         yield file.parent.name
 

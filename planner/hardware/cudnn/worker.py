@@ -72,7 +72,7 @@ class Library:
         self.devices: dict[str, Any] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises RefusedError."""
+        """Call a function of the backend. Raises RefusedError."""
         status = getattr(self.functions, f"cudnnBackend{name}")(*arguments)
         if status:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
@@ -205,7 +205,7 @@ def _workspace(library: Library, config: Any, device: Any) -> int:
 
 
 def strides_of(sizes: Sequence[int], channels_last: bool) -> list[int]:
-    """Strides in elements of a tensor without gaps.
+    """Return the strides, in elements, of a tensor without gaps.
 
     >>> strides_of((2, 3, 5, 7), False), strides_of((2, 3, 5, 7), True)
     ([105, 35, 7, 1], [105, 1, 21, 3])

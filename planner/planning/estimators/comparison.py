@@ -62,12 +62,12 @@ class Measured(Struct, frozen=True):
 
     @property
     def allocated_bytes(self) -> float:
-        """Peak allocated of the model alone."""
+        """Return the allocated peak of the model alone."""
         return self.printed_bytes - self.resident_bytes
 
     @property
     def own_reserved_bytes(self) -> float | None:
-        """Reserved without the earlier models' tensors; what their segments hold beyond these is in it."""
+        """Return what is reserved less the earlier models' tensors; the rest of their segments is in it."""
         return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
 

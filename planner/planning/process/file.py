@@ -110,7 +110,7 @@ Known = tuple[Model, int | None]  # a model of the file, and the batch size that
 def _version(entry: Entry) -> str:
     text = entry.text()
     if re.fullmatch(r"\d+\.\d+(\.\d+)?(\+\w+)?", text) is None:
-        raise entry.broken(f"a version of torch is wanted, such as 2.13.0, not {text!r}")
+        raise entry.broken(f"expected a version of torch, such as 2.13.0, got {text!r}")
     return text
 
 
@@ -118,7 +118,7 @@ def _model(
     name: str, entry: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]
 ) -> Known:
     if not is_argument_name(name):
-        raise entry.broken("the name of a variable is wanted")
+        raise entry.broken("expected the name of a variable")
     job, text = read_model(entry, catalogue, sources), entry.text()
     batch = catalogue[text].batch if text in catalogue else None
     return Model(name, job, batch or _ANY_BATCH), batch
@@ -169,7 +169,7 @@ def _train(entry: Entry, models: Mapping[str, Known]) -> Step:
 def _define(entry: Entry, models: Mapping[str, Known]) -> Step:
     tensor = parse_entry(entry, parse_tensor_spec, entry.text())
     if tensor.keyword is None or not is_argument_name(tensor.keyword):
-        raise entry.broken(f"NAME=SHAPE[:DTYPE] is wanted, such as var=1024x1024, not {entry.text()!r}")
+        raise entry.broken(f"expected NAME=SHAPE[:DTYPE], such as var=1024x1024, got {entry.text()!r}")
     return Define(tensor.keyword, tensor)
 
 
@@ -184,7 +184,7 @@ def _batch(entry: Entry, values: Mapping[str, Entry], default: int | None) -> in
 def _line(entry: Entry) -> str:
     text = entry.text().strip()
     if "\n" in text:
-        raise entry.broken("one line is wanted")
+        raise entry.broken("expected one line")
     return text
 
 

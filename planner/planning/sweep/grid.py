@@ -85,7 +85,7 @@ def load_grid(
     _refuse_twice(parts["models"], [model.name for model in models])
     _refuse_twice(parts["gpus"], [gpu.name for gpu in gpus])
     if not recipes:
-        raise parts["recipes"].broken("a recipe is wanted, such as sgd: {}")
+        raise parts["recipes"].broken("expected a recipe, such as sgd: {}")
     if len(models) * len(recipes) * len(gpus) > MOST_CELLS:
         raise top.broken(f"more than {MOST_CELLS:,} cells; split it into several files")
     return Grid(parts["about"].text(), models, recipes, gpus)

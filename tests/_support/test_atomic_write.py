@@ -49,13 +49,13 @@ def test_a_link_to_itself_is_refused(write: Write, tmp_path: Path) -> None:
 @WAYS
 def test_a_pipe_stays_one(write: Write, tmp_path: Path) -> None:
     """The reader of a pipe gets the content."""
-    pipe, heard = tmp_path / "pipe", []
+    pipe, contents = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: heard.append(pipe.read_bytes()))
+    reader = threading.Thread(target=lambda: contents.append(pipe.read_bytes()))
     reader.start()
     write(pipe, b"content")
     reader.join()
-    assert heard == [b"content"]
+    assert contents == [b"content"]
     assert pipe.is_fifo()
 
 

@@ -49,23 +49,23 @@ def run(
     measure: Callable[[ProbeRequest, float], Observation],
     series: tuple[BatchSeries, ...] = SERIES,
     seconds: float = 1000,
-    heard: list[str] | None = None,
+    lines: list[str] | None = None,
 ) -> CampaignResult:
     now = measure if isinstance(measure, FakeMeasure) else FakeMeasure()
-    progress = (heard if heard is not None else []).append
+    progress = (lines if lines is not None else []).append
     return run_campaign(series, MeasurementSetup(CARD, folder, measure, lambda: seconds - now.now, progress))
 
 
 def test_a_campaign_runs_in_order_and_writes_each_run(tmp_path: Path) -> None:
     """Every batch of a job before the next job; each run is a file and one line."""
     measure = FakeMeasure()
-    heard: list[str] = []
-    result = run(tmp_path, measure, heard=heard)
-    assert [(each.job, each.batch) for each in measure.asked] == [(JOB, 8), (JOB, 16), (OTHER_JOB, 4)]
+    lines: list[str] = []
+    result = run(tmp_path, measure, lines=lines)
+    assert [(each.job, each.batch) for each in measure.requests] == [(JOB, 8), (JOB, 16), (OTHER_JOB, 4)]
     assert (result.new, result.remaining, result.failures) == (3, 0, [])
     assert set(map(load_observation, tmp_path.glob("*.json"))) == set(result.observations)
     assert all(observation_path(tmp_path, one).exists() for one in result.observations)
-    assert heard[0] == ("torchvision:resnet18 batch 8: allocated 180 MiB, reserved 180 MiB, process 600 MiB")
+    assert lines[0] == ("torchvision:resnet18 batch 8: allocated 180 MiB, reserved 180 MiB, process 600 MiB")
 
 
 def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
     first = run(tmp_path, FakeMeasure())
     measure = FakeMeasure()
     second = run(tmp_path, measure, (*SERIES, BatchSeries(JOB, (32,))))
-    assert [one.batch for one in measure.asked] == [32]
+    assert [one.batch for one in measure.requests] == [32]
     assert second.observations[:3] == first.observations
 
 
@@ -143,7 +143,7 @@ def test_histories_are_kept_beside_their_runs(tmp_path: Path) -> None:
     """Only the named batches record one, in a file that is named like the run's."""
     measure = FakeMeasure()
     run(tmp_path, measure, (BatchSeries(JOB, (8, 16), histories=(16,)),))
-    first, second = measure.asked
+    first, second = measure.requests
     assert first.history is None and second.history is not None
     run_file = next(path for path in tmp_path.glob("*.json") if load_observation(path).batch == 16)
     assert second.history == tmp_path / f"{run_file.stem}.history.json.gz"
@@ -152,24 +152,24 @@ def test_histories_are_kept_beside_their_runs(tmp_path: Path) -> None:
 def test_a_limit_is_found_from_runs_and_from_their_files_again(tmp_path: Path) -> None:
     """Under 500 MiB 40 samples fit; a second call needs no run for that; a cap above the card is left."""
     series = (BatchSeries(JOB, (8, 16), caps_bytes=(500 * MIB, 2**40)),)
-    measure, heard = FakeMeasure(), list[str]()
-    result = run(tmp_path, measure, series, heard=heard)
+    measure, lines = FakeMeasure(), list[str]()
+    result = run(tmp_path, measure, series, lines=lines)
     assert [(limit.cap_bytes, limit.limit) for limit in result.limits] == [(500 * MIB, Limit(40, 41))]
-    assert sorted(one.batch for one in measure.asked) == [8, 16, 40, 41]
-    assert heard[-2:] == [
+    assert sorted(one.batch for one in measure.requests) == [8, 16, 40, 41]
+    assert lines[-2:] == [
         "torchvision:resnet18 under 500 MiB: the largest batch is 40",
         "torchvision:resnet18: a cap of 1,048,576 MiB is more than this GPU has; left out",
     ]
     again = FakeMeasure()
     assert run(tmp_path, again, series).limits == result.limits
-    assert again.asked == []
+    assert again.requests == []
 
 
 def test_runs_without_a_cap_guess_the_limit(tmp_path: Path) -> None:
     """Earlier measurements of the campaign save the runs from which the search would start."""
     measure = FakeMeasure()
     run(tmp_path, measure, (BatchSeries(JOB, (8, 16)), BatchSeries(JOB, (2, 4), caps_bytes=(500 * MIB,))))
-    assert sorted(one.batch for one in measure.asked if one.allocator_cap_bytes) == [40, 41]
+    assert sorted(one.batch for one in measure.requests if one.allocator_cap_bytes) == [40, 41]
 
 
 @given(st.integers(0, 5000), st.integers(-3, 9000))

@@ -23,41 +23,41 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
 
 
-class Listener(TorchDispatchMode):  # type: ignore[misc]
+class CallLog(TorchDispatchMode):  # type: ignore[misc]
     """Writes down the loop's phases and, in all but the copy of the batch, the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.heard: list[str] = []
+        self.calls: list[str] = []
         self.phase = Phase.SETUP
 
     def on_phase(self, step: int, phase: Phase) -> None:
         self.phase = phase
-        self.heard.append(f"{step} {phase}")
+        self.calls.append(f"{step} {phase}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.phase not in (Phase.SETUP, Phase.INPUTS):
-            self.heard.append(str(func))
+            self.calls.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-def heard_on_cpu(job: Job) -> list[str]:
-    listener = Listener()
-    with listener:
-        run_real(job, 4, "cpu", listener.on_phase, lambda _: tiny())
-    return listener.heard[1:]  # what follows the set-up
+def calls_on_cpu(job: Job) -> list[str]:
+    log = CallLog()
+    with log:
+        run_real(job, 4, "cpu", log.on_phase, lambda _: tiny())
+    return log.calls[1:]  # what follows the set-up
 
 
-def heard_on_meta(job: Job) -> list[str]:
+def calls_on_meta(job: Job) -> list[str]:
     with torch.device("meta"):
         model = tiny()
-    listener = Listener()
+    log = CallLog()
     optimizer = None
     if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_impl, model.parameters())
-    with listener:
-        run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, listener.on_phase, LoopRuntime())
-    return listener.heard
+    with log:
+        run_loop(model, job, lambda: empty_batch(job, 4, "meta"), optimizer, log.on_phase, LoopRuntime())
+    return log.calls
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def heard_on_meta(job: Job) -> list[str]:
 )
 def test_real_tensors_run_the_very_loop_that_is_traced(job: Job) -> None:
     """Phases and operators come in the same order with real tensors on a device and with none on meta."""
-    on_cpu = heard_on_cpu(job)
-    assert on_cpu == heard_on_meta(job)
+    on_cpu = calls_on_cpu(job)
+    assert on_cpu == calls_on_meta(job)
     assert sum(line.endswith("forward") and line[0].isdecimal() for line in on_cpu) == job.steps
 
 

@@ -90,7 +90,7 @@ def test_calibrate(own: Path, gpu: FakeMeasure, capsys: Capture) -> None:
     """Four batches become a line in the user's own folder: the context's 420 MiB; again, nothing runs."""
     command = "calibrate --model torchvision:resnet18 --batches 8,16,32,64 --json"
     code, out, err = outcome(command, capsys)
-    assert (code, err, len(gpu.asked)) == (0, "", 4)
+    assert (code, err, len(gpu.requests)) == (0, "", 4)
     fields = json.loads(out)
     assert (fields["folder"], fields["new_runs"], fields["series_left"], fields["failures"]) == (
         *(str(own), 4, 0, []),
@@ -99,7 +99,7 @@ def test_calibrate(own: Path, gpu: FakeMeasure, capsys: Capture) -> None:
     assert table["fit"]["overhead_mib"] == pytest.approx(420, abs=30)  # segments of 20 MiB
     assert [one.key.job.model for one in load_folders([own])] == ["torchvision:resnet18"]
     code, out, _ = outcome(command.removesuffix(" --json"), capsys)
-    assert (code, len(gpu.asked)) == (0, 4)
+    assert (code, len(gpu.requests)) == (0, 4)
     assert " ".join(out.split()).startswith(f"0 new runs, kept in {own}")
     assert "x replayed peak reserved, with the context; spread" in " ".join(out.split())
 
@@ -144,6 +144,6 @@ def test_calibrate_under_settings(options: str, tmp_path: Path, gpu: FakeMeasure
     assert outcome(command, capsys)[0] == 0
     conf = "expandable_segments:True" if "alloc" in options else ""
     expected = {("cudnn" in options, conf)}
-    assert {(request.job.cudnn_benchmark, request.alloc_conf) for request in gpu.asked} == expected
+    assert {(request.job.cudnn_benchmark, request.alloc_conf) for request in gpu.requests} == expected
     (stored,) = load_folders([tmp_path])
     assert {(stored.key.job.cudnn_benchmark, stored.key.settings.alloc_conf)} == expected

@@ -75,7 +75,7 @@ def test_verify_that_held(gpu: FakeMeasure, capsys: Capture) -> None:
 def test_verify_runs_under_the_cap(gpu: FakeMeasure, capsys: Capture) -> None:
     """A cap is set for the run as well; here the run dies in it, though it was predicted to fit."""
     code, out = verified(f"{JOB_OPTIONS} --allocator-cap-mib 150", capsys)
-    assert (code, gpu.asked[0].allocator_cap_bytes) == (1, 150 * MIB)
+    assert (code, gpu.requests[0].allocator_cap_bytes) == (1, 150 * MIB)
     assert out.splitlines()[0] == (
         "Confidence 0.99 did NOT hold: batch 8 was said to fit and ran out of memory"
     )
@@ -121,7 +121,7 @@ def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
     code, out, err = outcome(f"{LIMIT} --json", capsys)
     fields = json.loads(out)
     assert (code, err) == (0, "")
-    assert [(request.batch, request.allocator_cap_bytes) for request in gpu.asked] == [
+    assert [(request.batch, request.allocator_cap_bytes) for request in gpu.requests] == [
         (batch, 1_000 * MIB) for batch in (86, 87, 91)
     ]
     assert (fields["max_batch"], fields["holds"]) == (86, True)
@@ -145,7 +145,7 @@ def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> 
     gpu.besides_mib = 100
     code, out, _ = outcome(f"{LIMIT} --json", capsys)
     fields = json.loads(out)
-    assert (code, [request.batch for request in gpu.asked]) == (1, [86])
+    assert (code, [request.batch for request in gpu.requests]) == (1, [86])
     assert (fields["holds"], fields["true_largest"]) == (False, {"at_least": 0, "at_most": 85})
     assert outcome(LIMIT, capsys)[1].splitlines()[0] == (
         "Confidence 0.99 did NOT hold: the largest batch was said to be 86; it is smaller than 86"
@@ -157,7 +157,7 @@ def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
     """Without a cap the largest batch and the next are run, as far as the card has memory."""
     fields = json.loads(outcome(LIMIT.partition(" --alloc")[0] + " --json", capsys)[1])
     largest = fields["max_batch"]
-    assert [request.batch for request in gpu.asked] == [largest, largest + 1]
+    assert [request.batch for request in gpu.requests] == [largest, largest + 1]
     assert fields["true_largest"] == {"at_least": largest + 1, "at_most": None}
 
 
@@ -165,7 +165,7 @@ def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
 def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
     """A largest batch of 0 makes 1 run, which dies here as predicted."""
     code, out, _ = outcome(LIMIT.replace("1000", "101"), capsys)
-    assert (code, [request.batch for request in gpu.asked]) == (0, [1])
+    assert (code, [request.batch for request in gpu.requests]) == (0, [1])
     assert out.splitlines()[0] == (
         "Confidence 0.99 held: the largest batch was said to be 0; it is smaller than 1"
     )

@@ -26,8 +26,8 @@ card = pynvml.nvmlDeviceGetHandleByIndex(0)
 def alloc(mib): return library.emu_alloc(0, ctypes.c_size_t(mib * MIB))
 def used(): return pynvml.nvmlDeviceGetMemoryInfo(card).used // MIB
 def mine():
-    found = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
-    return [[process.pid == os.getpid(), process.usedGpuMemory // MIB] for process in found]
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+    return [[process.pid == os.getpid(), process.usedGpuMemory // MIB] for process in processes]
 def show(*values): print(json.dumps(values))
 """
 

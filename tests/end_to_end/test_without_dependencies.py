@@ -42,11 +42,11 @@ from planner.store.codec import load_programs
 file = load_programs(Path(path))
 program, about = file.programs[0].program, file.about
 budget = make_budget(generic_device(8000), 0.99, parse_alloc_conf("roundup_power2_divisions:8"))
-found = largest(lambda batch: replay_trace(program.instantiate(batch), budget.limits).outcome)
+search = largest(lambda batch: replay_trace(program.instantiate(batch), budget.limits).outcome)
 job = Job(about["model"])
-batches = (found.largest, found.first_failure)
+batches = (search.largest, search.first_failure)
 estimates = [estimate_batch(job, program.instantiate(batch), budget) for batch in batches]
-print(about, found, *(replace(each, seconds=Seconds(0, 0)) for each in estimates), sep="\\n")
+print(about, search, *(replace(each, seconds=Seconds(0, 0)) for each in estimates), sep="\\n")
 """
 BARE = """
 import sys

@@ -81,15 +81,15 @@ def test_no_memory_is_a_value_on_the_gpu() -> None:
 
 def test_a_calibration_is_measured_fitted_and_stored(tmp_path: Path) -> None:
     """Four batches give a fit near slope 1 whose file reads back; a second call measures nothing."""
-    heard: list[str] = []
-    result = calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append)
+    lines: list[str] = []
+    result = calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, lines.append)
     assert (result.campaign.new, result.campaign.remaining, result.failures) == (4, 0, ())
     (calibration,) = result.calibrations
     assert isinstance(calibration.fit, Fit)
     assert 0.9 < calibration.fit.slope < 1.3
     assert load_folders([tmp_path]) == (calibration,)
     assert {run.batch for run in map(load_observation, (tmp_path / "runs").glob("*.json"))} == set(BATCHES)
-    assert calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, heard.append).campaign.new == 0
+    assert calibrate(WITH_WORKSPACES, BATCHES, tmp_path, 5, lines.append).campaign.new == 0
 
 
 def test_the_largest_batch_runs_under_the_cap_and_a_twentieth_more_does_not() -> None:

@@ -194,12 +194,12 @@ def test_unlike_names_list_all(tmp_path: Path) -> None:
 def test_shipped_cards_make_sense() -> None:
     """Every whole card keeps something for the driver, less than a tenth; a slice is all its own."""
     for device in load_devices():
-        kept_share = 1 - device.usable.value / device.total.value
+        driver_share = 1 - device.usable.value / device.total.value
         assert device.about is not None, device.name
         if device.about.line is ProductLine.SLICE:
-            assert kept_share == 0, device.name
+            assert driver_share == 0, device.name
         else:
-            assert 0 < kept_share < 0.1, device.name
+            assert 0 < driver_share < 0.1, device.name
         assert 80 * MIB < device.context.value < 1000 * MIB, device.name
         assert (6, 0) <= device.capability <= (12, 1), device.name
 

@@ -46,10 +46,10 @@ class FakeMeasure:
     context_mib: int = 420
     name: str = CARD.name
     now: float = 0.0
-    asked: list[ProbeRequest] = field(default_factory=list)
+    requests: list[ProbeRequest] = field(default_factory=list)
 
     def __call__(self, request: ProbeRequest, timeout_seconds: float) -> Observation:
-        self.asked.append(request)
+        self.requests.append(request)
         self.now += self.seconds_each
         need = (100 + 10 * request.batch + self.besides_mib) * MIB
         cap = request.allocator_cap_bytes

@@ -56,10 +56,10 @@ class OneProgram:
     """One program for every GPU; counts its traces."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.asked = program, 0
+        self.program, self.trace_count = program, 0
 
     def trace(self, batch: int, target: Target) -> Trace:
-        self.asked += 1
+        self.trace_count += 1
         return self.program.instantiate(batch)
 
     def key(self, batch: int, target: Target) -> Hashable:

@@ -180,7 +180,7 @@ def test_probes_are_few() -> None:
     rooms = [*range(4000, 24000, 1000), *[24000] * 10]
     fits = fit_devices(JOB_WITHOUT_EPOCHS, [budget_with(room) for room in rooms], traces)  # type: ignore[arg-type]
     assert len(fits) == len(rooms)
-    assert traces.asked <= 3 * len(set(rooms))
+    assert traces.trace_count <= 3 * len(set(rooms))
 
 
 def test_a_batch_on_every_card() -> None:
@@ -324,10 +324,10 @@ def test_json_keeps_its_contract() -> None:
 def test_csv_is_the_json() -> None:
     """Each cell has the value of the JSON."""
     rows = list(csv.DictReader(io.StringIO(made_up().to_csv())))
-    for row, known in zip(rows, made_up().to_dict()["rows"], strict=True):
-        assert row["gpu"] == known["gpu"]
-        assert int(row["max_batch"]) == known["max_batch"]
-        assert row["process_mib"] == ("" if known["process_mib"] is None else str(known["process_mib"]))
+    for row, fields in zip(rows, made_up().to_dict()["rows"], strict=True):
+        assert row["gpu"] == fields["gpu"]
+        assert int(row["max_batch"]) == fields["max_batch"]
+        assert row["process_mib"] == ("" if fields["process_mib"] is None else str(fields["process_mib"]))
 
 
 def test_csv_without_a_row_has_the_same_columns() -> None:

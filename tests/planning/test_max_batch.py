@@ -59,13 +59,13 @@ class Steps:
 
     def __init__(self, activation: Size, parameter_bytes: int = 30 * MIB) -> None:
         self.activation, self.parameter_bytes = activation, parameter_bytes
-        self.asked: list[int] = []
+        self.batches: list[int] = []
 
     def at(self, batch: int) -> Trace:
         return steps_of(self.activation, self.parameter_bytes, batch)
 
     def __call__(self, batch: int) -> Trace:
-        self.asked.append(batch)
+        self.batches.append(batch)
         return self.at(batch)
 
     def largest(self, limits: MemoryLimits, most: int) -> int:
@@ -190,8 +190,8 @@ def test_job_that_is_no_line(activation: Size) -> None:
     plan = find_max_batch(JOB, budget_of(300), RunTraces(tracer))
     answer = plan.search.largest
     assert answer == tracer.largest(MemoryLimits(300 * MIB), 3 * answer)
-    assert {batch for batch, _ in plan.search.probes} <= set(tracer.asked)
-    assert len(tracer.asked) == len(set(tracer.asked))
+    assert {batch for batch, _ in plan.search.probes} <= set(tracer.batches)
+    assert len(tracer.batches) == len(set(tracer.batches))
     assert plan.at_max is not None and plan.first_failure is not None
     assert plan.at_max.run == replay_trace(tracer.at(answer), MemoryLimits(300 * MIB))
     assert_identities(plan.at_max)
@@ -256,7 +256,7 @@ def test_everything_fits() -> None:
     assert (plan.search.largest, plan.search.first_failure) == (LARGEST_BATCH, None)
     assert plan.first_failure is None
     assert plan.at_max is not None and plan.at_max.outcome is Outcome.FITS
-    assert tracer.asked == [2, LARGEST_BATCH]
+    assert tracer.batches == [2, LARGEST_BATCH]
 
 
 def test_same_plan_twice() -> None:

@@ -87,9 +87,9 @@ def test_a_case_says_what_the_rule_would_say_or_nothing(
 def test_a_line_holds_for_every_batch_size() -> None:
     """A rule without branches is run once, and needs no comparison."""
     env = ShapeEnv(4)
-    sketch = SymTensor([SymInt(env, 4, (0, 1)), 10], [10, 1], torch.float32)
+    tensor = SymTensor([SymInt(env, 4, (0, 1)), 10], [10, 1], torch.float32)
     case = trace_rule(
-        lambda args, out, chip: (Outputs(), Hold(4 * args[0].numel())), (sketch,), None, CHIPS[0], env
+        lambda args, out, chip: (Outputs(), Hold(4 * args[0].numel())), (tensor,), None, CHIPS[0], env
     )
     assert case.guards == ()
     assert evaluate(case, 1000, 84) == (("a", 0), ("h", 40_000))

@@ -339,13 +339,13 @@ def opened(written: Path) -> Iterator[tuple[Any, list[str]]]:
         # Without its sandbox, which the root of a container may not make.
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
-        heard: list[str] = []
-        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
-        page.on("request", lambda request: heard.append(request.url.partition(":")[0]))
+        messages: list[str] = []
+        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(f"error: {error}"))
+        page.on("request", lambda request: messages.append(request.url.partition(":")[0]))
         page.goto(written.as_uri())
         page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
-        yield page, heard
+        yield page, messages
         browser.close()
 
 
@@ -377,8 +377,8 @@ def expected(data: dict[str, Any], card: dict[str, Any], i: int) -> tuple[str, .
 
 def test_it_draws_all_plots_alone(opened: tuple[Any, list[str]], tmp_path: Path) -> None:
     """Four plots of some size, no word in the console, no request but for the file, no button for any."""
-    page, heard = opened
-    assert heard == ["file"]
+    page, messages = opened
+    assert messages == ["file"]
     for name in ("breakdown", "timeline", "modules", "curve"):
         box = page.locator(f"#{name} .main-svg").first.bounding_box()
         assert box["width"] > 600
@@ -408,7 +408,7 @@ def test_it_is_no_wider_than_the_screen(opened: tuple[Any, list[str]], written: 
 
 def test_the_slider_moves_the_marker_and_the_figures(opened: tuple[Any, list[str]], written: Path) -> None:
     """The requested batch comes first; a step of the slider is the next batch size, up to one that fails."""
-    page, heard = opened
+    page, messages = opened
     data = embedded(written.read_text(encoding="utf-8"))
     card = data["curve"]["cards"][data["curve"]["chosen"]]
     page.select_option("#gpu", str(data["curve"]["chosen"]))
@@ -423,12 +423,12 @@ def test_the_slider_moves_the_marker_and_the_figures(opened: tuple[Any, list[str
     assert card["outcome"][-1] == "no"
     page.click("#largest")
     assert shown(page) == expected(data, card, card["batch"].index(card["max_batch"]))
-    assert heard == ["file"]
+    assert messages == ["file"]
 
 
 def test_the_gpu_moves_the_line(opened: tuple[Any, list[str]], written: Path) -> None:
     """Another GPU has its own line, curve and figures at the nearest of its batch sizes."""
-    page, heard = opened
+    page, messages = opened
     data = embedded(written.read_text(encoding="utf-8"))
     cards = data["curve"]["cards"]
     before = traced(page, "card")["y"]
@@ -440,7 +440,7 @@ def test_the_gpu_moves_the_line(opened: tuple[Any, list[str]], written: Path) ->
     assert traced(page, "process")["x"] == cards[other]["batch"]
     assert shown(page) == expected(data, cards[other], int(page.input_value("#batch")))
     assert cards[other]["name"] in page.inner_text("#card-text")
-    assert heard == ["file"]
+    assert messages == ["file"]
 
 
 def test_it_follows_the_dark(opened: tuple[Any, list[str]]) -> None:

@@ -55,28 +55,28 @@ def _write_all(folder: Path, numbers: range, pipe: int) -> None:
 
 
 def _no_fit(points: object) -> NoFit:
-    return NoFit("not asked for")
+    return NoFit("not requested")
 
 
-class Telling:
+class Reports:
     """The reports of a process, a number in each line."""
 
     def __init__(self, pipe: int) -> None:
-        self._pipe, self._heard = pipe, b""
+        self._pipe, self._output = pipe, b""
 
     def wait(self, count: int) -> None:
         """Until it has reported so many numbers, or has ended."""
-        while self._heard.count(b"\n") < count and (more := os.read(self._pipe, 4096)):
-            self._heard += more
+        while self._output.count(b"\n") < count and (more := os.read(self._pipe, 4096)):
+            self._output += more
 
     def all(self) -> set[int]:
         """All of them, when it has ended."""
         with os.fdopen(self._pipe, "rb") as file:
-            return set(map(int, (self._heard + file.read()).split()))
+            return set(map(int, (self._output + file.read()).split()))
 
 
 @contextmanager
-def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Telling]]:
+def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Reports]]:
     """A process that writes; its id, and what it reports."""
     out, pipe = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -93,7 +93,7 @@ def forked(folder: Path, numbers: range) -> Iterator[tuple[int, Telling]]:
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.close(pipe)
-    yield pid, Telling(out)
+    yield pid, Reports(out)
     os.waitpid(pid, 0)
 
 
@@ -132,7 +132,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, runs: int) ->
             stack.enter_context(forked(tmp_path, range(1 + each * number, 1 + each * (number + 1))))
             for number in range(4)
         ]
-        written = set().union(*(telling.all() for _, telling in writers))
+        written = set().union(*(reports.all() for _, reports in writers))
     saved, broken = _saved(tmp_path)
     print(f"\nconcurrent: {len(written)} writes by 4 processes, {len(written - saved)} lost, {broken} broken")
     assert written == saved == set(range(1, 4 * each + 1)) and broken == 0
@@ -147,11 +147,11 @@ def test_interrupted_processes_leave_nothing_half_written(
     total = lost = broken = partial = 0
     for turn in range(runs):
         folder = tmp_path / str(turn // 10)
-        with forked(folder, range(1 + 10 * (turn % 10), 11 + 10 * (turn % 10))) as (pid, telling):
-            telling.wait(chance.randrange(10))
+        with forked(folder, range(1 + 10 * (turn % 10), 11 + 10 * (turn % 10))) as (pid, reports):
+            reports.wait(chance.randrange(10))
             time.sleep(chance.random() * 0.02)  # anywhere within the next of its writes
             os.kill(pid, number)
-            written = telling.all()
+            written = reports.all()
         saved, unreadable = _saved(folder)
         total, lost, broken = total + len(written), lost + len(written - saved), broken + unreadable
         partial += len([*folder.rglob("*.partial")])

@@ -26,8 +26,8 @@ _EXECUTING = {
     *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn"),
     *("socket.connect", "urllib.Request", "ctypes.dlopen", "exec"),
 }
-_heard: list[str] = []
-_listening: list[bool] = []
+_events: list[str] = []
+_active: list[bool] = []
 TOKENS = [
     token.encode("utf-8", "surrogatepass")
     for token in (
@@ -69,15 +69,15 @@ OPCODES = (
 )
 
 
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if _listening and event in _EXECUTING:
-        _heard.append(f"{event} {str(arguments)[:100]}")
+def _record(event: str, arguments: tuple[Any, ...]) -> None:
+    if _active and event in _EXECUTING:
+        _events.append(f"{event} {str(arguments)[:100]}")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _hearing() -> None:
+def _recording() -> None:
     """Listen to what the interpreter executes; a hook stays until the process ends."""
-    sys.addaudithook(_hear)
+    sys.addaudithook(_record)
 
 
 @contextmanager
@@ -89,15 +89,15 @@ def executing_nothing() -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, hang)
     signal.setitimer(signal.ITIMER_REAL, LONGEST_SECONDS)
-    _heard.clear()
-    _listening.append(True)
+    _events.clear()
+    _active.append(True)
     try:
         yield
     finally:
-        _listening.clear()
+        _active.clear()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert _heard == []
+    assert _events == []
 
 
 def read(reader: Reader, content: bytes, folder: Path) -> str:

@@ -17,7 +17,7 @@ from planner.jobs.catalogue import load_catalogue
 from planner.program.target import Target
 from planner.store.fingerprint import source_digest
 from planner.store.store import BUNDLED, INDEX, BundledStore, bundled_name
-from tests.store.test_cache_dir import WITHOUT_TORCH, told
+from tests.store.test_cache_dir import WITHOUT_TORCH, json_of
 
 STALE = "the bundled programs are not those of this tracer: run `make traces`"
 GENERIC = Target.for_capability((8, 6))
@@ -66,7 +66,7 @@ def test_they_are_small() -> None:
 def test_bundled_answers_are_the_tracers(name: str, tmp_path: Path) -> None:
     """From an empty cache the same as traced anew, and nothing is cached twice."""
     for card in ({"gpu_mib": 24000}, {"gpu": "H100"}):
-        assert told(max_batch(name, **card, cache=tmp_path)) == told(max_batch(name, **card))
+        assert json_of(max_batch(name, **card, cache=tmp_path)) == json_of(max_batch(name, **card))
     assert list(tmp_path.iterdir()) == []
 
 

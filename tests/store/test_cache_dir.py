@@ -73,7 +73,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model.py"
 
 
-def told(result: Any) -> Any:
+def json_of(result: Any) -> Any:
     """The JSON of an answer without the time that it took."""
 
     def timeless(value: Any) -> Any:
@@ -99,19 +99,19 @@ def test_kept_answers_are_the_answers(model: Path) -> None:
         ("model.py:Forking", FORKING, (small,)),
     ):
         for card in cards:
-            plain = told(max_batch(name, **card, **options))
-            assert told(max_batch(name, **card, **options, cache=folder)) == plain
-        assert told(max_batch(name, **card, **options, cache=folder)) == plain
-        assert told(estimate(name, 7, **options, cache=folder)) == told(estimate(name, 7, **options))
+            plain = json_of(max_batch(name, **card, **options))
+            assert json_of(max_batch(name, **card, **options, cache=folder)) == plain
+        assert json_of(max_batch(name, **card, **options, cache=folder)) == plain
+        assert json_of(estimate(name, 7, **options, cache=folder)) == json_of(estimate(name, 7, **options))
 
 
 def test_all_cards_from_kept_traces(model: Path) -> None:
     """The table of cards is the same from cached traces, when they are made and when they are read."""
     folder = model.parent / "cache"
     few = [find_device(name) for name in ("T4", "RTX 3060", "A10")]
-    plain = told(gpus("model.py:Net", devices=few, **FEW))
-    assert told(gpus("model.py:Net", devices=few, **FEW, cache=folder)) == plain
-    assert told(gpus("model.py:Net", devices=few, **FEW, cache=folder)) == plain
+    plain = json_of(gpus("model.py:Net", devices=few, **FEW))
+    assert json_of(gpus("model.py:Net", devices=few, **FEW, cache=folder)) == plain
+    assert json_of(gpus("model.py:Net", devices=few, **FEW, cache=folder)) == plain
 
 
 WITHOUT_TORCH = """
@@ -240,7 +240,7 @@ def test_versions_without_metadata() -> None:
 
 
 def cards_answer(folder: Path, warn: Callable[[str], None]) -> Any:
-    return told(max_batch("model.py:Net", gpu_mib=2000, cache=folder, warn=warn, **NET))
+    return json_of(max_batch("model.py:Net", gpu_mib=2000, cache=folder, warn=warn, **NET))
 
 
 @pytest.mark.parametrize(

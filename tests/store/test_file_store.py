@@ -77,7 +77,7 @@ def untimed(value: Any) -> Any:
     return [untimed(item) for item in value] if isinstance(value, list) else value
 
 
-def told(result: Any) -> Any:
+def json_of(result: Any) -> Any:
     """The JSON of an answer without the time that it took."""
     return untimed(result.to_dict())
 
@@ -97,13 +97,13 @@ def test_a_saved_plan_is_the_plan(
     them one, a saved file gives the plan of the job, to the byte.
     """
     path = tmp_path / "x.trace"
-    saved = told(max_batch(model, gpu=cards[0], **options, save_trace=path))
-    assert told(max_batch(gpu=cards[0], trace=path)) == saved
+    saved = json_of(max_batch(model, gpu=cards[0], **options, save_trace=path))
+    assert json_of(max_batch(gpu=cards[0], trace=path)) == saved
     for card in cards[1:]:
-        assert told(max_batch(gpu=card, trace=path)) == told(max_batch(model, gpu=card, **options))
+        assert json_of(max_batch(gpu=card, trace=path)) == json_of(max_batch(model, gpu=card, **options))
     for batch in (1, 5, 61, 137):
         again = estimate(None, batch, gpu=cards[1], trace=path)
-        assert told(again) == told(estimate(model, batch, gpu=cards[1], **options))
+        assert json_of(again) == json_of(estimate(model, batch, gpu=cards[1], **options))
 
 
 def test_all_cards_from_a_file(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_all_cards_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "x.trace"
     estimate(Encoder, 8, gpu="T4", **WORDS, save_trace=path)
     cards = [find_device(name) for name in ("T4", "RTX 3060", "A10", "RTX 4060", "H100", "P100 16GB")]
-    assert told(gpus(devices=cards, trace=path)) == told(gpus(Encoder, devices=cards, **WORDS))
+    assert json_of(gpus(devices=cards, trace=path)) == json_of(gpus(Encoder, devices=cards, **WORDS))
 
 
 def test_every_way_saves_the_same(tmp_path: Path) -> None:
@@ -121,16 +121,16 @@ def test_every_way_saves_the_same(tmp_path: Path) -> None:
     explain(MOBILENET, 9, **job, save_trace=tmp_path / "explain")
     estimate(MOBILENET, 9, **job, cache=tmp_path / "cache", save_trace=tmp_path / "kept")
     estimate(MOBILENET, 9, **job, cache=tmp_path / "cache", save_trace=tmp_path / "again")
-    plain = told(max_batch(MOBILENET, **job))
+    plain = json_of(max_batch(MOBILENET, **job))
     for name in ("estimate", "explain", "kept", "again"):
-        assert told(max_batch(gpu="RTX 3060", trace=tmp_path / name)) == plain
+        assert json_of(max_batch(gpu="RTX 3060", trace=tmp_path / name)) == plain
 
 
 def test_a_saved_file_needs_no_torch(tmp_path: Path) -> None:
     """If neither torch nor numpy can be imported, the answer is the same."""
     path = tmp_path / "x.trace"
     max_batch(Encoder, gpu="RTX 3060", **WORDS, save_trace=path)
-    plain = told(max_batch(Encoder, gpu="RTX 4060", **WORDS))
+    plain = json_of(max_batch(Encoder, gpu="RTX 4060", **WORDS))
     code = (
         "import sys\n"
         "for name in ('torch', 'torchvision', 'numpy', 'scipy'):\n"

@@ -27,7 +27,7 @@ def fields_of(kind: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 
-def known(table: tuple[Setting, ...]) -> set[str]:
+def names_in(table: tuple[Setting, ...]) -> set[str]:
     """Return the names in a table, each of which stands there once."""
     names = [setting.name for setting in table]
     assert len(set(names)) == len(names)
@@ -36,22 +36,22 @@ def known(table: tuple[Setting, ...]) -> set[str]:
 
 def test_every_training_argument_has_its_effect() -> None:
     """Each field of TrainingArguments is planned, without effect, stated or refused, and no other is."""
-    assert known(transformers_settings.SETTINGS) == fields_of(transformers.TrainingArguments)
+    assert names_in(transformers_settings.SETTINGS) == fields_of(transformers.TrainingArguments)
 
 
 def test_every_parameter_of_a_trainer_has_its_effect() -> None:
     """Each parameter of Lightning's Trainer stands in the table, and nothing else does."""
     import lightning.pytorch
 
-    assert known(lightning_settings.TRAINER) == parameters_of(lightning.pytorch.Trainer)
+    assert names_in(lightning_settings.TRAINER) == parameters_of(lightning.pytorch.Trainer)
 
 
 def test_every_callback_and_plugin_of_lightning_has_its_effect() -> None:
     """Each callback that Lightning exports stands in its table, and each plugin is of a known kind."""
     from lightning.pytorch import plugins, strategies
 
-    assert set(callbacks.__all__) <= known(lightning_settings.CALLBACKS)
-    assert known(lightning_settings.CALLBACKS) - set(callbacks.__all__) == {"BatchSizePlanner"}
+    assert set(callbacks.__all__) <= names_in(lightning_settings.CALLBACKS)
+    assert names_in(lightning_settings.CALLBACKS) - set(callbacks.__all__) == {"BatchSizePlanner"}
     # Any other precision is refused; of the rest, batch norm across processes are read from the strategy,
     # and the way of writing checkpoints has no effect.
     precisions = {name for name in plugins.__all__ if name.endswith("Precision")}
@@ -63,7 +63,7 @@ def test_every_callback_and_plugin_of_lightning_has_its_effect() -> None:
 
 def test_every_parameter_of_an_accelerator_has_its_effect() -> None:
     """Each parameter of Accelerator stands in the table, and nothing else does."""
-    assert known(accelerate_settings.SETTINGS) == parameters_of(accelerate.Accelerator)
+    assert names_in(accelerate_settings.SETTINGS) == parameters_of(accelerate.Accelerator)
 
 
 def test_every_handler_of_accelerate_has_its_effect() -> None:
@@ -76,10 +76,10 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
         if inspect.isclass(kind) and issubclass(kind, handlers.KwargsHandler)
     }
     plugins = {"KwargsHandler", "GradientAccumulationPlugin", "TorchDynamoPlugin"}
-    assert {*accelerate_settings.HANDLERS, *known(accelerate_settings.OTHER_HANDLERS)} == kinds - plugins
-    assert known(accelerate_settings.DDP) == fields_of(handlers.DistributedDataParallelKwargs)
-    assert known(accelerate_settings.AUTOCAST) == fields_of(handlers.AutocastKwargs)
-    assert known(accelerate_settings.SCALER) == fields_of(handlers.GradScalerKwargs)
+    assert {*accelerate_settings.HANDLERS, *names_in(accelerate_settings.OTHER_HANDLERS)} == kinds - plugins
+    assert names_in(accelerate_settings.DDP) == fields_of(handlers.DistributedDataParallelKwargs)
+    assert names_in(accelerate_settings.AUTOCAST) == fields_of(handlers.AutocastKwargs)
+    assert names_in(accelerate_settings.SCALER) == fields_of(handlers.GradScalerKwargs)
 
 
 @pytest.mark.parametrize(

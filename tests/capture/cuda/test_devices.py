@@ -94,8 +94,8 @@ def more(self, x):
     return self.wide * x.mean()
 """
     trace = trace_file(tmp_path, body)
-    kept = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
-    assert kept.count(WIDE) == 1
+    sizes = [e.size_bytes for e in trace.events if isinstance(e, Alloc) and e.category is Category.PARAMETER]
+    assert sizes.count(WIDE) == 1
 
 
 @pytest.mark.parametrize("moved", ["self.wide.cuda()", "self.wide.to(x.device)", "self.wide.to(x)"])
@@ -172,10 +172,10 @@ def test_values_that_were_put_on_the_gpu_are_known(tmp_path: Path) -> None:
     body = """
 def __init__(self):
     super().__init__()
-    self.kept = (torch.arange(8) < 3).cuda()
+    self.columns = (torch.arange(8) < 3).cuda()
 
 def more(self, x):
-    return x[:, self.kept]
+    return x[:, self.columns]
 """
     assert born(trace_file(tmp_path, body), "index.Tensor") == [4 * 3 * 4]
 

@@ -85,10 +85,10 @@ def code(folder: Path, name: str) -> str:
 @pytest.mark.parametrize("name", ["same", "make"])
 def test_a_function_is_the_loss(folder: Path, name: str) -> None:
     """A function of output and target, or one that a factory gives, is traced as if written into the loop."""
-    own, known = estimated(folder, code(folder, name)), estimated(folder, "cross_entropy")
+    own, builtin = estimated(folder, code(folder, name)), estimated(folder, "cross_entropy")
     assert own["job"]["loss"] == code(folder, name)
     for key in ("peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib", "breakdown_mib"):
-        assert own[key] == known[key]
+        assert own[key] == builtin[key]
 
 
 def test_a_loss_of_the_output_alone_needs_no_target(folder: Path) -> None:
@@ -102,8 +102,8 @@ def test_a_loss_of_the_output_alone_needs_no_target(folder: Path) -> None:
 @pytest.mark.parametrize(("name", "copies"), [("Weighted", 1), ("Centers", 1)])
 def test_what_a_criterion_holds_is_memory(folder: Path, name: str, copies: int) -> None:
     """Buffers and parameters of the criterion are on the GPU; its parameters are trained with the model's."""
-    own, known = estimated(folder, code(folder, name)), estimated(folder, "cross_entropy")
-    more = own["breakdown_mib"]["parameters"] - known["breakdown_mib"]["parameters"]
+    own, builtin = estimated(folder, code(folder, name)), estimated(folder, "cross_entropy")
+    more = own["breakdown_mib"]["parameters"] - builtin["breakdown_mib"]["parameters"]
     assert more == pytest.approx(copies * MIB, abs=0.002)
     trained = "of the loss" in " ".join(own["assumptions"])
     assert trained is (name == "Centers")

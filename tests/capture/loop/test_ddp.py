@@ -26,13 +26,13 @@ class Births(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.heard: list[str] = []
+        self.lines: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = str(func).split(".")[1]
         if name in ("empty", "cat") and out.dtype is torch.float32 and out.dim() == 1:
-            self.heard.append(f"{name} {out.numel()}")
+            self.lines.append(f"{name} {out.numel()}")
         return out
 
 
@@ -40,11 +40,11 @@ def train(model: nn.Module, before_forward: Callable[[], None], births: Births) 
     """Three steps, as scripts do them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
     for _ in range(3):
-        births.heard.append("forward")
+        births.lines.append("forward")
         optimizer.zero_grad()
         before_forward()
         output = model(torch.ones(2, 1024))
-        births.heard.append("backward")
+        births.lines.append("backward")
         output.sum().backward()
         optimizer.step()
 
@@ -73,9 +73,9 @@ def test_buckets_are_those_of_torch(group: None, as_view: bool) -> None:
         closing(Buckets(model, job_of("1024", ddp_bucket_view=as_view), lambda _, __: None)) as ours,
     ):
         train(model, ours.before_forward, emulated)
-    assert emulated.heard == real.heard
+    assert emulated.lines == real.lines
     mib = 2**18  # elements of float32
-    assert real.heard == [
+    assert real.lines == [
         f"cat {9 * 4 * mib + 4 * 1024}",  # parameters and buffers, broadcast once
         f"empty {9 * 4 * mib + 2 * 1024}",  # one bucket of all gradients
         "forward",

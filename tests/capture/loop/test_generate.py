@@ -69,14 +69,14 @@ class Shapes(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.heard: list[str] = []
+        self.lines: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = str(func).split(".")[1]
         if name in ("mm", "bmm", "argmax", "cat") or "attention" in name:
             first = out if isinstance(out, Tensor) else out[0]
-            self.heard.append(f"{name} {tuple(first.shape)}")
+            self.lines.append(f"{name} {tuple(first.shape)}")
         return out
 
 
@@ -106,25 +106,25 @@ def test_the_loop_is_that_of_transformers(
     with ours:
         inputs = {"input_ids": prompt, "attention_mask": mask}
         run_generation(model, plan, lambda: ((), inputs, None), lambda *_: None, LoopRuntime())
-    assert ours.heard == theirs.heard
-    assert sum(line.startswith("argmax") for line in ours.heard) == 7
+    assert ours.lines == theirs.lines
+    assert sum(line.startswith("argmax") for line in ours.lines) == 7
     assert given[0].tolist() == expected.tolist()
 
 
 @pytest.fixture
 def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of tokens of the first layer's keys each time they grow."""
-    heard: list[int] = []
+    counts: list[int] = []
     update = transformers.DynamicCache.update
 
-    def listen(cache: Any, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+    def append(cache: Any, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
         outcome = update(cache, keys, values, layer, *args, **kwargs)
         if layer == 0:
-            heard.append(cache.layers[0].keys.shape[-2])
+            counts.append(cache.layers[0].keys.shape[-2])
         return outcome
 
-    monkeypatch.setattr(transformers.DynamicCache, "update", listen)
-    return heard
+    monkeypatch.setattr(transformers.DynamicCache, "update", append)
+    return counts
 
 
 def test_the_cache_grows_by_one_token_at_a_time(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

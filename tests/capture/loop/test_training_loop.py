@@ -13,7 +13,7 @@ from planner.capture.loop.training_loop import run_loop
 from planner.jobs import ClipGradients, Job, Mode, ZeroGrad
 from planner.program.events import Alloc, Category, Phase, PhaseStart, validate
 from planner.report.assumptions import run_assumptions
-from tests.calibration.test_training_loop import heard_on_cpu, heard_on_meta
+from tests.calibration.test_training_loop import calls_on_cpu, calls_on_meta
 from tests.helpers.models import job_of, story_of_tensors, trace_of
 from tests.helpers.probes import training
 from tests.report.test_text import budget, estimated
@@ -257,7 +257,7 @@ def test_gradients_are_clipped_before_the_optimizer_uses_them(how: str, largest:
 )
 def test_real_tensors_run_the_very_loop_that_is_traced(fields: dict[str, object]) -> None:
     """With each option phases and operators come in the same order on a device and on meta."""
-    on_cpu, on_meta = heard_on_cpu(training(**fields)), heard_on_meta(training(**fields))
+    on_cpu, on_meta = calls_on_cpu(training(**fields)), calls_on_meta(training(**fields))
     # Before the first batch, where the model is wrapped, only one of the two writes down operators.
     assert on_cpu[on_cpu.index("1 inputs") :] == on_meta[on_meta.index("1 inputs") :]
 

@@ -159,17 +159,17 @@ def test_kept_are_parameters_and_gradients_in_the_blocks_they_got() -> None:
     assert resident_bytes_after(TRACE) == 100 * MIB
 
 
-def nothing_kept(name: str) -> ResidentModel:
+def nothing_resident(name: str) -> ResidentModel:
     return ResidentModel(name, 0)
 
 
 def test_stored_peaks_name_the_models_that_they_hold() -> None:
     """The notebook's figures of ResNet-50 hold the CNN and VGG16-BN; batch 64 has none."""
-    measured = find_measured(load_measured(), "resnet50", 128, nothing_kept)
+    measured = find_measured(load_measured(), "resnet50", 128, nothing_resident)
     assert measured is not None
     assert (measured.printed_bytes, measured.reserved_bytes) == (11738.2 * MIB, 12982.0 * MIB)
     assert measured.residents == (ResidentModel("cnn", 0), ResidentModel("vgg16_bn", 0))
-    assert find_measured(load_measured(), "resnet50", 64, nothing_kept) is None
+    assert find_measured(load_measured(), "resnet50", 64, nothing_resident) is None
 
 
 def test_every_model_that_is_named_as_kept_is_in_the_catalogue() -> None:
@@ -181,7 +181,7 @@ def test_every_model_that_is_named_as_kept_is_in_the_catalogue() -> None:
 
 def test_measured_is_put_together_from_figures() -> None:
     """The printed peak, and what is left of it."""
-    truth = find_measured(load_measured(), "cnn", 128, nothing_kept)
+    truth = find_measured(load_measured(), "cnn", 128, nothing_resident)
     assert truth is not None
     truth = replace(truth, residents=(ResidentModel("x", MIB),))
     assert (truth.allocated_bytes, truth.own_reserved_bytes) == (530.9 * MIB - MIB, 603.0 * MIB)

@@ -12,18 +12,16 @@ from .options import (
     OptionKind as OptionKind, reset_options as reset_options,
 )
 from .parse import (
-    DTYPES as DTYPES, SOURCES as SOURCES, check_count as check_count, freeze as freeze,
-    is_argument_name as is_argument_name, is_code as is_code, nearest as nearest, parse_loss as parse_loss,
-    parse_model_arg as parse_model_arg, parse_tensor_spec as parse_tensor_spec, shown as shown,
-    split_model as split_model,
+    SOURCES as SOURCES, check_count as check_count, freeze as freeze, is_argument_name as is_argument_name,
+    is_code as is_code, nearest as nearest, parse_model_arg as parse_model_arg,
+    parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
 )
 from .resolve import (
-    complete_job as complete_job, default_impl as default_impl,
-    is_completed_by_library as is_completed_by_library, merge_job as merge_job, resolve_job as resolve_job,
+    complete_job as complete_job, is_completed_by_library as is_completed_by_library, merge_job as merge_job,
+    resolve_job as resolve_job,
 )
 from .yaml_fields import (
-    ANY_SOURCE as ANY_SOURCE, OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources,
-    parse_entry as parse_entry, read_alloc_conf as read_alloc_conf, read_arguments as read_arguments,
-    read_count as read_count, read_items as read_items, read_model as read_model,
-    read_options as read_options,
+    OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources, parse_entry as parse_entry,
+    read_alloc_conf as read_alloc_conf, read_arguments as read_arguments, read_count as read_count,
+    read_items as read_items, read_model as read_model, read_options as read_options,
 )

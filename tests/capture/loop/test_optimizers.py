@@ -12,7 +12,8 @@ from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
-from planner.jobs import ClipGradients, Job, Mode, Optimizer, OptimizerImpl, default_impl, merge_job
+from planner.jobs import ClipGradients, Job, Mode, Optimizer, OptimizerImpl, merge_job
+from planner.jobs.resolve import default_impl
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, job_of, trace_of

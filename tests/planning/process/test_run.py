@@ -8,7 +8,8 @@ import torch
 from planner.allocator.config import MemoryLimits
 from planner.allocator.replay import replay_trace
 from planner.errors import ModelError
-from planner.jobs import DTYPES, Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
+from planner.jobs import Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
+from planner.jobs.parse import DTYPES
 from planner.planning.process.model import (
     ITEM_BYTES,
     Account,

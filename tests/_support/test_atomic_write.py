@@ -59,7 +59,7 @@ def test_a_pipe_stays_one(write: Write, tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line, with no partial file beside it."""
     file = tmp_path / "kept"
     file.write_bytes(b"old")

@@ -20,7 +20,7 @@ def test_capacity_may_be_filled_exactly() -> None:
     )
 
 
-def test_free_segments_are_released_and_cuda_asked_again() -> None:
+def test_free_segments_are_released_before_a_retry() -> None:
     """Beyond the capacity wholly free segments go, large before small, by size; one retry counts."""
     history: list[Step] = [("a", 512), ("b", mib(14)), ("c", mib(12)), ("d", mib(3)), "-a", "-b", "-c"]
     assert replay(*history, ("e", mib(17.5)), capacity=mib(63)) == Result(

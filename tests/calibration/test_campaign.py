@@ -208,7 +208,7 @@ def test_a_guess_needs_two_runs_that_lived_and_grew() -> None:
     assert guess_limit([small, replace(large, peak_allocated_bytes=900 * MIB)], 2900 * MIB) is None
 
 
-def test_a_run_that_died_is_told_as_such() -> None:
+def test_a_run_that_died_is_named_as_such() -> None:
     """No memory is a result and reads like one."""
     dead = replace(RUN, oom=True, settings=replace(RUN.settings, allocator_cap_bytes=8192 * MIB))
     assert describe(dead) == "torchvision:resnet18 batch 32 under 8,192 MiB: out of memory"
@@ -412,7 +412,7 @@ def test_a_verification_says_how_far_off_the_estimate_was() -> None:
         (60, {}, False, True),  # predicted not to fit with this confidence, and ran
     ],
 )
-def test_a_verification_tells_whether_the_confidence_held(
+def test_a_verification_shows_whether_the_confidence_held(
     batch: int, seen: dict[str, object], agrees: bool, holds: bool
 ) -> None:
     """It is broken by a death, or a process beyond its bound, of a batch predicted to fit."""

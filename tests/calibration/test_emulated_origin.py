@@ -51,7 +51,7 @@ def emulated_calibration(fit: Fit | NoFit = FIT) -> Calibration:
     return replace(known, key=EMULATED_KEY, source="emulated", includes_context=False, points=runs)
 
 
-def test_the_name_tells_the_origin() -> None:
+def test_the_name_shows_the_origin() -> None:
     """The names that emulated GPUs get end in a word that no real one has, and are of the same card."""
     name = describe_gpu(CARD).split(";")[0].removeprefix("name=")
     assert is_emulated(name) and origin_of(name) == "emulated"

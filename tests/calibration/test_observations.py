@@ -19,7 +19,7 @@ def test_an_observation_survives_json() -> None:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_older_runs_say_of_their_settings_what_is_said_of_jobs(flag: bool) -> None:
+def test_older_runs_have_the_benchmark_mode_among_their_settings(flag: bool) -> None:
     """cuDNN's benchmark mode stood among the settings of a run."""
     older = observation_to_json(RUN)
     older["settings"]["cudnn_benchmark"] = flag

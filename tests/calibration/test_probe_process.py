@@ -55,7 +55,7 @@ def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     ],
 )
-def test_what_goes_wrong_in_the_process_is_told_outside(
+def test_errors_in_the_process_are_raised_outside(
     tmp_path: Path, code: str, kind: type[Exception] | None, words: str
 ) -> None:
     """Errors keep their class and words across the process, prints do not disturb, a death is an error."""
@@ -119,7 +119,7 @@ def test_the_context_is_read_at_the_end_and_the_peak_on_the_way(monkeypatch: pyt
     assert run.marks == [(7, 1, Phase.FORWARD), (7, 3, Phase.END)]
 
 
-def test_a_loop_too_short_to_load_all_kernels_tells_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_too_short_to_load_all_kernels_has_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """After fewer than three steps, or without NVML, the later context is not known, and is None."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_stats", dict)

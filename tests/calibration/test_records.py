@@ -238,7 +238,7 @@ def test_a_history_is_read_whole_and_can_be_replayed(tmp_path: Path) -> None:
         ({"model": "local:lstm"}, "local:lstm: the planner has no such model"),
     ],
 )
-def test_what_no_job_says_yet_is_set_aside_with_its_reason(
+def test_records_that_no_job_expresses_are_skipped_with_a_reason(
     tmp_path: Path, what: dict[str, object], reason: str
 ) -> None:
     """The other records are read; this one is named by file, line and reason."""

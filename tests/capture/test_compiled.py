@@ -103,7 +103,7 @@ def test_a_copy_of_a_live_module_is_compiled_as_the_module_is() -> None:
     assert "planned as eager code (Linear)" in notes_of(live.build)
 
 
-def test_kept_and_saved_traces_carry_the_note(tmp_path: Path) -> None:
+def test_cached_and_saved_traces_carry_the_note(tmp_path: Path) -> None:
     """A plan from a cached trace and one from a saved trace carry the note as well."""
     file = tmp_path / "net.py"
     file.write_text(

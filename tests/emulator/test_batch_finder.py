@@ -168,7 +168,7 @@ def test_only_multiples_are_run() -> None:
     assert runs.on_gpu[plan.largest + 24].outcome is Outcome.DOES_NOT_FIT
 
 
-def test_a_data_set_smaller_than_the_batch_is_told() -> None:
+def test_a_data_set_smaller_than_the_batch_is_noted() -> None:
     """Memory does not change with the batch size any more; one line notes it."""
     runs = HandRuns(lambda batch: training(min(batch, 40)), gpu(4096))
     finder = BatchFinder(runs, 1)

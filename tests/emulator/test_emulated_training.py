@@ -137,7 +137,7 @@ def test_out_of_memory_names_module_and_line(emulator: Emulator) -> None:
     assert failure["requested_mib"] == 1226.0
 
 
-def test_out_of_memory_in_the_backward_pass_is_told(emulator: Emulator) -> None:
+def test_out_of_memory_in_the_backward_pass_is_reported(emulator: Emulator) -> None:
     """Autograd's thread has no line of the script: the main thread's is named."""
     code = """
 x = torch.empty(2**28, device="cuda", requires_grad=True)
@@ -168,7 +168,7 @@ def test_a_script_that_fails_for_another_reason_is_no_answer(emulator: Emulator)
     assert "ended with exit code 7, and not for want of GPU memory" in done.stderr
 
 
-def test_the_command_ends_after_the_steps_that_were_asked_for(emulator: Emulator) -> None:
+def test_the_command_ends_after_the_requested_steps(emulator: Emulator) -> None:
     """A script of a thousand steps takes as long as three."""
     code = "train(torchvision.models.resnet18(num_classes=10), 8, steps=1000)"
     answer = emulator.run(code, "--gpu", "L4", "--stop-after", "3")
@@ -203,7 +203,7 @@ print("peaks", peaks, file=sys.stderr)
     assert [int(step["peak_allocated_mib"]) for step in steps] == [100, 50, 30, 40]
 
 
-def test_libraries_are_loaded_whatever_asks_for_a_gpu_first(emulator: Emulator) -> None:
+def test_libraries_are_loaded_whatever_uses_a_gpu_first(emulator: Emulator) -> None:
     """NVML's Python binding sees the described card without torch."""
     code = """
 sys.modules.pop("torch")

@@ -76,7 +76,7 @@ show(load.gpu, load.memory, pynvml.nvmlDeviceGetPowerUsage(card), pynvml.nvmlDev
     assert call(nvml, code) == [0, 0, 0, 0, 0, True]
 
 
-def test_the_newer_form_of_memory_tells_what_no_program_gets(nvml: Path) -> None:
+def test_the_newer_form_of_memory_shows_what_no_program_gets(nvml: Path) -> None:
     """Total is reserved, used and free."""
     code = """
 memory = pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)

@@ -38,14 +38,14 @@ def test_wrong_usage_is_one_line(arguments: list[str], line: str, tmp_path: Path
     assert line in done.stderr
 
 
-def test_a_command_without_a_gpu_is_told(tmp_path: Path) -> None:
+def test_a_command_without_a_gpu_is_an_error(tmp_path: Path) -> None:
     """A script that never touches CUDA shows nothing about a GPU; exit code 3."""
     done = planner_run("--gpu", "L4", "--", sys.executable, "-c", "print('hello')", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "hello\n")
     assert "it ended without using a GPU; check that it trains on cuda" in done.stderr
 
 
-def test_a_command_that_fails_before_it_uses_a_gpu_is_told_apart(tmp_path: Path) -> None:
+def test_a_command_that_fails_before_it_uses_a_gpu_is_distinguished(tmp_path: Path) -> None:
     """Its own message stands above; exit code 3."""
     done = planner_run("--gpu", "L4", "--", sys.executable, "-c", "exit(5)", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")

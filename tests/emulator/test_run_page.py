@@ -67,7 +67,7 @@ def test_the_breakdown_is_that_of_the_run(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
-def test_parameters_gradients_and_optimizer_state_are_told_by_address(run: Run) -> None:
+def test_parameters_gradients_and_optimizer_state_follow_from_addresses(run: Run) -> None:
     """Blocks that are split off exactly: their sum is what the tensors of the model and of Adam hold."""
     code = """
     layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(4)]
@@ -128,7 +128,7 @@ for step in range(2):
     assert ends["optimizer"] - ends["backward"] >= 2 * weights
 
 
-def test_inputs_by_keyword_are_told(run: Run) -> None:
+def test_inputs_by_keyword_are_inputs(run: Run) -> None:
     """A model of transformers is called with keywords."""
     code = """
 class Net(torch.nn.Module):

@@ -142,7 +142,7 @@ def test_the_evaluation_comes_after_the_smaller_batch(
     assert story(trace) == story(really_run(replace(job, steps=5), sizes, monkeypatch))
 
 
-def test_notes_tell_what_was_played() -> None:
+def test_notes_name_what_was_played() -> None:
     """With the sizes of this batch."""
     tracer = traces(training())
 
@@ -203,7 +203,7 @@ class Fussy(nn.Module):
         return self.first(x)
 
 
-def test_a_last_batch_that_fails_is_told_of() -> None:
+def test_a_last_batch_that_fails_is_reported() -> None:
     """The rest of the epoch is planned without it."""
     job = job_of("16", mode=Mode.TRAIN, steps=3, dataset_size=65)
     trace = with_last_batch(job, 64, traces(job, Fussy))

@@ -86,7 +86,7 @@ def test_a_buffer_that_is_concatenated_to_grows() -> None:
     assert [site.site.op for site in growth.sites] == ["aten.cat.default"]
 
 
-def test_reference_cycles_are_told_apart() -> None:
+def test_reference_cycles_are_distinguished() -> None:
     """Memory that only cycles hold grows until the collector runs, and is named garbage."""
     growth = growth_of(Cyclic)
     assert growth.is_garbage
@@ -127,7 +127,7 @@ def test_buffers_made_late_are_no_growth() -> None:
     assert growth_of(Lazy) is None
 
 
-def test_two_steps_tell_nothing() -> None:
+def test_two_steps_show_nothing() -> None:
     """The second step may make what stays; only a third shows that it does not stop."""
     assert growth_of(with_hook, steps=2) is None
 

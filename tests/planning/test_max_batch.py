@@ -156,7 +156,7 @@ def with_workspaces(size: Size, batch: int) -> Trace:
 
 
 @pytest.mark.parametrize("capacity_mib", range(1000, 1400, 25))
-def test_workspaces_that_no_neighbour_tells(capacity_mib: int) -> None:
+def test_workspaces_that_no_neighbour_predicts(capacity_mib: int) -> None:
     """If scratch memory jumps from each batch size to the next, as cuDNN's may, the answer still fits by its
     own trace, and the batch that is reported to fail does not.
     """

@@ -117,7 +117,7 @@ def net(tmp_path: Path) -> str:
     return f"{tmp_path}/net.py:Net"
 
 
-def test_kept_traces_are_told_apart(net: str, tmp_path: Path) -> None:
+def test_cached_traces_are_distinguished(net: str, tmp_path: Path) -> None:
     """Fresh, cached, and read again, an answer is that of its own text; the workspaces are the difference."""
     peaks = {}
     for text in ("", ":4096:8", ":0:0"):

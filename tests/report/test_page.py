@@ -164,7 +164,7 @@ def test_pages_may_pass_the_cap() -> None:
     assert curve.cards[0].points[0].peak_reserved_bytes == 40 * MIB
 
 
-def test_the_card_asked_for_is_chosen(tmp_path: Path) -> None:
+def test_the_requested_card_is_chosen(tmp_path: Path) -> None:
     """Every card has its own largest batch; the one of the options stands among them, known or not."""
     path = saved(tmp_path)
     cards = load_devices()[-3:]

@@ -26,7 +26,7 @@ from tests.store.test_codec import ABOUT, PROGRAM
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_an_answer_that_finds_no_room_is_told_in_one_line() -> None:
+def test_an_answer_that_finds_no_room_is_one_line() -> None:
     """Standard output on a full disk: exit code 4, as for a file that cannot be written, and no traceback."""
     command = [sys.executable, "-m", "planner", "devices", "--json"]
     with Path("/dev/full").open("w") as full:
@@ -37,7 +37,7 @@ def test_an_answer_that_finds_no_room_is_told_in_one_line() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(("words", "code"), [("devices l4", 0), ("devices zzz", 1), ("devices --what", 2)])
-def test_the_exit_code_tells_where_nobody_listens(words: str, code: int, streams: str) -> None:
+def test_the_exit_code_is_right_where_nobody_reads(words: str, code: int, streams: str) -> None:
     """Without standard error, or where errors find no room."""
     line = f'"{sys.executable}" -m planner {words} {streams}'
     assert subprocess.run(line, shell=True, capture_output=True).returncode == code

@@ -88,7 +88,7 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.trace"))
 
 
-def test_kept_answers_are_the_answers(model: Path) -> None:
+def test_cached_answers_are_the_answers(model: Path) -> None:
     """From an empty cache and from a full one the same as without, on cards with other figures as well."""
     folder = model.parent / "cache"
     amp = NET | {"optimizer": "adamw", "precision": "amp-fp16"}
@@ -105,7 +105,7 @@ def test_kept_answers_are_the_answers(model: Path) -> None:
         assert json_of(estimate(name, 7, **options, cache=folder)) == json_of(estimate(name, 7, **options))
 
 
-def test_all_cards_from_kept_traces(model: Path) -> None:
+def test_all_cards_from_cached_traces(model: Path) -> None:
     """The table of cards is the same from cached traces, when they are made and when they are read."""
     folder = model.parent / "cache"
     few = [find_device(name) for name in ("T4", "RTX 3060", "A10")]
@@ -148,7 +148,7 @@ def test_a_planned_job_needs_no_torch(
     assert without_torch(f"{command} --gpu-mib 2000 --no-cache", model.parent / "home").returncode != 0
 
 
-def test_completed_jobs_are_kept(tmp_path: Path) -> None:
+def test_completed_jobs_are_cached(tmp_path: Path) -> None:
     """A job whose inputs its library declares is known the next time without the library."""
     pytest.importorskip("timm")
     options: dict[str, Any] = {"model_arg": ["num_classes=10"]}
@@ -178,7 +178,7 @@ def test_settings_of_torch_that_no_key_holds(tmp_path: Path) -> None:
 # ---- what decides a trace
 
 
-def test_keys_tell_jobs_apart(model: Path) -> None:
+def test_keys_distinguish_jobs(model: Path) -> None:
     """Each field of a job, the file and the modules beside it make another key; the same again the same."""
     job = Job("model.py:Net")
     key = fingerprint_of(job)
@@ -204,7 +204,7 @@ def test_keys_tell_jobs_apart(model: Path) -> None:
         "import a_module_that_is_nowhere",
     ],
 )  # fmt: skip
-def test_files_that_may_look_at_anything_are_not_kept(model: Path, line: str) -> None:
+def test_files_that_may_look_at_anything_are_not_cached(model: Path, line: str) -> None:
     """A model that reads files, names modules at run time, or imports unknown ones has no key."""
     assert file_digest(model) is not None
     model.write_text(f"{MODEL}\n{line}\n")

@@ -166,7 +166,7 @@ def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
         max_batch(gpu_mib=500, trace=above)
 
 
-def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
+def test_a_job_with_a_library_is_saved_as_one_trace(tmp_path: Path) -> None:
     """A job whose workspaces come from a library is saved as lines with the scratch memory of two batch
     sizes, with a note; nothing builds its programs.
     """
@@ -185,7 +185,7 @@ def test_where_a_library_is_asked_one_trace_is_saved(tmp_path: Path) -> None:
     assert scratch(tmp_path / "x.trace", 7, Target((8, 6), 28)) == ([7 * 512], (note,))
 
 
-def test_a_refused_sample_is_told_of(tmp_path: Path) -> None:
+def test_a_refused_sample_is_noted(tmp_path: Path) -> None:
     """A file notes its limits: a batch of one that the model refuses has the kernels of two."""
     path = tmp_path / "x.trace"
     estimate(Paired, 2, **FLAT, save_trace=path)
@@ -274,7 +274,7 @@ def test_older_files_plan_as_before(tmp_path: Path) -> None:
         scratch(path, 6, Target((8, 6), 28))
 
 
-def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
+def test_a_program_depends_on_batch_and_multiprocessors(tmp_path: Path) -> None:
     """Kernels take the bytes of their terms, in the case that answers."""
     path = written(tmp_path, LOOPS)
     assert scratch(path, 7, Target((8, 6), 28)) == ([4096, 7168, 28 * 512], ())
@@ -296,7 +296,7 @@ def test_a_loop_asks_batch_and_multiprocessors(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_loop_does_not_know_is_told(tmp_path: Path) -> None:
+def test_the_limits_of_a_program_are_noted(tmp_path: Path) -> None:
     """Beyond its batch sizes and its GPUs it gives its nearest values, and a note."""
     path = written(tmp_path, LOOPS)
     lack = (

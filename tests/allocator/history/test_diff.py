@@ -182,14 +182,14 @@ def test_what_the_gpu_does_not_make_is_a_tensor_or_scratch() -> None:
     assert difference.traced.alone_bytes == 8 * MIB + 1024
 
 
-def test_a_workspace_as_large_as_the_result_is_told_from_it() -> None:
+def test_a_workspace_as_large_as_the_result_is_distinguished() -> None:
     """The result is, of two blocks of the same size, the one with the traced life."""
     difference = against(SAME[0], (8 * MIB, None), (8 * MIB, 3), (8 * MIB, 5), (1024, 5), SAME[4])
     assert [(extra.kind, extra.birth) for extra in difference.extras] == [(Kind.WORKSPACE, 2)]
     assert difference.lives == ()
 
 
-def test_a_life_that_ends_elsewhere_is_told() -> None:
+def test_a_life_that_ends_elsewhere_is_reported() -> None:
     """A block that both have and that dies after one more birth than traced outlives it by one."""
     difference = against(SAME[0], SAME[1], (8 * MIB, None), SAME[3], SAME[4])
     assert difference.extras == ()
@@ -217,7 +217,7 @@ def difference_text(difference: Difference, top: int) -> str:
     return render_plain(Document.of(*difference_sections(difference, top)))
 
 
-def test_repeated_extras_are_told_once() -> None:
+def test_repeated_extras_are_reported_once() -> None:
     """Equal extras of several steps are one group, and the text states which steps."""
     extra = UnmatchedBlock(
         Kind.WORKSPACE, 2, 6 * MIB, 1, Phase.FORWARD, "a.conv", CONV, "net.py:3 forward", False
@@ -236,7 +236,7 @@ def test_repeated_extras_are_told_once() -> None:
     assert "  - workspace: recorded, gone before the next block that both have" in text
 
 
-def test_a_model_that_was_there_before_the_recording_is_told_in_one_line() -> None:
+def test_a_model_that_was_there_before_the_recording_is_one_line() -> None:
     """The blocks of the set-up that a late recording lacks are summed up."""
     parameters = [
         UnmatchedBlock(Kind.TENSOR, index, 512 * index, 0, Phase.SETUP, "a", "to", "", True)
@@ -247,7 +247,7 @@ def test_a_model_that_was_there_before_the_recording_is_told_in_one_line() -> No
     assert "setup, to" not in text
 
 
-def test_sameness_is_said() -> None:
+def test_sameness_is_reported() -> None:
     """If there is nothing to report, the text notes it."""
     text = difference_text(against(*SAME), 5)
     assert text.endswith("\n\nTrace and recording are the same, block by block")

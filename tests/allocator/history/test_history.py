@@ -89,7 +89,7 @@ def test_a_history_that_the_simulator_agrees_with_has_no_difference() -> None:
         ),
     ],
 )
-def test_the_first_difference_is_told_in_words(place: int, event: tuple[str, int, int], words: str) -> None:
+def test_the_first_difference_is_named_in_words(place: int, event: tuple[str, int, int], words: str) -> None:
     """One event changed: the sentence names it, what torch did and what the simulator did."""
     changed = [*PLAIN]
     changed[place] = event

@@ -70,7 +70,7 @@ def test_our_own_file_is_read(tmp_path: Path) -> None:
     assert load_recording(path, JOB, 8) == recording_of(HISTORY, str(path))
 
 
-def test_what_began_late_is_said() -> None:
+def test_a_late_beginning_is_noted() -> None:
     """A death without a birth, and marks that are not there, are noted; the reserved peak is not believed."""
     late = replace(HISTORY, events=HISTORY.events[2:], marks=())
     record = recording_of(late, "x")
@@ -108,7 +108,7 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [b"r\xff\xff\xff\x1f", b"p536870911\n"])
-def test_a_snapshot_that_asks_for_all_memory_is_refused(put: bytes, tmp_path: Path) -> None:
+def test_a_snapshot_that_takes_all_memory_is_refused(put: bytes, tmp_path: Path) -> None:
     """A few bytes that remember an object at place 2**29 would take 8 GiB, wherever they stand."""
     texts = b"\x8c\x03abcX\x02\x00\x00\x00xyK\x07"
     path = tmp_path / "hostile.pickle"
@@ -193,7 +193,7 @@ def test_damaged_pickles_are_refused_or_read(
             assert "\n" not in str(error)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     """In one line."""
     path = tmp_path / "none"
     with pytest.raises(DataFileError, match="none: cannot read the history: No such file or directory"):

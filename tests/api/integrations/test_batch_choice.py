@@ -26,7 +26,7 @@ def test_split(samples: int, most: int, multiple: int, expected: Split) -> None:
 
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
-def test_split_never_exceeds_what_is_asked(samples: int, most: int, multiple: int) -> None:
+def test_split_never_exceeds_the_request(samples: int, most: int, multiple: int) -> None:
     """A split has no more samples than requested, fits, and a good divisor makes it exact."""
     groups = split(samples, most, multiple)
     assert 1 <= groups.batch <= most
@@ -38,7 +38,7 @@ def test_split_never_exceeds_what_is_asked(samples: int, most: int, multiple: in
 
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))
-def test_split_up_is_at_least_what_is_asked(samples: int, most: int, multiple: int) -> None:
+def test_split_up_is_at_least_the_request(samples: int, most: int, multiple: int) -> None:
     """An effective batch that may grow grows by less than the rounding of its micro-batches."""
     groups = split_up(samples, most, multiple)
     assert 1 <= groups.batch <= most

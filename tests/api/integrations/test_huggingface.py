@@ -76,7 +76,7 @@ def test_the_effective_batch_stays(model: Any, tmp_path: Any) -> None:
     assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (8, 4)
 
 
-def test_the_effective_batch_grows_where_asked(model: Any, tmp_path: Any) -> None:
+def test_the_effective_batch_grows_on_request(model: Any, tmp_path: Any) -> None:
     """With `grow` the batch is the largest without retries of the same job by hand, without accumulation."""
     given = arguments(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=4)
     assert planned(model, given, grow=True) == (by_hand().comfortable_batch, 1)

@@ -93,7 +93,7 @@ def test_every_handler_of_accelerate_has_its_effect() -> None:
         lightning_settings.CALLBACKS,
     ],
 )
-def test_what_is_said_is_one_sentence(table: tuple[Setting, ...]) -> None:
+def test_each_text_is_one_sentence(table: tuple[Setting, ...]) -> None:
     """A setting that is stated or refused has one line of text; any other has none."""
     for setting in table:
         has_text = setting.effect in (Effect.STATED, Effect.REFUSED)

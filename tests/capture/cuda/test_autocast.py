@@ -198,7 +198,7 @@ def test_without_a_region_nothing_is_cast() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta"])
-def test_models_switch_autocast_off_and_ask_about_it(device: str) -> None:
+def test_models_switch_autocast_off_and_query_it(device: str) -> None:
     """A region inside the region counts, whether it names cuda or the device of its tensors."""
     with region(BRAIN):
         assert torch.is_autocast_enabled(device)

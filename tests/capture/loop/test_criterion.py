@@ -133,7 +133,7 @@ def test_what_is_no_loss_is_refused(folder: Path, name: str, kind: type[Exceptio
         estimated(folder, code(folder, name))
 
 
-def test_a_missing_target_is_asked_for(folder: Path) -> None:
+def test_a_missing_target_is_an_error(folder: Path) -> None:
     """A loss of two arguments needs a target, which only its code shows."""
     with pytest.raises(UsageError, match="takes an output and a target; give one sample, such as --target"):
         estimated(folder, code(folder, "same"), target=None)
@@ -160,7 +160,7 @@ def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
     assert planner.gpus(model, 8, filter="L4", **job).to_dict()["rows"]
 
 
-def test_a_kept_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
+def test_a_cached_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
     """The key of a job knows the loss's file, and there is none where that may look at anything."""
     job = planner.Job(f"{folder / 'net.py'}:build", loss=code(folder, "same"))
     before = fingerprint_of(job)

@@ -255,7 +255,7 @@ def test_recipes_that_leave_nothing_behind(model: type[nn.Module], options: dict
 
 
 @on_all
-def test_gradients_go_where_they_are_told(model: type[nn.Module]) -> None:
+def test_gradients_go_where_the_option_says(model: type[nn.Module]) -> None:
     """Set to None after the step, none is left; kept, they are there in the next forward pass."""
     gone = taken(model, zero_grad=ZeroGrad.AFTER_STEP)
     assert held(gone)[Category.GRADIENT] == 0

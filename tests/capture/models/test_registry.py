@@ -223,7 +223,7 @@ def test_lists_reach_the_constructor_as_lists(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_file_that_makes_no_model_is_told(tmp_path: Path, text: str, problem: str) -> None:
+def test_file_that_makes_no_model_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     """A file that fails, or gives no model, is reported in one line."""
     file = write(tmp_path, text)
     with pytest.raises(ModelError) as error:
@@ -231,7 +231,7 @@ def test_file_that_makes_no_model_is_told(tmp_path: Path, text: str, problem: st
     assert str(error.value) == problem.format(file=file.name, model=f"{file}:net")
 
 
-def test_name_that_a_file_lacks_is_told(tmp_path: Path) -> None:
+def test_name_that_a_file_lacks_is_an_error(tmp_path: Path) -> None:
     """A callable that the file does not define is reported with the nearest that it does."""
     file = write(tmp_path, "def make_net():\n    return nn.Identity()\n")
     with pytest.raises(UsageError) as error:
@@ -255,7 +255,7 @@ def test_interrupts_pass(tmp_path: Path) -> None:
         ("timm:vit_tiny_patch16_224", (("img_size", 96), ("in_chans", 1)), ["1x96x96"], Loss.CROSS_ENTROPY),
     ],
 )
-def test_timm_tells_the_image(
+def test_timm_gives_the_image(
     model: str, args: tuple[tuple[str, object], ...], inputs: list[str], loss: Loss
 ) -> None:
     """A model of timm gets the image of its own configuration, and a loss that fits what it returns."""

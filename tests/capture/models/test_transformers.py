@@ -228,7 +228,7 @@ def test_padding_decides_whether_there_is_a_mask() -> None:
     assert full.notes[0].startswith("batches are assumed to have no padding")
 
 
-def test_more_tokens_than_positions_are_told() -> None:
+def test_more_tokens_than_positions_are_noted() -> None:
     """On meta nobody looks a position up; on a GPU a table that is too short is an error."""
     sizes = ("n_embd=16", "n_layer=1", "n_head=2", "vocab_size=99", "n_positions=16")
     fits, exceeds = (record(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))

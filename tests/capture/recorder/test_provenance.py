@@ -162,7 +162,7 @@ def test_validate_refuses_provenance_of_nothing(details: list[int]) -> None:
         validate(replace(plain, provenance=provenance))
 
 
-def test_a_path_is_told_as_python_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_shown_as_python_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the deepest folder of the search path, else of the working directory, else the name alone."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     file = tmp_path / "a" / "b" / "c.py"

@@ -162,7 +162,7 @@ def test_gradients_of_two_branches_share_one_block() -> None:
     validate(trace)
 
 
-def test_roles_are_told_by_what_becomes_of_a_block() -> None:
+def test_categories_follow_from_what_becomes_of_a_block() -> None:
     """Parameters and buffers, inputs, what backward needs, gradients, optimizer state, the rest."""
     trace = trace_of(
         lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Tanh()),

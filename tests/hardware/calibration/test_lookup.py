@@ -106,14 +106,14 @@ def test_nearest_wins() -> None:
     assert best([twin, calibration()], CalibrationQuery(JOB, CARD)).fit == twin.fit
 
 
-def test_refused_fit_still_tells_the_context() -> None:
+def test_refused_fit_still_gives_the_context() -> None:
     """Runs that support no line still give the context of their card."""
     correction = best([calibration(fit=REFUSAL)], CalibrationQuery(JOB, CARD))
     assert (correction.fit, correction.level) == (None, MatchLevel.SAME_GPU)
     assert correction.context is not None
 
 
-def test_published_say_nothing_of_other_jobs() -> None:
+def test_published_runs_do_not_answer_for_other_jobs() -> None:
     """Published rises hold no context, so they apply to no other job."""
     runs = tuple(
         replace(point, observation=replace(point.observation, context_after_bytes=None))
@@ -145,7 +145,7 @@ def test_names_of_cards() -> None:
     assert not is_same_gpu(CARD, "RTX 3060", replace(VERSIONS, nvml_total_bytes=8_192 * MIB))
 
 
-def test_benchmarked_runs_say_nothing_of_others() -> None:
+def test_benchmarked_runs_do_not_answer_for_others() -> None:
     """Runs with cuDNN's benchmark mode answer for jobs with it, and for no other, not even their context."""
     with_it = replace(JOB, cudnn_benchmark=True)
     assert find_calibration([calibration(replace(KEY, job=with_it))], CalibrationQuery(JOB, CARD)) is None

@@ -77,7 +77,7 @@ def forward(x: Tensor, weight: Tensor, *options: object) -> list[Convolution]:
     return fake.queries
 
 
-def test_a_forward_pass_is_asked_for_as_cudnn_sees_it() -> None:
+def test_a_forward_pass_is_queried_as_cudnn_sees_it() -> None:
     """Shapes, type, layout and geometry; a row is an image of height 1."""
     one = forward(meta(2, 3, 8, 6), meta(4, 3, 3, 1), [2, 1], [1, 0], [1, 1], False, 1)
     assert one == [
@@ -241,7 +241,7 @@ def test_engines_are_timed_once_for_each_shape(fake: FakeCudnn) -> None:
     assert workspaces_of(run) == [*once, *gradients, *later, *later]
 
 
-def test_a_job_that_asks_a_library_is_not_kept() -> None:
+def test_a_job_that_queries_a_library_is_not_cached() -> None:
     """Another library in the same place cannot be noticed, so that there is no key."""
     job = Job("torchvision:alexnet", cudnn="installed")
     assert fingerprint_of(job) is None
@@ -260,7 +260,7 @@ def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:
     assert published.to_dict()["job"] == plain.to_dict()["job"]
 
 
-def test_kept_traces_do_not_stand_for_what_a_library_says(fake: FakeCudnn, tmp_path: Path) -> None:
+def test_cached_traces_do_not_replace_a_library(fake: FakeCudnn, tmp_path: Path) -> None:
     """With a folder of cached traces the plan is the one without, on one card and on many."""
     options = {"input": "3x64x64", "cudnn": "anywhere"}
     alone = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", **options).plan

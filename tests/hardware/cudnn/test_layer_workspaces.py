@@ -213,7 +213,7 @@ def test_the_json(library: Copying) -> None:
     }
 
 
-def test_without_a_library_the_fitted_term_is_told() -> None:
+def test_without_a_library_the_fitted_term_is_shown() -> None:
     """MobileNetV2's last convolution on an RTX 3060, and that all others are taken to need nothing."""
     result = planner.explain("torchvision:mobilenet_v2", 323, input="3x86x86", gpu="rtx-3060", steps=1)
     answer = result.to_dict()["workspaces"]
@@ -226,7 +226,7 @@ def test_without_a_library_the_fitted_term_is_told() -> None:
     ]
 
 
-def test_where_nothing_is_known_nothing_is_told() -> None:
+def test_unknown_workspaces_are_not_shown() -> None:
     """The made-up net without a library."""
     result = explained()
     assert "workspaces of convolutions" not in str(result)
@@ -267,7 +267,7 @@ def test_parts_in_words() -> None:
     assert workspace_text(timed) == "data gradient, while engines are timed, engine 7 (a, b)"
 
 
-def test_a_model_in_a_process_of_its_own_tells_them(tmp_path: Path) -> None:
+def test_a_model_in_a_process_of_its_own_has_them(tmp_path: Path) -> None:
     """Workspaces from another process are those of this one."""
     file = tmp_path / "net.py"
     file.write_text(

@@ -203,7 +203,7 @@ def test_images_are_summed_up_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "last"), [("float32", False), ("float16", False), ("float16", True)])
-def test_most_of_what_a_library_asks_for_has_a_name(
+def test_most_of_what_a_library_requests_has_a_name(
     request: pytest.FixtureRequest, dtype: str, last: bool
 ) -> None:
     """Nine tenths of a VGG16's layers at batch 32 on an RTX 3060 have one, by the library of `--cudnn`."""
@@ -236,7 +236,7 @@ def test_copies_with_a_rest_beside_them() -> None:
     assert name_parts(query, TENSOR_CORES, copies + half) == (Part(Term.UNNAMED, "", 1, copies + half),)
 
 
-def test_another_transform_is_not_told_as_copies() -> None:
+def test_another_transform_is_not_named_copies() -> None:
     """An engine noted as FFT, of another size than the formula."""
     query = convolution(Direction.FORWARD, (32, 64, 20, 20), (64, 64, 7, 7), padding=3)
     size_bytes = 2 * 4 * 32 * 64 * 20 * 20

@@ -93,7 +93,7 @@ def test_a_run_that_ends_out_of_memory_is_shown_up_to_there() -> None:
     assert "train.py:9, no room for 8.0 MiB" in summary.entries[0].text
 
 
-def test_a_difference_to_the_run_is_told() -> None:
+def test_a_difference_to_the_run_is_noted() -> None:
     """The report names both peaks if the simulator replays another one than the run had."""
     other = replace(RECORD, steps=(), after_steps=replace(PEAKS, reserved_bytes=22 * MIB))
     explained = explain_run(replace(RUN, records=(other,)), DEVICE)
@@ -109,7 +109,7 @@ def test_a_difference_to_the_run_is_told() -> None:
         ((replace(TWO_STEPS, is_whole=False),), "does not begin with the process; try --stop-after 3"),
     ],
 )
-def test_a_history_that_tells_too_little_is_refused(histories: tuple[()], words: str) -> None:
+def test_a_history_that_holds_too_little_is_refused(histories: tuple[()], words: str) -> None:
     """One line names what is missing and what to do."""
     with pytest.raises(DataFileError, match=words):
         explain_run(replace(RUN, histories=histories), DEVICE)

@@ -154,7 +154,7 @@ def test_each_row_says_whether_it_fits_the_card() -> None:
     assert {row.fits for row in comparisons()["residue"].rows} == {None}
 
 
-def test_kept_are_parameters_and_gradients_in_the_blocks_they_got() -> None:
+def test_residents_are_parameters_and_gradients_in_the_blocks_they_got() -> None:
     """Activations go with their names; 100 MiB of weights stay."""
     assert resident_bytes_after(TRACE) == 100 * MIB
 
@@ -172,7 +172,7 @@ def test_stored_peaks_name_the_models_that_they_hold() -> None:
     assert find_measured(load_measured(), "resnet50", 64, nothing_resident) is None
 
 
-def test_every_model_that_is_named_as_kept_is_in_the_catalogue() -> None:
+def test_every_model_that_is_named_resident_is_in_the_catalogue() -> None:
     """So that its residue can be traced."""
     names = {name for figure in load_measured().figures for name in figure.residents}
     assert names == {"cnn", "vgg16_bn", "resnet50", "vit_b_16"}

@@ -187,7 +187,7 @@ class Squares(nn.Module):
         return self.linear(x[:, None] * x[None, :])  # type: ignore[no-any-return]
 
 
-def test_outputs_that_grow_faster_than_the_batch_are_told() -> None:
+def test_outputs_that_grow_faster_than_the_batch_are_refused() -> None:
     """A model that pairs samples has a formula at each batch size, but no inverse."""
     job = job_of("4")
     assert formula_counts(job, 3, on_meta(Squares)).output_elements == 36
@@ -211,7 +211,7 @@ class Fails(nn.Module):
 @pytest.mark.parametrize(
     ("batch", "problem"), [(2, "ValueError: a first line"), (1, "SystemExit: 3")], ids=["raises", "exits"]
 )
-def test_model_that_does_not_run_is_told_in_one_line(batch: int, problem: str) -> None:
+def test_model_that_does_not_run_is_one_line(batch: int, problem: str) -> None:
     """The model's own error is shown, not torchinfo's list of the layers that ran."""
     with pytest.raises(ModelError) as error:
         formula_counts(job_of("5"), batch, on_meta(Fails))

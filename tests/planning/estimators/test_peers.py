@@ -179,7 +179,7 @@ SINGLE_TENSORS = "torchsummary knows single tensors only, and a {} takes or give
         ("modelsize", "tensor_1gib", "pytorch_modelsize wants one input and modules in a chain"),
     ],
 )
-def test_what_a_tool_cannot_count_is_told(peer: str, name: str, problem: str) -> None:
+def test_what_a_tool_cannot_count_is_an_error(peer: str, name: str, problem: str) -> None:
     """A tool that fails gives no made-up figure but a line with the reason."""
     with pytest.raises(ModelError) as error:
         PEERS[peer](CATALOGUE[name].job, CATALOGUE[name].batch)

@@ -100,7 +100,7 @@ def test_size_is_the_number_times_its_unit() -> None:
         ),
     ],
 )
-def test_broken_file_is_told_with_line_and_key(tmp_path: Path, before: str, after: str, problem: str) -> None:
+def test_errors_of_a_file_name_line_and_key(tmp_path: Path, before: str, after: str, problem: str) -> None:
     """An error names the file, the line and the key."""
     assert before in FILE
     folder = written(tmp_path, FILE.replace(before, after))

@@ -162,9 +162,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         ("about: a small grid", "", "line 3: missing about"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_place(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_errors_of_a_file_name_their_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     """A broken file is refused in a line that names file, line and key."""
     assert GRID.count(old) == 1
     path = write(tmp_path, GRID.replace(old, new))
@@ -240,7 +238,7 @@ def _sample() -> dict[str, object]:
     return {"inputs": [parse_tensor_spec("4")], "target": parse_tensor_spec("scalar:int64")}
 
 
-def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
+def test_a_broken_result_is_noted_and_computed_anew(tmp_path: Path) -> None:
     """A file that is cut short, is no result or holds nonsense is as good as none, and does no harm."""
     task, lines = task_of("conv_pair", L4), []
     store = ResultStore(tmp_path, "", lines.append)
@@ -255,7 +253,7 @@ def test_a_broken_result_is_told_and_computed_anew(tmp_path: Path) -> None:
     assert len(lines) == 5 and all("computed anew" in line and "\n" not in line for line in lines)
 
 
-def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
+def test_stored_results_are_those_of_this_very_job(tmp_path: Path) -> None:
     """Another option, other memory or other surroundings have no stored result."""
     task = task_of("conv_pair", L4)
     done = TaskResult({device_digest(L4): FIGURES})
@@ -270,7 +268,7 @@ def test_kept_results_are_those_of_this_very_job(tmp_path: Path) -> None:
     assert ResultStore(tmp_path, "1", quiet)._key(task) != ResultStore(tmp_path, "2", quiet)._key(task)
 
 
-def test_kept_results_are_those_of_the_library_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_results_are_those_of_the_queried_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another cuDNN in the same place, or none, has no stored result; torch and the planner count as ever."""
     keys = set()
     plain = task_of("conv_pair", L4)
@@ -357,7 +355,7 @@ def test_a_dask_cluster_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
     assert (again.new, again.cells) == (0, table.cells)
 
 
-def test_no_cluster_is_told_in_one_line() -> None:
+def test_no_cluster_is_one_line() -> None:
     """A scheduler that nobody answers at is a usage error."""
     with pytest.raises(UsageError, match="--scheduler nowhere://x: no worker of a Dask cluster answers"):
         dask_pool("nowhere://x")

@@ -216,6 +216,23 @@ def test_broken_config_is_named(tmp_path: Path, text: str, problem: str) -> None
     assert problem in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("job", "problem"),
+    [
+        (
+            ("hf:bert", "hidden_size=wide"),
+            "hf:bert: .*hidden_size.*; check --model-arg, or see the traceback",
+        ),
+        (("timm:resnet10t", "img_size=[1,2,3]"), "timm:resnet10t: .*too many values.*; check --model-arg"),
+    ],
+)
+def test_arguments_that_a_library_refuses_are_named(job: tuple[str, str], problem: str) -> None:
+    """In one line, whatever the library raises before the model is built."""
+    model, text = job
+    with pytest.raises(ModelError, match=problem):
+        complete_from_library(resolve_job(model, {}, model_args=[parse_model_arg(text)]))  # type: ignore[arg-type]
+
+
 def test_padding_decides_whether_there_is_a_mask() -> None:
     """A padded batch attends under a mask of batch x 1 x rows x columns booleans, a full one under none."""
     padded, full = (

@@ -39,7 +39,7 @@ def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
 
 @WAYS
 def test_a_link_to_itself_is_refused(write: Write, tmp_path: Path) -> None:
-    """In one line, as by the system's own calls."""
+    """A link to itself is one line, as from the system's own calls."""
     link = tmp_path / "latest"
     link.symlink_to(link)
     with pytest.raises(DataFileError, match="latest: .*Too many levels of symbolic links"):
@@ -60,7 +60,7 @@ def test_a_pipe_stays_one(write: Write, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_raises_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line, with no partial file beside it."""
+    """A full disk is one line and leaves no partial file beside the old one."""
     file = tmp_path / "kept"
     file.write_bytes(b"old")
 

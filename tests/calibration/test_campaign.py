@@ -215,7 +215,7 @@ def test_a_run_that_died_is_named_as_such() -> None:
 
 
 def test_the_campaign_that_ships_is_whole() -> None:
-    """It reads, names jobs that exist, begins with runs without caps, and gives each job four batch sizes."""
+    """The shipped campaign names existing jobs, begins with runs without caps, and has four batches a job."""
     series, about = load_campaign(load_catalogue())
     free = [one for one in series if not one.caps_bytes]
     assert about and list(series[: len(free)]) == free
@@ -415,7 +415,7 @@ def test_a_verification_says_how_far_off_the_estimate_was() -> None:
 def test_a_verification_shows_whether_the_confidence_held(
     batch: int, seen: dict[str, object], agrees: bool, holds: bool
 ) -> None:
-    """It is broken by a death, or a process beyond its bound, of a batch predicted to fit."""
+    """The confidence is broken by a death, or a process beyond its bound, of a batch predicted to fit."""
     check = verified(batch, 600, **seen)
     assert (check.agrees, check.holds) == (agrees, holds)
     assert (check.estimate.outcome is Outcome.DOES_NOT_FIT) == (batch == 60)

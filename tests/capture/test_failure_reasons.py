@@ -151,7 +151,7 @@ def test_lazy_modules_are_planned_as_others() -> None:
 
 
 def test_lazy_modules_that_read_values_are_planned() -> None:
-    """Also where the first batch needs values."""
+    """A lazy model is planned even if its first batch needs values."""
     validate(trace_of(LazyGuard, job_of("3x8x8", **TRAIN)))
 
 
@@ -184,7 +184,7 @@ def test_names_of_a_hub_lead_to_a_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3-8B", "bert-base-uncased"])
 def test_names_of_a_hub_without_a_source_do_too(name: str) -> None:
-    """Also where the source is left away."""
+    """A hub's name without a source gets the same refusal."""
     with pytest.raises(UsageError, match="nothing is fetched from a hub.*config.json.*hf:FOLDER"):
         resolve_job(name, {})
 
@@ -197,7 +197,7 @@ def test_names_of_a_hub_without_a_source_do_too(name: str) -> None:
     ],
 )
 def test_missing_extensions_are_to_be_installed(tmp_path: Path, text: str) -> None:
-    """At import and in a constructor, the module that is missing is named with what to do."""
+    """A module that is missing at import or in a constructor is named with a remedy."""
     file = tmp_path / "net.py"
     file.write_text(text)
     with pytest.raises(ModelError, match="; install an_extension_of_nobody, or remove that import"):

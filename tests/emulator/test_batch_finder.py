@@ -145,7 +145,7 @@ def test_the_line_of_scratch_passes_nearest_to_the_smaller_batch() -> None:
 
 @pytest.mark.parametrize("mib", [700, 1500, 4096, 40000])
 def test_the_answer_is_that_of_runs_and_takes_few(mib: int) -> None:
-    """It fits and its successor does not, with and without retries; each is a run."""
+    """The answer fits and its successor does not, with and without retries; each is a run."""
     runs = HandRuns(training, gpu(mib))
     finder = BatchFinder(runs, 1)
     plan = finder.find()
@@ -214,7 +214,7 @@ def test_histories_that_do_not_align_leave_it_to_runs() -> None:
 
 
 def test_nothing_fits() -> None:
-    """Not even one sample: a run shows it."""
+    """A run shows that not even one sample fits."""
     runs = HandRuns(training, gpu(104))
     plan = BatchFinder(runs, 1).find()
     assert (plan.largest, runs.on_gpu[1].outcome) == (0, Outcome.DOES_NOT_FIT)

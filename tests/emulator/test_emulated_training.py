@@ -178,7 +178,7 @@ def test_the_command_ends_after_the_requested_steps(emulator: Emulator) -> None:
 def test_what_the_script_reads_of_memory_is_what_it_would_read_without_the_recorder(
     emulator: Emulator,
 ) -> None:
-    """Its peaks since its own resets, while each step's peaks are recorded."""
+    """A script reads its peaks since its own resets, while each step's peaks are recorded."""
     code = """
 def hold(mib):
     torch.empty(mib * 2**20, dtype=torch.uint8, device="cuda")

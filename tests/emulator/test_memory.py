@@ -159,14 +159,14 @@ def test_several_copies_read_as_one(core: Path) -> None:
 
 
 def test_a_later_copy_replaces_what_it_covers(core: Path) -> None:
-    """In the middle of an earlier one, or over its end; what a large copy covers is not known any more."""
+    """A copy in the middle of an earlier one, or over its end, replaces that part; a large copy clears it."""
     assert copies(core, "write('abcdef'); write('XY', 2); show(read(6))") == ["abXYef"]
     assert copies(core, "write('abcd'); write('XYZ', 3); show(read(6))") == ["abcXYZ"]
     assert copies(core, "write('abcdef'); write('0123456789'); show(read(6))") == ["000000"]
 
 
 def test_contents_go_along_with_copies_on_the_gpu(core: Path) -> None:
-    """A clone reads as its original; a copy of what is not known is not known either."""
+    """A clone reads as its original; a copy of unknown bytes is unknown."""
     code = """
 write('known'); write('other', 16)
 core.emu_copy(ctypes.c_void_p(at + 8), ctypes.c_void_p(at), ctypes.c_size_t(5))
@@ -227,7 +227,7 @@ def test_the_kernel_image_is_the_newest_that_the_gpu_runs(
 
 
 def test_attributes_are_those_of_the_described_gpu(core: Path) -> None:
-    """By the numbers of cudaDeviceAttr: multiprocessors, threads of one, capability."""
+    """Attributes follow the numbers of cudaDeviceAttr: multiprocessors, threads of one, capability."""
     code = """
 def attribute(number):
     value = ctypes.c_int(); core.emu_attribute(number, 0, ctypes.byref(value)); return value.value

@@ -40,7 +40,7 @@ def test_a_function_that_creates_gives_an_opaque_object() -> None:
 
 
 def test_a_function_that_returns_a_size_gives_zero() -> None:
-    """A size that nobody wrote would be garbage."""
+    """A size that is not written would be garbage."""
     assert "__builtin_memset(bytes, 0, sizeof *bytes);" in definition("fooGetWorkspaceSize")
 
 

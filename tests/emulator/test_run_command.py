@@ -46,7 +46,7 @@ def test_a_command_without_a_gpu_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_before_it_uses_a_gpu_is_distinguished(tmp_path: Path) -> None:
-    """Its own message stands above; exit code 3."""
+    """The command's own message stands above; exit code 3."""
     done = planner_run("--gpu", "L4", "--", sys.executable, "-c", "exit(5)", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith(": it ended with exit code 5 before it used a GPU\n")

@@ -209,7 +209,7 @@ def plan(replayed: tuple[int, ...] = (32, 40), notes: tuple[str, ...] = ()) -> C
 
 
 def test_text_of_a_search() -> None:
-    """It states how the answer was found, and which runs confirm it."""
+    """The text states the way to the answer, and the runs that confirm it."""
     assert render_plain(command_plan_document(plan(notes=("a note",)))).splitlines()[:8] == [
         "Largest batch:  40 at confidence 0.99, without retries",
         "With retries:   44: cached memory is released to make room",

@@ -123,7 +123,7 @@ def test_json_of_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
 
 def test_every_command_has_its_json() -> None:
-    """No command is missing."""
+    """No command is missing from the documentation of the JSON."""
     text = (ROOT / "docs/json.md").read_text(encoding="utf-8")
     assert [one for one in COMMANDS if f"`planner {one}`" not in text] == []
 
@@ -190,7 +190,7 @@ SOURCES = sorted(path for room in ("planner", "calibration") for path in (ROOT /
 
 
 def test_files_that_sources_and_messages_name_are_there() -> None:
-    """A comment, a docstring or a message sends nobody to a file that was moved."""
+    """No comment, docstring or message names a file that was moved."""
     named = re.compile(
         r"\b(?:benchmarks|calibration|docs|planner|tests|tools)/[\w/]+\.(?:c|h|csv|json|md|py|yaml)\b"
     )

@@ -29,7 +29,7 @@ def test_cnn_matches_the_notebook_to_the_last_digit() -> None:
 
 
 def test_cnn_model_alone_matches_the_notebook() -> None:
-    """After the model is placed: 3.8 MiB allocated."""
+    """The placed model has 3.8 MiB allocated."""
     _, placed = levels(trace_catalogue("cnn"), Phase.SETUP)[-1]
     assert f"{placed / MIB:.1f}" == "3.8"
 

@@ -46,7 +46,7 @@ def test_a_recorded_history_replays_without_a_difference(
 
 
 def test_a_history_knows_the_phases_of_its_loop(tmp_path: Path) -> None:
-    """Its marks are those of three steps, in order, and the batch is copied after the model is placed."""
+    """Marks are those of three steps, in order, and the batch is copied after the model is placed."""
     path = tmp_path / "run.history.json.gz"
     measure(ProbeRequest(load_catalogue()["cnn"].job, 32, history=path))
     marks = load_history(path).marks

@@ -1,4 +1,4 @@
-"""The size of a CUDA context that nobody has measured."""
+"""The size of a CUDA context that was never measured."""
 
 from statistics import mean
 
@@ -35,7 +35,7 @@ def test_typical_contexts() -> None:
 
 
 def test_an_unknown_gpu_may_be_a_small_or_a_large_one() -> None:
-    """Its deviation holds that of the cards' multiprocessors, 2.028 x 74 MiB, beside that of one card."""
+    """The deviation holds that of the cards' multiprocessors, 2.028 x 74 MiB, beside that of one card."""
     assert typical_context() == ContextSize(258, 155)
 
 
@@ -78,7 +78,7 @@ def test_the_context_fits_beside_the_largest_process_of_an_rtx_4060() -> None:
 
 
 def test_published_contexts_of_kernels_loaded_at_once() -> None:
-    """Those of torch 1.4 to 1.12 lie within two deviations."""
+    """Contexts of torch 1.4 to 1.12 lie within two deviations."""
     for sample in script.SAMPLES:
         if sample.loading is Loading.EAGER and sample.chip is not None:
             loaded = Libraries.TRAINING if sample.uses_cudnn else Libraries.NONE

@@ -1,4 +1,4 @@
-"""Every reader of files that somebody else may have written, with a valid file for each."""
+"""Every reader of files that others may have written, with a valid file for each."""
 
 import gzip
 import json

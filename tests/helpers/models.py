@@ -48,9 +48,7 @@ def born(trace: Trace, op: str = "") -> list[int]:
 
 
 def levels(trace: Trace, phase: Phase) -> list[tuple[str, int]]:
-    """After each birth in this phase: the module that allocated, and what the allocator has allocated, in
-    bytes.
-    """
+    """Return after each birth in this phase the module that allocated, and the allocated bytes."""
     allocator = CachingAllocator()
     blocks: dict[int, Block] = {}
     seen = []

@@ -161,7 +161,7 @@ def test_senseless_model_argument_is_refused(text: str, problem: str) -> None:
     ["!!bool maybe", "!!timestamp soon", '!!int ""', "9" * 5000, "1" + ":1" * 250 + ".0", "&a [*a]"],
 )
 def test_values_on_which_yaml_stumbles_are_refused(text: str, tmp_path: Path) -> None:
-    """On the command line and in a file alike, in one line."""
+    """Such a value is one line on the command line and in a file alike."""
     with pytest.raises(UsageError, match="the value is no YAML"):
         parse_model_arg(f"a={text}")
     file = tmp_path / "models.yaml"

@@ -150,7 +150,7 @@ def test_a_nested_batch_takes_what_a_plain_one_does(file: Path, name: str, tmp_p
 
 
 def test_a_nested_target_goes_to_a_loss_that_takes_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the command line with --target for each tensor; the losses that compare with one refuse it."""
+    """The command line has --target for each tensor; the losses that compare with one refuse several."""
     command = ["estimate", "--model", f"{file}:Plain", "--batch", "8", "--input", "64", "--input", "16"]
     targets = ["--target", "label=scalar:int64", "--target", "size=scalar"]
     assert run([*command, *targets, "--loss", f"{file}:loss", "--no-cache"]) == 0

@@ -86,7 +86,7 @@ def test_every_option_is_a_key_of_json(option: JobOption) -> None:
 
 
 def test_infinite_arguments_are_json() -> None:
-    """They come back from a format that has no infinite numbers."""
+    """Infinite arguments come back from a format that has no infinite numbers."""
     job = merge_job(BASE, {"model_args": (("low", float("-inf")), ("range", (0.5, float("inf"))))})
     text = json.dumps(job_to_json(job), allow_nan=False)
     assert job_from_json(json.loads(text)) == job

@@ -143,7 +143,7 @@ def test_the_evaluation_comes_after_the_smaller_batch(
 
 
 def test_notes_name_what_was_played() -> None:
-    """With the sizes of this batch."""
+    """A note has the sizes of the epoch's own last batch."""
     tracer = traces(training())
 
     def last_note(samples: int) -> str:
@@ -214,7 +214,7 @@ def test_a_last_batch_that_fails_is_reported() -> None:
 
 
 def test_a_batch_above_the_epoch_is_refused() -> None:
-    """No batch of that size exists."""
+    """A batch size above the epoch is refused, since no batch has it."""
     with pytest.raises(
         UsageError, match=r"^--batch 64 and --dataset-size 63: no batch is ever full; give at "
     ):

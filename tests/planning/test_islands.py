@@ -7,7 +7,7 @@ from planner.planning.search import NEIGHBOUR_SHARES, NEIGHBOURS
 
 
 def test_no_neighbour_above_the_largest_without_retries_runs_without_retries(tmp_path: Path) -> None:
-    """The answer that leads is looked for among the neighbours as the largest with retries is."""
+    """The leading answer is searched among the neighbours as the largest with retries is."""
     saved = tmp_path / "saved.trace"
     model = "torchvision:quantization.quantized_mobilenet_v3_large"
     result = max_batch(model, gpu_mib=24_000, save_trace=saved)

@@ -78,7 +78,7 @@ def test_both_estimates_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_comfortable_estimate_is_the_one_of_that_batch() -> None:
-    """It equals that of `planner estimate`, and the next batch size takes retries."""
+    """The estimate equals that of `planner estimate`, and the next batch size takes retries."""
     at_ease, _ = both_batches()
     fields = max_batch("torchvision:resnet18", gpu="L4").to_dict()["at_comfortable"]
     alone, above = (estimate("torchvision:resnet18", size, gpu="L4") for size in (at_ease, at_ease + 1))

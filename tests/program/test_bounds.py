@@ -13,7 +13,7 @@ from tests.helpers.traces import UNTIMED, programs
 @UNTIMED
 @given(programs(), st.integers(1, 3000))
 def test_the_bound_is_the_most_that_lives_at_once(program: Program, batch: int) -> None:
-    """To the byte, although most lines are forgotten; what the process can do without does not count."""
+    """The bound is exact to the byte, though most lines are dropped; optional blocks do not count."""
     trace = program.instantiate(batch)
     alive: dict[int, int] = {}
     most = 0

@@ -66,7 +66,7 @@ programs = st.lists(st.tuples(letters, st.integers(0, 9), st.integers(0, 9)), ma
 def test_a_case_says_what_the_rule_would_say_or_nothing(
     program: Steps, batch: int, others: list[int], processors: int
 ) -> None:
-    """At its own batch size always, at any other exactly or not at all, whatever the rule computes."""
+    """A case holds at its own batch size, and at any other exactly or not at all, for any rule."""
     env = ShapeEnv(batch)
 
     def rule(args: tuple[Any, ...], out: Any, chip: Target) -> tuple[Any, ...]:
@@ -118,7 +118,7 @@ def stored(build: Callable[[], Any], job: Job, target: Target) -> tuple[ProgramB
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16])
 def test_a_stored_program_is_the_program(precision: Precision) -> None:
-    """At any batch size on any GPU of its capability the same events, or none; and mostly some."""
+    """A stored program has, at any batch size on any GPU of its capability, the same events or none."""
     job = replace(training(), precision=precision)
     for target in (CHIPS[0], CHIPS[2]):
         builder, program = stored(Attending, job, target)

@@ -76,7 +76,7 @@ def specialized(builder: ProgramBuilder, batch: int, target: Target) -> Trace:
 @pytest.mark.parametrize("sm_count", [20, 142])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_a_program_is_what_a_run_gives(capability: tuple[int, int], sm_count: int) -> None:
-    """At any batch size but 1, where torch takes shortcuts, on any GPU, event by event."""
+    """Program and run are equal, event by event, on any GPU at any batch size but 1, of torch's shortcuts."""
     job = training()
     builder = builder_of(Attending, job)
     builder.programs(GA102)
@@ -100,7 +100,7 @@ def test_workspaces_follow_the_gpu_and_no_line() -> None:
 
 
 def test_the_first_step_is_the_beginning() -> None:
-    """Up to the start of the second step."""
+    """The first step is the trace up to the start of the second."""
     whole = specialized(builder_of(Attending, training()), 9, GA102)
     first = first_step(whole).events
     assert whole.events[: len(first)] == first
@@ -187,7 +187,7 @@ capabilities = st.tuples(st.integers(5, 13), st.integers(0, 9))
 def test_a_watched_capability_agrees_with_those_that_answer_alike(
     one: tuple[int, int], queried: tuple[int, int], other: tuple[int, int]
 ) -> None:
-    """After any question, exactly those that would have answered it the same."""
+    """Guards hold, after any question, for exactly the capabilities that answer it the same."""
     questions: list[Callable[[tuple[int, int]], object]] = [
         lambda c: c == queried,
         lambda c: queried <= c,

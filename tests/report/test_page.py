@@ -99,7 +99,7 @@ def in_bytes(levels: list[float]) -> list[int]:
 
 
 def test_sizes_of_a_curve() -> None:
-    """Even near the top, powers of two below; the largest batch and the requested one are there."""
+    """Sizes are even near the top, powers of two below; the largest batch and the requested one are there."""
     coarse = SampleDensity(per_doubling=4, doublings=2)
     assert curve_sizes(274, 50, coarse) == [
         *(1, 2, 4, 8, 16, 32, 50, 64, 96, 112, 128, 160, 192, 224, 256, 274, 320, 384),

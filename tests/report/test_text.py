@@ -96,7 +96,7 @@ NOTES = ("traced with PyTorch 9.9",)
 
 
 def traced(batch: int, events: tuple[Alloc | AffineAlloc | Free | PhaseStart, ...] = EVENTS) -> Trace:
-    """The trace as if taken at this batch size."""
+    """Return the trace as if recorded at this batch size."""
     return program_of(events, SITES, UNKNOWN_OPS, NOTES).instantiate(batch)
 
 
@@ -107,7 +107,7 @@ def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
 
 
 def estimated(batch: int, card: Budget, job: Job = JOB) -> Estimate:
-    """An estimate whose every figure is the same each time and whatever `budget` knows of published runs."""
+    """Return an estimate whose every figure is the same each time, for any published runs of `budget`."""
     return pinned(estimate_batch(job, traced(batch), card))
 
 
@@ -136,7 +136,7 @@ def pinned(one: Estimate) -> Estimate:
 
 
 def unlimited() -> Device:
-    """No card, with the context of the card above."""
+    """Return a device without a limit, with the context of the card above."""
     return replace(unlimited_device(), context=CONTEXT)
 
 

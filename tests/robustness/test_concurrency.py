@@ -65,12 +65,12 @@ class Reports:
         self._pipe, self._output = pipe, b""
 
     def wait(self, count: int) -> None:
-        """Until it has reported so many numbers, or has ended."""
+        """Wait until it has reported so many numbers, or has ended."""
         while self._output.count(b"\n") < count and (more := os.read(self._pipe, 4096)):
             self._output += more
 
     def all(self) -> set[int]:
-        """All of them, when it has ended."""
+        """Return all numbers, when it has ended."""
         with os.fdopen(self._pipe, "rb") as file:
             return set(map(int, (self._output + file.read()).split()))
 

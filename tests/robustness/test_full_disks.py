@@ -1,4 +1,4 @@
-"""Answers and files where there is no room, nobody listens or nothing may be written: one clear line."""
+"""Answers and files without room, without a reader or without permission: one clear line."""
 
 import json
 import random
@@ -27,7 +27,7 @@ from tests.store.test_codec import ABOUT, PROGRAM
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_an_answer_that_finds_no_room_is_one_line() -> None:
-    """Standard output on a full disk: exit code 4, as for a file that cannot be written, and no traceback."""
+    """Standard output on a full disk has exit code 4, as a file that cannot be written, and no traceback."""
     command = [sys.executable, "-m", "planner", "devices", "--json"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -38,7 +38,7 @@ def test_an_answer_that_finds_no_room_is_one_line() -> None:
 @pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(("words", "code"), [("devices l4", 0), ("devices zzz", 1), ("devices --what", 2)])
 def test_the_exit_code_is_right_where_nobody_reads(words: str, code: int, streams: str) -> None:
-    """Without standard error, or where errors find no room."""
+    """The exit code is that of the command, also without standard error or with a full one."""
     line = f'"{sys.executable}" -m planner {words} {streams}'
     assert subprocess.run(line, shell=True, capture_output=True).returncode == code
 
@@ -121,7 +121,7 @@ def _noise() -> str:
 def test_a_home_that_cannot_be_written_gives_one_line(
     tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a home to keep things in, a plan still answers, and a sweep states what it cannot make."""
+    """Without a home for its files, a plan still answers, and a sweep states what it cannot make."""
     for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, home)
     assert run(["max-batch", "--model", "conv_pair", "--gpu", "L4", "--json"]) == 0

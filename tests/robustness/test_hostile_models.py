@@ -200,7 +200,7 @@ def test_a_model_that_changes_the_process_leaves_it_clean(tmp_path: Path, name: 
 
 
 def test_a_file_may_set_what_its_models_count_on(tmp_path: Path) -> None:
-    """A default dtype that FILE.py sets when it is imported holds for its model, and for nobody else."""
+    """A default dtype that FILE.py sets when it is imported holds for its model alone."""
     file = tmp_path / "double.py"
     file.write_text(
         "import torch\nfrom torch import nn\ntorch.set_default_dtype(torch.float64)\n"

@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_the_file_that_stood_there(
 
 @contextmanager
 def little_room() -> Iterator[None]:
-    """No file of this process grows beyond a few bytes, as on a disk that is nearly full."""
+    """Limit each file of this process to a few bytes, as on a disk that is nearly full."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM_BYTES, limits[1]))

@@ -64,7 +64,7 @@ def test_they_are_small() -> None:
 @other_versions
 @pytest.mark.parametrize("name", ["cnn", "vgg16_bn", "vit_b_16"])
 def test_bundled_answers_are_the_tracers(name: str, tmp_path: Path) -> None:
-    """From an empty cache the same as traced anew, and nothing is cached twice."""
+    """Answers from an empty cache are those of a new trace, and nothing is cached twice."""
     for card in ({"gpu_mib": 24000}, {"gpu": "H100"}):
         assert json_of(max_batch(name, **card, cache=tmp_path)) == json_of(max_batch(name, **card))
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def test_cached_answers_are_the_answers(model: Path) -> None:
-    """From an empty cache and from a full one the same as without, on cards with other figures as well."""
+    """Answers from an empty or a full cache are those without one, on cards with other figures as well."""
     folder = model.parent / "cache"
     amp = NET | {"optimizer": "adamw", "precision": "amp-fp16"}
     small, large = {"gpu_mib": 1500}, {"gpu": "RTX 3060"}
@@ -215,7 +215,7 @@ def test_files_that_may_look_at_anything_are_not_cached(model: Path, line: str) 
 
 
 def test_a_folder_with_an_unreadable_file_is_not_kept(tmp_path: Path) -> None:
-    """The cache of a hub has links, whose targets may be gone; nobody knows what the model makes of them."""
+    """The cache of a hub has links, whose targets may be gone; the model's use of them is unknown."""
     (tmp_path / "config.json").write_text("{}")
     assert fingerprint_of(Job(f"hf:{tmp_path}")) is not None
     (tmp_path / "tokenizer.json").symlink_to("nowhere")
@@ -282,7 +282,7 @@ def test_foreign_entries_are_rebuilt(model: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No place for the folder, or a full disk: one line, and the answer."""
+    """A folder without a place, or a full disk, is one line beside the answer."""
     lines: list[str] = []
     good = cards_answer(model.parent / "cache", lines.append)
     blocked = model / "below a file"

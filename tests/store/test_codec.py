@@ -143,7 +143,7 @@ def test_layout(tmp_path: Path) -> None:
 
 
 def test_reads_the_layout(tmp_path: Path) -> None:
-    """A file of that layout or an older one is read whoever wrote it."""
+    """A file of that layout or an older one is read from any writer."""
     assert load(pack(DOCUMENT), tmp_path) == (PROGRAM, ABOUT)
     assert load(pack(NEW_DOCUMENT), tmp_path) == (PROGRAM, ABOUT)
 

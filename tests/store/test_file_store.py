@@ -297,7 +297,7 @@ def test_a_program_depends_on_batch_and_multiprocessors(tmp_path: Path) -> None:
 
 
 def test_the_limits_of_a_program_are_noted(tmp_path: Path) -> None:
-    """Beyond its batch sizes and its GPUs it gives its nearest values, and a note."""
+    """A program beyond its batch sizes and its GPUs gives its nearest values, and a note."""
     path = written(tmp_path, LOOPS)
     lack = (
         "the file does not know what all kernels take at batch {} on {} multiprocessors; some are given what "

@@ -194,7 +194,7 @@ def test_damaged_pickles_are_refused_or_read(
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    """In one line."""
+    """A missing history is one line with its path."""
     path = tmp_path / "none"
     with pytest.raises(DataFileError, match="none: cannot read the history: No such file or directory"):
         load_recording(path, JOB, 8)

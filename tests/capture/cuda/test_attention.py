@@ -188,7 +188,7 @@ DELTA = 4 * 2 * 12 * 197
 
 
 def test_efficient_attention_saves_rows_not_scores() -> None:
-    """Its result, and 224 floats a head: 197 in steps of 32 (kernel_forward.h, kAlignLSE)."""
+    """The kernel saves its result and 224 floats a head: 197 in steps of 32 (kernel_forward.h, kAlignLSE)."""
     assert sizes(train("12x197x64"), "efficient", "forward") == [4 * WHOLE, 4 * 2 * 12 * 224]
 
 
@@ -256,7 +256,7 @@ def test_the_variant_of_the_backward_kernel(
 
 
 def test_flash_keeps_rows_and_two_words() -> None:
-    """Its result, B x H x rows floats, 16 bytes of generator state and an unused word (flash_api.cpp)."""
+    """Flash saves its result, B x H x rows floats, 16 bytes of generator state, a word (flash_api.cpp)."""
     assert sizes(train("12x197x64", dtype="float16"), "flash", "forward") == [2 * WHOLE, DELTA, 16, 8]
 
 

@@ -27,7 +27,7 @@ def test_the_gradient_is_made_in_place() -> None:
 
 
 def test_the_gradient_is_that_of_torch() -> None:
-    """With weights of elements and of classes, for each reduction."""
+    """The gradient is torch's with weights of elements and of classes, for each reduction."""
     from planner.capture.cuda.composites import BinaryCrossEntropyWithLogits
 
     torch.manual_seed(0)

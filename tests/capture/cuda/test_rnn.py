@@ -71,7 +71,7 @@ def test_an_lstm_in_full() -> None:
         "+2180 workspaces",
         "+2800 activations",  # reserve space: 28 rows of 5 x 5
         "-2180",
-        "-140",  # nobody wants the last states
+        "-140",  # the last states are not needed
         "-140",
         "+4 activations",  # loss
         "backward 1",

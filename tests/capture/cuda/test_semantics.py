@@ -53,7 +53,7 @@ class _Transposed(nn.Module):
 
 @pytest.mark.parametrize(("capability", "workspace"), [(AMPERE, 8_519_680), (HOPPER, 32 * MIB)])
 def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int], workspace: int) -> None:
-    """In training two, in inference one, and none where nothing is multiplied; they never die."""
+    """Training has two workspaces, inference one, and a model without products none; they never die."""
     layer = lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))  # noqa: E731
     for mode, count in ((Mode.TRAIN, 2), (Mode.INFER, 1)):
         trace = trace_of(layer, job_of("4", mode=mode, steps=3), 2, capability)

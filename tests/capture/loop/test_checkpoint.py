@@ -178,7 +178,7 @@ class Switched(nn.Module):
 
 
 def test_a_switch_of_the_model_is_preferred() -> None:
-    """It is turned on, and no block is wrapped."""
+    """The model's own switch is turned on, and no block is wrapped."""
     model = Switched(True)
     with checkpointed_blocks(model, job()) as notes:
         assert model.is_on and "forward" not in vars(model.blocks[0])
@@ -186,7 +186,7 @@ def test_a_switch_of_the_model_is_preferred() -> None:
 
 
 def test_a_switch_that_refuses_is_none() -> None:
-    """Then the blocks are wrapped, as long as the loop runs."""
+    """The blocks are wrapped, as long as the loop runs, if the model's own switch refuses."""
     model = Switched(False)
     with checkpointed_blocks(model, job()) as notes:
         assert all("forward" in vars(block) for block in model.blocks)

@@ -141,7 +141,7 @@ def test_a_missing_target_is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["loss.py", "focal", "a:b"])
 def test_other_texts_are_no_loss(text: str) -> None:
-    """The refusal lists what is known and how code is named."""
+    """The refusal lists the known losses and the spelling of code."""
     with pytest.raises(UsageError, match="or FILE.py:NAME"):
         parse_loss(text)
 
@@ -161,7 +161,7 @@ def test_every_way_to_plan_takes_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_cached_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
-    """The key of a job knows the loss's file, and there is none where that may look at anything."""
+    """The key of a job includes the loss's file; there is none if that file may read anything."""
     job = planner.Job(f"{folder / 'net.py'}:build", loss=code(folder, "same"))
     before = fingerprint_of(job)
     (folder / "losses.py").write_text(LOSSES.replace("square", "abs"))
@@ -172,7 +172,7 @@ def test_a_cached_trace_is_of_one_text_of_the_loss(folder: Path) -> None:
 
 
 def test_a_job_reads_back() -> None:
-    """JSON keeps the name."""
+    """The name survives JSON."""
     job = planner.Job("resnet50", loss="a.py:focal")
     assert job_from_json(job_to_json(job)) == job
 

@@ -152,7 +152,7 @@ def test_the_traced_batch_is_like_the_one_of_a_calibration() -> None:
 
 
 def test_machines_open_regions_for_mixed_precision_only() -> None:
-    """On meta and on a GPU alike; the type is the job's."""
+    """Machines on meta and on a GPU open the region alike; the type is the job's."""
     for precision, dtype in ((Precision.AMP_FP16, torch.float16), (Precision.AMP_BF16, torch.bfloat16)):
         with cuda_semantics(AMPERE):  # where `torch.autocast("cuda")` works without a GPU
             for machine in (meta_runtime, cuda_runtime):

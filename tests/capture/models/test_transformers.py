@@ -246,7 +246,7 @@ def test_padding_decides_whether_there_is_a_mask() -> None:
 
 
 def test_more_tokens_than_positions_are_noted() -> None:
-    """On meta nobody looks a position up; on a GPU a table that is too short is an error."""
+    """No position is looked up on meta; on a GPU a table that is too short is an error."""
     sizes = ("n_embd=16", "n_layer=1", "n_head=2", "vocab_size=99", "n_positions=16")
     fits, exceeds = (record(hf_job("gpt2", *sizes, inputs=(f"{n}:int64",)), 2, AMPERE) for n in (16, 17))
     note = (

@@ -163,7 +163,7 @@ def test_validate_refuses_provenance_of_nothing(details: list[int]) -> None:
 
 
 def test_a_path_is_shown_as_python_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the deepest folder of the search path, else of the working directory, else the name alone."""
+    """A path begins at the deepest folder of the search path, else the working directory, or is a name."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     file = tmp_path / "a" / "b" / "c.py"
     monkeypatch.syspath_prepend(str(tmp_path))

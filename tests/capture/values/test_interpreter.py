@@ -292,7 +292,7 @@ def test_boxes_that_overlap_a_better_one_go() -> None:
 def test_boxes_that_stay_by_brute_force(
     rows: list[tuple[int, int, int, int, int]], threshold: float, most_pairs: int
 ) -> None:
-    """Also of boxes turned inside out, and whichever way is taken, those stay that no better one removes."""
+    """Boxes stay that no better one removes, also of boxes turned inside out, whichever way is taken."""
     left = sorted(range(len(rows)), key=lambda row: -rows[row][4])
     stays = []
     while left:

@@ -24,7 +24,7 @@ from tests.helpers.workspaces import (
 
 
 def weight_gradient(grad: Tensor, weight: Tensor, **options: Any) -> tuple[Op, ...]:
-    """Without the gradients of input and bias."""
+    """Return the arguments without the gradients of input and bias."""
     shape = (grad.shape[0], weight.shape[1], *grad.shape[2:])
     args = (grad, meta(*shape), weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
     return steps(aten.convolution_backward.default, *args, out=(None, weight, None), **options)

@@ -53,7 +53,7 @@ def test_a_mask_is_as_many_indices_as_it_lets_through() -> None:
 
 
 def test_short_rows_are_sorted_in_place() -> None:
-    """Up to 4096 elements: the numbers 0, 1, 2, ... of one row."""
+    """Rows of up to 4096 elements take the numbers 0, 1, 2, ... of one row."""
     assert steps(aten.sort.default, meta(7, 4096)) == (32_768,)
     assert steps(aten.topk.default, meta(7, 100_000), 5) == ()
 

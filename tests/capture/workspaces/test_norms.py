@@ -30,7 +30,7 @@ def test_upsampling_copies_a_gradient_beside_its_result() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 8, 16, 16), (4, 8, 1, 1), (64, 32)])
 def test_the_native_batch_norm_makes_the_gradients_of_its_scale_first(shape: tuple[int, ...]) -> None:
-    """From sums that it holds, for channels last, images of one pixel and matrices; the input comes last."""
+    """They come from held sums for channels last, images of one pixel and matrices; the input's is last."""
     x = last(*shape, dtype=torch.bfloat16) if shape[-1] == 16 else meta(*shape, dtype=torch.bfloat16)
     scale = meta(shape[1], dtype=torch.bfloat16)
     args = (x, x, scale, scale, scale, scale, scale, True, 1e-5, [True, True, True])
@@ -104,7 +104,7 @@ def test_group_norm_over_channels_last() -> None:
 
 
 def test_batch_norm_in_bfloat16_and_channels_last() -> None:
-    """No cuDNN for bfloat16: staging of 4 figures for 64 channels and 98 rows of blocks, and semaphores."""
+    """bfloat16 has no cuDNN: staging of 4 figures for 64 channels and 98 rows of blocks, and semaphores."""
     x, weight = last(32, 64, 56, 56, dtype=torch.bfloat16), meta(64)
     args = (x, weight, weight, weight, weight, True, 0.1, 1e-5)
     assert steps(aten.native_batch_norm.default, *args) == (Hold(4 * 64 * 128 * 4), Hold(8))

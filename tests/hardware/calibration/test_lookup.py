@@ -131,7 +131,7 @@ def test_what_makes_jobs_the_same() -> None:
 
 
 def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
-    """If a library is asked for them, only the context carries over from runs planned without."""
+    """Only the context carries over, to workspaces of a library, from runs planned without one."""
     other = replace(JOB, cudnn="installed")
     assert best([calibration()], CalibrationQuery(other, CARD)).fit is None
     assert best([calibration()], CalibrationQuery(other, CARD)).context is not None
@@ -158,7 +158,7 @@ def corrected(card: Device = CARD, stored: Calibration | None = None) -> Correct
 
 
 def test_budget_by_hand() -> None:
-    """At one deviation: usable less overhead less spread, by the slope; the context is the measured one."""
+    """The budget is usable less overhead less one deviation, by the slope, with the measured context."""
     budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected())
     assert budget.limits.capacity_bytes == int((11_900 - 500 - 10) * MIB / 1.02)
     assert budget.device.context.value == 350 * MIB

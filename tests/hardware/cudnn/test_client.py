@@ -208,7 +208,7 @@ def training(*, benchmark: bool) -> Job:
 
 
 def workspaces_of(taken: Trace) -> list[int]:
-    """In samples of the input, 4 x 16 x 16 numbers; what other kernels take is smaller than one."""
+    """Return workspaces in samples of the input, 4 x 16 x 16 numbers; other kernels' are below one."""
     batch = taken.batch
     births = [event for event in taken.events if isinstance(event, Alloc)]
     taken_bytes = [
@@ -219,7 +219,7 @@ def workspaces_of(taken: Trace) -> list[int]:
 
 @pytest.mark.parametrize("benchmark", [False, True])
 def test_programs_are_what_runs_record(fake: FakeCudnn, benchmark: bool) -> None:
-    """At any batch size, searches included."""
+    """Programs equal runs at any batch size, searches included."""
     job, chip = training(benchmark=benchmark), Target.for_capability(AMPERE)
     (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(chip)
     traces = [program.specialize(batch, chip) for batch in (7, 50)]
@@ -249,7 +249,7 @@ def test_a_job_that_queries_a_library_is_not_cached() -> None:
 
 
 def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:
-    """In the peak (either way: what a workspace leaves free serves others), the assumptions, the job."""
+    """Workspaces stand in the peak (what one leaves free serves others), the assumptions and the job."""
     plain = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060")
     query = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="anywhere")
     assert query.to_dict()["peak_reserved_mib"] != plain.to_dict()["peak_reserved_mib"]
@@ -301,7 +301,7 @@ def test_folders_without_a_library(tmp_path: Path) -> None:
 
 
 def test_no_package_brings_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then `installed` states what to install."""
+    """`installed` without such a package states what to install."""
     monkeypatch.setattr(planner.hardware.cudnn.client.sys, "path", [str(tmp_path)])
     planner.hardware.cudnn.client._open.cache_clear()
     with pytest.raises(UsageError, match="install nvidia-cudnn-cu12"):

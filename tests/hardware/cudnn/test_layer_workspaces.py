@@ -124,7 +124,7 @@ def test_each_layer_and_direction_once(library: Copying) -> None:
 
 
 def test_the_search_is_a_row_of_its_own(library: Copying) -> None:
-    """With the engine that takes most, before that of the heuristics' first."""
+    """The search stands with the engine that takes most, before that of the heuristics' first."""
     layers = layer_workspaces(detailed(replace(JOB, cudnn_benchmark=True)))
     forward = [one for one in layers if (one.module, one.direction) == ("first", Direction.FORWARD)]
     assert [(one.searched, one.engine, one.notes) for one in forward] == [
@@ -150,7 +150,7 @@ def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
 
 
 def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:
-    """Whole; rows of blocks that nobody bore are refused."""
+    """Each workspace is whole; rows of blocks without an allocation are refused."""
     trace, path = detailed(), tmp_path / "x.trace"
     save_trace(trace, path, {})
     assert load_trace(path) == (trace, {})
@@ -227,7 +227,7 @@ def test_without_a_library_the_fitted_term_is_shown() -> None:
 
 
 def test_unknown_workspaces_are_not_shown() -> None:
-    """The made-up net without a library."""
+    """A net without a library or a fitted term shows no workspaces."""
     result = explained()
     assert "workspaces of convolutions" not in str(result)
     assert result.to_dict()["workspaces"] == {

@@ -267,7 +267,7 @@ def test_parts_add_up(
     notes: tuple[str, ...],
     size_bytes: int,
 ) -> None:
-    """To the workspace, whatever it is; each part has bytes, and what is unnamed comes last and once."""
+    """Parts add up to any workspace; each part has bytes, and the unnamed one comes last and once."""
     query = convolution(direction, x, (rows, x[1], kernel, kernel), dtype, padding=kernel // 2, last=last)
     parts = name_parts(query, notes, size_bytes)
     assert sum(part.size_bytes for part in parts) == size_bytes

@@ -57,7 +57,7 @@ def test_phases() -> None:
 
 
 def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
-    """No step begins without a request."""
+    """A step begins with a request, not with frees alone."""
     ended = history(MOVES[:14], course_of(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
     marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, PhaseStart)]
     assert marks[-2:] == [PhaseStart(1, Phase.OPTIMIZER), PhaseStart(1, Phase.END)]
@@ -71,7 +71,7 @@ def test_categories_add_up_to_the_peak() -> None:
 
 
 def test_what_cublas_keeps_is_a_workspace() -> None:
-    """It is born in the forward pass like an activation, has a known size and outlives the step."""
+    """A workspace is born in the forward pass like an activation, has a known size and outlives the step."""
     history = replace(
         TWO_STEPS, events=(*MOVES[:2], HistoryEvent("alloc", 30, KEPT, 0), *MOVES[3:8], *MOVES[10:])
     )
@@ -81,7 +81,7 @@ def test_what_cublas_keeps_is_a_workspace() -> None:
 
 
 def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
-    """The backward pass that memory did not allow would have found them alive."""
+    """Blocks that a backward pass would have used count as activations even if memory ends before it."""
     course = course_of(MARKS[:2], HELD[:1])
     ended = history((*MOVES[:7], HistoryEvent("oom", 0, MIB, 0)), course)
     trace = attributed_trace(ended, 1, KEPT)

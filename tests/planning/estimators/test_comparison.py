@@ -173,14 +173,14 @@ def test_stored_peaks_name_the_models_that_they_hold() -> None:
 
 
 def test_every_model_that_is_named_resident_is_in_the_catalogue() -> None:
-    """So that its residue can be traced."""
+    """The residue of each named model can be traced."""
     names = {name for figure in load_measured().figures for name in figure.residents}
     assert names == {"cnn", "vgg16_bn", "resnet50", "vit_b_16"}
     assert names <= load_catalogue().keys()
 
 
 def test_measured_is_put_together_from_figures() -> None:
-    """The printed peak, and what is left of it."""
+    """A measured value is the printed peak less the bytes of resident models."""
     truth = find_measured(load_measured(), "cnn", 128, nothing_resident)
     assert truth is not None
     truth = replace(truth, residents=(ResidentModel("x", MIB),))

@@ -7,7 +7,7 @@ from planner.planning.estimators.methods import Method, find_method, reject_unsu
 
 
 def test_trace_is_the_default_method() -> None:
-    """Without a name it is the planner's own trace."""
+    """The method without a name is the planner's own trace."""
     assert (find_method(None), find_method("modelsize")) == (Method.TRACE, Method.MODELSIZE)
 
 
@@ -49,7 +49,7 @@ def test_options_that_a_method_honours_pass(method: Method, options: dict[str, o
     ],
 )
 def test_option_that_means_nothing_to_a_method_is_refused(method: Method, option: str, line: str) -> None:
-    """An option without effect is never ignored, options that nobody has listed included."""
+    """An option without effect is never ignored, unlisted options included."""
     with pytest.raises(UsageError) as caught:
         reject_unsupported_options(method, {"input": ["3x4"], option: "x"})
     assert str(caught.value) == f"{line} takes no account of it; leave it away, or use --method trace"

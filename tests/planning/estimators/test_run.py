@@ -90,7 +90,7 @@ def test_the_formula_refuses_a_forward_pass_in_training_mode() -> None:
 
 
 def test_the_card_leaves_the_smaller_of_its_memory_and_the_cap() -> None:
-    """Without either, nothing bounds an estimate."""
+    """The smaller of memory and cap bounds an estimate, and without either nothing does."""
     assert MemoryLimits(100, 90, None, AllocatorConfig()).allocator_limit_bytes == 90
     assert card(100).limits.allocator_limit_bytes == 100 * MIB
     assert no_card().limits.allocator_limit_bytes is None

@@ -189,7 +189,7 @@ def test_shipped_processes_are_sound(name: str) -> None:
 
 
 def test_the_shipped_notebook_runs_its_models_in_the_notebooks_order() -> None:
-    """Its five models are trained one after the other, each for 3 epochs of 4 steps."""
+    """The notebook's five models are trained one after the other, each for 3 epochs of 4 steps."""
     process = read_process(find_process_file("notebook"), load_catalogue()).process
     trained = [step for step in process if isinstance(step, Train)]
     assert [(step.model.job.model, step.batch, step.steps_per_epoch, step.epochs) for step in trained] == [

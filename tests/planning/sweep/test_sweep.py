@@ -409,7 +409,7 @@ def test_the_table_of_a_sweep() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sweep_that_is_ended_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
-    """No word of the libraries that ran it; finished results are stored, and no worker is left."""
+    """The line has no word of the libraries that ran it; results are stored, and no worker is left."""
     grid, results = tmp_path / "grid.yaml", tmp_path / "grid.results"
     recipes = "".join(f"  r{steps}: {{steps: {steps}}}\n" for steps in range(1, 100))
     grid.write_text(f"about: long\nmodels: [conv_pair]\nrecipes:\n{recipes}gpus: [L4]\n")

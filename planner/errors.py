@@ -57,8 +57,8 @@ class NoGpuError(PlannerError):
 
 
 class UnsavedError(PlannerError):
-    """The answer is there, in `result`, but what was to be kept of it could not be; text and exit code are
-    those of the error that came in between.
+    """The answer is there, in `result`, but could not be saved; text and exit code are those of the error
+    that came in between.
     """
 
     def __init__(self, cause: PlannerError, result: object) -> None:

@@ -171,7 +171,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
-        raise UsageError(f"{flag} and --trace: the trace file says that; leave one away")
+        raise UsageError(f"{flag} and --trace: the trace file decides that; leave one away")
     saved = open_saved(path)
     beside = {name: options.get(name) for name in _NOT_IN_TRACES}
     return saved, complete_job(merge_job(saved.job, beside))

@@ -24,7 +24,7 @@ _INSTALLABLE = {
     "torch": "torch is not installed: this job has to be traced; pip install torch torchvision. Jobs of the "
     "catalogue as they stand are planned without it, and so is --trace FILE",
 }
-_CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null where none is wanted"
+_CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null to discard it"
 
 
 def main() -> None:

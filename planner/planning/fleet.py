@@ -158,7 +158,7 @@ def _search_group(group: DeviceGroup, gaps: list[tuple[int, int]]) -> list[Memor
     """Find the boundary of each GPU from those of the GPUs before, which `gaps` remembers.
 
     Returns those that lie lower than could be guessed. Where each probe is a run of the model, lines through
-    the needs of batch sizes guide the search, and no GPU can be said to lie low.
+    the needs of batch sizes guide the search, and no GPU is known to lie low.
     """
     low = []
     replays = group.replays

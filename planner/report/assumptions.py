@@ -45,7 +45,7 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
     yield _loop(job)
     if budget.likeness.lengths is not Lengths.FIXED:
         padded = budget.likeness.padded
-        by = f" (inferred from {padded}; --lengths fixed says otherwise)" if padded else ""
+        by = f" (inferred from {padded}; --lengths fixed overrides that)" if padded else ""
         padding = "real samples vary in length and are padded to the longest of their batch, at most as given"
         yield f"{padding}{by}"
     yield from _recipe(job)

@@ -21,21 +21,21 @@ from tests.helpers.runs import CARD, FakeMeasure
         ),
         ("calibrate", "nothing to measure: give one of --model NAME, --campaign FILE and --import DIR"),
         ("calibrate --model m --campaign standard", "--model and --campaign: give one of --model NAME"),
-        ("calibrate --campaign standard --loss mse", "--loss and --campaign: it says itself what is run"),
-        ("calibrate --import . --batches 8", "--batches and --import: it says itself what is run"),
+        ("calibrate --campaign standard --loss mse", "--loss and --campaign: the latter defines what is run"),
+        ("calibrate --import . --batches 8", "--batches and --import: the latter defines what is run"),
         ("calibrate --import missing", "--import missing: no such folder"),
         (
             "calibrate --import . --minutes 5",
             "--minutes and --import: records are taken over without measuring",
         ),
-        ("calibrate --import . --alloc-conf x", "--alloc-conf and --import: it says itself what is run"),
+        ("calibrate --import . --alloc-conf x", "--alloc-conf and --import: the latter defines what is run"),
         (
             "calibrate --campaign standard --cudnn-benchmark",
-            "--cudnn-benchmark and --campaign: it says itself what is run; leave one",
+            "--cudnn-benchmark and --campaign: the latter defines what is run; leave one",
         ),
         (
             "calibrate --campaign standard --no-grad-scaler",
-            "--grad-scaler and --campaign: it says itself what is run; leave one",
+            "--grad-scaler and --campaign: the latter defines what is run; leave one",
         ),
         ("calibrate --model resnet50 --batches 8 --alloc-conf x", "allocator configuration: cannot read 'x'"),
         (
@@ -131,7 +131,7 @@ def test_an_emulated_calibration_is_called_that(tmp_path: Path, capsys: Capture)
     command = f"calibrate --model models.py:Fine {JOB_OPTIONS} --batches 8,16,32,64 --out {tmp_path / 'new'}"
     code, out, _ = outcome(command, capsys)
     assert f"on NVIDIA RTX 3060 12GB (emulated), torch {CARD.versions.torch}, emulated" in out
-    assert "From      emulated on " in out and "replayed    emulated   line says" in out
+    assert "From      emulated on " in out and "replayed    emulated      fitted" in out
     assert "measured" not in out
     (run, *_) = json.loads(outcome(f"{command} --json", capsys)[1])["calibrations"][0]["runs"]
     assert (run["measured_mib"], run["emulated_mib"] > 0) == (None, True)

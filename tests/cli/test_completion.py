@@ -130,8 +130,8 @@ def test_words_as_bash_splits_them(line: str, place: str, expected: list[str]) -
         ("planner estimate --trace fi", "_files"),
         (
             "planner estimate --memory",
-            "local -a found; found=('--memory-format:contiguous (the default) or channels_last.'); "
-            "_describe -V planner found -U",
+            "local -a matches; matches=('--memory-format:contiguous (the default) or channels_last.'); "
+            "_describe -V planner matches -U",
         ),
     ],
 )

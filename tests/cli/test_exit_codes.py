@@ -32,11 +32,11 @@ COUNT = "is refused; use a whole number"
         ),
         (
             "estimate --trace x --model cnn",
-            "--model and --trace: the trace file says that; leave one away",
+            "--model and --trace: the trace file decides that; leave one away",
         ),
         (
             "estimate --trace x --optimizer-impl fused",
-            "--optimizer-impl and --trace: the trace file says that; leave one away",
+            "--optimizer-impl and --trace: the trace file decides that; leave one away",
         ),
         (
             "estimate --model torchvision:alexnet",

@@ -117,7 +117,7 @@ torchvision:resnet18 with sgd on NVIDIA GeForce RTX 3060, torch 2.6.0+cu124, mea
             traced with torch 2.13.0
   Line      500.0 MiB + 1.0200 x replayed peak reserved, with the context; spread 10.0 MiB, 5
             points, highest leverage 0.60, off the line: batch 16
-       batch    replayed    measured   line says    residual  MiB
+       batch    replayed    measured      fitted    residual  MiB
           10     1,000.0     1,500.0     1,520.0       -20.0
           20     2,000.0     2,520.0     2,540.0       -20.0
           30     3,000.0     2,000.0     3,560.0           -  out of memory

@@ -38,7 +38,7 @@ def test_an_emulated_verification_is_called_that(gpu: FakeMeasure, capsys: Captu
     assert fields["emulated"]["peak_reserved_mib"] == 180
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
     assert out.splitlines()[0] == (
-        "Emulated, not measured; there confidence 0.999999 held: batch 8 was said to fit and ran"
+        "Emulated, not measured; there confidence 0.999999 held: batch 8 was predicted to fit and ran"
     )
     assert "measured" not in out.split("\n", 1)[1]
 
@@ -55,7 +55,7 @@ def test_verify_that_did_not_hold(gpu: FakeMeasure, capsys: Capture) -> None:
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.6", capsys)
     assert (code, out.splitlines()[0]) == (
         1,
-        "Confidence 0.6 did NOT hold: batch 8 was said to fit and ran, but took more than the upper bound",
+        "Confidence 0.6 did NOT hold: batch 8 was predicted to fit and ran, but exceeded the upper bound",
     )
 
 
@@ -65,7 +65,7 @@ def test_verify_that_held(gpu: FakeMeasure, capsys: Capture) -> None:
     gpu.context_mib = 150
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
     lines = out.splitlines()
-    assert (code, lines[0]) == (0, "Confidence 0.999999 held: batch 8 was said to fit and ran")
+    assert (code, lines[0]) == (0, "Confidence 0.999999 held: batch 8 was predicted to fit and ran")
     assert [line.split()[0] for line in lines[-4:]] == ["peak", "peak", "process", "process,"]
     assert lines[-2].split()[2] == "330.0"
     assert max(map(len, lines)) <= 100
@@ -77,7 +77,7 @@ def test_verify_runs_under_the_cap(gpu: FakeMeasure, capsys: Capture) -> None:
     code, out = verified(f"{JOB_OPTIONS} --allocator-cap-mib 150", capsys)
     assert (code, gpu.requests[0].allocator_cap_bytes) == (1, 150 * MIB)
     assert out.splitlines()[0] == (
-        "Confidence 0.99 did NOT hold: batch 8 was said to fit and ran out of memory"
+        "Confidence 0.99 did NOT hold: batch 8 was predicted to fit and ran out of memory"
     )
 
 
@@ -130,11 +130,13 @@ def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
     assert runs == [(86, True, "yes"), (87, True, "no"), (91, False, "no")]
     assert fields["runs"][0]["errors"]["allocated"] == 0
     lines = outcome(LIMIT, capsys)[1].splitlines()
-    assert lines[0] == ("Confidence 0.99 held: the largest batch was said to be 86; it lies from 87 to 90")
+    assert lines[0] == (
+        "Confidence 0.99 held: the largest batch was predicted to be 86; it lies from 87 to 90"
+    )
     assert [line for line in lines if line.startswith("Batch")] == [
-        "Batch 86 was said to fit and ran",
-        "Batch 87 was said not to fit and ran",
-        "Batch 91 was said not to fit and ran out of memory",
+        "Batch 86 was predicted to fit and ran",
+        "Batch 87 was predicted not to fit and ran",
+        "Batch 91 was predicted not to fit and ran out of memory",
     ]
     assert max(map(len, lines)) <= 100
 
@@ -148,7 +150,7 @@ def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> 
     assert (code, [request.batch for request in gpu.requests]) == (1, [86])
     assert (fields["holds"], fields["true_largest"]) == (False, {"at_least": 0, "at_most": 85})
     assert outcome(LIMIT, capsys)[1].splitlines()[0] == (
-        "Confidence 0.99 did NOT hold: the largest batch was said to be 86; it is smaller than 86"
+        "Confidence 0.99 did NOT hold: the largest batch was predicted to be 86; it is smaller than 86"
     )
 
 
@@ -167,7 +169,7 @@ def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
     code, out, _ = outcome(LIMIT.replace("1000", "101"), capsys)
     assert (code, [request.batch for request in gpu.requests]) == (0, [1])
     assert out.splitlines()[0] == (
-        "Confidence 0.99 held: the largest batch was said to be 0; it is smaller than 1"
+        "Confidence 0.99 held: the largest batch was predicted to be 0; it is smaller than 1"
     )
 
 

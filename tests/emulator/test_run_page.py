@@ -62,7 +62,7 @@ def test_the_breakdown_is_that_of_the_run(run: Run, tmp_path: Path) -> None:
     assert answer["peak"]["allocated_bytes"] == round(answer["peak_allocated_mib"] * MIB / 512) * 512
     assert sum(answer["categories"].values()) == answer["peak"]["allocated_bytes"]
     assert answer["modules"]["size_bytes"] == answer["peak"]["allocated_bytes"]
-    assert not [text for text in answer["assumptions"] if text.startswith(("peak", "not told"))]
+    assert not [text for text in answer["assumptions"] if text.startswith(("peak", "not recorded"))]
     assert "train.py on RTX 3060" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -166,7 +166,7 @@ train(model, 8, forward=torch.compile(model))
     plain, answer = run(code), run(code, "--html", "page.html")
     assert answer["peak_allocated_mib"] == plain["peak_allocated_mib"]
     assert answer["peak_reserved_mib"] == plain["peak_reserved_mib"]
-    assert "not told: modules inside of compiled code" in answer["assumptions"]
+    assert "not recorded: modules inside of compiled code" in answer["assumptions"]
     assert "layer4" in [child["name"] for child in answer["modules"]["children"]]
 
 

@@ -45,7 +45,7 @@ def test_the_exit_code_is_right_where_nobody_reads(words: str, code: int, stream
 
 CLOSED = (
     "planner: standard output: is closed, so that the answer cannot be written; "
-    "send it to /dev/null where none is wanted\n"
+    "send it to /dev/null to discard it\n"
 )
 
 

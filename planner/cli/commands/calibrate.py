@@ -74,7 +74,7 @@ def _reject_beside(flag: str, options: dict[str, Any]) -> None:
     """Raise UsageError for the first option that means nothing beside `flag`."""
     for name, value in options.items():
         if name not in ("cache", "warn") and value is not None:
-            raise UsageError(f"{option_flag(name)} and {flag}: it says itself what is run; leave one")
+            raise UsageError(f"{option_flag(name)} and {flag}: the latter defines what is run; leave one")
 
 
 def _measure(

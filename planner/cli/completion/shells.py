@@ -56,14 +56,15 @@ def _for_zsh(line: str) -> str:
     """Return a call of zsh's completion functions, which the script evaluates."""
     words = _split(line)[1:]
     word = words.pop() if words and not line[-1:].isspace() else ""
-    found = candidates(words, word)
-    if not found:
+    matches = candidates(words, word)
+    if not matches:
         return "_files"
-    if any(candidate.help for candidate in found):
-        entries = (f"{one.word.replace(':', chr(92) + ':')}:{one.help}" for one in found)
-        return f"local -a found; found=({' '.join(map(shlex.quote, entries))}); _describe -V planner found -U"
-    ends = "-S ''" if all(candidate.word.endswith(":") for candidate in found) else ""
-    return f"compadd -U {ends} -- {' '.join(shlex.quote(candidate.word) for candidate in found)}"
+    if any(match.help for match in matches):
+        entries = (f"{match.word.replace(':', chr(92) + ':')}:{match.help}" for match in matches)
+        rows = " ".join(map(shlex.quote, entries))
+        return f"local -a matches; matches=({rows}); _describe -V planner matches -U"
+    ends = "-S ''" if all(match.word.endswith(":") for match in matches) else ""
+    return f"compadd -U {ends} -- {' '.join(shlex.quote(match.word) for match in matches)}"
 
 
 def _split(line: str) -> list[str]:

@@ -131,9 +131,9 @@ def _definition(prototype: Prototype, library: Library, handles: set[str]) -> st
     takes_handle = any("cudnnHandle_t" in one.text for one in prototype.parameters)
     if library.forwards and not takes_handle and None not in names:
         passed = ", ".join(name for name in names if name)
-        declare = f"static typeof(&{prototype.name}) found;"
-        find = f'if (!found) found = (typeof(found))emu_real_cudnn("{prototype.name}");'
-        return f"{prototype.head} {{ {declare} {find} return found({passed}); }}"
+        declare = f"static typeof(&{prototype.name}) real;"
+        find = f'if (!real) real = (typeof(real))emu_real_cudnn("{prototype.name}");'
+        return f"{prototype.head} {{ {declare} {find} return real({passed}); }}"
     body = " ".join(_outputs(prototype, library, handles))
     return f"{prototype.head} {{ LOG(); {body} return {_value(prototype.result, library.answer)}; }}"
 

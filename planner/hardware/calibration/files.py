@@ -212,7 +212,7 @@ def _load_own(path: Path, key: Key) -> Calibration | None:
         return None
     stored = load_calibration(path)
     if stored.key != key:
-        raise DataFileError(f"{path}: holds another job, GPU or versions than its name says; move it away")
+        raise DataFileError(f"{path}: holds another job, GPU or versions than its name; move it away")
     return stored
 
 

@@ -25,7 +25,7 @@ def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Tr
     with the process.
     """
     if history.course is None:
-        raise ValueError("the history does not tell phases and modules")
+        raise ValueError("the history records no phases and modules")
     plain = trace_of(history, batch)
     blocks = _Walk().over(history, history.course)
     sites: dict[Site, int] = {}

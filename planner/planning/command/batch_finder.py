@@ -162,7 +162,7 @@ class BatchFinder:
         reason = self._refit(batch)
         outcome = self.runs.outcome(batch)
         if self.fit is not None and self.fit.outcome(batch) is not outcome:
-            return f"at batch {batch} a replay says {self.fit.outcome(batch)}, a run {outcome}"
+            return f"at batch {batch} a replay gives {self.fit.outcome(batch)}, a run {outcome}"
         return reason
 
     def _unconfirmed(self, search: Search) -> int | None:

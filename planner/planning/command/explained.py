@@ -93,13 +93,13 @@ def _notes(history: ProcessHistory, run: EmulatedRun) -> Iterator[str]:
     if len(run.records) > 1:
         yield f"of {len(run.records)} processes on GPUs, rank {history.rank} on GPU {history.device} is shown"
     yield (
-        "parameters, gradients, optimizer state and inputs are told by their addresses; activations are born "
-        "in the forward pass and alive when the backward pass starts; workspaces are given back before "
-        "another block is handed out, or kept by cuBLAS; temporaries are the rest"
+        "parameters, gradients, optimizer state and inputs are recognized by their addresses; activations "
+        "are allocated in the forward pass and alive when the backward pass starts; workspaces are freed "
+        "before another block is allocated, or held by cuBLAS; temporaries are the rest"
     )
     yield "in the backward pass, blocks have no module, but for gradients"
-    for one in course.missing:
-        yield f"not told: {one}"
+    for missing in course.missing:
+        yield f"not recorded: {missing}"
 
 
 def _differences(record: GpuRecord, explanation: Explanation) -> Iterator[str]:

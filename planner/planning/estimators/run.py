@@ -40,7 +40,7 @@ def run_estimator(
 
     Raises UsageError for a job that the method has no term for, ModelError where it fails on the model.
     """
-    on_progress(f"asking {method}")
+    on_progress(f"estimating by {method}")
     start = perf_counter()
     if method is Method.FORMULA:
         from planner.planning.estimators.torch_runners.layer_table import formula_counts
@@ -58,7 +58,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
     """Find the largest batch size by the formula. Raises as `run_estimator` does."""
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
-    on_progress("asking the formula")
+    on_progress("estimating by the formula")
     start = perf_counter()
     moments_of(job)
     counts = affine_formula_counts(job, build)

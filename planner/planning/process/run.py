@@ -154,7 +154,7 @@ class _Machine:
 
     def _place(self, model: Model) -> None:
         self.loop_step, self.phase = 0, Phase.SETUP
-        # Any loop of the model shows its weights; that of its training will probably be wanted as well.
+        # Any loop of the model shows its weights; that of its training will probably be needed as well.
         job = _trained(model.job) if model.job.mode is Mode.TRAIN else _summarised(model.job)
         self._bring_weights(_Running(self._trace(job, model.batch), self._model(model)))
 

@@ -93,7 +93,7 @@ def source_text(source: Source) -> str:
     versions = "".join(
         f", {shown[name]} {version}" for name, version in source.versions.items() if name in shown
     )
-    return f"{source.title}{versions}; GPU {source.gpu or 'not told'}"
+    return f"{source.title}{versions}; GPU {source.gpu or 'unknown'}"
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:

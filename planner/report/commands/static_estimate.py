@@ -64,7 +64,7 @@ def _verdict(estimate: StaticEstimate) -> str:
     if estimate.budget.limits.allocator_limit_bytes is None:
         return f"Batch {estimate.batch} takes {taken} by {title}"
     fits = "fits" if estimate.fits else "does not fit"
-    return f"Batch {estimate.batch} {fits} by {title}, which says {taken}"
+    return f"Batch {estimate.batch} {fits} by {title}, which estimates {taken}"
 
 
 def _terms(estimate: StaticEstimate) -> Table:
@@ -100,7 +100,7 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
         _COUNTS[estimate.method],
         *((f"the total is for training, and the job is not: {mode}",) if ignores else ()),
         *((held,) if estimate.budget.limits.allocator_limit_bytes is not None else ()),
-        "docs/formulas.md tells what is wrong with it; --method trace knows the allocator and the loop",
+        "docs/formulas.md lists its errors; --method trace knows the allocator and the loop",
     )
 
 

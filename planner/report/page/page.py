@@ -194,7 +194,7 @@ def _about(card: DeviceCurve) -> str:
     """Return the GPU and how sure its figures are, in one sentence."""
     budget, device = card.budget, card.budget.device
     if is_endless(device.usable):
-        return "No GPU was asked for: choose one above."
+        return "No GPU is selected: choose one above."
     correction = budget.correction
     sure = "not calibrated for this job: margins of published runs"
     if correction is not None and correction.fit is not None:

@@ -29,7 +29,7 @@ from tests.helpers.traces import load_trace, save_trace
 
 MIB = 2**20
 SURE_OF_LIBRARY = (
-    "Exact for the version that was asked and compute capability 8.6, as PyTorch runs the first engine of "
+    "Exact for the queried version and compute capability 8.6, as PyTorch runs the first engine of "
     "cuDNN's heuristics that works; where memory is refused, PyTorch goes on to the next engine. What a part "
     "is for is inferred from its size; x, w and y are input, weights and output, or their gradients."
 )
@@ -214,11 +214,11 @@ def test_the_json(library: Copying) -> None:
 
 
 def test_without_a_library_the_fitted_term_is_shown() -> None:
-    """MobileNetV2's last convolution on an RTX 3060, and that all others are taken to need nothing."""
+    """MobileNetV2's last convolution on an RTX 3060, and that all others are assumed to need nothing."""
     result = planner.explain("torchvision:mobilenet_v2", 323, input="3x86x86", gpu="rtx-3060", steps=1)
     answer = result.to_dict()["workspaces"]
     assert answer["told_by"] == "fitted term"
-    assert "All other convolutions are taken to need nothing" in answer["sure"]
+    assert "All other convolutions are assumed to need nothing" in answer["sure"]
     first = answer["convolutions"][0]
     assert (first["module"], first["engine"]) == ("features.18.0", None)
     assert first["consists_of"] == [

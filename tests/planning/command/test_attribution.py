@@ -99,5 +99,5 @@ def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
 
 def test_without_a_course_nothing_is_attributed() -> None:
     """Histories of the search for the largest batch have none."""
-    with pytest.raises(ValueError, match="does not tell phases"):
+    with pytest.raises(ValueError, match="records no phases"):
         attributed_trace(replace(TWO_STEPS, course=None), 1, KEPT)

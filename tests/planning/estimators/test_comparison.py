@@ -59,7 +59,7 @@ EVENTS = (
 TRACE = Trace(EVENTS, (Site("fc", "to"),), 10)
 BATCH = 10
 TOTALS_MIB = {Method.FORMULA: 220, Method.TORCHINFO: 150, Method.TORCHSUMMARY: 500, Method.MEMTRACKER: 198}
-REASON = "pytorch_modelsize wants one input and modules in a chain"
+REASON = "pytorch_modelsize needs one input and modules in a chain"
 
 
 def no_card() -> Budget:
@@ -235,7 +235,7 @@ def test_json_rows_have_their_figures_or_their_reason() -> None:
         "allocated_mib": 200.0,
         "reserved_mib": 270.0,
         "process_mib": None,
-        "source": "A notebook, torch 2.0.1, CUDA 11.8; GPU not told",
+        "source": "A notebook, torch 2.0.1, CUDA 11.8; GPU unknown",
     }
     assert json.loads(json.dumps(fields))["rows"] == fields["rows"]
 

@@ -176,7 +176,7 @@ SINGLE_TENSORS = "torchsummary knows single tensors only, and a {} takes or give
             "pytorch_modelsize runs batchnorm1 on the output of the module before it and fails: ValueError: "
             "expected 4D input (got 3D input)",
         ),
-        ("modelsize", "tensor_1gib", "pytorch_modelsize wants one input and modules in a chain"),
+        ("modelsize", "tensor_1gib", "pytorch_modelsize needs one input and modules in a chain"),
     ],
 )
 def test_what_a_tool_cannot_count_is_an_error(peer: str, name: str, problem: str) -> None:
@@ -189,5 +189,5 @@ def test_what_a_tool_cannot_count_is_an_error(peer: str, name: str, problem: str
 def test_modelsize_wants_one_positional_input() -> None:
     """A keyword is refused, as the tool passes the tensor to the first module by position."""
     job = job_of("x=1x32x32")
-    with pytest.raises(ModelError, match="pytorch_modelsize wants one input and modules in a chain"):
+    with pytest.raises(ModelError, match="pytorch_modelsize needs one input and modules in a chain"):
         estimate_by_modelsize(job, 1, on_meta(Shared))

@@ -99,7 +99,7 @@ def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> P
     args, kwargs, _ = empty_batch(job, batch, "meta")
     if not chain or kwargs or len(args) != 1:
         raise ModelError(
-            f"{job.model}: pytorch_modelsize wants one input and modules in a chain; use --method trace"
+            f"{job.model}: pytorch_modelsize needs one input and modules in a chain; use --method trace"
         )
     (flowing,) = args
     outputs = []

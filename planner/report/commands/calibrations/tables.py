@@ -37,7 +37,7 @@ def tables_document(folders: Sequence[Folder], today: date) -> Document:
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
-    """Return where a calibration comes from, its line or why there is none, and each run."""
+    """Return a calibration's origin, its line or the reason that there is none, and each run."""
     entries = (
         ("Job", describe_job(calibration.key.job)),
         ("From", _origin(calibration, today)),
@@ -45,7 +45,7 @@ def calibration_section(calibration: Calibration, today: date) -> list[Block]:
         ("Line", _line(calibration)),
     )
     seen = "emulated" if calibration.source == "emulated" else "measured"
-    figures = map(mib_column, ("replayed", seen, "line says", "residual"))
+    figures = map(mib_column, ("replayed", seen, "fitted", "residual"))
     columns = [Column("batch", is_number=True, min_width=12), *figures, Column("MiB")]
     runs = tuple(_run_row(_run_to_json(calibration, point)) for point in calibration.points)
     return [

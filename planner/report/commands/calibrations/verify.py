@@ -1,4 +1,4 @@
-"""The reports of `planner verify`: runs on this machine's GPU held against what was predicted for them."""
+"""The reports of `planner verify`: runs on this machine's GPU held against their predictions."""
 
 from typing import Any
 
@@ -9,7 +9,11 @@ from planner.report.describe import job_entry
 from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Style, Table
 from planner.report.units import NAME_WIDTH, SCHEMA, attributes, mib_column, mib_text, signed_percent
 
-_PREDICTIONS = {"yes": "said to fit", "with_retries": "said to fit with retries", "no": "said not to fit"}
+_PREDICTIONS = {
+    "yes": "predicted to fit",
+    "with_retries": "predicted to fit with retries",
+    "no": "predicted not to fit",
+}
 _FIGURES = (
     *("peak_allocated_mib", "peak_reserved_mib", "end_allocated_mib", "process_peak_mib"),
     *("context_before_mib", "context_after_mib", "retries", "oom"),
@@ -31,7 +35,7 @@ def limit_document(check: LimitCheck) -> Document:
     plan = check.plan
     observation = check.runs[0].observation if check.runs else None
     start = _start(observation, plan.budget.confidence, check.holds)
-    answer = f"{start}: the largest batch was said to be {plan.search.largest}; {_bracket(check)}"
+    answer = f"{start}: the largest batch was predicted to be {plan.search.largest}; {_bracket(check)}"
     return Document.of(
         [Headline((answer, job_entry(plan.job)), _style(check.holds))],
         *(_run_section(run) for run in check.runs),
@@ -65,19 +69,19 @@ def _bracket(check: LimitCheck) -> str:
 
 
 def _outcome(run: Verification) -> str:
-    """Return what was predicted for a run and what became of it."""
+    """Return the prediction for a run and its outcome."""
     predicted = _PREDICTIONS[run.estimate.outcome.value]
     if not run.ran:
         return f"was {predicted} and ran out of memory"
-    return f"was {predicted} and ran{'' if run.holds else ', but took more than the upper bound'}"
+    return f"was {predicted} and ran{'' if run.holds else ', but exceeded the upper bound'}"
 
 
 def _peaks(run: Verification) -> Table:
-    """Return each peak as it was predicted beside the measured or emulated one."""
+    """Return each predicted peak beside the measured or emulated one."""
     estimate, seen = run.estimate, run.observation
     columns = (
         Column(seen.gpu, min_width=NAME_WIDTH),
-        *map(mib_column, ("said MiB", seen.source)),
+        *map(mib_column, ("predicted MiB", seen.source)),
         Column("error", is_number=True, min_width=7),
     )
     rows = (

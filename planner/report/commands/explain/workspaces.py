@@ -75,14 +75,14 @@ def _parts(parts: tuple[Part, ...]) -> Iterator[tuple[str, int]]:
 
 
 def certainty(estimate: Estimate, explanation: Explanation) -> str:
-    """Return how sure the sizes are; "" where there are none."""
+    """Return the certainty of the sizes; "" if there are none."""
     if not explanation.workspaces:
         return ""
     if explanation.workspaces[0].engine is None:
         return (
-            "Told by one term, fitted to published peaks; benchmarks/fits/convolution_workspaces.py prints "
-            "between which values its thresholds lie. All other convolutions are taken to need nothing: "
-            "docs/accuracy.md shows what that costs, and --cudnn asks a library in its place."
+            "Computed by one term, fitted to published peaks; benchmarks/fits/convolution_workspaces.py "
+            "prints the range of its thresholds. All other convolutions are assumed to need nothing: "
+            "docs/accuracy.md shows the error, and --cudnn queries a library instead."
         )
     major, minor = estimate.budget.device.capability
     order = "as PyTorch runs the first engine of cuDNN's heuristics that works"
@@ -91,7 +91,7 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
             "while engines are timed; which of them wins is not known, so the heuristics' first stands for it"
         )
     return (
-        f"Exact for the version that was asked and compute capability {major}.{minor}, {order}; where memory "
+        f"Exact for the queried version and compute capability {major}.{minor}, {order}; where memory "
         f"is refused, PyTorch goes on to the next engine. {_OF_SIZES}"
     )
 

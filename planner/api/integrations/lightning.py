@@ -55,12 +55,12 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan and set the batch size; the data is loaded afterwards."""
         batch = trainer.strategy.broadcast(self._planned(trainer, pl_module))  # the same for all processes
+        self.batch_size = batch
         if batch is None:
             self.result = None
             return
         lightning_setattr(pl_module, self._name, batch)
         _load_data_anew(trainer)
-        self.batch_size = batch
         rank_zero_info(f"BatchSizePlanner: {self._name} = {batch}")
 
     def _planned(self, trainer: Trainer, module: LightningModule) -> int | None:

@@ -170,6 +170,7 @@ NO_PLAN = [
 def test_a_plan_that_cannot_be_made_warns_and_trains(change: Any, message: str) -> None:
     """A plan that fails is one warning, and training runs with the batch that it has."""
     module, callback = Classifier(), BatchSizePlanner(gpu_mib=1500)
+    callback.batch_size = 8  # of an earlier fit
     loader = module.train_dataloader()
     change(module)
     module.train_dataloader = lambda: loader  # type: ignore[method-assign]

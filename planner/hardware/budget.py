@@ -58,8 +58,7 @@ def make_budget(
     the uncertainty of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1,
     and for a cap below 2 MiB.
     """
-    if not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
+    check_confidence(confidence)
     if cap_bytes is not None and cap_bytes < 2 * MIB:
         raise UsageError("--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap")
     z = NormalDist().inv_cdf(confidence)
@@ -76,6 +75,13 @@ def make_budget(
         total = int(device.usable.value / scale)
     limits = MemoryLimits(capacity, None if cap_bytes is None else int(cap_bytes / scale), total, config)
     return Budget(device, confidence, cap_bytes, limits, correction, likeness)
+
+
+def check_confidence(confidence: float) -> float:
+    """Return the probability. Raises UsageError for one outside of 0.5 to 1."""
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
+    return confidence
 
 
 def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:

@@ -19,6 +19,7 @@ from planner.cli.options import (
     with_options,
 )
 from planner.errors import UsageError, unsaved
+from planner.hardware import check_confidence
 from planner.jobs import allowed_sources, check_count, load_catalogue, shown
 from planner.program import OnProgress
 
@@ -61,6 +62,8 @@ def sweep_command(
     folder = path.with_suffix(".results") if results is None else results
     with closing(_open_pool(engine, scheduler, jobs)) as pool:
         isolation_limit(options)
+        if options["confidence"] is not None:
+            check_confidence(options["confidence"])
         sources = allowed_sources({"allow_code": allow_code})
         catalogue = load_catalogue(None if models is None else Path(models), sources)
         grid = load_grid(path, catalogue, sources)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from planner.emulator import EmulatedRun, RunOptions
 from planner.errors import UsageError
-from planner.hardware import MIB
+from planner.hardware import MIB, check_confidence
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns
 from planner.planning.search import Search
@@ -86,10 +86,10 @@ def _run_at(runs: CommandRuns, batch: int) -> EmulatedRun | None:
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:
     """Return the options with a context that is not exceeded with this probability, and few steps."""
-    if not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
     device = options.device
-    margin = NormalDist().inv_cdf(confidence) * hypot(device.context.spread, device.usable.spread)
+    margin = NormalDist().inv_cdf(check_confidence(confidence)) * hypot(
+        device.context.spread, device.usable.spread
+    )
     context = replace(
         device.context,
         value=round(device.context.value + margin),

@@ -369,6 +369,7 @@ def test_no_cluster_is_one_line() -> None:
         (["--scheduler", "tcp://x:1"], "--scheduler: it is that of --engine dask"),
         (["--jobs", "0"], "--jobs: '0' is refused; use a whole number from 1 to 1024"),
         (["--time-limit", "5"], "--time-limit: only a model in a process of its own is stopped"),
+        (["--confidence", "7"], "--confidence 7.0: give a probability from 0.5 to below 1"),
     ],
 )
 def test_options_that_make_no_sense(

@@ -42,7 +42,8 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command line and give its exit code: the one place where errors become a line and a code."""
-    debug = "--debug" in arguments
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own  # and not that of a command behind --
     try:
         if "_PLANNER_COMPLETE" in os.environ and _complete():
             return 0

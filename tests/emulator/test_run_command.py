@@ -59,6 +59,12 @@ def test_options_of_the_command_are_the_commands(tmp_path: Path) -> None:
     assert done.stdout == "['--gpu', 'T4', '--json']\n"
 
 
+def test_debug_of_the_command_is_the_commands(tmp_path: Path) -> None:
+    """An error of the planner stays one line whatever options the command has."""
+    done = planner_run("--gpu", "L4", "--", "no-such-command", "--debug", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
 def test_the_environments_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     """Ours hides it, and hands on to it."""
     (tmp_path / "sitecustomize.py").write_text("print('own')\n", encoding="utf-8")

@@ -121,11 +121,11 @@ def fit_devices(
 
     Answers are the largest multiples of `multiple_of` that fit.
     """
-    groups = search_devices(job, budgets, programs)
+    groups = search_fleet(job, budgets, programs)
     return tuple(_fit(group, budget, batch, multiple_of) for group in groups for budget in group.budgets)
 
 
-def search_devices(job: Job, budgets: Iterable[Budget], programs: ProgramSet) -> list[DeviceGroup]:
+def search_fleet(job: Job, budgets: Iterable[Budget], programs: ProgramSet) -> list[DeviceGroup]:
     """Find the largest batch size of each GPU. Raises the errors of a capture.
 
     Batch sizes that fit above some that do not are a habit of the job, not of the GPU: one that stays below

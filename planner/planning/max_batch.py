@@ -15,7 +15,7 @@ from planner.hardware import (
 from planner.jobs import Job
 from planner.planning.epoch import EpochPrograms
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
-from planner.planning.fleet import search_devices
+from planner.planning.fleet import search_fleet
 from planner.planning.replays import TimedPrograms
 from planner.planning.search import Search
 from planner.program import FIT_BATCHES, Outcome, ProgramSet
@@ -82,7 +82,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     timed.bound(target)  # builds the program, which the next trace is of
     budget = judge_budget(budget, job, timed.trace(FIT_BATCHES[0], target))
     epochs = EpochPrograms(job, timed)
-    (group,) = search_devices(job, [budget], epochs)
+    (group,) = search_fleet(job, [budget], epochs)
     search, too_large = group.search(budget.limits, multiple_of, is_alone=True), group.replays.too_large
 
     def at(batch: int) -> Estimate:

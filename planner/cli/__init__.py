@@ -20,6 +20,8 @@ from planner.errors import DataFileError, PlannerError, UsageError
 INTERNAL, INTERRUPTED, BROKEN_PIPE, ENDED = 70, 130, 141, 143
 # What keeps the answer off standard output: no room, a file that may not grow, or none that is open.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# What keeps a path from being looked at: a folder that may not be entered, a name that no file has.
+_UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 _INSTALLABLE = {
     "torch": "torch is not installed: this job has to be traced; pip install torch torchvision. Jobs of the "
     "catalogue as they stand are planned without it, and so is --trace FILE",
@@ -70,6 +72,9 @@ def run(arguments: list[str]) -> int:
             _detach_stream(sys.stdout)
             why = _CLOSED if error.errno == errno.EBADF else error.strerror
             return _print_error(f"standard output: {why}", DataFileError.exit_code, debug)
+        if isinstance(error, OSError) and error.errno in _UNREACHABLE and error.filename is not None:
+            problem = f"{error.filename}: cannot be reached: {error.strerror}; check the path"
+            return _print_error(problem, DataFileError.exit_code, debug)
         if isinstance(error, ModuleNotFoundError) and error.name in _INSTALLABLE:
             return _print_error(_INSTALLABLE[error.name], UsageError.exit_code, debug)
         kind = type(error).__name__

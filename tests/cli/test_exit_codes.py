@@ -192,6 +192,24 @@ def failing(error: BaseException) -> Callable[..., None]:
     return fail
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tables --calibrations PATH",
+        "estimate --model cnn --gpu L4 --calibrations PATH",
+        "explain --model cnn --batch 2 --against PATH",
+        "calibrate --import PATH",
+        "replay PATH",
+    ],
+)
+def test_a_path_that_cannot_be_looked_at(capsys: Capture, command: str) -> None:
+    """A name that no file can have, as a folder that may not be entered, is no error of the planner."""
+    name = "x" * 5000
+    code, out, err = outcome(command.replace("PATH", name), capsys)
+    assert (code, out) == (4, "")
+    assert err == f"planner: {name}: cannot be reached: File name too long; check the path\n"
+
+
 def test_internal_error(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the planner itself is one line with an exit code of its own, a traceback with `--debug`."""
     monkeypatch.setattr(planner, "estimate", failing(RuntimeError("two\nlines")))

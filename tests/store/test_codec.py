@@ -1,4 +1,4 @@
-"""Traces as files: what is written comes back, whole or not at all, and nothing else is believed."""
+"""Traces as files: what is written comes back, whole or not at all, and nothing else is accepted."""
 
 import gzip
 import json

@@ -63,7 +63,7 @@ int nvmlDeviceGetUUID(void *d, char *s, unsigned n) {
   OK;
 }
 int nvmlDeviceGetMemoryInfo(void *d, memory *m) {
-  const emu_gpu_t *gpu = emu_gpu(); /* asking creates no context */
+  const emu_gpu_t *gpu = emu_gpu(); /* a query creates no context */
   m->total = gpu->total_bytes;
   m->free = gpu->usable_bytes - emu_used((int)(uintptr_t)d - 1);
   m->used = m->total - m->free;

@@ -71,7 +71,7 @@ def test_our_own_file_is_read(tmp_path: Path) -> None:
 
 
 def test_a_late_beginning_is_noted() -> None:
-    """A death without a birth, and marks that are not there, are noted; the reserved peak is not believed."""
+    """A death without a birth, and marks that are not there, are noted; the reserved peak is not used."""
     late = replace(HISTORY, events=HISTORY.events[2:], marks=())
     record = recording_of(late, "x")
     assert record.peak_reserved_bytes is None

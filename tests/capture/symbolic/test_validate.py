@@ -101,7 +101,7 @@ def test_one_batch_size_is_one_run() -> None:
 
 
 def test_a_model_that_takes_another_path_is_run() -> None:
-    """A program that no run at a large batch bears out is used for no batch size."""
+    """A program that no run at a large batch confirms is used for no batch size."""
     job = replace(training(), inputs=(replace(training().inputs[0], shape=(64,)),))
     source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Forking), ignore_progress))
     assert source.bound(CHIP) is None

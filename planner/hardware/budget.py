@@ -43,6 +43,22 @@ class Budget(Struct, frozen=True):
     correction: Correction | None = None  # the calibration that answers; None: none does
     likeness: Likeness = Likeness()  # to the published runs whose residuals its margins and probabilities are
 
+    @property
+    def bound_bytes(self) -> int | None:
+        """Return the bound on the allocator alone: the cap, else the fraction in its configuration."""
+        usable_bytes = self.device.usable.value
+        if self.cap_bytes is not None or usable_bytes >= UNLIMITED_BYTES:
+            return self.cap_bytes
+        return self.limits.config.memory_limit_bytes(usable_bytes)
+
+    @property
+    def allocator_limit_bytes(self) -> int | None:
+        """Return what is left to the allocator, that fraction counted; None: any amount."""
+        limits = self.limits
+        if limits.limit_bytes is None and limits.total_bytes is not None:
+            limits = replace(limits, limit_bytes=limits.config.memory_limit_bytes(limits.total_bytes))
+        return limits.allocator_limit_bytes
+
 
 def make_budget(
     device: Device,
@@ -152,7 +168,7 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
         upper = expected + round(hypot(margin, z * round(hypot(correction.extra_spread_bytes, spread))))
     else:
         reserved = margins_of(budget.likeness).peak_ratio(budget.confidence) * peak_reserved_bytes
-        if budget.cap_bytes is not None:
-            reserved = max(peak_reserved_bytes, min(reserved, budget.cap_bytes))
+        if budget.bound_bytes is not None:
+            reserved = max(peak_reserved_bytes, min(reserved, budget.bound_bytes))
         upper = int(context.value + z * context.spread + reserved)
     return min(upper, usable_bytes) if expected <= usable_bytes else upper

@@ -47,8 +47,8 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
     """
     verdicts = margins_of(budget.likeness).verdicts
     probabilities = [0.0]
-    if budget.cap_bytes is not None:
-        probabilities.append(probability_beyond(budget.cap_bytes, need_bytes, verdicts, 0.0))
+    if budget.bound_bytes is not None:
+        probabilities.append(probability_beyond(budget.bound_bytes, need_bytes, verdicts, 0.0))
     device = budget.device
     if device.usable.value < UNLIMITED_BYTES:
         room, deviation, slope = room_beside_process(device, budget.correction)

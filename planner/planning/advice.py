@@ -16,7 +16,7 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import Budget
 from planner.planning.changes import Change, Recipe, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
-from planner.planning.estimate import Estimate, estimate_batch
+from planner.planning.estimate import Estimate, estimate_batch, unlimited
 from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_progress
 
 LARGEST_SET = 3
@@ -90,7 +90,7 @@ def advise(
         tuple(sorted(sets, key=lambda trial: trial.cost)),
         tuple(singles),
         tuple(failed.items()),
-        budget.limits.allocator_limit_bytes,
+        budget.allocator_limit_bytes,
         perf_counter() - start,
     )
 
@@ -109,7 +109,7 @@ def _minimal_sets(
 ) -> list[Trial]:
     fitting = [trial for trial in singles if trial.fits]
     saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
-    missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
+    missing = unchanged.needed_bytes - (budget.allocator_limit_bytes or unchanged.needed_bytes)
     useful = tuple(change for change, size in saved.items() if size > 0)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):
@@ -145,6 +145,6 @@ def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
     low, high = 0, most_bytes // RESOLUTION_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2
-        run = replay_trace(trace, MemoryLimits(middle * RESOLUTION_BYTES, config=limits.config))
+        run = replay_trace(trace, replace(unlimited(limits), capacity_bytes=middle * RESOLUTION_BYTES))
         low, high = (middle, high) if run.outcome is Outcome.DOES_NOT_FIT else (low, middle)
     return high * RESOLUTION_BYTES

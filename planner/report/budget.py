@@ -17,13 +17,13 @@ def budget_table(budget: Budget) -> Table:
         rows.append(("total", device.total.value, device.total.source))
         rows.append(("usable by torch", device.usable.value, device.usable.source))
     rows.append(("CUDA context", device.context.value, device.context.source))
-    if budget.cap_bytes is not None:
-        rows.append(("allocator's cap", budget.cap_bytes, "given by the user"))
-    if budget.limits.allocator_limit_bytes is not None:
+    if budget.bound_bytes is not None:
+        rows.append(("allocator's cap", budget.bound_bytes, "given by the user"))
+    if budget.allocator_limit_bytes is not None:
         rest = "usable less context" if is_bounded else "the cap"
-        if is_bounded and budget.cap_bytes is not None:
+        if is_bounded and budget.bound_bytes is not None:
             rest += " or the cap"
-        left_bytes, less = budget.limits.allocator_limit_bytes, f"{rest}, less a margin for {sure}"
+        left_bytes, less = budget.allocator_limit_bytes, f"{rest}, less a margin for {sure}"
         rows.append(("left for the allocator", left_bytes, less))
     return memory_table(device.name if is_bounded else "Any GPU", rows)
 

@@ -110,6 +110,19 @@ def test_a_cap_leaves_the_card_as_it_is() -> None:
     )
 
 
+def test_a_fraction_of_the_configuration_is_a_cap() -> None:
+    """What is left, the chance of running out and the upper bound are those of a cap of the same size."""
+    half = AllocatorConfig(per_process_memory_fraction=0.5)
+    by_config = make_budget(card(), 0.99, half)
+    capped = make_budget(card(), 0.99, RULES, 5_000 * MIB)
+    assert by_config.allocator_limit_bytes == pytest.approx(capped.limits.limit_bytes, abs=1)
+    for need_mib in (4_000, 4_900, 5_100):
+        chances = {oom_probability_at(budget, need_mib * MIB) for budget in (by_config, capped)}
+        uppers = {upper_process_bytes(budget, need_mib * MIB) for budget in (by_config, capped)}
+        assert len(chances) == len(uppers) == 1
+    assert make_budget(unlimited_device(), 0.99, half).allocator_limit_bytes is None
+
+
 def test_endless_memory() -> None:
     """A card without end has no capacity, and a fraction no total; a cap bounds it all the same."""
     assert make_budget(unlimited_device(), 0.99, RULES).limits == MemoryLimits(None, None, None, RULES)

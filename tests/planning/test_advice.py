@@ -80,6 +80,16 @@ def test_what_fits_needs_no_change() -> None:
     }
 
 
+def test_a_fraction_bounds_the_allocator() -> None:
+    """Half of a card of 260 MiB is as much as a card of 130, though the configuration bounds it."""
+    half = AllocatorConfig(per_process_memory_fraction=0.5)
+    budget = make_budget(card(260).device, 0.5, half)
+    advice = advise(replace(RECIPE, config=half), budget, tracer_of)  # type: ignore[arg-type]
+    assert names(advice) == names(advised(130))
+    assert advice.unchanged.needed_bytes == 200 * MIB
+    assert advice.available_bytes == 130 * MIB
+
+
 def test_single_changes_that_are_enough() -> None:
     """If one change is enough, no set contains it beside another, and the mildest comes first."""
     advice = advised(130)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 
 class PlannerError(Exception):
-    """Base of all errors that a user can cause or mend; its text says what, where and what to do in one
-    line.
+    """Base of all errors that a user can cause or mend; its text names the problem, its place and the remedy
+    in one line.
 
     What others wrote into files and names may stand in it, so line breaks and control characters, which a
     terminal would obey, are spelled out.

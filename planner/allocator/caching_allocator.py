@@ -78,7 +78,7 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return what CUDA has handed out and not got back."""
+        """Return the bytes of CUDA's allocations that are not freed."""
         return self._segments.reserved_bytes
 
     @property

@@ -19,15 +19,15 @@ PLACED = ("alloc", "free_requested")  # the actions that places count
 class StepEnd(NamedTuple):
     """The end of an optimizer step."""
 
-    allocated: int  # blocks handed out before it
-    freed: int  # blocks given back before it
+    allocated: int  # blocks allocated before it
+    freed: int  # blocks freed before it
     step: int
 
 
 class CourseMark(NamedTuple):
     """A phase or a module begins."""
 
-    place: int  # blocks handed out and blocks given back before it, added up
+    place: int  # blocks allocated and blocks freed before it, added up
     phase: Phase
     module: str  # qualified name; "" outside of modules
 
@@ -79,9 +79,9 @@ def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
 def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Trace:
     """Return the trace of a history that was recorded at a batch size.
 
-    Blocks that are given back before another one is handed out are scratch, with the category WORKSPACE;
-    with a `scratch_depth` of 1 also those in whose life only such blocks are handed out, and so on. Raises
-    ValueError where the history does not begin with the process.
+    Blocks that are freed before another one is allocated are scratch, with the category WORKSPACE;
+    with a `scratch_depth` of 1 also those in whose life only such blocks are allocated, and so on. Raises
+    ValueError if the history does not begin with the process.
     """
     if not history.is_whole:
         raise ValueError("the allocator's history does not begin with the process")

@@ -120,7 +120,7 @@ def _noted(trace: Trace, note: str) -> Trace:
 
 def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
     """Yield the ways to play an epoch and the beginning of the next; the last one repeats no step."""
-    # The evaluation stands before the last step that is traced, and a forward pass that is the last is kept
+    # The evaluation stands before the last step that is traced, and the last forward pass saves tensors
     # for a backward pass: such a step is played once, at the end.
     is_last_special = job.evaluate or job.mode is Mode.FORWARD
     usual = job.steps - 1 if is_last_special else job.steps

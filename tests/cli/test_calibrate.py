@@ -100,7 +100,7 @@ def test_calibrate(own: Path, gpu: FakeMeasure, capsys: Capture) -> None:
     assert [one.key.job.model for one in load_folders([own])] == ["torchvision:resnet18"]
     code, out, _ = outcome(command.removesuffix(" --json"), capsys)
     assert (code, len(gpu.requests)) == (0, 4)
-    assert " ".join(out.split()).startswith(f"0 new runs, kept in {own}")
+    assert " ".join(out.split()).startswith(f"0 new runs, saved in {own}")
     assert "x replayed peak reserved, with the context; spread" in " ".join(out.split())
 
 

@@ -1,7 +1,7 @@
 """A recorded history of the CUDA caching allocator, replayed through the simulator event by event.
 
-torch records with `torch.cuda.memory._record_memory_history` what its allocator did: blocks handed out and
-taken back, segments that came from CUDA and went back to it, each with its address and size. The requests are
+torch records with `torch.cuda.memory._record_memory_history` what its allocator did: blocks allocated and
+freed, segments that came from CUDA and went back to it, each with its address and size. The requests are
 put to the simulator; what it does to its segments, and where it puts each block, must be what was recorded,
 byte for byte. CUDA's choice of addresses is taken from the record; whether it decides which of several equal
 blocks is reused depends on the version of torch that the record names.
@@ -62,7 +62,7 @@ class HistoryCheck(Struct, frozen=True):
     """The events up to which simulator and record agree."""
 
     difference: str | None  # the first one, in words; None: there is none
-    allocations: int  # blocks handed out alike
+    allocations: int  # blocks allocated alike
     segment_events: int  # changes of reserved memory alike
     peak_allocated_bytes: int  # until the difference
     peak_reserved_bytes: int

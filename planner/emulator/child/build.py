@@ -138,7 +138,7 @@ def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path,
                 out.rename(folder)
     except OSError as error:
         raise EmulatorError(
-            f"{cache}: the compiled libraries cannot be kept there: {error.strerror}"
+            f"{cache}: the compiled libraries cannot be cached there: {error.strerror}"
         ) from error
     return folder
 

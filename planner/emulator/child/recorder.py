@@ -220,7 +220,7 @@ class Recorder:
         return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
 
     def _places(self) -> dict[int, int]:
-        """Return how many blocks each GPU's allocator handed out and was given back, both added up."""
+        """Return the number of blocks that each GPU's allocator allocated and freed, both added up."""
         if self._peaks is None or os.getpid() != self._pid:
             return {}
         counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}

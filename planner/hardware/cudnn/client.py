@@ -135,7 +135,7 @@ def _installed() -> Path:
 
 
 def describe_for_cudnn(capability: tuple[int, int], multiprocessors: int) -> dict[str, Any]:
-    """Return the JSON object that describes a GPU to cuDNN; a version that wants more fields names them.
+    """Return the JSON object that describes a GPU to cuDNN; a version that needs more fields names them.
 
     On 8.x the answers of cuDNN are the same whatever the limits; on 9.0 a few of a hundred depend on the
     clock rates, which are those of an H100 SXM.

@@ -176,7 +176,7 @@ def _tiles(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _copies(query: Convolution) -> Iterator[Parts]:
-    """Yield all choices of tensors to copy. Of contiguous ones a kernel that wants channels last copies most,
+    """Yield all choices of tensors to copy. Of contiguous ones a kernel for channels last copies most,
     so the fullest come first; in channels_last the emptiest do. Inputs come before the result, and a gradient
     of the weights last, since their partial sums are likelier.
     """

@@ -230,7 +230,7 @@ class _Machine:
             running.model.gradients.clear()
 
     def _keep(self, size: int) -> None:
-        """Take a workspace that this thread never gives back."""
+        """Allocate a workspace that this thread never frees."""
         thread = self.phase is Phase.BACKWARD
         if thread not in self._served:
             self._served.add(thread)

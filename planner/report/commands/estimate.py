@@ -175,7 +175,7 @@ def parts_table(parts: Mapping[str, int]) -> Table:
 
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
-    """Return what the answer takes for granted, and how long it took."""
+    """Return the assumptions of the answer, and its time."""
     timing = timing_line(importing=import_seconds, tracing=seconds.trace, replaying=seconds.replay)
     return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]
 

@@ -88,7 +88,7 @@ def _closing(estimate: StaticEstimate, seconds: float, import_seconds: float) ->
 
 
 def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
-    """Return what the answer takes for granted."""
+    """Return the assumptions of the answer."""
     sure = f"{estimate.budget.confidence:g}"
     held = (
         "the total is held against what the card leaves to the allocator, as the method knows neither "

@@ -174,9 +174,9 @@ class Campaign:
 
 
 def campaign_document(campaign: Campaign) -> Document:
-    """Return what a call measured or imported, and each calibration."""
+    """Return the runs that a call measured or imported, and each calibration."""
     count = f"{campaign.new} new run{'' if campaign.new == 1 else 's'}"
-    head: list[Block] = [Paragraph(f"{count}, kept in {campaign.folder}")]
+    head: list[Block] = [Paragraph(f"{count}, saved in {campaign.folder}")]
     if campaign.left:
         head.append(Paragraph(f"Time is up with {campaign.left} series left: call again to go on"))
     head += [Paragraph(f"Largest batch {_limit_text(one)}") for one in campaign.limits]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, job_from_json
 from planner.program import (
+    LARGEST_BATCH,
     KernelWorkspaces,
     LowerBound,
     Program,
@@ -140,6 +141,8 @@ def open_saved(path: Path) -> SavedJob:
         numbers = (batch, major, minor) if sm_count is None else (batch, major, minor, sm_count)
         if not all(type(number) is int and abs(number) <= LARGEST_NUMBER for number in numbers):
             raise TypeError("batch, capability and multiprocessors are integers")
+        if not 1 <= batch <= LARGEST_BATCH:
+            raise ValueError(f"batch {batch}")
     except _BROKEN as error:
         raise DataFileError(
             f"{path}: broken job of a trace: {type(error).__name__}: {error}; capture it again"

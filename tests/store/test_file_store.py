@@ -327,6 +327,8 @@ def test_the_limits_of_a_program_are_noted(tmp_path: Path) -> None:
             "broken job of a trace: TypeError: batch, capability and multiprocessors are integers",
         ),
         ("about.capability", [9, 0], "broken programs of a trace: none is of the GPU that was planned for"),
+        ("about.batch", -5, "broken job of a trace: ValueError: batch -5; capture it again"),
+        ("about.batch", 2**62, f"broken job of a trace: ValueError: batch {2**62}; capture it again"),
         ("loops.0", {}, "broken trace file: Object missing required field `outputs` - at `$.loops[0]`"),
         (
             "loops.0.chips.8~6.first",

@@ -38,7 +38,9 @@ _INSTALLED = frozenset(("torch", "torchvision", "timm", "transformers", "monai",
 IMPURE_NAMES = frozenset(
     ("open", "exec", "eval", "compile", "input", "__import__", "globals", "environ", "getenv", "load")
     + ("from_file", "from_pretrained", "hub", "load_state_dict_from_url", "fromfile", "memmap", "loadtxt")
-    + ("genfromtxt", "read_text", "read_bytes")
+    + ("genfromtxt", "fromregex", "read_text", "read_bytes", "read_file", "read_image", "decode_image")
+    + ("datasets", "from_json_file", "get_config_dict", "read_config", "read_meta", "load_config_file")
+    + ("load_config_files", "load_bundle_config")
 )
 
 
@@ -136,8 +138,11 @@ def _is_impure(node: ast.AST) -> bool:
         return node.id in IMPURE_NAMES
     if isinstance(node, ast.Attribute):
         return node.attr in IMPURE_NAMES
-    if isinstance(node, ast.ImportFrom):
-        return node.level > 0 or any(alias.name in IMPURE_NAMES for alias in node.names)
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        is_relative = isinstance(node, ast.ImportFrom) and node.level > 0
+        return is_relative or any(
+            part in IMPURE_NAMES for name in _imported(node) for part in name.split(".")
+        )
     return False
 
 

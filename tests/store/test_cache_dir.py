@@ -201,7 +201,9 @@ def test_keys_distinguish_jobs(model: Path) -> None:
     [
         "import os", "from pathlib import Path", "width = int(open('width').read())", "import random",
         "weights = torch.load('weights')", "import importlib", "exec('x = 1')", "from . import other",
-        "import a_module_that_is_nowhere",
+        "import a_module_that_is_nowhere", "import torch.hub as hub", "from torch.hub import list as names",
+        "from transformers import BertConfig\nwidth = BertConfig.from_json_file('c.json').hidden_size",
+        "from torchvision.datasets import ImageFolder", "from torchvision.io import read_image",
     ],
 )  # fmt: skip
 def test_files_that_may_look_at_anything_are_not_cached(model: Path, line: str) -> None:

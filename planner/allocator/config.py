@@ -105,7 +105,7 @@ class MemoryLimits(Struct, frozen=True):
 
     @property
     def allocator_limit_bytes(self) -> int | None:
-        """Return what is left to the allocator: the least of the bounds; None: there is no end."""
+        """Return the memory of the allocator: the least of the bounds; None: unlimited."""
         return _least(self.capacity_bytes, self.limit_bytes)
 
 

@@ -34,7 +34,7 @@ DEFAULT_CONFIDENCE = 0.99
 
 
 def make_budget(options: Options) -> Budget:
-    """Return what a GPU, by default an unlimited one, leaves. Raises UsageError or DataFileError."""
+    """Return the budget of a GPU, by default an unlimited one. Raises UsageError or DataFileError."""
     _reject_unknown(options)
     gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
     if gpu is not None and gpu_mib is not None:

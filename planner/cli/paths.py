@@ -8,13 +8,13 @@ from planner.errors import UsageError
 
 
 def own_folder() -> Path | None:
-    """Return where `planner calibrate` writes by default and look-ups read; None where no home is known."""
+    """Return the folder that `planner calibrate` writes by default and look-ups read; None without a home."""
     folder = data_dir()
     return None if folder is None else folder / "calibrations"
 
 
 def cache_folder() -> Path | None:
-    """Return where traces are cached; None where no home is known."""
+    """Return the folder of cached traces; None if no home is known."""
     folder = cache_dir()
     return None if folder is None else folder / "traces"
 
@@ -42,12 +42,12 @@ def folder_to_write(given: Path | None) -> Path:
 
 
 def plot_path(text: str | None) -> Path | None:
-    """Return where to draw. Raises UsageError for what would fail after the work is done."""
+    """Return the file to draw to. Raises UsageError for what would fail after the work is done."""
     return _checked_path("--plot", text, (".png", ".svg", ".pdf"), ".png, .svg or .pdf", "matplotlib", "plot")
 
 
 def page_path(text: str | None) -> Path | None:
-    """Return where to write the page. Raises UsageError for what would fail after the work is done."""
+    """Return the file of the page. Raises UsageError for what would fail after the work is done."""
     return _checked_path("--html", text, (".html", ".htm"), ".html", "plotly", "page")
 
 

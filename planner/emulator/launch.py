@@ -101,7 +101,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
 
 
 def _history_kinds(options: RunOptions) -> str:
-    """Return which records of the allocator's history the processes write."""
+    """Return the records of the allocator's history that the processes write."""
     kinds = {
         "snapshot": options.snapshot is not None,
         "events": options.keeps_histories or options.keeps_course,

@@ -82,7 +82,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> OutOfMemory | None:
-        """Return where memory ran out, if that ended the command."""
+        """Return the place where memory ran out, if that ended the command."""
         failed = [record.failure for record in self.records if record.failure is not None]
         if not self.exit_code or not failed:
             return None

@@ -53,7 +53,7 @@ class Budget(Struct, frozen=True):
 
     @property
     def allocator_limit_bytes(self) -> int | None:
-        """Return what is left to the allocator, that fraction counted; None: any amount."""
+        """Return the memory of the allocator, that fraction counted; None: any amount."""
         limits = self.limits
         if limits.limit_bytes is None and limits.total_bytes is not None:
             limits = replace(limits, limit_bytes=limits.config.memory_limit_bytes(limits.total_bytes))
@@ -123,7 +123,7 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
 
 
 def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return what the process leaves of the GPU for the replay, the deviation, and a fit's slope if any."""
+    """Return the GPU's memory for the replay, its deviation, and a fit's slope if any."""
     overhead, deviation, slope = _process_overhead(device, correction)
     return device.usable.value - overhead, hypot(deviation, device.usable.spread), slope
 

@@ -79,7 +79,7 @@ class Device(Struct, frozen=True):
 
     @property
     def target(self) -> Target:
-        """Return what decides its kernels; unknown multiprocessors are those of the largest such GPU."""
+        """Return the target of its kernels; unknown multiprocessors are those of the largest such GPU."""
         count = None if self.about is None else self.about.multiprocessors
         return Target.for_capability(self.capability, None if count is None else round(count.value))
 
@@ -112,7 +112,7 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
-    """Return what torch sees of a GPU of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
+    """Return torch's total of a GPU of which only nvidia-smi's total is known: less 398 MiB and 0.23 %."""
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
     source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"
     spread_bytes = DRIVER_SPREAD_MIB * MIB

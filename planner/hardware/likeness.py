@@ -71,7 +71,7 @@ def margins_of(likeness: Likeness) -> Margins:
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
-    """Return which published runs a job is like, by its options, its operators and its parameters."""
+    """Return the published runs that a job is like, by its options, its operators and its parameters."""
     sites = Counter(site.op for site in trace.sites)
     lengths, padded = lengths_of(job, trace)
     kind = kind_of(job, trace)

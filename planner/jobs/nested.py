@@ -91,7 +91,7 @@ def _plain_key(key: str) -> _Key:
 
 
 def _build(rows: Sequence[_Row[T]], where: str) -> Any:
-    """Return what the rows make together; `where` is the name of the container that it goes into."""
+    """Return the value of all rows; `where` is the name of the container that it goes into."""
     if any(not path for path, _ in rows):
         if len(rows) > 1:
             raise UsageError(

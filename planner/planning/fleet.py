@@ -48,7 +48,7 @@ class DeviceFit(Struct, frozen=True):
 
     @property
     def headroom_bytes(self) -> int:
-        """Return what the process leaves of the GPU's memory; negative where it does not fit."""
+        """Return the GPU's memory beside the process; negative if it does not fit."""
         return self.budget.device.usable.value - self.process_bytes
 
     @property
@@ -200,7 +200,7 @@ def _guess(gaps: list[tuple[int, int]], top: int) -> int:
 
 
 def _search_alone(group: DeviceGroup, limits: MemoryLimits) -> int:
-    """Return what a search from batch 1 on finds. Where two fit, one is taken to: no program covers it."""
+    """Return the answer of a search from batch 1 on; batch 1, which no program covers, fits if 2 does."""
     fits, two = group.replays.fits(limits), FIT_BATCHES[0]
     return scan_islands(
         lambda batch: fits(two if batch == 1 and fits(two) else batch), 0, group.replays.limit
@@ -208,7 +208,7 @@ def _search_alone(group: DeviceGroup, limits: MemoryLimits) -> int:
 
 
 def _scan(group: DeviceGroup, limits: MemoryLimits) -> int:
-    """Return what fits above the boundary, as far as a search from batch 1 on would look."""
+    """Return the largest batch above the boundary, within the reach of a search from batch 1 on."""
     best = group.largest[limits]
     return scan_islands(group.replays.fits(limits), best, group.replays.limit) if best else 0
 

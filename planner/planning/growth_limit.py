@@ -27,7 +27,7 @@ class StepLimit(Struct, frozen=True):
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
-    """Return how many steps fit; None where memory has no end. The traced steps reserve `peak_bytes`."""
+    """Return the steps that fit; None if memory is unlimited. The traced steps reserve `peak_bytes`."""
     room = max_reserved_bytes(limits)
     if room is None:
         return None

@@ -79,7 +79,7 @@ def _calibration(budget: Budget) -> str:
 
 
 def risk_sentence(likeness: Likeness) -> str:
-    """Return which published runs margins and probability rest on, and what of the job they lack."""
+    """Return the published runs behind margins and probability, and the job's settings that they lack."""
     margins = margins_of(likeness)
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]

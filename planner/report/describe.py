@@ -27,7 +27,7 @@ def job_entry(job: Job) -> Entry:
 
 
 def describe_job(job: Job) -> str:
-    """Return what is run, in one line."""
+    """Describe the job in one line."""
     given = ", ".join(f"{key}={_value(value)}" for key, value in job.model_args)
     model = f"{job.model} = {job.source}" if job.source else job.model
     targets = job.targets if job.target is None else (job.target,)
@@ -112,7 +112,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def growth_text(growth: Growth, limit: "StepLimit | None") -> str:
-    """Return what each step keeps, who makes it, and after how many steps it no longer fits."""
+    """Return the growth of each step, its source, and the number of steps that fit."""
     made = "; ".join(_site_text(site) for site in growth.sites[:_MAX_SITES])
     more = len(growth.sites) - _MAX_SITES
     others = f" and {more} other place" + "s" * (more > 1) if more > 0 else ""

@@ -124,7 +124,7 @@ def probability_text(probability: float) -> str:
 
 
 def timing_line(**parts: float) -> Paragraph:
-    """Return how long everything took: seconds by what was done in them."""
+    """Return the line of seconds by action, and their sum."""
     spent = ", ".join(f"{seconds:.1f} s {doing}" for doing, seconds in parts.items())
     return Paragraph(f"Took {sum(parts.values()):.1f} s: {spent}", "faint")
 

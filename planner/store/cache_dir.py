@@ -44,7 +44,7 @@ class CacheDirectory:
     _warned: set[str] = field(default_factory=set)
 
     def get(self, key: Fingerprint) -> ProgramFile | None:
-        """Return what was stored under this key, and note its use; None where there is nothing."""
+        """Return the value stored under this key, and note its use; None if there is none."""
         path = self._path(key)
         try:
             if not path.exists():

@@ -80,7 +80,7 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return what kernels allocate at the nearest batch sizes that are known, with a note."""
+        """Return the kernels' blocks at the nearest batch sizes that are known, with a note."""
         known = program.targets[target.capability]
         if known.min_batch == known.max_batch:
             only = f"this trace holds for batch {known.min_batch} only"

@@ -174,7 +174,7 @@ def test_verify_where_nothing_fits(gpu: FakeMeasure, capsys: Capture) -> None:
 
 
 def test_verify_that_can_run_nothing() -> None:
-    """Where not even a batch of 1 can be captured no run is made, and no GPU is named."""
+    """If not even a batch of 1 can be captured, no run is made and no GPU is named."""
     budget = make_budget(generic_device(8_000), 0.99, AllocatorConfig())
     plan = Plan(JOB, budget, Search(0, 0, None, ()), None, None, Seconds(0, 0))
     fields = limit_to_json(LimitCheck(plan, ()), 0.0)

@@ -68,7 +68,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, code: int, *records: GpuRecord) -> No
 
 
 def test_a_killed_process_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one rank runs out of memory its launcher kills the others, of which one may be the largest."""
+    """If one rank runs out of memory, its launcher kills the others, of which one may be the largest."""
     options = RunOptions(find_device("L4"), snapshot=tmp_path / "history.pickle")
     ended(monkeypatch, 1, record(0), record(1, RAISED))
     with pytest.raises(UnsavedError, match="not written: process 7 left no history") as error:

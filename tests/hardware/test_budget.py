@@ -111,7 +111,7 @@ def test_a_cap_leaves_the_card_as_it_is() -> None:
 
 
 def test_a_fraction_of_the_configuration_is_a_cap() -> None:
-    """What is left, the chance of running out and the upper bound are those of a cap of the same size."""
+    """Memory left, probability of running out and upper bound are those of a cap of the same size."""
     half = AllocatorConfig(per_process_memory_fraction=0.5)
     by_config = make_budget(card(), 0.99, half)
     capped = make_budget(card(), 0.99, RULES, 5_000 * MIB)

@@ -31,7 +31,7 @@ class Recording(Struct, frozen=True):
 
     @property
     def steps(self) -> int | None:
-        """Return how many steps of the loop were recorded; None where phases are not known."""
+        """Return the number of recorded steps of the loop; None if phases are not known."""
         steps = [event.step for event in self.events if isinstance(event, PhaseStart)]
         return max(1, *steps) if steps else None
 
@@ -154,7 +154,7 @@ def allocations_of(
 
 
 def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
-    """Return how many allocations of both sides come before a phase that both know, with start and `ends`.
+    """Return the counts of allocations of both sides before each phase that both know, with start and `ends`.
 
     A phase that begins several times in a step, as with accumulated gradients, is known by its turn.
     """
@@ -168,7 +168,7 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
 
 
 def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
-    """Return how many allocations come before each phase, by its step and turn."""
+    """Return the number of allocations before each phase, by its step and turn."""
     starts: dict[tuple[int, Phase, int], int] = {}
     turns: dict[PhaseStart, int] = {}
     count = 0
@@ -181,6 +181,6 @@ def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
 
 
 def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:
-    """Return how many matched allocations came before the end of each; those without end outlive all."""
+    """Return the number of matched allocations before the end of each; those without end outlive all."""
     before = list(accumulate((index in matched for index in range(len(allocations))), initial=0))
     return [before[-1 if one.freed is None else one.freed] for one in allocations]

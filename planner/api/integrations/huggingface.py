@@ -117,7 +117,7 @@ def max_batch_of_loop(
 
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:
-    """Return what `TrainingArguments` decide of a job. Raises UsageError for an optimizer not planned."""
+    """Return the job options of `TrainingArguments`. Raises UsageError for an optimizer not planned."""
     kind, implementation = look_up(_OPTIMIZERS, text_of(arguments.optim), "optim")
     precision = Precision.FP32
     if arguments.fp16 or arguments.bf16:
@@ -138,7 +138,7 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
-    """Return what an `Accelerator` decides of a job. Raises UsageError for a precision not planned."""
+    """Return the job options of an `Accelerator`. Raises UsageError for a precision not planned."""
     name = str(accelerator.mixed_precision)
     precision = look_up(_ACCELERATE_PRECISIONS, name, "mixed precision")
     scaler, ddp = accelerator.scaler_handler, accelerator.ddp_handler

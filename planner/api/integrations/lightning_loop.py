@@ -99,7 +99,7 @@ def validates(trainer: Trainer, module: LightningModule) -> bool:
 
 
 def fields_of_trainer(trainer: Trainer) -> dict[str, Any]:
-    """Return what a trainer decides of a job. Raises UsageError for a precision that is not planned."""
+    """Return the job options of a trainer. Raises UsageError for a precision that is not planned."""
     name = str(trainer.precision)
     precision = look_up(_PRECISIONS, name, "precision")
     clip = ClipGradients.NONE

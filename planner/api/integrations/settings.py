@@ -76,7 +76,7 @@ def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str,
 
 
 def look_up(plans: Mapping[str, T], name: str, what: str) -> T:
-    """Return what a name stands for in a plan. Raises UsageError for one that is not planned."""
+    """Return the meaning of a name in a plan. Raises UsageError for one that is not planned."""
     if name not in plans:
         raise UsageError(f"{what} {name} is not planned; use one of {', '.join(plans)}")
     return plans[name]

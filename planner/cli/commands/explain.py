@@ -55,7 +55,7 @@ def explain_command(
 
 
 def _load_recording(path: Path, job: Job, batch: int) -> Recording:
-    """Return what a GPU recorded of a job; a folder may hold many records."""
+    """Return a GPU's record of a job; a folder may hold many records."""
     from calibration.records.load import load_recording
 
     return load_recording(path, job, batch)

@@ -127,7 +127,7 @@ class Course:
             self._held.setdefault(device, []).append((place, table))
 
     def rows(self, device: int) -> dict[str, Any]:
-        """Return what JSON takes of one GPU."""
+        """Return the JSON object of one GPU."""
         return {
             "marks": self._marks.get(device, []),
             "held": self._held.get(device, []),

@@ -116,7 +116,7 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
         return round(self.overhead_bytes + self.slope * replayed_bytes)
 
     def leverage(self, replayed_bytes: int) -> float:
-        """Return how far beyond the points a replayed peak lies: 1 / points in their middle, and rising."""
+        """Return the leverage of a replayed peak: 1 / points in their middle, and rising."""
         return 1 / self.points + ((replayed_bytes - self.center_bytes) / self.width_bytes) ** 2
 
     def bound_bytes(self, replayed_bytes: int, confidence: float) -> int:

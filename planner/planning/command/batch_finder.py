@@ -73,7 +73,7 @@ class BatchFinder:
         return guess if guess != first else 2 * first
 
     def _room_bytes(self) -> int:
-        """Return what the allocator may take of the GPU."""
+        """Return the memory of the GPU that is left to the allocator."""
         device = self.runs.device
         return device.usable.value - device.context.value
 

@@ -35,7 +35,7 @@ class CommandRuns:
 
     @property
     def count(self) -> int:
-        """Return how often the command ran."""
+        """Return the number of runs of the command."""
         return len(self.on_gpu) + len(self.with_spare)
 
     def outcome(self, batch: int) -> Outcome:

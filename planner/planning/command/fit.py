@@ -110,7 +110,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
 
 
 def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> MemoryLimits:
-    """Return what the allocator of a process may take on the GPU."""
+    """Return the memory of the GPU that is left to a process's allocator."""
     usable = device.usable.value
     record = next(one for one in run.records if (one.pid, one.device) == (history.pid, history.device))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)

@@ -57,7 +57,7 @@ class Measured(Struct, frozen=True):
 
     @property
     def resident_bytes(self) -> int:
-        """Return what the earlier models held."""
+        """Return the bytes of the earlier models."""
         return sum(resident.size_bytes for resident in self.residents)
 
     @property
@@ -67,7 +67,7 @@ class Measured(Struct, frozen=True):
 
     @property
     def own_reserved_bytes(self) -> float | None:
-        """Return what is reserved less the earlier models' tensors; the rest of their segments is in it."""
+        """Return reserved memory less the earlier models' tensors; the rest of their segments is in it."""
         return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
 

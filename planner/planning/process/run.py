@@ -45,7 +45,7 @@ _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: 
 
 
 def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> Account:
-    """Return what a process prints, up to its end or to the request that cannot be served.
+    """Return the output of a process, up to its end or to the request that cannot be served.
 
     Raises ValueError for a process in which `find_flaw` finds one, ModelError for a long loop that does not
     settle, and what the tracer raises.

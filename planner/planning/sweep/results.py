@@ -107,7 +107,7 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 
 def _code_of(task: Task) -> Any:
-    """Return what decides the job's traces, as far as it can be known."""
+    """Return the inputs of the job's traces, as far as they are known."""
     key = fingerprint_of(replace(task.job, cudnn=""))
     if key is not None:
         return [key, _library_of(task.job)] if task.job.cudnn else key

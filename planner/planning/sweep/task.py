@@ -50,7 +50,7 @@ def device_digest(device: Device) -> str:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Return what decides the task's figures, but for its GPUs."""
+    """Return the inputs of the task's figures, but for its GPUs."""
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")

@@ -29,7 +29,7 @@ def advice_document(advice: Advice, import_seconds: float) -> Document:
 
 
 def _verdict(advice: Advice) -> list[str]:
-    """Return whether the batch fits as it is, and what is missing."""
+    """Return the verdict on the batch as it is, with the missing memory."""
     trial, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if trial.fits:
         how = ", though with allocator retries, which take time" if _retries(trial) else ""

@@ -9,7 +9,7 @@ from planner.store import CacheStats
 
 
 def cache_document(folder: Path, usage: CacheStats, limit_bytes: int, is_cleared: bool) -> Document:
-    """Return what a folder holds, or held until now."""
+    """Return the contents of a folder, or those until now."""
     entries, limit_mib = usage.entries, limit_bytes / 2**20
     size_kib = -(-usage.size_bytes // 2**10)
     size = f"{size_kib} KiB" if size_kib < 2**10 else f"{size_kib / 2**10:.1f} MiB"

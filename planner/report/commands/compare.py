@@ -76,7 +76,7 @@ def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
 
 
 def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
-    """Return what the errors would be if the earlier models were taken for a part of this one."""
+    """Return the errors with the earlier models counted as a part of this one."""
     sizes = {row.key: row.size_bytes for row in comparison.rows}
     errors = [
         f"{NAMES[key]} {signed_percent(size / measured.printed_bytes - 1)}"
@@ -88,7 +88,7 @@ def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
 
 
 def source_text(source: Source) -> str:
-    """Return where a measured figure comes from."""
+    """Return the origin of a measured figure."""
     shown = {"torch": "torch", "cuda": "CUDA"}
     versions = "".join(
         f", {shown[name]} {version}" for name, version in source.versions.items() if name in shown

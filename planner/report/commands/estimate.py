@@ -62,14 +62,14 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 
 
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
-    """Return whether the batch fits, and where it fails if it does not."""
+    """Return the verdict on the batch, with the place of its failure."""
     answer, own = verdict(estimate)
     is_bounded = estimate.budget.allocator_limit_bytes is not None
     return Headline((answer, *own, *entries), STYLES[estimate.outcome] if is_bounded else "neutral")
 
 
 def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
-    """Return whether the batch fits, and what belongs to that."""
+    """Return the verdict on the batch, with its figures."""
     batch, sure = estimate.run.batch, f"at confidence {estimate.budget.confidence:g}"
     process, risk = f"{mib_text(estimate.process_bytes)} MiB", risk_entries(estimate)
     if estimate.failed is not None:
@@ -84,7 +84,7 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
 
 
 def retries_text(costs: Sequence[RetryCost]) -> str:
-    """Return what retries cost, by the steps that were traced."""
+    """Return the cost of retries, by the traced steps."""
     counts = [str(cost.retries) for cost in costs]
     if len(counts) > MAX_STEPS:
         counts = [*counts[:MAX_STEPS], "..."]
@@ -116,7 +116,7 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 
 def failure_entries(estimate: Estimate) -> list[Entry]:
-    """Return where the run under the budget ended."""
+    """Return the entries about the end of the run under the budget."""
     if estimate.failed is None or estimate.failed.failure is None:
         return []
     failure = estimate.failed.failure
@@ -129,12 +129,12 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
 
 
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
-    """Return what the batch takes, and what the process consists of."""
+    """Return the memory of the batch, and the parts of the process."""
     return [[batch_table(estimate), *_step_peaks(estimate.run)], [parts_table(breakdown(estimate))]]
 
 
 def batch_table(estimate: Estimate) -> Table:
-    """Return what the batch takes."""
+    """Return the memory of the batch."""
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
@@ -219,7 +219,7 @@ def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, f
 
 
 def _risk(likeness: Likeness) -> dict[str, Any]:
-    """Return what margins and probability rest on where no calibration of the job answers."""
+    """Return the basis of margins and probability without a calibration of the job."""
     margins = margins_of(likeness)
     own = margins.residuals
     return {
@@ -243,7 +243,7 @@ def _steps(run: Replay) -> dict[str, float | None]:
 
 
 def _calibration(correction: Correction | None) -> dict[str, Any] | None:
-    """Return which calibration answered; the figures are null where only its context is used."""
+    """Return the calibration that answered; the figures are null if only its context is used."""
     if correction is None:
         return None
     fit = correction.fit

@@ -61,7 +61,7 @@ def gpus_document(table: FleetTable) -> Document:
 
 
 def _answer(table: FleetTable) -> Entry:
-    """Return how many GPUs run the job."""
+    """Return the number of GPUs that run the job."""
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
@@ -110,7 +110,7 @@ def _sure(fit: DeviceFit) -> str:
 
 
 def _legend(table: FleetTable) -> list[str]:
-    """Return what the columns mean, as far as they are used."""
+    """Return the meaning of the columns that are used."""
     batches = "batch: the largest that runs without retries"
     if any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (

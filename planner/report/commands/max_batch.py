@@ -79,7 +79,7 @@ def _multiple(plan: Plan) -> Lines:
 
 
 def _beyond(failure: Estimate, largest: int) -> Headline:
-    """Return what the smallest batch that does not fit would take, and where it fails."""
+    """Return the memory of the smallest batch that does not fit, and the place of its failure."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
     process = f"{mib_text(failure.process_bytes)} MiB"
     answer = f"Batch {failure.run.batch} does not fit{odd}; without a limit it would take {process}"

@@ -56,7 +56,7 @@ def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, En
 
 
 def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
-    """Return where memory ran out, if it did."""
+    """Return the place where memory ran out, if it did."""
     if failure is None:
         return ()
     parts = [
@@ -224,7 +224,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
 
 
 def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
-    """Return where memory ran out; the exit code shows whether that ended the process."""
+    """Return the place where memory ran out; the exit code shows whether that ended the process."""
     fields = with_mib(failure) or {}
     return {name: field for name, field in fields.items() if name != "was_raised"} or None
 

@@ -89,7 +89,7 @@ def allocations_of(trace: Trace) -> Mapping[int, Alloc]:
 
 
 def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> str:
-    """Return what an event does."""
+    """Return the action of an event."""
     event: Event = trace.events[index]
     if isinstance(event, PhaseStart):
         return f"step {event.step}, {event.phase} begins"

@@ -119,7 +119,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Return where the names stand: at their line's height, or as far off it as it takes not to overlap."""
+    """Return the heights of the names: their line's, or as far off it as it takes not to overlap."""
     step = _LABEL_SHARE * ceiling
     placed: list[float] = []
     for height in heights:

@@ -20,7 +20,7 @@ OUTSIDE = "(outside of modules)"
 
 
 def peak_text(explanation: Explanation) -> str:
-    """Return how high the peak is and when it is reached."""
+    """Return the height and the time of the peak."""
     return f"{mib_text(explanation.run.peak_allocated_bytes)} MiB in {place_text(explanation.peak)}"
 
 
@@ -43,7 +43,7 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 
 
 def fragmentation_table(explanation: Explanation) -> Table:
-    """Return what was reserved and not allocated."""
+    """Return the memory reserved and not allocated."""
     gaps = explanation.fragmentation
     largest = [
         f"{mib_text(gap.size_bytes)} of {mib_text(gap.segment_bytes)}" for gap in gaps.largest_gaps[:3]
@@ -78,7 +78,7 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
-    """Return how many levels of modules are shown: as given, or as can be read; at least 1."""
+    """Return the number of levels of modules to show: as given, or as can be read; at least 1."""
     if depth is not None:
         return depth
     modules, depth, lines = explanation.modules, 1, 0
@@ -122,7 +122,7 @@ def _module_row(
 
 
 def _own_roles(share: ModuleShare) -> dict[Category, int]:
-    """Return what a module holds without its children, by category."""
+    """Return the bytes of a module without its children, by category."""
     return {
         category: size_bytes - sum(child.by_category[category] for child in share.children)
         for category, size_bytes in share.by_category.items()
@@ -140,7 +140,7 @@ def tensors_section(explanation: Explanation, top: int) -> list[Block]:
 
 
 def tensors_title(explanation: Explanation) -> str:
-    """Return what the list is taken from."""
+    """Return the origin of the list."""
     return f"Largest of the {len(explanation.blocks):,} blocks in use at the peak"
 
 
@@ -155,7 +155,7 @@ def _block_row(block: LiveBlock) -> tuple[Cell | str, ...]:
 
 
 def _block_text(block: LiveBlock) -> str:
-    """Return what a block holds and its requester."""
+    """Return the content of a block and its requester."""
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
     tensor = f"{held}  " if (held := tensor_text(block)) else ""
@@ -163,7 +163,7 @@ def _block_text(block: LiveBlock) -> str:
 
 
 def tensor_text(block: LiveBlock) -> str:
-    """Return what a block holds, such as `64x3x224x224 float32`; "" where that is not known."""
+    """Return the content of a block, such as `64x3x224x224 float32`; "" if that is not known."""
     detail = block.detail
     return "" if detail is None or not detail.dtype else f"{shape_text(detail.shape)} {detail.dtype}"
 

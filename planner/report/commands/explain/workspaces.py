@@ -38,7 +38,7 @@ def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -
 
 
 def workspaces_title(explanation: Explanation) -> str:
-    """Return what the list is taken from."""
+    """Return the origin of the list."""
     return f"Largest of the {len(explanation.workspaces):,} workspaces of convolutions"
 
 
@@ -53,7 +53,7 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """Return what it consists of, with MiB where that is more than one thing."""
+    """Return the parts of a workspace, with MiB if there are several."""
     parts = list(_parts(one.parts))
     named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
     if len(named) == 1:

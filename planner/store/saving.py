@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from planner.errors import PlannerError
+from planner.errors import ModelError, PlannerError
 from planner.hardware import load_devices
 from planner.jobs import Job, job_to_json
 from planner.program import (
@@ -66,7 +66,10 @@ def programs_for_all_targets(
 
 
 def _covering(source: ProgramSource, target: Target) -> Program | None:
-    program = source.program(target)
+    try:
+        program = source.program(target)
+    except ModelError:  # the model refuses a batch size that programs are fitted to
+        return None
     if program is None or not all(program.covers(batch, target) for batch in FIT_BATCHES):
         return None
     source.enumerate_variants(program, target)
@@ -100,13 +103,11 @@ def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Pro
     """Return the program that tensors are affine in, its workspaces as at two batch sizes; else one trace."""
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
-    try:
+    with suppress(NotAffineError, ModelError):  # the second where the model refuses other batch sizes
         program = fit_traces(trace_at(low), traced)
-    except NotAffineError:
-        return constant_program(traced, target)
-    if tensors_diverge(program, trace_at(third)):
-        return constant_program(traced, target)
-    sizes = " and ".join(map(str, sorted((low, batch))))
-    note = f"scratch memory of kernels is as traced at batches {sizes}; at others it may differ"
-    targets = {target.capability: Variants(0, 1, LARGEST_BATCH, [])}
-    return replace(program, notes=(*program.notes, note), targets=targets)
+        if not tensors_diverge(program, trace_at(third)):
+            sizes = " and ".join(map(str, sorted((low, batch))))
+            note = f"scratch memory of kernels is as traced at batches {sizes}; at others it may differ"
+            targets = {target.capability: Variants(0, 1, LARGEST_BATCH, [])}
+            return replace(program, notes=(*program.notes, note), targets=targets)
+    return constant_program(traced, target)

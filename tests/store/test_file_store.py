@@ -54,6 +54,13 @@ class Forking(nn.Module):
         return y
 
 
+class Fixed(nn.Module):
+    """Accepts batches of 8 alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x).view(8, 64)
+
+
 class Paired(nn.Module):
     """Refuses a batch of one sample."""
 
@@ -164,6 +171,15 @@ def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="holds for batch 60 only; capture batch 2 again"):
         max_batch(gpu_mib=500, trace=above)
+
+
+def test_a_model_of_one_batch_size_is_saved_as_a_trace(tmp_path: Path) -> None:
+    """What can be planned can be saved, though the model refuses the batch sizes of a program."""
+    path = tmp_path / "x.trace"
+    direct = estimate(Fixed, 8, input="64", loss="sum", mode="infer", save_trace=path)
+    assert json_of(estimate(None, trace=path)) == json_of(direct)
+    with pytest.raises(UsageError, match="holds for batch 8 only; capture batch 9 again"):
+        estimate(None, 9, trace=path)
 
 
 def test_a_job_with_a_library_is_saved_as_one_trace(tmp_path: Path) -> None:

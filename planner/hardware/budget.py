@@ -46,10 +46,8 @@ class Budget(Struct, frozen=True):
     @property
     def bound_bytes(self) -> int | None:
         """Return the bound on the allocator alone: the cap, else the fraction in its configuration."""
-        usable_bytes = self.device.usable.value
-        if self.cap_bytes is not None or usable_bytes >= UNLIMITED_BYTES:
-            return self.cap_bytes
-        return self.limits.config.memory_limit_bytes(usable_bytes)
+        fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
+        return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 
     @property
     def allocator_limit_bytes(self) -> int | None:
@@ -72,11 +70,15 @@ def make_budget(
 
     A correction with a context puts it in place of the GPU's. A cap bounds the allocator alone, so that only
     the uncertainty of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1,
-    and for a cap below 2 MiB.
+    a cap below 2 MiB, and a configuration with a fraction of unlimited memory.
     """
     check_confidence(confidence)
     if cap_bytes is not None and cap_bytes < 2 * MIB:
         raise UsageError("--allocator-cap-mib: the allocator takes 2 MiB at the least; give a larger cap")
+    if config.per_process_memory_fraction < 1 and device.usable.value >= UNLIMITED_BYTES:
+        raise UsageError(
+            "--alloc-conf: per_process_memory_fraction is of a GPU's memory; give --gpu NAME or --gpu-mib N"
+        )
     z = NormalDist().inv_cdf(confidence)
     verdicts = margins_of(likeness).verdicts
     scale = max(1.0, 1 + verdicts.location + z * verdicts.scale)

@@ -120,7 +120,8 @@ def test_a_fraction_of_the_configuration_is_a_cap() -> None:
         chances = {oom_probability_at(budget, need_mib * MIB) for budget in (by_config, capped)}
         uppers = {upper_process_bytes(budget, need_mib * MIB) for budget in (by_config, capped)}
         assert len(chances) == len(uppers) == 1
-    assert make_budget(unlimited_device(), 0.99, half).allocator_limit_bytes is None
+    with pytest.raises(UsageError, match="is of a GPU's memory; give --gpu NAME or --gpu-mib N"):
+        make_budget(unlimited_device(), 0.99, half, 5_000 * MIB)
 
 
 def test_endless_memory() -> None:

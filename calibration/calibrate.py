@@ -130,7 +130,7 @@ def keep_observations(
     """Replay each run's job, fit, and put both into the calibrations of the folder; needs no GPU.
 
     Runs under a cap show limits and no line, and stay in their own files. Returns the calibrations, and one
-    line for each job that cannot be traced.
+    line for each job that cannot be traced or whose allocator is not simulated.
     """
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
@@ -140,7 +140,7 @@ def keep_observations(
     for key, group in groups.items():
         try:
             points = _replayed(key, group, on_progress)
-        except ModelError as error:
+        except (ModelError, UsageError) as error:
             failures.append(str(error))
             continue
         origins = Origins(origin_of(key.gpu), "", version("torch"))

@@ -359,6 +359,18 @@ def test_runs_become_a_calibration_that_the_planner_reads(
     assert calibration.fit.overhead_bytes == pytest.approx(420 * MIB, abs=MIB)
 
 
+def test_an_allocator_that_is_not_simulated_stays_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of another backend of the allocator are reported, and those of others are kept."""
+    monkeypatch.setattr("calibration.calibrate.open_traces", line)
+    settings = replace(RUN.settings, alloc_conf="backend:cudaMallocAsync")
+    other = replace(RUN, settings=settings)
+    calibrations, (failure,) = keep_observations([other, RUN], tmp_path, lambda line: None)
+    assert [one.key.settings for one in calibrations] == [RUN.settings]
+    assert "cudaMallocAsync" in failure
+
+
 def test_calibrating_without_a_gpu_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NoGpuError comes first, and the folder stays as it was."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import planner
+from planner.cli import run
 from planner.errors import UnsavedError
 from planner.jobs import FIELD_OPTIONS
 from tests.helpers.command_line import Capture, outcome
@@ -208,6 +210,14 @@ def test_a_path_that_cannot_be_looked_at(capsys: Capture, command: str) -> None:
     code, out, err = outcome(command.replace("PATH", name), capsys)
     assert (code, out) == (4, "")
     assert err == f"planner: {name}: cannot be reached: File name too long; check the path\n"
+
+
+@pytest.mark.parametrize(("command", "file"), [*product(("sweep", "replay"), (".", "/", ""))])
+def test_a_folder_in_place_of_a_file(capsys: Capture, command: str, file: str) -> None:
+    """A folder, or no name at all, is no file of this kind, and no default stands in for it."""
+    code, (out, err) = run([command, file]), capsys.readouterr()
+    assert (code, out) == (4, "")
+    assert err.endswith(": not readable (Is a directory)\n")
 
 
 def test_internal_error(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,8 @@ def replay_command(
             f"{option_flag(given[0])} and --framework tensorflow, which measures; leave one away"
         )
     if framework == "tensorflow":
-        result = measure_process(process or VARIABLE)
+        result = measure_process(VARIABLE if process is None else process)
     else:
-        result = replay_process(process or NOTEBOOK, on_progress=on_progress, **options)
+        source = NOTEBOOK if process is None else process
+        result = replay_process(source, on_progress=on_progress, **options)
     return result, result.ran_to_its_end

@@ -59,7 +59,6 @@ def sweep_command(
     from planner.report import sweep_to_csv, sweep_to_parquet
 
     path = Path(file)
-    folder = path.with_suffix(".results") if results is None else results
     with closing(_open_pool(engine, scheduler, jobs)) as pool:
         isolation_limit(options)
         if options["confidence"] is not None:
@@ -68,6 +67,7 @@ def sweep_command(
         catalogue = load_catalogue(None if models is None else Path(models), sources)
         grid = load_grid(path, catalogue, sources)
         given = [*map(Path, options["calibrations"] or ()), *filter(None, [options["own_calibrations"]])]
+        folder = path.with_suffix(".results") if results is None else results
         store = open_results(folder, given, on_progress)
         swept = sweep(grid, catalogue, options, store, pool, on_progress)
     with unsaved(swept):

@@ -31,7 +31,7 @@ def parse(arguments: list[str]) -> Action:
         else:  # building the others would take longer than a plan from cached traces
             parsed = build_command(name)(arguments[1:], prog_name=f"planner {name}", standalone_mode=False)
     except _CommandLineError as error:
-        raise UsageError(_one_line(error)) from error
+        raise UsageError(_one_line(error, name)) from error
     if parsed == 130:  # typer's answer to an interrupt
         raise KeyboardInterrupt
     return parsed if callable(parsed) else lambda: int(parsed or 0)
@@ -104,10 +104,10 @@ def _root(
     """Declare the options that need no command."""
 
 
-def _one_line(error: Any) -> str:
+def _one_line(error: Any, name: str | None) -> str:
     """Return the error as one line that names the command whose help explains more."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "planner"
+    command = context.command_path if context else f"planner {name}" if name else "planner"
     message = error.format_message().rstrip(".")
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} {command} --help"

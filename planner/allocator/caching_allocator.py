@@ -14,8 +14,6 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from planner.allocator.blocks import Block, BlockPool, SegmentEvent, SegmentState
 from planner.allocator.config import (
     BLOCK_ROUNDING_BYTES,
@@ -62,11 +60,9 @@ class CachingAllocator:
         self._config = config = limits.config
         # The option knows only the fraction in `config`, not one set by a call (`throw_on_cudamalloc_oom`).
         self._fails_at_limit = config.throw_on_cudamalloc_oom and limits.limit_bytes is None
-        if limits.limit_bytes is None and config.per_process_memory_fraction < 1.0:
-            if limits.total_bytes is None:
-                raise UsageError("per_process_memory_fraction needs the total memory of the GPU")
-            limits = replace(limits, limit_bytes=config.memory_limit_bytes(limits.total_bytes))
-        self._limit_bytes = limits.limit_bytes
+        self._limit_bytes = limits.process_limit_bytes
+        if self._limit_bytes is None and config.per_process_memory_fraction < 1.0:
+            raise UsageError("per_process_memory_fraction is of the GPU's memory; give that to the replay")
         self._segments = Segments(limits, address_of, segment_events)
         self._small, self._large = _make_pools(config)
         self._oversize_bytes = sys.maxsize if config.max_split_bytes is None else config.max_split_bytes

@@ -104,9 +104,16 @@ class MemoryLimits(Struct, frozen=True):
     config: AllocatorConfig = AllocatorConfig()
 
     @property
+    def process_limit_bytes(self) -> int | None:
+        """Return the limit that is set, else the one of the configuration's fraction; None: neither."""
+        if self.limit_bytes is not None or self.total_bytes is None:
+            return self.limit_bytes
+        return self.config.memory_limit_bytes(self.total_bytes)
+
+    @property
     def allocator_limit_bytes(self) -> int | None:
         """Return the memory of the allocator: the least of the bounds; None: unlimited."""
-        return _least(self.capacity_bytes, self.limit_bytes)
+        return _least(self.capacity_bytes, self.process_limit_bytes)
 
 
 UNLIMITED = MemoryLimits()
@@ -117,7 +124,7 @@ def max_reserved_bytes(limits: MemoryLimits) -> int | None:
 
     Where segments expand, a request is held against the limit before it is rounded up to whole pages.
     """
-    limit_bytes = limits.limit_bytes
+    limit_bytes = limits.process_limit_bytes
     if limit_bytes is not None and limits.config.expandable_segments:
         limit_bytes += limits.config.large_segment_bytes
     return _least(limits.capacity_bytes, limit_bytes)

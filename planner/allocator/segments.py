@@ -49,12 +49,13 @@ class Segments:
         self._rank_step = SEGMENT_RANK if limits.config.reuse_order is ReuseOrder.OLDEST_SEGMENT else 0
         self._first_rank = 0
         self._limits = limits
+        self._limit_bytes = limits.process_limit_bytes
         self._address_of = address_of
         self._events = events
 
     def exceeds_limit(self, segment_bytes: int) -> bool:
         """Return whether a segment of this size would pass what `set_per_process_memory_fraction` allows."""
-        limit_bytes = self._limits.limit_bytes
+        limit_bytes = self._limit_bytes
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:

@@ -126,12 +126,12 @@ def _read(source: Source, options: ReplayOptions) -> ProcessFile:
 def _assumptions(
     budget: Budget, torch: str, config: AllocatorConfig, alloc_conf: str | None, retries: int
 ) -> Iterator[str]:
-    if budget.allocator_limit_bytes is not None:
+    if budget.limits.allocator_limit_bytes is not None:
         endless = is_endless(budget.device.total)
         left = "" if endless else f", {budget.device.name} less the CUDA context and no margin"
         times = "once" if retries == 1 else f"{retries} times"
         released = f"; {times} it releases cached memory to stay within that" if retries else ""
-        most = f"{budget.allocator_limit_bytes / MIB:,.0f} MiB"
+        most = f"{budget.limits.allocator_limit_bytes / MIB:,.0f} MiB"
         yield f"torch's allocator may take {most}{left}{released}"
     else:
         yield "the GPU's memory has no end"

@@ -49,14 +49,6 @@ class Budget(Struct, frozen=True):
         fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
         return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 
-    @property
-    def allocator_limit_bytes(self) -> int | None:
-        """Return the memory of the allocator, that fraction counted; None: any amount."""
-        limits = self.limits
-        if limits.limit_bytes is None and limits.total_bytes is not None:
-            limits = replace(limits, limit_bytes=limits.config.memory_limit_bytes(limits.total_bytes))
-        return limits.allocator_limit_bytes
-
 
 def make_budget(
     device: Device,

@@ -90,7 +90,7 @@ def advise(
         tuple(sorted(sets, key=lambda trial: trial.cost)),
         tuple(singles),
         tuple(failed.items()),
-        budget.allocator_limit_bytes,
+        budget.limits.allocator_limit_bytes,
         perf_counter() - start,
     )
 
@@ -109,7 +109,7 @@ def _minimal_sets(
 ) -> list[Trial]:
     fitting = [trial for trial in singles if trial.fits]
     saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
-    missing = unchanged.needed_bytes - (budget.allocator_limit_bytes or unchanged.needed_bytes)
+    missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
     useful = tuple(change for change, size in saved.items() if size > 0)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):

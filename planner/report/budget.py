@@ -19,11 +19,11 @@ def budget_table(budget: Budget) -> Table:
     rows.append(("CUDA context", device.context.value, device.context.source))
     if budget.bound_bytes is not None:
         rows.append(("allocator's cap", budget.bound_bytes, "given by the user"))
-    if budget.allocator_limit_bytes is not None:
+    if budget.limits.allocator_limit_bytes is not None:
         rest = "usable less context" if is_bounded else "the cap"
         if is_bounded and budget.bound_bytes is not None:
             rest += " or the cap"
-        left_bytes, less = budget.allocator_limit_bytes, f"{rest}, less a margin for {sure}"
+        left_bytes, less = budget.limits.allocator_limit_bytes, f"{rest}, less a margin for {sure}"
         rows.append(("left for the allocator", left_bytes, less))
     return memory_table(device.name if is_bounded else "Any GPU", rows)
 

@@ -147,7 +147,7 @@ def test_a_memory_fraction_limits_the_segments(conf: str, limit: int | None, tot
 
 def test_a_fraction_of_an_unknown_total_is_refused() -> None:
     """A fraction in the configuration needs the GPU's total memory."""
-    with pytest.raises(UsageError, match="per_process_memory_fraction needs the total memory of the GPU"):
+    with pytest.raises(UsageError, match="per_process_memory_fraction is of the GPU.s memory"):
         CachingAllocator(MemoryLimits(mib(100), config=parse_alloc_conf("per_process_memory_fraction:0.5")))
 
 

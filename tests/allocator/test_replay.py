@@ -214,7 +214,7 @@ def test_fraction_of_the_total() -> None:
         for total_mib in (84, 44, 43)
     ]
     assert outcomes == [Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT]
-    with pytest.raises(UsageError, match="needs the total memory of the GPU"):
+    with pytest.raises(UsageError, match="is of the GPU.s memory"):
         replay_trace(trace, MemoryLimits(100 * MIB, config=config))
 
 

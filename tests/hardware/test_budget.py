@@ -115,7 +115,7 @@ def test_a_fraction_of_the_configuration_is_a_cap() -> None:
     half = AllocatorConfig(per_process_memory_fraction=0.5)
     by_config = make_budget(card(), 0.99, half)
     capped = make_budget(card(), 0.99, RULES, 5_000 * MIB)
-    assert by_config.allocator_limit_bytes == pytest.approx(capped.limits.limit_bytes, abs=1)
+    assert by_config.limits.allocator_limit_bytes == pytest.approx(capped.limits.limit_bytes, abs=1)
     for need_mib in (4_000, 4_900, 5_100):
         chances = {oom_probability_at(budget, need_mib * MIB) for budget in (by_config, capped)}
         uppers = {upper_process_bytes(budget, need_mib * MIB) for budget in (by_config, capped)}

@@ -111,7 +111,7 @@ def compare(
     """
     run, record = estimate.run, measured if isinstance(measured, Measured) else None
     budget = estimate.budget
-    bounded = budget.allocator_limit_bytes is not None
+    bounded = budget.limits.allocator_limit_bytes is not None
     allocated: float = record.allocated_bytes if record else run.peak_allocated_bytes
 
     def of_peer(method: Method, answer: StaticEstimate | str) -> Row:

@@ -31,7 +31,7 @@ class StaticEstimate(Struct, frozen=True):
     @property
     def fits(self) -> bool:
         """Return whether the total is within what the GPU leaves to the allocator; always without a GPU."""
-        left = self.budget.allocator_limit_bytes
+        left = self.budget.limits.allocator_limit_bytes
         return left is None or self.total_bytes <= left
 
 
@@ -87,7 +87,7 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
 
     Raises as `moments_of` does, and ValueError where nothing bounds the memory.
     """
-    left = budget.allocator_limit_bytes
+    left = budget.limits.allocator_limit_bytes
     if left is None:
         raise ValueError("without a card or a cap no batch is the largest")
     moments = moments_of(job)

@@ -64,7 +64,7 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
     """Return the verdict on the batch, with the place of its failure."""
     answer, own = verdict(estimate)
-    is_bounded = estimate.budget.allocator_limit_bytes is not None
+    is_bounded = estimate.budget.limits.allocator_limit_bytes is not None
     return Headline((answer, *own, *entries), STYLES[estimate.outcome] if is_bounded else "neutral")
 
 
@@ -75,7 +75,7 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
     if estimate.failed is not None:
         answer = f"Batch {batch} does not fit {sure}; without a limit it would take {process}"
         return answer, (*failure_entries(estimate), *risk)
-    if estimate.budget.allocator_limit_bytes is None:
+    if estimate.budget.limits.allocator_limit_bytes is None:
         return f"Batch {batch} takes {process} of GPU memory", ()
     if not estimate.retry_costs:
         return f"Batch {batch} fits {sure}", (*risk,)
@@ -110,7 +110,7 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
         return []
     budget = estimates[0].budget
     unlike = budget.likeness.unlike
-    if budget.allocator_limit_bytes is None or not unlike or is_fitted(budget):
+    if budget.limits.allocator_limit_bytes is None or not unlike or is_fitted(budget):
         return []
     return [Entry("Risk", f"not known: no published run {' or '.join(unlike)}")]
 

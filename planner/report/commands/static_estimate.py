@@ -34,7 +34,7 @@ _COUNTS = {
 
 def static_estimate_document(estimate: StaticEstimate, import_seconds: float) -> Document:
     """Return the report of `planner estimate --method` other than trace."""
-    is_bounded = estimate.budget.allocator_limit_bytes is not None
+    is_bounded = estimate.budget.limits.allocator_limit_bytes is not None
     style: Style = "neutral" if not is_bounded else "good" if estimate.fits else "bad"
     return Document.of(
         [Headline((_verdict(estimate), job_entry(estimate.job)), style)],
@@ -61,7 +61,7 @@ def formula_plan_document(plan: FormulaPlan, import_seconds: float) -> Document:
 
 def _verdict(estimate: StaticEstimate) -> str:
     title, taken = TITLES[estimate.method], f"{mib_text(estimate.total_bytes)} MiB"
-    if estimate.budget.allocator_limit_bytes is None:
+    if estimate.budget.limits.allocator_limit_bytes is None:
         return f"Batch {estimate.batch} takes {taken} by {title}"
     fits = "fits" if estimate.fits else "does not fit"
     return f"Batch {estimate.batch} {fits} by {title}, which estimates {taken}"
@@ -99,7 +99,7 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
     return (
         _COUNTS[estimate.method],
         *((f"the total is for training, and the job is not: {mode}",) if ignores else ()),
-        *((held,) if estimate.budget.allocator_limit_bytes is not None else ()),
+        *((held,) if estimate.budget.limits.allocator_limit_bytes is not None else ()),
         "docs/formulas.md lists its errors; --method trace knows the allocator and the loop",
     )
 

@@ -49,7 +49,7 @@ def summary_of(estimate: Estimate, explanation: Explanation) -> Summary:
         title=f"{job.model}, batch {batch}{on}",
         caption=f"{job.model}, batch {explanation.run.batch}: {describe_loop(job)}",
         about=describe_job(job),
-        outcome=estimate.outcome if estimate.budget.allocator_limit_bytes is not None else None,
+        outcome=estimate.outcome if estimate.budget.limits.allocator_limit_bytes is not None else None,
         answer=answer,
         entries=entries,
         tiles=tuple(_tiles(estimate)),

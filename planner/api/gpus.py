@@ -84,9 +84,7 @@ def gpus(
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
         if options.get(name) is not None:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: this plans for every GPU; choose some with --filter"
-            )
+            raise UsageError(f"--{name.replace('_', '-')}: all GPUs are planned for; choose with --filter")
     if batch is not None:
         check_count("--batch", batch, LARGEST_BATCH)
     multiple = find_multiple(multiple_of)

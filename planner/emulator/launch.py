@@ -137,9 +137,7 @@ def _run(
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
-    """Write the history of the largest process. Raises DataFileError where it left none, as one that is
-    killed when another runs out of memory; that a command fails for another reason is left to the caller.
-    """
+    """Write the largest process's history. Raises DataFileError where there is none and no other failure."""
     largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
     if largest.is_file():
         write_bytes(path, largest.read_bytes())

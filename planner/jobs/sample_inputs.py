@@ -27,7 +27,7 @@ _CLASS = "scalar:int64"
 _PHOTO = Sample(("3x224x224",), _CLASS)
 
 # Beginning of SOURCE:NAME -> sample; the first that fits counts. Images of detectors have the most frequent
-# size of COCO. Those of timm's models are known to timm, see `planner.capture.session.library_inputs`.
+# size of COCO. timm's models: see `planner.capture.models.registry.complete_by_library`.
 _PATTERNS: tuple[tuple[str, Sample], ...] = (
     (r"torchvision:(quantization\.)?(quantized_)?inception_v3", Sample(("3x299x299",), _CLASS)),
     (

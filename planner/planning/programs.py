@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from planner.capture import TracerProcess
-from planner.errors import ModelError, PlannerError, UsageError
+from planner.errors import UsageError
 from planner.jobs import Job, is_completed_by_library
 from planner.program import (
     OnProgress,
@@ -116,13 +116,4 @@ def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
 def _completed(job: Job) -> Job:
     from planner.capture import complete_by_library
 
-    try:
-        return complete_by_library(job)
-    except PlannerError:
-        raise
-    except Exception as error:  # a library may raise anything for an argument or a value of config.json
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(
-            f"{job.model}: its library refuses its configuration: {problem}; check --model-arg, or see the "
-            "traceback with --debug"
-        ) from error
+    return complete_by_library(job)

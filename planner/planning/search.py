@@ -195,9 +195,7 @@ def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size that fits and whose successor does not, between `low`, which is taken to fit, and
-    `high`, which does not.
-    """
+    """Return a batch size that fits, whose successor does not, from `low`, taken to fit, to below `high`."""
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):

@@ -25,9 +25,9 @@ from planner.program import (
 )
 from planner.store.codec import ProgramFile, load_programs
 from planner.store.layout import LARGEST_NUMBER
+from planner.store.store import BROKEN
 
 _NEAREST = 16  # sample batch sizes below the one that is needed: two doublings, or all
-_BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class SavedJob:
                 ]
                 if programs:
                     return programs
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._broken(f"{type(error).__name__}: {str(error)[:200]}") from error
         raise self._broken("none is of the GPU that was planned for")
 
@@ -143,7 +143,7 @@ def open_saved(path: Path) -> SavedJob:
             raise TypeError("batch, capability and multiprocessors are integers")
         if not 1 <= batch <= LARGEST_BATCH:
             raise ValueError(f"batch {batch}")
-    except _BROKEN as error:
+    except BROKEN as error:
         raise DataFileError(
             f"{path}: broken job of a trace: {type(error).__name__}: {error}; capture it again"
         ) from error

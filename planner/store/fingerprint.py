@@ -6,6 +6,7 @@ else (files, the environment, the time, modules named at run time), nobody can k
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -105,8 +106,9 @@ def _folder_digest(folder: Path) -> str | None:
 
 def file_digest(path: Path) -> str | None:
     """Return a digest of a file and of its imports beside it; None where it may look at anything else."""
-    digest = sha256(str(path.resolve()).encode())  # tracebacks and relative paths depend on its place
-    waiting, seen = [path.resolve()], set()
+    path = Path(os.path.realpath(path))
+    digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on its place
+    waiting, seen = [path], set()
     while waiting:
         file = waiting.pop()
         if file in seen:
@@ -123,7 +125,7 @@ def file_digest(path: Path) -> str | None:
             return None
         for module in sorted(set(_imported(tree))):
             top = module.partition(".")[0]
-            inside = _beside(top, path.resolve().parent)
+            inside = _beside(top, path.parent)
             if inside is not None:
                 waiting += inside
             elif top in _INSTALLED:

@@ -21,7 +21,7 @@ from planner.store.fingerprint import Fingerprint, fingerprint_of, source_digest
 T = TypeVar("T")
 BUNDLED = Path(__file__).with_name("bundled")
 INDEX = "index.json"
-_BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
+BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
@@ -89,7 +89,7 @@ class UserCache:
             return None
         try:
             return decode(file)
-        except _BROKEN as error:
+        except BROKEN as error:
             self.directory.discard(key, f"{self.directory.folder}: a cached {what} is broken: {error}")
             return None
 
@@ -139,7 +139,7 @@ class BundledStore:
                 if file not in self._files:
                     self._files[file] = load_programs(self.folder / file)
                 programs += load_targets(self._files[file], target)
-            except (DataFileError, *_BROKEN):  # an installation that was tampered with
+            except (DataFileError, *BROKEN):  # an installation that was tampered with
                 continue
         return programs
 

@@ -213,7 +213,7 @@ def test_orders() -> None:
     ("options", "message"),
     [
         ({"sort": "price"}, "--sort price: give one of max_batch, memory, name, process, headroom"),
-        ({"gpu": "4090"}, "--gpu: this plans for every GPU; choose some with --filter"),
+        ({"gpu": "4090"}, "--gpu: all GPUs are planned for; choose with --filter"),
         ({"filter": "radeon"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
         ({"min_mib": 10, "max_mib": 5}, "no GPU of the database is left: loosen --filter, --min-mib or"),
         ({"max_mib": 0}, "no GPU of the database is left: loosen --filter, --min-mib or"),

@@ -238,6 +238,18 @@ def test_a_file_may_raise_anything_when_it_is_imported(tmp_path: Path, line: str
         find_constructor(job_of(file, "x"))
 
 
+def test_a_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in a folder whose name is no UTF-8 is planned; a link that leads to itself is no file."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("net.py").write_text(APART)
+    assert max_batch("net.py:Model", input="4", target="scalar:int64", gpu_mib=2000).max_batch > 0
+    Path("loop.py").symlink_to("loop.py")
+    with pytest.raises(UsageError, match=r"there is no file 'loop\.py'"):
+        max_batch("loop.py:Model", input="4", target="scalar:int64", gpu_mib=2000)
+
+
 def test_an_isolated_model_gives_the_same_answer_and_may_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

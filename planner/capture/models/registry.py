@@ -16,7 +16,7 @@ from planner.capture.models.torchvision.find import find_torchvision
 from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
 from planner.capture.models.user_file import find_in_file
-from planner.capture.process_state import first_line_of
+from planner.capture.process_state import first_line_of, message_of
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, shown, split_model
 
@@ -61,15 +61,23 @@ def construct_model(
 def complete_by_library(job: Job) -> Job:
     """Return the job with inputs from the model's library; jobs of other sources stay as they are.
 
-    Raises UsageError for inputs that the model does not take, ModelError where the library is missing.
+    Raises UsageError for inputs that the model does not take, ModelError where the library is missing or
+    refuses the model's configuration.
     """
     source, name = split_model(job.source or job.model)
     arguments = {key: _as_lists(value) for key, value in job.model_args}
-    if source == "timm":
-        return complete_timm(job, name, arguments)
-    if source != hf.SOURCE:
+    try:
+        if source == "timm":
+            return complete_timm(job, name, arguments)
+        if source == hf.SOURCE:
+            return complete_inputs(job, hf.choose_class(import_transformers(), name, arguments))
         return job
-    return complete_inputs(job, hf.choose_class(import_transformers(), name, arguments))
+    except PlannerError:
+        raise
+    except Exception as error:  # a library may raise anything for an argument or a value of config.json
+        reason = " ".join(message_of(error).split())[:200] or type(error).__name__
+        problem = f"{job.model}: its library refuses its configuration: {reason}"
+        raise ModelError(f"{problem}; check --model-arg, or see the traceback with --debug") from error
 
 
 def import_transformers() -> ModuleType:

@@ -1,6 +1,7 @@
 """Run a user's file: FILE.py:NAME."""
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
     `what` the value should be is for messages. Raises UsageError or ModelError.
     """
     file, _, attribute = name.rpartition(":")
-    path = Path(file).resolve()
+    path = Path(os.path.realpath(file))
     if not path.is_file():
         raise UsageError(f"{what} {shown(name)}: there is no file {shown(file)}; check the path")
     prepare_torchvision()
@@ -64,7 +65,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
 
     The process state is restored; also returns a function that makes the changes of the file to it again.
     """
-    name = f"_planner_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"
+    name = f"_planner_{path.stem}_{sha256(os.fsencode(path)).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{path.name}: is no Python file; name one that ends in .py")

@@ -38,7 +38,7 @@ def main() -> None:
         result = compare(model, BATCH)
         name = f"compare_{model}.png"
         draw_comparison(result.comparison, DOCS / name)
-        table = str(result).rpartition("\nTook ")[0]  # the seconds would differ each time
+        table = str(result).rpartition("\nTook ")[0].rstrip()  # the seconds would differ each time
         sections.append(f"## {model}\n\n![All estimators on {model}]({name})\n\n```\n{table}\n```\n")
     (DOCS / "compare.md").write_text("\n".join(sections), encoding="utf-8")
 

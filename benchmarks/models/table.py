@@ -8,11 +8,13 @@ import csv
 import os
 import platform
 import re
+import signal
 import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +26,7 @@ from planner.errors import PlannerError
 HERE = Path(__file__).resolve().parent
 GPU_MIB = 24_000
 MODES = ("train", "infer")
+SECONDS = 240  # of the processor; a plan that takes longer is a row without an answer
 COLUMNS = (
     "Allocated, reserved and process are MiB at the largest batch; parameters are MiB with the buffers. A "
     'batch may fit only because cached segments are released on the way; "no retries" is the largest that '
@@ -38,6 +41,10 @@ _COMMON_NOTES = re.compile(
     r"the CUDA context|no calibration|nothing else runs|\d+ steps|real samples vary|kernels as for"
     r"|traced with|scratch memory is not counted"
 )
+
+
+class TimeIsUp(BaseException):
+    """A plan takes too long. It may end as the cause of a PlannerError, as what a model raises does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +131,13 @@ def plan_row(entry: Entry, mode: str, gpu_mib: int) -> Row:
         return Row(entry.label, mode, failure=entry.skipped)
     start = time.process_time()
     try:
-        plan = planner.max_batch(entry.model, mode=mode, model_arg=entry.model_arg, gpu_mib=gpu_mib).to_dict()
-    except PlannerError as error:
-        return Row(entry.label, mode, seconds=time.process_time() - start, failure=str(error))
+        with time_limit(SECONDS):
+            result = planner.max_batch(entry.model, mode=mode, model_arg=entry.model_arg, gpu_mib=gpu_mib)
+    except (PlannerError, TimeIsUp) as error:
+        reason = error.__cause__ if isinstance(error.__cause__, TimeIsUp) else error
+        return Row(entry.label, mode, seconds=time.process_time() - start, failure=str(reason))
     seconds = time.process_time() - start
+    plan = result.to_dict()
     best = plan["at_max"] or plan["first_failure"]
     notes = [note for note in best["assumptions"] if not _COMMON_NOTES.match(note)]
     return Row(
@@ -147,6 +157,22 @@ def plan_row(entry: Entry, mode: str, gpu_mib: int) -> Row:
         "; ".join(notes),
         "" if plan["max_batch"] else "not even batch 1 fits",
     )
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TimeIsUp in a block that takes more of the processor."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeIsUp(f"no answer within {seconds} s of the processor")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:

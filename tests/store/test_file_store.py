@@ -174,7 +174,7 @@ def test_a_forking_model_is_saved_as_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_model_of_one_batch_size_is_saved_as_a_trace(tmp_path: Path) -> None:
-    """What can be planned can be saved, though the model refuses the batch sizes of a program."""
+    """A job that can be planned can be saved, though its model refuses the batch sizes of a program."""
     path = tmp_path / "x.trace"
     direct = estimate(Fixed, 8, input="64", loss="sum", mode="infer", save_trace=path)
     assert json_of(estimate(None, trace=path)) == json_of(direct)

@@ -87,13 +87,11 @@ def run(
     the peak is explained, `stdout` where the command's standard output goes, `progress_seconds` the time
     between calls of `on_progress`. Raises the errors of `planner.errors`; that memory runs out is a result.
     """
-    if copy_bytes is not None and not 0 <= copy_bytes <= MAX_COPY_BYTES:
-        raise UsageError(f"--copy-bytes {copy_bytes}: give a whole number from 0 to {MAX_COPY_BYTES}")
     options = RunOptions(
         _emulated_device(gpu, gpu_mib),
         _gpu_count(gpus),
         None if stop_after is None else check_count("--stop-after", stop_after, MAX_STEPS),
-        copy_bytes,
+        None if copy_bytes is None else check_count("--copy-bytes", copy_bytes, MAX_COPY_BYTES, least=0),
         alloc_conf,
         snapshot,
         keeps_course=explain,

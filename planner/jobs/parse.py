@@ -136,10 +136,10 @@ def choose(kind: type[E], text: str, what: str) -> E:
     return kind(text)
 
 
-def check_count(what: str, value: object, most: int) -> int:
-    """Refuse everything but a whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise UsageError(f"{what}: {shown(str(value))} is refused; use a whole number from 1 to {most}")
+def check_count(what: str, value: object, most: int, least: int = 1) -> int:
+    """Refuse everything but a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"{what}: {shown(str(value))} is refused; use a whole number from {least} to {most}")
     return value
 
 

@@ -27,7 +27,10 @@ def planner_run(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]
             ["--gpu", "L4", "--gpus", "0", "--", "x"],
             "--gpus: '0' is refused; use a whole number from 1 to 64",
         ),
-        (["--gpu", "L4", "--copy-bytes", "-1", "--", "x"], "--copy-bytes -1: give a whole number from 0 to"),
+        (
+            ["--gpu", "L4", "--copy-bytes", "-1", "--", "x"],
+            "--copy-bytes: '-1' is refused; use a whole number from 0 to",
+        ),
         (["--gpu", "GTX 1080", "--", "x"], "GTX 1080 8GB: compute capability 6.1 is not emulated"),
     ],
 )

@@ -394,6 +394,20 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
     ]
 
 
+def test_a_process_does_not_grow_without_end(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process answers after so many queries, since cuDNN keeps memory of each; the answers stay."""
+    monkeypatch.setattr("planner.hardware.cudnn.client.QUERIES_OF_PROCESS", 2)
+    queries = [convolution_of(direction) for direction in Direction]
+    fresh = replace(library, _answers={})
+    processes, answers = [], []
+    for query in queries:
+        answers.append(fresh.workspaces(AMPERE, 28, query))
+        processes.append(fresh._worker)
+    assert processes[0] is library._worker
+    assert processes[1] is processes[2] is not processes[0]
+    assert answers == [library.workspaces(AMPERE, 28, query) for query in queries]
+
+
 def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) -> None:
     """An interrupted query leaves no answer to the next one."""
     one, other = (convolution_of(Direction.FORWARD, dtype) for dtype in ("float32", "float64"))

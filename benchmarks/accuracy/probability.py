@@ -26,7 +26,7 @@ from benchmarks.accuracy.kinds import (
 from benchmarks.accuracy.rows import DIES, Row
 from benchmarks.accuracy.rows_calibrated import CALIBRATED
 from benchmarks.accuracy.rows_published import TIMM
-from benchmarks.accuracy.texts import PROBABILITY, UNPUBLISHED
+from benchmarks.accuracy.texts import PROBABILITY, TOO_CAREFUL, UNPUBLISHED
 from planner.hardware.oom_probability import probability_beyond
 from planner.hardware.residuals import RunKind, Spread, quantile
 
@@ -163,6 +163,7 @@ def calibration_lines(rows: Sequence[Row]) -> Iterator[str]:
         )
     yield f"\nBetween kinds and GPUs the means deviate by {np.std(means(rows), ddof=1):.2%}.\n"
     yield from _table_of(reliability(rows))
+    yield TOO_CAREFUL
     yield UNPUBLISHED
     yield from _table_of({kind: bins_of(judged_as_unpublished(rows, kind)) for kind in DEPARTURES})
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,6 +14,8 @@ from planner.jobs.options import FIELD_OPTIONS
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
 
+# MONAI 1.6 sets CUBLAS_WORKSPACE_CONFIG to this at its import (monai/utils/misc.py); 1.5 did not yet.
+MONAI_CUBLAS_CONFIG = ":4096:8"
 _TORCHVISION_FAMILIES = (
     r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|maxvit|mnasnet|mobilenet|regnet|resnet|resnext"
     r"|shufflenet|squeezenet|swin_|vgg|vit_|wide_resnet)"
@@ -36,6 +39,8 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
 def default_job(model: str, source: str) -> Job:
     """Return the job of a model under the defaults of its source, which may leave its inputs empty."""
     job = Job(model=model, source=source)
+    if _imports_monai(source or model):
+        job = replace(job, cublas_workspace_config=MONAI_CUBLAS_CONFIG)
     if _is_of(job, "hf"):
         return replace(job, loss=Loss.OUTPUT)
     sample = find_sample(source or model)
@@ -48,6 +53,19 @@ def default_job(model: str, source: str) -> Job:
         loss=sample.loss,
         model_args=sample.model_args,
     )
+
+
+def _imports_monai(model: str) -> bool:
+    """Return whether a model is MONAI's, or of a file that imports MONAI itself."""
+    source, name = split_model(model)
+    if source != "file":
+        return source == "monai"
+    path = Path(name.rpartition(":")[0])
+    try:  # a file that cannot be read is refused where it would be run
+        code = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    except OSError:
+        return False
+    return re.search(r"^\s*(?:import|from)\s+monai\b", code, re.MULTILINE) is not None
 
 
 def is_completed_by_library(job: Job) -> bool:

@@ -51,7 +51,7 @@ ORDER = ("cnn", "vgg16_bn", "resnet50", "vit_b_16", "unetr")
 @pytest.fixture(scope="module")
 def notebook() -> dict[str, Trace]:
     """A trace of each model of the notebook at its own batch size."""
-    return {name: trace_catalogue(name) for name in ORDER}
+    return {name: trace_catalogue(name, cublas_workspace_config="") for name in ORDER}
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "unetr"])

@@ -36,10 +36,10 @@ def trace_of(
     return record(job, batch, capability, on_meta)
 
 
-def trace_catalogue(name: str, batch: int | None = None) -> Trace:
-    """The trace of a catalogue entry at its own batch size, or another."""
+def trace_catalogue(name: str, batch: int | None = None, **fields: object) -> Trace:
+    """The trace of a catalogue entry at its own batch size, or another, with fields of its job replaced."""
     entry = load_catalogue()[name]
-    return record(entry.job, batch or entry.batch, AMPERE)
+    return record(replace(entry.job, **fields), batch or entry.batch, AMPERE)  # type: ignore[arg-type]
 
 
 def born(trace: Trace, op: str = "") -> list[int]:

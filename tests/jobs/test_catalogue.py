@@ -54,6 +54,7 @@ UNETR = Job(
     UNETR_ARGS,
     inputs=(TensorSpec((1, 64, 64, 64)),),
     target=TensorSpec((2, 64, 64, 64)),
+    cublas_workspace_config=":4096:8",
     source="monai:UNETR",
 )
 

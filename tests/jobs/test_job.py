@@ -301,6 +301,33 @@ def test_maps_follow_the_input(model: str, given: tuple[TensorSpec, ...], target
     assert (job.inputs, job.target.shape) == (given, target)
 
 
+def test_monai_sets_cublas_workspace() -> None:
+    """MONAI sets CUBLAS_WORKSPACE_CONFIG at its import, as of 1.6; the user's own text counts over it."""
+    assert resolve_job("monai:UNet", CATALOGUE).cublas_workspace_config == ":4096:8"
+    given = resolve_job("monai:UNet", CATALOGUE, cublas_workspace_config=":16:8")
+    assert given.cublas_workspace_config == ":16:8"
+    assert resolve_job("torchvision:resnet18", CATALOGUE).cublas_workspace_config == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "config"),
+    [
+        ("from monai.networks.nets import UNet", ":4096:8"),
+        ("def net():\n    import monai\n", ":4096:8"),
+        ("import torch  # not monai\nimport monailabel", ""),
+    ],
+)
+def test_a_file_that_imports_monai_has_its_cublas_workspace(code: str, config: str, tmp_path: Path) -> None:
+    """The text of the file decides; a file that is not there is refused where it would be run."""
+    (tmp_path / "net.py").write_text(code)
+    job = resolve_job(f"{tmp_path}/net.py:net", CATALOGUE, inputs=(TensorSpec((3, 8, 8)),), loss=Loss.SUM)
+    assert job.cublas_workspace_config == config
+    missing = resolve_job(
+        f"{tmp_path}/none.py:net", CATALOGUE, inputs=(TensorSpec((3, 8, 8)),), loss=Loss.SUM
+    )
+    assert missing.cublas_workspace_config == ""
+
+
 def test_arguments_are_added_to_the_defaults() -> None:
     """The user's constructor arguments count over those that the source brings, key by key."""
     job = resolve_job("monai:UNet", CATALOGUE, model_args=(("out_channels", 5), ("num_res_units", 2)))

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from planner.capture.cuda import attention, composites, encoder, optimizers, rnn
+from planner.capture.cuda import assignment, attention, composites, encoder, optimizers, rnn
 from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
 
 _OPEN = threading.Lock()
@@ -40,7 +40,8 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
                     library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
                 for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
                     library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
-            for target, replacement in (*_device_lists(), *autocast.patches(casts.clear)):
+            patches = (*_device_lists(), *assignment.patches(), *autocast.patches(casts.clear))
+            for target, replacement in patches:
                 stack.enter_context(mock.patch(target, replacement))
             stack.enter_context(autocast.included())
             yield

@@ -126,6 +126,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = op.outputs
         if outputs is OutputKind.VIEWS:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if func is aten.index_put.default and _is_gradient_of_index():
+            return self.__torch_dispatch__(aten._index_put_impl_.default, types, (*args[:3], True, True))
         self.running = op.name
         phase = self._phase
         out = self._run(func, args, kwargs or {}, phase)
@@ -258,12 +260,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         autograd/input_buffer.cpp accumulates in place where it holds the last reference to a dense tensor,
         but never under a dispatch mode or on meta (ATen/TensorSubclassLikeUtils.h). It held the last
-        reference exactly if the operand's storage is freed before anything else happens.
+        reference exactly if the operand's storage is freed before anything else happens. Of a view it never
+        does, since the view holds its base.
         """
         operand = args[0]
         if not isinstance(operand, Tensor) or operand.dtype != out.dtype or operand.shape != out.shape:
+            return
+        if operand._is_view():
             return
         old = self._storages.get(operand.untyped_storage()._cdata)
         new = self._storages.get(out.untyped_storage()._cdata)
         if old is not None and new is not None:
             self._log.expect_inplace_accumulation(old.block, new)
+
+
+def _is_gradient_of_index() -> bool:
+    """Return whether autograd computes the gradient of `x[index]`: a GPU accumulates it in the zeros that it
+    made, but under a dispatch mode it is made anew (index_backward, autograd/FunctionsManual.cpp).
+    """
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "IndexBackward0" and not torch.is_grad_enabled()

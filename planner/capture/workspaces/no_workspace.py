@@ -8,7 +8,7 @@ _NAMES = """
     # allocation, copies, layout
     empty empty_like empty_strided new_empty new_zeros new_ones new_full zeros zeros_like ones ones_like
     full full_like scalar_tensor arange linspace clone copy_ _to_copy contiguous cat stack
-    constant_pad_nd zero_ fill_ _unsafe_view _reshape_alias lift_fresh repeat roll flip masked_fill
+    constant_pad_nd zero_ fill_ _unsafe_view _reshape_alias lift_fresh repeat flip masked_fill
     masked_fill_ where tril triu select_backward slice_backward diagonal_backward unfold_backward
     new_empty_strided resize_ set_ split_with_sizes normal_ uniform_ bernoulli_ bernoulli rand randn
     as_strided_ index eye full_like rand_like randn_like randint randint_like exponential_ log_normal_

@@ -1,6 +1,8 @@
 """The reader of process files: what a program does on the GPU, step after step, in YAML.
 
     torch: 2.0.1                            # whose allocator it runs with; by default the newest known
+    cublas_workspace_config: ":4096:8"      # CUBLAS_WORKSPACE_CONFIG, for all models; by default as the first
+                                            # model has it whose library sets it
     models:                                 # built on the CPU; the name of a variable, and a job:
       net: resnet50                         #   a name of the catalogue, SOURCE:NAME or FILE.py:NAME
     steps:
@@ -15,8 +17,9 @@
       - train: {model: net, batch: 128, steps_per_epoch: 4, epochs: 3, print: Train}
       - leave                               # the function that trained returns
 
-`torch` and `models` may be left away, and so may the `print` of `train`, which stands for figures after each
-epoch, and a `batch` that the catalogue knows. docs/notebook.md describes what each step does to the memory.
+`torch`, `cublas_workspace_config` and `models` may be left away, and so may the `print` of `train`, which
+stands for figures after each epoch, and a `batch` that the catalogue knows. docs/notebook.md describes what
+each step does to the memory.
 """
 
 import re
@@ -24,6 +27,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from planner._support.strict_yaml import Entry, read_entry
 from planner.errors import UsageError
@@ -53,6 +57,7 @@ from planner.planning.process.model import (
     Train,
     find_flaw,
 )
+from planner.program import parse_workspace_config
 
 SHIPPED_FOLDER = Path(__file__).with_name("bundled")
 MAX_BATCH = 2**31
@@ -93,9 +98,14 @@ def read_process(
     """Read a process. Raises DataFileError, which names the line and the key, also for a FILE.py:NAME where
     "file" is none of the `sources`: it would run code.
     """
-    values = read_entry(path).children(("steps",), ("models", "torch"))
+    values = read_entry(path).children(("steps",), ("models", "torch", "cublas_workspace_config"))
     named = values["models"].mapping() if "models" in values else {}
     models = {name: _model(name, entry, catalogue, sources) for name, entry in named.items()}
+    of_models = (model.job.cublas_workspace_config for model, _ in models.values())
+    config = next(filter(None, of_models), "")
+    if "cublas_workspace_config" in values:
+        config = _cublas_config(values["cublas_workspace_config"])
+    models = {name: (_with_cublas(model, config), batch) for name, (model, batch) in models.items()}
     entries = values["steps"].items()
     process = tuple(_read_step(entry, models) for entry in entries)
     flaw = find_flaw(process)
@@ -105,6 +115,18 @@ def read_process(
 
 
 Known = tuple[Model, int | None]  # a model of the file, and the batch size that the catalogue has for it
+
+
+def _with_cublas(model: Model, config: str) -> Model:
+    return replace(model, job=replace(model.job, cublas_workspace_config=config))
+
+
+def _cublas_config(entry: Entry) -> str:
+    try:
+        parse_workspace_config(entry.text())
+    except UsageError as error:
+        raise entry.broken(str(error).partition(": ")[2]) from error
+    return entry.text()
 
 
 def _version(entry: Entry) -> str:

@@ -98,3 +98,35 @@ def test_two_at_once_are_refused() -> None:
     assert errors == ["another trace is running in this process; traces run one at a time"] * 2
     with cuda_semantics(AMPERE):
         pass
+
+
+def test_a_number_is_assigned_to_a_part_from_the_cpu() -> None:
+    """`x[1:3] = 2` takes no block for the number, by slices and integers; by a tensor it is copied over."""
+
+    def assign(x: Tensor) -> Tensor:
+        mask = x.new_zeros(4, 4)
+        mask[1:3, ..., None] = 2
+        mask[0] = True
+        mask[1, 2] = 0.5
+        return mask
+
+    assert born(trace_of(lambda: Apply(assign), job_of("5", mode=Mode.INFER), 2)) == [40, 64]
+    rows = torch.tensor([1, 3], device="meta")
+
+    def scatter(x: Tensor) -> Tensor:
+        mask = x.new_zeros(4, 4)
+        mask[rows] = 2
+        return mask
+
+    assert born(trace_of(lambda: Apply(scatter), job_of("5", mode=Mode.INFER), 2))[:3] == [40, 64, 4]
+
+
+def test_assignment_is_torchs_own_again_afterwards() -> None:
+    """A tensor takes numbers as before once the semantics are closed."""
+    before = Tensor.__setitem__
+    with cuda_semantics(AMPERE):
+        x = torch.zeros(3)
+        x[1] = 2
+        assert x.tolist() == [0, 2, 0]
+    assert Tensor.__setitem__ is before
+    assert "__setitem__" not in vars(Tensor)

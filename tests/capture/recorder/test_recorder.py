@@ -105,13 +105,14 @@ def test_a_storage_that_is_resized_is_a_new_block() -> None:
 class Branches(nn.Module):
     """A tensor that two branches use, so that autograd adds two gradients."""
 
-    def __init__(self) -> None:
+    def __init__(self, branches: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(7))
+        self.branches = branches or (lambda y: torch.tanh(y) + torch.sigmoid(y))
 
     def forward(self, x: Tensor) -> Tensor:
         y = x * self.weight
-        return torch.tanh(y) + torch.sigmoid(y)
+        return self.branches(y)
 
 
 class Address(torch.autograd.Function):
@@ -150,6 +151,46 @@ def test_autograd_adds_gradients_in_place_on_real_tensors() -> None:
     y = Address.apply(torch.ones(1000, requires_grad=True), summed)
     (Gradient.apply(y, returned) + Gradient.apply(y, returned)).sum().backward()
     assert summed == returned[:1]
+
+
+def test_autograd_adds_to_no_view_of_a_gradient_on_real_tensors() -> None:
+    """A first gradient that is a view holds its base, so that the sum lies in memory of its own."""
+    summed: list[int] = []
+    first: list[int] = []
+    second: list[int] = []
+    y = Address.apply(torch.ones(1000, requires_grad=True), summed)
+    (Gradient.apply(y, second) + Gradient.apply(y.view(10, 100), first).view(1000)).sum().backward()
+    assert len(summed) == 1
+    assert summed[0] not in (*first, *second)
+
+
+def test_a_view_of_a_gradient_is_not_added_to_in_place() -> None:
+    """The sum of two branches takes a block where the gradient that comes first passed a view."""
+    view_last = trace_of(
+        lambda: Branches(lambda y: torch.tanh(y.view(-1)).view(y.shape) + torch.sigmoid(y)),
+        job_of("7", mode=Mode.TRAIN),
+        4,
+    )
+    view_first = trace_of(
+        lambda: Branches(lambda y: torch.sigmoid(y) + torch.tanh(y.view(-1)).view(y.shape)),
+        job_of("7", mode=Mode.TRAIN),
+        4,
+    )
+    gradients = [
+        story(trace)[story(trace).index("backward 1") :].count("+112 temporaries")
+        for trace in (view_last, view_first)
+    ]
+    assert gradients == [3, 4]
+    validate(view_first)
+
+
+def test_the_gradient_of_an_index_is_accumulated_where_its_zeros_lie() -> None:
+    """`x[index]` has one block of zeros as its gradient, into which the rows are added."""
+    rows = torch.tensor([0, 2, 2], device="meta")
+    trace = trace_of(lambda: Branches(lambda y: y[:, rows].sum()), job_of("7", mode=Mode.TRAIN), 4)
+    assert born(trace, "new_zeros") == [112]
+    assert 112 not in born(trace, "index_put")
+    validate(trace)
 
 
 def test_gradients_of_two_branches_share_one_block() -> None:

@@ -34,7 +34,7 @@ def steps(func: Any, out: Tensor, *args: Any) -> tuple[Op, ...]:
     ("many", "sort"),
     [
         (1000, [8 * 1000]),  # in place, beside 0, 1, 2, ...
-        (5000, [Hold(8 * 5000), radix_sort_bytes(5000, 4, 8)]),
+        (5000, [Hold(8 * 5000), radix_sort_bytes(5000, 4, 8, CHIP)]),
     ],
 )
 def test_suppression_keeps_a_bit_for_each_pair(many: int, sort: list[Op]) -> None:

@@ -1,10 +1,19 @@
 """Workspaces of embeddings, indices and sorts."""
 
+import pytest
 import torch
 
-from planner.capture.workspaces.ops import Hold
+from planner.capture.workspaces.ops import Hold, Op, Release, ReleaseBeneath
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
+from planner.program.target import Target
+from tests.helpers.models import AMPERE
 from tests.helpers.workspaces import REST, aten, index, meta, steps
+
+CHIP = Target.for_capability(AMPERE)
+
+
+def wrapped(size: int) -> tuple[Op, ...]:
+    return Hold(size), Hold(size), ReleaseBeneath(1)
 
 
 def test_embedding_gradient_of_few_indices_needs_nothing() -> None:
@@ -23,8 +32,8 @@ def test_embedding_gradient_of_many_indices_sorts_them() -> None:
         False,
     )
     assert ops == (
-        Hold(32_768), Hold(32_768), 32_768 + radix_sort_bytes(4096, 8, 8), REST, Hold(8000), Hold(8),
-        Hold(8000), Hold(8000), Hold(8), Hold(1409 * 8), Hold(1409 * 8 * 4),
+        Hold(32_768), Hold(32_768), Hold(32_768), radix_sort_bytes(4096, 8, 8, CHIP, bits=10), Release(1),
+        REST, Hold(8000), Hold(8), Hold(8000), Hold(8000), Hold(8), Hold(1409 * 8), Hold(1409 * 8 * 4),
     )  # fmt: skip
 
 
@@ -33,7 +42,8 @@ def test_accumulating_index_put_sorts_its_indices() -> None:
     args = (meta(169, 3), [index(2401)], meta(2401, 3), True)
     linear = 2401 * 8
     assert steps(aten.index_put.default, *args) == (
-        REST, Hold(linear), Hold(linear), Hold(linear), linear + radix_sort_bytes(2401, 8, 8),
+        REST, *wrapped(linear), Hold(linear), Hold(linear), Hold(linear),
+        radix_sort_bytes(2401, 8, 8, CHIP, bits=8),
     )  # fmt: skip
     assert steps(aten.index_put.default, *args[:3], False) == ()
 
@@ -43,13 +53,53 @@ def test_a_mask_is_as_many_indices_as_it_lets_through() -> None:
     mask = meta(20, 30, dtype=torch.bool)
     result = steps(aten.index_put.default, meta(20, 30, 4), [mask], meta(5, 4), True)
     assert result == (
-        Hold(2 * 8 * 5), REST, Hold(40), Hold(40), Hold(40), 40 + radix_sort_bytes(5, 8, 8)
+        Hold(2 * 8 * 5), REST, *wrapped(40), Hold(40), Hold(40), Hold(40),
+        radix_sort_bytes(5, 8, 8, CHIP, bits=10),
     )  # fmt: skip
     behind = steps(aten.index_put.default, meta(4, 20, 30), [None, mask], meta(4, 5), True)
     assert behind == result
 
 
+def test_several_indices_are_summed_up() -> None:
+    """Each is wrapped and multiplied in blocks of its own, and added to the first."""
+    args = (meta(10, 20, 4), [index(6), index(6)], meta(6, 4), True)
+    linear = 6 * 8
+    assert steps(aten.index_put.default, *args)[:8] == (REST, *wrapped(linear), *wrapped(linear), Release(1))
+
+
+def test_a_roll_shifts_one_dimension_after_another() -> None:
+    """Each shift but the last makes a tensor that lives until the kernel returns; the copy of an input that
+    is not contiguous does not.
+    """
+    x, size = meta(2, 8, 8, 3), 2 * 8 * 8 * 3 * 4
+    assert steps(aten.roll.default, x, [3], [1]) == (REST,)
+    assert steps(aten.roll.default, x, [3, 3], [1, 2]) == (Hold(size), REST)
+    assert steps(aten.roll.default, x, [3, 3, 1], [1, 2, 3]) == (Hold(size), Hold(size), REST)
+    crossed = x.transpose(1, 2)
+    assert steps(aten.roll.default, crossed, [3, 3], [1, 2]) == (
+        Hold(size), Hold(size), ReleaseBeneath(1), REST
+    )  # fmt: skip
+
+
 # ---- sorting
+
+
+@pytest.mark.parametrize(
+    ("many", "sizes", "bits", "capability", "block"),
+    [
+        (2401, (8, 8), 8, (8, 6), 3_584),  # Swin's relative positions on an emulated RTX 3090
+        (2304, (8, 8), 8, (8, 6), 512),  # a single block of threads
+        (2401, (8, 8), 16, (8, 6), 44_544),  # two passes: the other halves of keys and values
+        (7681, (8, 8), 8, (8, 6), 5_632),  # three blocks of 3,840 pairs
+        (7681, (8, 8), 8, (9, 0), 4_608),  # two of 4,608
+    ],
+)
+def test_the_temporary_storage_of_a_radix_sort(
+    many: int, sizes: tuple[int, int], bits: int, capability: tuple[int, int], block: int
+) -> None:
+    """The allocator rounds CUB's storage up to 512 bytes."""
+    size = radix_sort_bytes(many, *sizes, Target.for_capability(capability), bits)
+    assert -(-size // 512) * 512 == block
 
 
 def test_short_rows_are_sorted_in_place() -> None:
@@ -64,8 +114,9 @@ def test_long_rows_are_sorted_together() -> None:
     """
     pair, keys = 8 * 15_000, 4 * 15_000
     body = (
-        Hold(pair), Hold(pair), keys + radix_sort_bytes(15_000, 4, 8), radix_sort_bytes(15_000, 8, 0)
+        Hold(pair), Hold(pair), keys + radix_sort_bytes(15_000, 4, 8, CHIP),
+        radix_sort_bytes(15_000, 8, 0, CHIP),
     )  # fmt: skip
     assert steps(aten.sort.default, meta(3, 5000)) == (REST, *body)
     assert steps(aten.sort.default, meta(5000, 3), 0) == (REST, Hold(keys), Hold(keys), Hold(pair), *body)
-    assert steps(aten.sort.default, meta(5000)) == (REST, Hold(40_000), radix_sort_bytes(5000, 4, 8))
+    assert steps(aten.sort.default, meta(5000)) == (REST, Hold(40_000), radix_sort_bytes(5000, 4, 8, CHIP))

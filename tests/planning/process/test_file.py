@@ -91,6 +91,18 @@ steps:
     assert read(tmp_path, text) == (Summary(Model("net", job, 2), 32),)
 
 
+@pytest.mark.parametrize(
+    ("line", "config"), [("", ":4096:8"), ('cublas_workspace_config: ":4096:2:16:8"\n', ":4096:2:16:8")]
+)
+def test_a_process_has_one_workspace_of_cublas(tmp_path: Path, line: str, config: str) -> None:
+    """A library that sets it at its import, as MONAI does, sets it for all models; the file's line counts
+    over that.
+    """
+    text = line + "models: {net: torchvision:resnet18, other: monai:UNet}\nsteps: [place: net, place: other]"
+    models = [step.model for step in read(tmp_path, text) if isinstance(step, Place)]
+    assert [model.job.cublas_workspace_config for model in models] == [config, config]
+
+
 HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
 
 
@@ -125,6 +137,11 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
             HEAD + "  - define: x=10xten",
             " line 5, steps[0].define",
             "tensor 'x=10xten': write positive sizes",
+        ),
+        (
+            "cublas_workspace_config: much\nsteps:\n  - empty_cache",
+            " line 1, cublas_workspace_config",
+            "cannot read 'much'; write :SIZE:COUNT with sizes in KiB",
         ),
         ("torch: latest\nsteps:\n  - empty_cache", " line 1, torch", "expected a version of torch"),
         (HEAD + "  - define: x=8:f32", " line 5, steps[0].define", "tensor 'x=8:f32': unknown dtype 'f32'"),

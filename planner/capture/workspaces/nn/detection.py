@@ -33,7 +33,7 @@ def _nms(args: Args, out: Tensor, target: Target) -> Ops:
     many = boxes.shape[0]
     if not many:
         return ()
-    sort = [op for op in sort_ops(scores, 0) if op != Outputs()]
+    sort = [op for op in sort_ops(scores, 0, target) if op != Outputs()]
     held = sum(kind_and_size(op)[0] is OpKind.HOLD for op in sort)
     return (
         Hold(8 * many),

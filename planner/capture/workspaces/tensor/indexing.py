@@ -1,4 +1,4 @@
-"""Workspaces of embedding's gradient and `index_put`."""
+"""Workspaces of embedding's gradient, `index_put` and `roll`."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
 from planner.capture.workspaces._rule import accumulator_bytes, argument, contiguous_copies, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
+from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Outputs, Release, ReleaseBeneath, Rule
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program import Target
 
@@ -29,17 +29,19 @@ def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
     before = contiguous_copies(indices, grad)
     if many <= _FEW_INDICES and not by_frequency:
         return (*before, Outputs())
-    return (*before, *_sort_and_sum(indices, rows, grad))
+    return (*before, *_sort_and_sum(indices, rows, grad, target))
 
 
-def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor) -> Ops:
+def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor, target: Target) -> Ops:
     many, unit = indices.numel(), indices.element_size()
     segments = min(many, rows)
     partial = many // _ROWS_PER_THREAD + segments
     return (
         Hold(many * unit),  # the sorted indices
         Hold(many * unit),  # their positions before
-        many * unit + radix_sort_bytes(many, unit, unit),  # the numbers 0, 1, 2, ... while they are sorted
+        Hold(many * unit),  # the numbers 0, 1, 2, ... while they are sorted
+        radix_sort_bytes(many, unit, unit, target, bits_of(rows)),
+        Release(1),
         Outputs(),
         Hold(segments * unit),  # starts of equal indices
         Hold(8),
@@ -54,7 +56,7 @@ def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor) -> Ops:
 def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
     """Sort the indices and sum equal ones, but for the maximum (ATen/native/cuda/EmbeddingBag.cu)."""
     grad, indices, rows, mode = args[0], args[1], args[6], args[8]
-    summed = () if mode == 2 else _sort_and_sum(indices, rows, grad)
+    summed = () if mode == 2 else _sort_and_sum(indices, rows, grad, target)
     return (*contiguous_copies(grad), *summed)
 
 
@@ -76,18 +78,39 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     else:
         many = prod(broadcast([index.shape for index in given]) or ())
     linear = 8 * many
+    is_adjacent = max(covered) - min(covered) < len(covered)  # else they are transposed to the front
+    rest = prod(x.shape[max(covered) + 1 :] if is_adjacent else others)  # elements behind the indices
     element = values.element_size()
     whole = many * prod(others) * element
     copy = () if values.is_contiguous() and tensor_bytes(values) == whole else (Hold(whole),)
     return (
         *(Hold(linear * mask.dim()) for mask in masks),
         Outputs(),
-        Hold(linear),
+        *_linear_index(linear, len(given)),
         *copy,
-        Hold(linear),
-        Hold(linear),
-        linear + radix_sort_bytes(many, 8, 8),
+        Hold(linear),  # sorted
+        Hold(linear),  # their positions before
+        Hold(linear),  # the numbers 0, 1, 2, ... while they are sorted
+        radix_sort_bytes(many, 8, 8, target, bits_of((x.numel() - 1) // max(rest, 1))),
     )
+
+
+def _linear_index(size: int, count: int) -> Iterator[KernelOp]:
+    """Yield the ops that sum up so many indices: each is wrapped, multiplied by its stride, and added
+    (computeLinearIndex, ATen/native/cuda/Indexing.cu).
+    """
+    for place in range(count):
+        yield from (Hold(size), Hold(size), ReleaseBeneath(1))
+        if place:
+            yield Release(1)
+
+
+def bits_of(key: int) -> int:
+    """Return the bits of the largest key that is sorted (get_num_bits, ATen/cuda/cub.cuh)."""
+    bits = 1
+    while key >= 1 << bits:
+        bits += 1
+    return bits
 
 
 def _places(indices: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
@@ -103,7 +126,20 @@ def _width(index: Tensor) -> int:
     return index.dim() if index.dtype in _MASKS else 1
 
 
+def _roll(args: Args, out: Tensor, target: Target) -> Ops:
+    """Shift one dimension after another, each from a contiguous tensor into a new one (roll_cuda and
+    roll_common, ATen/native/cuda/TensorTransformations.cu and ATen/native/TensorTransformations.h).
+    """
+    x, dims = args[0], argument(args, 2, ())
+    copy = contiguous_copies(x)
+    if len(dims) < 2:
+        return (*copy, Outputs())
+    size = tensor_bytes(out)
+    return (*copy, Hold(size), *[ReleaseBeneath(1)] * len(copy), *[Hold(size)] * (len(dims) - 2), Outputs())
+
+
 RULES: dict[str, Rule] = {
+    "roll": _roll,
     "embedding_dense_backward": _embedding_backward,
     "_embedding_bag_backward": _embedding_bag_backward,
     "index_put index_put_ _unsafe_index_put _index_put_impl_": _index_put,

@@ -1,7 +1,7 @@
 """Workspaces of sorting and of operators that sort.
 
 ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cpp; the temporary storage of
-CUB's radix sort.
+CUB's radix sort as CUDA 13.0 has it (cub/device/dispatch/dispatch_radix_sort.cuh, tuning_radix_sort.cuh).
 """
 
 from functools import partial
@@ -15,24 +15,50 @@ from planner.program import Target
 
 _SMALL = 4096  # up to here, rows are sorted in place (should_use_small_sort)
 _LARGE = 1_000_000  # from here on, rows are sorted one after the other
+_DIGITS = 256  # of eight bits
+_ALIGNED = 256  # bytes
+_ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes for each
+_SHARED_BYTES = 48 * 1024
 
 
-def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int) -> int:
-    """Return about the temporary storage of CUB's radix sort of so many pairs.
+def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target, bits: int = 0) -> int:
+    """Return the temporary storage of CUB's radix sort of so many pairs by the low `bits` of their keys, or
+    by all.
 
-    It is the other halves of the double buffers, and 1 KiB of digit counts for each block of some 7,680 pairs
-    (cub/device/dispatch/dispatch_radix_sort.cuh, onesweep; the block's size is from memory and differs by
-    GPU and type).
+    Few pairs are sorted by a single block. Otherwise it holds digits for each pass of eight bits, digits for
+    each block of pairs, and of several passes the other halves of the double buffers. Keys of less than four
+    bytes are sorted otherwise before compute capability 9.0, for which the same is about right.
     """
-    return many * (key_bytes + value_bytes) + 1024 * (8 + ceil_div(many, 7680))
+    if many <= _ONE_BLOCK * (_ONE_BLOCK_ITEMS * 4 // max(4, key_bytes, value_bytes)):
+        return 1
+    passes = ceil_div(bits or 8 * key_bytes, 8)
+    blocks = ceil_div(many, _block_pairs(key_bytes, value_bytes, target.capability))
+    buffers = (many * key_bytes, many * value_bytes) if passes > 1 else ()
+    parts = (passes * _DIGITS * 8, blocks * _DIGITS * 4, *buffers, passes * 4)
+    return sum(ceil_div(part, _ALIGNED) * _ALIGNED for part in parts) + _ALIGNED - 1
+
+
+def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> int:
+    """Return the pairs that a block of threads sorts in a pass, which its shared memory bounds."""
+    threads, words = 384, 21  # words of four bytes for each thread
+    if capability >= (9, 0):
+        of_key = {4: 29 if value_bytes == 8 else 17 if value_bytes else 18, 8: 24 if value_bytes == 8 else 30}
+        words = of_key.get(key_bytes, words)
+    elif capability < (8, 0):
+        threads, words = 256, 46 if key_bytes == value_bytes == 4 else 23
+    elif key_bytes == 4 and value_bytes:
+        words = 17
+    unit = max(4, key_bytes, value_bytes)
+    items = max(1, words * 4 // unit)
+    return min(threads, ceil_div(_SHARED_BYTES // (unit * items), 32) * 32) * items
 
 
 def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
     """Sort along the dimension that stands at this position of the arguments."""
-    return sort_ops(args[0], argument(args, position, -1))
+    return sort_ops(args[0], argument(args, position, -1), target)
 
 
-def sort_ops(x: Tensor, dim: int) -> Ops:
+def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
     """Return the ops of a sort along this dimension, after values and indices are made."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
@@ -45,10 +71,10 @@ def sort_ops(x: Tensor, dim: int) -> Ops:
     if x.stride(dim) != 1:
         ops += [Hold(many * unit), Hold(many * unit), Hold(8 * many)]  # input, values, indices, rows last
     if rows == 1 or row >= _LARGE:
-        ops += [Hold(8 * row), *[radix_sort_bytes(row, unit, 8)] * min(rows, 2)]
+        ops += [Hold(8 * row), *[radix_sort_bytes(row, unit, 8, target)] * min(rows, 2)]
     elif rows < 128:
-        ops += [Hold(8 * many), Hold(8 * many), many * unit + radix_sort_bytes(many, unit, 8)]
-        ops.append(radix_sort_bytes(many, 8, 0))
+        ops += [Hold(8 * many), Hold(8 * many), many * unit + radix_sort_bytes(many, unit, 8, target)]
+        ops.append(radix_sort_bytes(many, 8, 0, target))
     else:
         ops += [Hold(8 * many), many * (unit + 8)]
     return tuple(ops)
@@ -61,20 +87,21 @@ def _topk(args: Args, out: Any, target: Target) -> Ops:
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
         return ()
     beside = Hold(tensor_bytes(indices)), Hold(tensor_bytes(values))
-    return (Outputs(), *beside, *sort_ops(values, dim), tensor_bytes(indices))
+    return (Outputs(), *beside, *sort_ops(values, dim, target), tensor_bytes(indices))
 
 
 def _median(args: Args, out: Any, target: Target) -> Ops:
     """Sort all elements."""
     flat = args[0].reshape(-1)
-    return (Hold(tensor_bytes(flat)), Hold(8 * flat.numel()), *sort_ops(flat, 0), Outputs())
+    return (Hold(tensor_bytes(flat)), Hold(8 * flat.numel()), *sort_ops(flat, 0, target), Outputs())
 
 
 def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
     """Sort 0, 1, 2, ... by random keys (ATen/native/cuda/Randperm.cu)."""
     many = out.numel()
     keys = 8 * many
-    return Outputs(), Hold(8 * many), Hold(keys), Hold(keys), radix_sort_bytes(many, 8, out.element_size())
+    sort_bytes = radix_sort_bytes(many, 8, out.element_size(), target)
+    return Outputs(), Hold(8 * many), Hold(keys), Hold(keys), sort_bytes
 
 
 def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:

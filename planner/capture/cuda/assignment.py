@@ -1,0 +1,30 @@
+"""Assignment of a number to a part of a tensor, as on CUDA.
+
+`x[1:2] = 3` makes a tensor of the number first: on the CPU where `x` is on CUDA, on the device of `x`
+elsewhere (THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` it would be a
+block of the GPU.
+"""
+
+from collections.abc import Iterator
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_set_item = Tensor.__setitem__
+_BASIC = (int, slice, EllipsisType, type(None), torch.SymInt)
+
+
+def patches() -> Iterator[tuple[str, object]]:
+    """Yield the method's name, and what takes its place."""
+    yield "torch.Tensor.__setitem__", _assign
+
+
+def _assign(x: Tensor, index: Any, value: Any) -> None:
+    """Assign as on CUDA; by tensors and lists, a number is copied to the GPU there, too."""
+    places = index if isinstance(index, tuple) else (index,)
+    is_basic = all(isinstance(place, _BASIC) and not isinstance(place, bool) for place in places)
+    if x.device.type == "meta" and isinstance(value, bool | int | float | complex) and is_basic:
+        value = torch.scalar_tensor(value, dtype=x.dtype, device="cpu")
+    _set_item(x, index, value)

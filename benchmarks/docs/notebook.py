@@ -24,7 +24,7 @@ from planner.jobs import Job
 from planner.jobs.catalogue import load_catalogue
 from planner.planning.estimators.published import load_measured
 from planner.planning.process.file import find_process_file, read_process
-from planner.planning.process.model import Leave, Place, Print, Process, Reading
+from planner.planning.process.model import Leave, MemoryReading, Place, Print, Process
 from planner.planning.process.run import JobTracer, run_process
 from planner.program.events import Trace
 
@@ -84,15 +84,15 @@ def trace_generic(job: Job, batch: int) -> Trace:
     return record(job, batch, unlimited_device().capability)
 
 
-def readings_of(process: Process, tracer: JobTracer, limits: MemoryLimits) -> dict[Key, Reading]:
+def readings_of(process: Process, tracer: JobTracer, limits: MemoryLimits) -> dict[Key, MemoryReading]:
     """Return the readings of the process by model and point."""
-    account = run_process(process, tracer, limits)
-    if account.failure is not None:
-        sys.exit(f"the process does not fit: {account.failure}")
-    return dict(zip(keys(account.readings), account.readings, strict=True))
+    log = run_process(process, tracer, limits)
+    if log.failure is not None:
+        sys.exit(f"the process does not fit: {log.failure}")
+    return dict(zip(keys(log.readings), log.readings, strict=True))
 
 
-def keys(readings: tuple[Reading, ...]) -> Iterator[Key]:
+def keys(readings: tuple[MemoryReading, ...]) -> Iterator[Key]:
     """Name the point of a line: `train 2` is the second "Train" of its section, `end` its "Final"."""
     epochs: Counter[str] = Counter()
     for reading in readings:
@@ -123,7 +123,7 @@ def outside_mib() -> float:
     return max(used[key] - reserved[key] for key in used if key[1].startswith("train"))
 
 
-def lines_table(ours: Mapping[Key, Reading]) -> str:
+def lines_table(ours: Mapping[Key, MemoryReading]) -> str:
     """Return the table of all lines of the process: measured, ours and the error of each figure."""
     allocated, reserved, peak = map(printed, ("allocated", "reserved", "peak_allocated"))
     head = "".join(f" {name} | ours | error |" for name in ("allocated", "reserved", "max allocated"))
@@ -144,7 +144,9 @@ def compared(ours_bytes: int, real_mib: float | None) -> tuple[str, str, str]:
     return real, f"{ours_bytes / MIB:,.1f}", error(ours_bytes / MIB, real_mib)
 
 
-def reserved_table(endless: Mapping[Key, Reading], capped: Mapping[Key, Reading], cap_mib: int) -> str:
+def reserved_table(
+    endless: Mapping[Key, MemoryReading], capped: Mapping[Key, MemoryReading], cap_mib: int
+) -> str:
     """Return the table of memory reserved after training, without a limit and within the notebook's GPU."""
     real = printed("reserved")
     rows = [
@@ -183,8 +185,8 @@ def weights_mib(process: Process, tracer: JobTracer) -> dict[str, float]:
     sizes = {}
     for step in process:
         if isinstance(step, Place):
-            account = run_process((step, Print("")), tracer)
-            sizes[step.model.job.model] = account.readings[0].allocated_bytes / MIB
+            log = run_process((step, Print("")), tracer)
+            sizes[step.model.job.model] = log.readings[0].allocated_bytes / MIB
     return sizes
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.errors import ModelError, NoGpuError, UsageError
-from planner.planning.process import Define, Delete, Heading, Print, Process, Reading, ResetPeak
+from planner.planning.process import Define, Delete, Heading, MemoryReading, Print, Process, ResetPeak
 
 GPU = "GPU:0"
 KNOWN = (Heading, Print, Define, Delete, ResetPeak)
@@ -24,7 +24,7 @@ def load_tensorflow() -> Any:
     return tensorflow
 
 
-def measure(process: Process, tf: Any) -> tuple[Reading, ...]:
+def measure(process: Process, tf: Any) -> tuple[MemoryReading, ...]:
     """Return the readings of a process on the first GPU that TensorFlow sees; `tf` is the library.
 
     `allocated_bytes` is what TensorFlow calls current, the peak what it calls peak; it does not give what it
@@ -45,7 +45,7 @@ def measure(process: Process, tf: Any) -> tuple[Reading, ...]:
     return tuple(_readings(process, tf))
 
 
-def _readings(process: Process, tf: Any) -> Iterator[Reading]:
+def _readings(process: Process, tf: Any) -> Iterator[MemoryReading]:
     import numpy
 
     tensors: dict[str, object] = {}
@@ -65,4 +65,4 @@ def _readings(process: Process, tf: Any) -> Iterator[Reading]:
                     del tensors[name]
             case Print(label):
                 info = tf.config.experimental.get_memory_info(GPU)
-                yield Reading(section, label, info["current"], None, info["peak"])
+                yield MemoryReading(section, label, info["current"], None, info["peak"])

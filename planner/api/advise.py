@@ -7,7 +7,7 @@ from typing import Unpack
 from planner.api.budget import require_memory_limit
 from planner.api.options import Options
 from planner.api.request import Model, open_request
-from planner.planning import Advice, Recipe, advise as advise_on, open_traces
+from planner.planning import Advice, TrainingConfig, advise as advise_on, open_traces
 from planner.program import TraceSource
 from planner.report import Result
 
@@ -35,10 +35,10 @@ def advise(model: Model | None = None, batch: int | None = None, **options: Unpa
     request = open_request(model, options, batch, command="advise")
     target, on_progress = request.budget.device.target, request.on_progress
 
-    def traces_of(recipe: Recipe) -> TraceSource:
-        return open_traces(recipe.job, target, on_progress, request.factory)
+    def traces_of(training: TrainingConfig) -> TraceSource:
+        return open_traces(training.job, target, on_progress, request.factory)
 
-    recipe = Recipe(request.job, request.batch, request.budget.limits.config)
-    traces_of(recipe)  # imports what is needed
+    training = TrainingConfig(request.job, request.batch, request.budget.limits.config)
+    traces_of(training)  # imports what is needed
     import_seconds = perf_counter() - request.start
-    return AdviceResult(advise_on(recipe, request.budget, traces_of, on_progress), import_seconds)
+    return AdviceResult(advise_on(training, request.budget, traces_of, on_progress), import_seconds)

@@ -19,9 +19,9 @@ from planner.jobs import Job, Mode, check_count, reset_options
 from planner.planning import (
     BatchCurve,
     CaptureMode,
+    DisplayLimits,
     Estimate,
     Explanation,
-    Shown,
     estimate_batch,
     explain as explain_run,
     take_curve,
@@ -44,7 +44,7 @@ class ExplainResult(Result):
     explanation: Explanation
     trace: Trace  # that is explained
     difference: Difference | None  # to a recording, where one was given
-    shown: Shown
+    limits: DisplayLimits
     import_seconds: float
 
     def draw(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class ExplainResult(Result):
         from planner.report import save_page, summary_of
 
         summary = summary_of(self.estimate, self.explanation)
-        save_page(summary, self.explanation, self.trace, self.shown, curve, path)
+        save_page(summary, self.explanation, self.trace, self.limits, curve, path)
 
 
 def explain(
@@ -83,8 +83,8 @@ def explain(
     levels of modules, by default to as many as are readable. Raises the errors of `planner.errors`; that the
     batch does not fit is a result.
     """
-    default = Shown()
-    shown = Shown(
+    default = DisplayLimits()
+    display_limits = DisplayLimits(
         default.top if top is None else check_count("--top", top, MOST_SHOWN),
         None if depth is None else check_count("--depth", depth, MOST_SHOWN),
     )
@@ -107,7 +107,7 @@ def explain(
         on_progress("aligning trace and recording")
         difference = compare_with_recording(traces(size), recording)
     estimate = replace(estimate, seconds=replace(estimate.seconds, replay=perf_counter() - traced))
-    result = ExplainResult(estimate, explanation, trace, difference, shown, opened - request.start)
+    result = ExplainResult(estimate, explanation, trace, difference, display_limits, opened - request.start)
     request.save_trace(result, size)
     return result
 

@@ -17,9 +17,9 @@ from planner.jobs import Job, allowed_sources, load_catalogue
 from planner.planning import CaptureMode, open_traces
 from planner.planning.process import (
     TRACED_STEPS,
-    Account,
     Process,
     ProcessFile,
+    ProcessLog,
     find_process_file,
     read_process,
     run_process,
@@ -50,7 +50,7 @@ class ProcessResult(Result):
     """The readings of a process; `str` gives the text report."""
 
     process: Process
-    account: Account
+    log: ProcessLog
     framework: str
     assumptions: tuple[str, ...]
     unknown_ops: tuple[str, ...]
@@ -60,7 +60,7 @@ class ProcessResult(Result):
     @property
     def ran_to_its_end(self) -> bool:
         """Return whether all requests could be served."""
-        return self.account.failure is None
+        return self.log.failure is None
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
@@ -74,14 +74,14 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
     config = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))
     tracing = _Tracing(budget.device, options.get("on_progress") or ignore_progress)
     start = perf_counter()
-    account = run_process(file.process, tracing.trace, replace(budget.limits, config=config))
+    log = run_process(file.process, tracing.trace, replace(budget.limits, config=config))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
     return ProcessResult(
         process=file.process,
-        account=account,
+        log=log,
         framework="torch",
         assumptions=(
-            *_assumptions(budget, file.torch, config, alloc_conf, account.retries),
+            *_assumptions(budget, file.torch, config, alloc_conf, log.retries),
             *tracing.assumptions(),
         ),
         unknown_ops=tracing.unknown_ops(),
@@ -102,10 +102,10 @@ def measure_process(source: Source = VARIABLE) -> ProcessResult:
 
     tf = load_tensorflow()
     loaded = perf_counter()
-    account = Account(measure(process, tf), retries=0, failure=None)
+    log = ProcessLog(measure(process, tf), retries=0, failure=None)
     return ProcessResult(
         process=process,
-        account=account,
+        log=log,
         framework="tensorflow",
         assumptions=(
             f"measured with TensorFlow {tf.__version__}, memory growth enabled; nothing is simulated",

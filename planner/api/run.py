@@ -11,7 +11,7 @@ from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
 from planner.errors import UnsavedError, UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device
 from planner.jobs import check_count
-from planner.planning import Shown
+from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun, explain_run, find_largest_batch
 from planner.program import OnProgress, Outcome, ignore_progress
 from planner.report import Result
@@ -46,7 +46,7 @@ class RunResult(Result):
             from planner.report import run_summary, save_page
 
             summary, explained = run_summary(self.explained), self.explained
-            save_page(summary, explained.explanation, explained.trace, Shown(), None, path)
+            save_page(summary, explained.explanation, explained.trace, DisplayLimits(), None, path)
 
 
 @dataclass(frozen=True, slots=True)

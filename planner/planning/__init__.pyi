@@ -1,10 +1,10 @@
-from .advice import Advice as Advice, Trial as Trial, advise as advise
+from .advice import Advice as Advice, Attempt as Attempt, advise as advise
 from .attribution import (
-    Explanation as Explanation, LiveBlock as LiveBlock, ModuleShare as ModuleShare, Moment as Moment,
-    Shown as Shown, explain as explain, fold as fold,
+    DisplayLimits as DisplayLimits, Explanation as Explanation, LiveBlock as LiveBlock,
+    ModuleShare as ModuleShare, PeakLocation as PeakLocation, explain as explain, fold as fold,
 )
 from .batch_curve import BatchCurve as BatchCurve, DeviceCurve as DeviceCurve, take_curve as take_curve
-from .changes import Change as Change, Recipe as Recipe
+from .changes import Change as Change, TrainingConfig as TrainingConfig
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,
     with_last_batch as with_last_batch,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from planner.allocator import MemoryLimits, replay_trace
 from planner.errors import ModelError, UsageError
 from planner.hardware import Budget
-from planner.planning.changes import Change, Recipe, apply_all, changes_for
+from planner.planning.changes import Change, TrainingConfig, apply_all, changes_for
 from planner.planning.epoch import with_last_batch
 from planner.planning.estimate import Estimate, estimate_batch, unlimited
 from planner.program import OnProgress, Outcome, Trace, TraceSource, ignore_progress
@@ -26,14 +26,14 @@ ENOUGH = 8  # sets that fit, after which no more are looked for
 HOPEFUL_SHARE = 0.7
 RESOLUTION_BYTES = 2**20
 
-Open = Callable[[Recipe], TraceSource]  # the tracer of a changed job
+TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a changed job
 
 
-class Trial(Struct, frozen=True):
+class Attempt(Struct, frozen=True):
     """The result of a set of changes."""
 
     changes: tuple[Change, ...]
-    recipe: Recipe
+    training: TrainingConfig
     estimate: Estimate
     needed_bytes: int  # the least that the allocator needs for it, to 1 MiB
 
@@ -51,43 +51,46 @@ class Trial(Struct, frozen=True):
 class Advice(Struct, frozen=True):
     """The smallest sets of changes that make a batch fit."""
 
-    unchanged: Trial
-    sets: tuple[Trial, ...]  # minimal sets that fit, the best first; empty where nothing helps
-    singles: tuple[Trial, ...]  # every change by itself, whether it is enough or not, the mildest first
+    unchanged: Attempt
+    sets: tuple[Attempt, ...]  # minimal sets that fit, the best first; empty where nothing helps
+    singles: tuple[Attempt, ...]  # every change by itself, whether it is enough or not, the mildest first
     failed: tuple[tuple[str, str], ...]  # changes that the model does not go along with, and why
     available_bytes: int | None  # what the allocator may take; None: any amount
     seconds: float
 
 
 def advise(
-    recipe: Recipe, budget: Budget, open_tracer: Open, on_progress: OnProgress = ignore_progress
+    training: TrainingConfig,
+    budget: Budget,
+    open_tracer: TracerFactory,
+    on_progress: OnProgress = ignore_progress,
 ) -> Advice:
     """Try changes by themselves, then in pairs and triples, until enough sets fit."""
     start = perf_counter()
     failed: dict[str, str] = {}
 
-    def attempt(changes: tuple[Change, ...]) -> Trial | None:
+    def try_changes(changes: tuple[Change, ...]) -> Attempt | None:
         on_progress("trying " + (" ".join(change.name for change in changes) or "the recipe as it is"))
         try:
-            return _try(recipe, changes, budget, open_tracer)
+            return _try(training, changes, budget, open_tracer)
         except (ModelError, UsageError) as error:
             if not changes:
                 raise
             failed[" ".join(change.name for change in changes)] = str(error)
             return None
 
-    unchanged = attempt(())
+    unchanged = try_changes(())
     assert unchanged is not None
     budget = unchanged.estimate.budget  # with the margins of the recipe as it is
-    singles: list[Trial] = []
-    for change in changes_for(recipe, budget.device.capability):
+    singles: list[Attempt] = []
+    for change in changes_for(training, budget.device.capability):
         if not _is_too_much(change, unchanged, singles):
-            trial = attempt((change,))
-            singles += [] if trial is None else [trial]
-    sets = [] if unchanged.fits else _minimal_sets(unchanged, singles, budget, attempt)
+            attempt = try_changes((change,))
+            singles += [] if attempt is None else [attempt]
+    sets = [] if unchanged.fits else _minimal_sets(unchanged, singles, budget, try_changes)
     return Advice(
         unchanged,
-        tuple(sorted(sets, key=lambda trial: trial.cost)),
+        tuple(sorted(sets, key=lambda attempt: attempt.cost)),
         tuple(singles),
         tuple(failed.items()),
         budget.limits.allocator_limit_bytes,
@@ -95,30 +98,30 @@ def advise(
     )
 
 
-def _is_too_much(change: Change, unchanged: Trial, singles: Sequence[Trial]) -> bool:
+def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
     """Return whether a smaller degree of the same change, such as 2 micro-batches for 4, is enough."""
-    enough = [trial for trial in singles if trial.fits and trial.changes[0].group == change.group]
+    enough = [attempt for attempt in singles if attempt.fits and attempt.changes[0].group == change.group]
     return bool(enough) and (not unchanged.fits or change.group == "accumulation")
 
 
 def _minimal_sets(
-    unchanged: Trial,
-    singles: Sequence[Trial],
+    unchanged: Attempt,
+    singles: Sequence[Attempt],
     budget: Budget,
-    attempt: Callable[[tuple[Change, ...]], Trial | None],
-) -> list[Trial]:
-    fitting = [trial for trial in singles if trial.fits]
-    saved = {trial.changes[0]: unchanged.needed_bytes - trial.needed_bytes for trial in singles}
+    try_changes: Callable[[tuple[Change, ...]], Attempt | None],
+) -> list[Attempt]:
+    fitting = [attempt for attempt in singles if attempt.fits]
+    saved = {attempt.changes[0]: unchanged.needed_bytes - attempt.needed_bytes for attempt in singles}
     missing = unchanged.needed_bytes - (budget.limits.allocator_limit_bytes or unchanged.needed_bytes)
     useful = tuple(change for change, size in saved.items() if size > 0)
     for size in range(2, LARGEST_SET + 1):
         for changes in _hopeful(useful, size, saved, missing):
             if len(fitting) >= ENOUGH:
                 return fitting
-            if not any(set(trial.changes) <= set(changes) for trial in fitting):
-                trial = attempt(changes)
-                if trial is not None and trial.fits:
-                    fitting.append(trial)
+            if not any(set(attempt.changes) <= set(changes) for attempt in fitting):
+                attempt = try_changes(changes)
+                if attempt is not None and attempt.fits:
+                    fitting.append(attempt)
     return fitting
 
 
@@ -132,12 +135,14 @@ def _hopeful(
             yield chosen
 
 
-def _try(recipe: Recipe, changes: tuple[Change, ...], budget: Budget, open_tracer: Open) -> Trial:
-    changed = apply_all(recipe, changes)
+def _try(
+    training: TrainingConfig, changes: tuple[Change, ...], budget: Budget, open_tracer: TracerFactory
+) -> Attempt:
+    changed = apply_all(training, changes)
     trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
     limits = replace(budget.limits, config=changed.config)
     estimate = estimate_batch(changed.job, trace, replace(budget, limits=limits))
-    return Trial(changes, changed, estimate, _needed(trace, limits, estimate.run.peak_reserved_bytes))
+    return Attempt(changes, changed, estimate, _needed(trace, limits, estimate.run.peak_reserved_bytes))
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:

@@ -26,14 +26,14 @@ from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Ten
 MOST_GAPS = 10  # listed; there may be thousands
 
 
-class Shown(Struct, frozen=True):
+class DisplayLimits(Struct, frozen=True):
     """Limits of the parts of an explanation that are shown."""
 
     top: int = 10  # tensors, differences
     depth: int | None = None  # levels of modules; None: as many as are readable
 
 
-class Moment(Struct, frozen=True):
+class PeakLocation(Struct, frozen=True):
     """The event that reaches a level, and the operator that requested memory there."""
 
     event: int  # index into the trace's events
@@ -77,7 +77,7 @@ class Gap(Struct, frozen=True):
 class Fragmentation(Struct, frozen=True):
     """The memory that was reserved and not allocated when the reserved memory first reached its peak."""
 
-    moment: Moment
+    location: PeakLocation
     reserved_bytes: int  # allocated + gaps + free segments
     allocated_bytes: int
     gap_bytes: int  # free pieces of segments that are partly in use: they stay with the process
@@ -99,7 +99,7 @@ class Explanation(Struct, frozen=True):
     """The memory of one run by category, module, tensor, phase and step."""
 
     run: Replay
-    peak: Moment
+    peak: PeakLocation
     at_peak: Mapping[Category, int]  # adds up to the allocated peak
     modules: ModuleShare  # likewise
     blocks: tuple[LiveBlock, ...]  # likewise; by falling size
@@ -139,7 +139,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
     )
 
 
-def moment_of(trace: Trace, event: int) -> Moment:
+def moment_of(trace: Trace, event: int) -> PeakLocation:
     """Return the place in the loop of an event."""
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
@@ -147,9 +147,9 @@ def moment_of(trace: Trace, event: int) -> Moment:
             mark = entry
     alloc = trace.events[event]
     if not isinstance(alloc, Alloc):
-        return Moment(event, mark.step, mark.phase, "", "")
+        return PeakLocation(event, mark.step, mark.phase, "", "")
     site = trace.sites[alloc.site]
-    return Moment(event, mark.step, mark.phase, site.module, site.op)
+    return PeakLocation(event, mark.step, mark.phase, site.module, site.op)
 
 
 def _inspect(
@@ -198,7 +198,7 @@ def _live_blocks(trace: Trace, live: Mapping[int, tuple[Alloc, PhaseStart, Block
     )
 
 
-def _fragmentation(moment: Moment, allocator: CachingAllocator, rounding_bytes: int) -> Fragmentation:
+def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding_bytes: int) -> Fragmentation:
     segments = allocator.snapshot()
     used = [segment for segment in segments if any(block.in_use for block in segment.blocks)]
     gaps = [
@@ -209,7 +209,7 @@ def _fragmentation(moment: Moment, allocator: CachingAllocator, rounding_bytes: 
     ]
     gaps.sort(key=lambda gap: (-gap.size_bytes, gap.segment_bytes))
     return Fragmentation(
-        moment,
+        location,
         reserved_bytes=allocator.reserved_bytes,
         allocated_bytes=allocator.allocated_bytes,
         gap_bytes=sum(gap.size_bytes for gap in gaps),

@@ -22,7 +22,7 @@ from planner.jobs import (
 ACCUMULATIONS = (2, 4, 8, 16, 32, 64)
 
 
-class Recipe(Struct, frozen=True):
+class TrainingConfig(Struct, frozen=True):
     """A job at one batch size under one configuration of the allocator."""
 
     job: Job
@@ -37,22 +37,22 @@ class Change(Struct, frozen=True):
     cost: str  # what it costs in time, numbers or comfort
     rank: int  # 0 costs nothing; the more, the more it changes about the training
     group: str  # of several changes of one group at most one is made
-    apply: Callable[[Recipe], Recipe]
+    apply: Callable[[TrainingConfig], TrainingConfig]
 
 
-def changes_for(recipe: Recipe, capability: tuple[int, int]) -> tuple[Change, ...]:
+def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
     """Return all changes that make sense on a GPU of this compute capability, the mildest first."""
-    changes = [*_of_allocator(recipe), *_of_numbers(recipe.job, capability)]
-    if recipe.job.mode is Mode.TRAIN:
-        changes += [*_of_gradients(recipe.job), *_of_optimizer(recipe.job), *_of_work(recipe)]
+    changes = [*_of_allocator(training), *_of_numbers(training.job, capability)]
+    if training.job.mode is Mode.TRAIN:
+        changes += [*_of_gradients(training.job), *_of_optimizer(training.job), *_of_work(training)]
     return tuple(sorted(changes, key=lambda change: change.rank))
 
 
-def apply_all(recipe: Recipe, changes: tuple[Change, ...]) -> Recipe:
+def apply_all(training: TrainingConfig, changes: tuple[Change, ...]) -> TrainingConfig:
     """Return the recipe with these changes made, in their order."""
     for change in changes:
-        recipe = change.apply(recipe)
-    return recipe
+        training = change.apply(training)
+    return training
 
 
 def _change(
@@ -67,16 +67,18 @@ def _change(
 ) -> Change:
     """Return a change of the batch size, the allocator's configuration, or fields of the job."""
 
-    def apply(recipe: Recipe) -> Recipe:
-        return Recipe(replace(recipe.job, **fields), batch or recipe.batch, config or recipe.config)
+    def apply(training: TrainingConfig) -> TrainingConfig:
+        return TrainingConfig(
+            replace(training.job, **fields), batch or training.batch, config or training.config
+        )
 
     return Change(name, cost, rank, group, apply)
 
 
-def _of_allocator(recipe: Recipe) -> Iterator[Change]:
-    if not recipe.config.expandable_segments:
+def _of_allocator(training: TrainingConfig) -> Iterator[Change]:
+    if not training.config.expandable_segments:
         cost = "nothing in numbers or time; Linux only, set PYTORCH_ALLOC_CONF before the process starts"
-        config = replace(recipe.config, expandable_segments=True)
+        config = replace(training.config, expandable_segments=True)
         yield _change("--alloc-conf expandable_segments:True", cost, 0, "allocator", config=config)
 
 
@@ -129,13 +131,13 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
         yield _change("--optimizer adafactor", cost, 5, "optimizer", **fields)
 
 
-def _of_work(recipe: Recipe) -> Iterator[Change]:
-    if recipe.job.checkpoint is Checkpoint.NONE:
+def _of_work(training: TrainingConfig) -> Iterator[Change]:
+    if training.job.checkpoint is Checkpoint.NONE:
         cost = "each block's forward pass runs twice: about a third more time in training"
         yield _change("--checkpoint blocks", cost, 3, "checkpoint", checkpoint=Checkpoint.BLOCKS)
     for parts in ACCUMULATIONS:
-        if recipe.batch % parts == 0 and recipe.batch > parts:
-            micro, total = recipe.batch // parts, parts * recipe.job.accumulate
+        if training.batch % parts == 0 and training.batch > parts:
+            micro, total = training.batch // parts, parts * training.job.accumulate
             cost = f"batch norm, if any, sees {micro} samples at a time; small kernels may leave the GPU idle"
             name = f"--accumulate {total} --batch {micro}"
             yield _change(name, cost, 4, "accumulation", batch=micro, accumulate=total)

@@ -11,7 +11,7 @@ from planner.report.units import mib
 
 if TYPE_CHECKING:  # no other report needs them
     from planner.allocator import Failure
-    from planner.planning import Moment, StepLimit
+    from planner.planning import PeakLocation, StepLimit
 
 _MAX_SITES = 3  # of growing memory that a sentence names
 _PHASES = {
@@ -84,12 +84,12 @@ def _value(value: object) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else str(value)
 
 
-def place_text(place: "Failure | Moment") -> str:
+def place_text(place: "Failure | PeakLocation") -> str:
     """Return when something happens in the loop, and who requests memory there."""
     return ", ".join(_place(place))
 
 
-def _place(place: "Failure | Moment") -> Iterator[str]:
+def _place(place: "Failure | PeakLocation") -> Iterator[str]:
     if place.phase is Phase.SETUP:
         yield "moving the model to the GPU"
     else:

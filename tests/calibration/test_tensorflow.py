@@ -19,9 +19,9 @@ from planner.planning.process.model import (
     Delete,
     EmptyCache,
     Heading,
+    MemoryReading,
     Print,
     Process,
-    Reading,
     ResetPeak,
 )
 
@@ -87,9 +87,9 @@ def test_a_variable_is_measured_as_the_notebook_does() -> None:
         Print("Delete"),
     )
     assert measure(process, tf) == (
-        Reading("Tensor variable", "Initial", 100, None, 100),
-        Reading("Tensor variable", "Define", 4220, None, 4220),
-        Reading("Tensor variable", "Delete", 124, None, 4220),
+        MemoryReading("Tensor variable", "Initial", 100, None, 100),
+        MemoryReading("Tensor variable", "Define", 4220, None, 4220),
+        MemoryReading("Tensor variable", "Delete", 124, None, 4220),
     )
     assert (tf.growing, tf.places) == (["the GPU"], ["GPU:0", "GPU:0"])
 

@@ -10,7 +10,7 @@ import pytest
 from planner.api.replay import ProcessResult, replay_process
 from planner.cli import run
 from planner.planning.estimators.published import Figure, load_measured
-from planner.planning.process.model import Reading
+from planner.planning.process.model import MemoryReading
 
 MIB = 2**20
 TITLE = "GPU memory usage for deep learning image processing (a notebook in Japanese)"
@@ -51,22 +51,22 @@ def result() -> ProcessResult:
 
 
 @pytest.fixture(scope="module")
-def readings(result: ProcessResult) -> dict[Key, Reading]:
+def readings(result: ProcessResult) -> dict[Key, MemoryReading]:
     """Return the printed figures, by model and point."""
     keys = [(model, point) for model, points in POINTS.items() for point in points]
-    printed = result.account.readings
+    printed = result.log.readings
     assert [SECTIONS[reading.section] for reading in printed] == [model for model, _ in keys]
     return dict(zip(keys, printed, strict=True))
 
 
-def test_every_line_of_the_notebook_is_replayed(readings: dict[Key, Reading]) -> None:
+def test_every_line_of_the_notebook_is_replayed(readings: dict[Key, MemoryReading]) -> None:
     """Each line that the notebook's text still has is among ours, and ours has those that it lost."""
     for kind in ("allocated", "reserved", "peak_allocated"):
         assert set(measured(kind)) == set(readings) - LOST
 
 
 @pytest.mark.parametrize("key", measured("peak_allocated"), ids=" ".join)
-def test_max_allocated(key: Key, readings: dict[Key, Reading]) -> None:
+def test_max_allocated(key: Key, readings: dict[Key, MemoryReading]) -> None:
     """Within 1 % of the measured line; VGG16-BN, whose peak lies in a convolution, within 4 %."""
     bar = 0.04 if key[0] == "vgg16_bn" else 0.01
     real = float(measured("peak_allocated")[key].quantity.printed)
@@ -74,14 +74,14 @@ def test_max_allocated(key: Key, readings: dict[Key, Reading]) -> None:
 
 
 @pytest.mark.parametrize("key", measured("allocated"), ids=" ".join)
-def test_allocated(key: Key, readings: dict[Key, Reading]) -> None:
+def test_allocated(key: Key, readings: dict[Key, MemoryReading]) -> None:
     """Within 2 % of the measured line, at the end of training and everywhere else."""
     real = float(measured("allocated")[key].quantity.printed)
     assert readings[key].allocated_bytes / MIB == pytest.approx(real, rel=0.02)
 
 
 @pytest.mark.parametrize("model", ["tensor_1gib", "cnn"])
-def test_the_variable_and_the_cnn_are_exact(model: str, readings: dict[Key, Reading]) -> None:
+def test_the_variable_and_the_cnn_are_exact(model: str, readings: dict[Key, MemoryReading]) -> None:
     """All lines of these two come out to the last digit, reserved memory included."""
     for point in POINTS[model]:
         reading = readings[model, point]

@@ -12,15 +12,15 @@ from planner.errors import ModelError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.device import Device, SourcedBytes
 from planner.jobs import Checkpoint, Job, Mode, Optimizer, OptimizerImpl, Precision, TensorSpec, ZeroGrad
-from planner.planning.advice import Advice, Open, advise
-from planner.planning.changes import Recipe, apply_all, changes_for
+from planner.planning.advice import Advice, TracerFactory, advise
+from planner.planning.changes import TrainingConfig, apply_all, changes_for
 from planner.program.events import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
 from planner.report.commands.advise import advice_document, advice_to_json
 from planner.report.plain import render_plain
 from tests.helpers.structs import replace
 
 JOB = Job("toy", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"), optimizer=Optimizer.ADAMW)
-RECIPE = Recipe(JOB, 8, AllocatorConfig())
+RECIPE = TrainingConfig(JOB, 8, AllocatorConfig())
 AMPERE = (8, 6)
 
 
@@ -31,25 +31,25 @@ def card(capacity_mib: int) -> Budget:
     return make_budget(device, 0.5, AllocatorConfig())
 
 
-def needs(recipe: Recipe) -> int:
+def needs(training: TrainingConfig) -> int:
     """MiB of the toy: 40 of optimizer state or none, and 20 a sample, halved by bf16 and by checkpoints."""
-    state = 0 if recipe.job.optimizer is Optimizer.ADAFACTOR else 40
+    state = 0 if training.job.optimizer is Optimizer.ADAFACTOR else 40
     sample = 20
-    sample //= 2 if recipe.job.precision is not Precision.FP32 else 1
-    sample //= 2 if recipe.job.checkpoint is Checkpoint.BLOCKS else 1
-    return state + sample * recipe.batch
+    sample //= 2 if training.job.precision is not Precision.FP32 else 1
+    sample //= 2 if training.job.checkpoint is Checkpoint.BLOCKS else 1
+    return state + sample * training.batch
 
 
-def toy(recipe: Recipe) -> Iterator[Event]:
+def toy(training: TrainingConfig) -> Iterator[Event]:
     """One block of what the toy needs."""
     yield PhaseStart(1, Phase.FORWARD)
-    yield Alloc(0, needs(recipe) * MIB, Category.ACTIVATION, 0)
+    yield Alloc(0, needs(training) * MIB, Category.ACTIVATION, 0)
     yield PhaseStart(1, Phase.END)
 
 
-def tracer_of(recipe: Recipe) -> Open:
+def tracer_of(training: TrainingConfig) -> TracerFactory:
     """A tracer, as `advise` opens one."""
-    return lambda batch: Trace(tuple(toy(replace(recipe, batch=batch))), (Site("", "relu"),), batch)  # type: ignore[return-value]
+    return lambda batch: Trace(tuple(toy(replace(training, batch=batch))), (Site("", "relu"),), batch)  # type: ignore[return-value]
 
 
 def advised(capacity_mib: int) -> Advice:
@@ -57,7 +57,7 @@ def advised(capacity_mib: int) -> Advice:
 
 
 def names(advice: Advice) -> list[tuple[str, ...]]:
-    return [tuple(change.name for change in trial.changes) for trial in advice.sets]
+    return [tuple(change.name for change in attempt.changes) for attempt in advice.sets]
 
 
 def test_what_fits_needs_no_change() -> None:
@@ -66,7 +66,7 @@ def test_what_fits_needs_no_change() -> None:
     assert advice.unchanged.fits
     assert advice.unchanged.needed_bytes == 200 * MIB
     assert advice.sets == ()
-    saved = {trial.changes[0].name: 200 - trial.needed_bytes // MIB for trial in advice.singles}
+    saved = {attempt.changes[0].name: 200 - attempt.needed_bytes // MIB for attempt in advice.singles}
     assert saved == {
         "--alloc-conf expandable_segments:True": 0,
         "--optimizer-impl fused": 0,
@@ -115,16 +115,16 @@ def test_pairs_are_minimal_and_fit() -> None:
         ("--precision amp-bf16", "--optimizer adafactor"),
         ("--checkpoint blocks", "--optimizer adafactor"),
     }
-    assert all(needs(trial.recipe) * MIB == trial.needed_bytes <= 82 * MIB for trial in advice.sets)
+    assert all(needs(attempt.training) * MIB == attempt.needed_bytes <= 82 * MIB for attempt in advice.sets)
     made = [set(some) for some in names(advice)]
     assert not any(one < other for one in made for other in made)
-    groups = [[change.group for change in trial.changes] for trial in advice.sets]
+    groups = [[change.group for change in attempt.changes] for attempt in advice.sets]
     assert all(len(set(some)) == len(some) for some in groups)
 
 
 def test_sets_are_sorted_by_size_then_mildness() -> None:
     """Small sets come before large ones, and among sets of one size the mild ones."""
-    costs = [trial.cost for trial in advised(82).sets]
+    costs = [attempt.cost for attempt in advised(82).sets]
     assert costs == sorted(costs)
 
 
@@ -138,10 +138,10 @@ def test_nothing_helps() -> None:
 def test_change_that_the_model_refuses() -> None:
     """A change that cannot be traced is listed with its reason and enters no set."""
 
-    def refuse_checkpoints(recipe: Recipe) -> Open:
-        if recipe.job.checkpoint is Checkpoint.BLOCKS:
+    def refuse_checkpoints(training: TrainingConfig) -> TracerFactory:
+        if training.job.checkpoint is Checkpoint.BLOCKS:
             raise ModelError("toy: no repeated blocks were found")
-        return tracer_of(recipe)
+        return tracer_of(training)
 
     advice = advise(RECIPE, card(130), refuse_checkpoints)  # type: ignore[arg-type]
     assert ("--checkpoint blocks", "toy: no repeated blocks were found") in advice.failed
@@ -149,9 +149,9 @@ def test_change_that_the_model_refuses() -> None:
 
 
 def test_unchanged_recipe_that_cannot_be_traced() -> None:
-    """A failure of the recipe itself is the error."""
+    """A failure of the training itself is the error."""
 
-    def refuse(recipe: Recipe) -> Open:
+    def refuse(training: TrainingConfig) -> TracerFactory:
         raise ModelError("toy: fails")
 
     with pytest.raises(ModelError, match="toy: fails"):
@@ -187,15 +187,15 @@ def test_only_changes_that_make_sense(job: Job, capability: tuple[int, int], off
 
 
 def test_changes_change_the_recipe() -> None:
-    """Every change makes another recipe, and changes of different groups can be made in any order."""
+    """Every change makes another training, and changes of different groups can be made in any order."""
     changes = changes_for(
-        recipe := replace(RECIPE, job=replace(JOB, zero_grad=ZeroGrad.BEFORE_BACKWARD)), AMPERE
+        training := replace(RECIPE, job=replace(JOB, zero_grad=ZeroGrad.BEFORE_BACKWARD)), AMPERE
     )
     for change in changes:
-        assert change.apply(recipe) != recipe
+        assert change.apply(training) != training
     for one, other in combinations(changes, 2):
         if one.group != other.group:
-            assert apply_all(recipe, (one, other)) == apply_all(recipe, (other, one))
+            assert apply_all(training, (one, other)) == apply_all(training, (other, one))
 
 
 def test_json_says_what_the_text_says() -> None:
@@ -214,7 +214,7 @@ def test_vit_at_512_on_24_gb() -> None:
     """For ViT-B/16 at batch 512 on a 24 GB card three sets and more fit when planned again."""
     result = advise_model("vit_b_16", 512, gpu="RTX 4090")
     assert len(result.advice.sets) >= 3
-    for trial in result.advice.sets[:3]:
-        conf = "expandable_segments:True" if trial.recipe.config.expandable_segments else None
-        again = estimate_model(trial.recipe.job, trial.recipe.batch, gpu="RTX 4090", alloc_conf=conf)
+    for attempt in result.advice.sets[:3]:
+        conf = "expandable_segments:True" if attempt.training.config.expandable_segments else None
+        again = estimate_model(attempt.training.job, attempt.training.batch, gpu="RTX 4090", alloc_conf=conf)
         assert again.fits != "no"

@@ -16,7 +16,7 @@ from planner.planning.attribution import (
     Gap,
     LiveBlock,
     ModuleShare,
-    Moment,
+    PeakLocation,
     StepPeak,
     explain,
     fold,
@@ -68,7 +68,7 @@ def timeline_of(trace: Trace, batch: int, limits: MemoryLimits) -> Timeline:
 def test_the_peak_of_a_literal_trace() -> None:
     """The peak, its moment, categories, blocks and modules of a trace of six blocks."""
     explanation = explained()
-    assert explanation.peak == Moment(8, 1, Phase.BACKWARD, "head", "to")
+    assert explanation.peak == PeakLocation(8, 1, Phase.BACKWARD, "head", "to")
     assert explanation.run.peak_allocated_bytes == 100 * MIB
     assert explanation.at_peak == {
         **NOTHING,
@@ -121,7 +121,7 @@ def test_gaps_of_a_literal_trace() -> None:
     )
     explanation = explained(Trace(events, SITES, 8)).fragmentation
     assert explanation == Fragmentation(
-        Moment(7, 1, Phase.FORWARD, "body.0.conv", "aten.convolution.default"),
+        PeakLocation(7, 1, Phase.FORWARD, "body.0.conv", "aten.convolution.default"),
         reserved_bytes=74 * MIB,
         allocated_bytes=45 * MIB,
         gap_bytes=15 * MIB,

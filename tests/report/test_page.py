@@ -20,7 +20,7 @@ from planner.hardware.database import load_devices
 from planner.hardware.device import generic_device, unlimited_device
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
-from planner.planning.attribution import Shown, explain
+from planner.planning.attribution import DisplayLimits, explain
 from planner.planning.batch_curve import BatchCurve, CurvePoint, SampleDensity, curve_sizes, take_curve
 from planner.planning.estimate import unlimited
 from planner.planning.max_batch import estimate_batch
@@ -203,7 +203,7 @@ def page_of(
     trace = trace or TOY.instantiate(batch)
     explanation = explain(trace, limits)
     summary = summary_of(estimate_batch(JOB, trace, NOBODY), explanation)
-    return page_html(summary, explanation, trace, Shown(), curve)
+    return page_html(summary, explanation, trace, DisplayLimits(), curve)
 
 
 @settings(UNTIMED, max_examples=25)

@@ -55,7 +55,7 @@ from planner.planning.process.model import (
     Step,
     Summary,
     Train,
-    find_flaw,
+    find_invalid_step,
 )
 from planner.program import parse_workspace_config
 
@@ -108,7 +108,7 @@ def read_process(
     models = {name: (_with_cublas(model, config), batch) for name, (model, batch) in models.items()}
     entries = values["steps"].items()
     process = tuple(_read_step(entry, models) for entry in entries)
-    flaw = find_flaw(process)
+    flaw = find_invalid_step(process)
     if flaw is not None:
         raise entries[flaw.index].broken(flaw.what)
     return ProcessFile(process, _version(values["torch"]) if "torch" in values else "")

@@ -89,7 +89,7 @@ Step = Heading | Print | Define | Delete | EmptyCache | ResetPeak | Place | Summ
 Process = tuple[Step, ...]
 
 
-class Reading(Struct, frozen=True):
+class MemoryReading(Struct, frozen=True):
     """The counters of a framework's allocator at one point of a process."""
 
     section: str  # the last heading; "" before the first
@@ -108,15 +108,15 @@ class OutOfMemory(Struct, frozen=True):
     requested_bytes: int
 
 
-class Account(Struct, frozen=True):
+class ProcessLog(Struct, frozen=True):
     """The readings of a process, and how it ended."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[MemoryReading, ...]
     retries: int  # times that cached segments were released to serve a request
     failure: OutOfMemory | None  # None: it ran to its end
 
 
-class Flaw(Struct, frozen=True):
+class InvalidStep(Struct, frozen=True):
     """The first step of a process that makes no sense."""
 
     index: int
@@ -138,12 +138,12 @@ def size_bytes(tensor: TensorSpec) -> int:
     return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
-def find_flaw(process: Process) -> Flaw | None:
+def find_invalid_step(process: Process) -> InvalidStep | None:
     """Return the first step that no program could take there, or that cannot be replayed; None: all can."""
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):
-            return Flaw(index, what)
+            return InvalidStep(index, what)
     return None
 
 

@@ -14,23 +14,23 @@ from planner.allocator import UNLIMITED, Block, CachingAllocator, MemoryLimits, 
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, ZeroGrad
 from planner.planning.process.model import (
-    Account,
     Define,
     Delete,
     EmptyCache,
     Heading,
     Leave,
+    MemoryReading,
     Model,
     OutOfMemory,
     Place,
     Print,
     Process,
-    Reading,
+    ProcessLog,
     ResetPeak,
     Step,
     Summary,
     Train,
-    find_flaw,
+    find_invalid_step,
     size_bytes,
 )
 from planner.program import Category, Dealloc, Malloc, Phase, Retain, StepSequence, Trace, split_steps
@@ -44,13 +44,13 @@ MOST_UNSETTLED_STEPS = 100
 _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: Phase.BACKWARD}
 
 
-def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> Account:
+def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> ProcessLog:
     """Return the output of a process, up to its end or to the request that cannot be served.
 
-    Raises ValueError for a process in which `find_flaw` finds one, ModelError for a long loop that does not
-    settle, and what the tracer raises.
+    Raises ValueError for a process in which `find_invalid_step` finds one, ModelError for a long loop that
+    does not settle, and what the tracer raises.
     """
-    flaw = find_flaw(process)
+    flaw = find_invalid_step(process)
     if flaw is not None:
         raise ValueError(f"step {flaw.index}: {flaw.what}")
     machine = _Machine(tracer, limits)
@@ -61,7 +61,7 @@ def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLI
         except _NoRoomError as error:
             failure = OutOfMemory(index, machine.loop_step, machine.phase, error.requested_bytes)
             break
-    return Account(tuple(machine.readings), machine.allocator.retries, failure)
+    return ProcessLog(tuple(machine.readings), machine.allocator.retries, failure)
 
 
 class _NoRoomError(Exception):
@@ -95,7 +95,7 @@ class _Machine:
     """One process with its allocator."""
 
     def __init__(self, tracer: JobTracer, limits: MemoryLimits) -> None:
-        self.readings: list[Reading] = []
+        self.readings: list[MemoryReading] = []
         self.loop_step: int | None = None
         self.phase: Phase | None = None
         self._tracer = tracer
@@ -142,7 +142,7 @@ class _Machine:
     def _read(self, label: str) -> None:
         of = self.allocator
         figures = (of.allocated_bytes, of.reserved_bytes, of.peak_allocated_bytes)
-        self.readings.append(Reading(self._section, label, *figures))
+        self.readings.append(MemoryReading(self._section, label, *figures))
 
     def _delete(self, name: str) -> None:
         if name in self._tensors:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from planner.planning import Advice, Change, Trial
+from planner.planning import Advice, Attempt, Change
 from planner.program import Outcome
 from planner.report.budget import job_to_report
 from planner.report.commands.estimate import STYLES, estimate_to_json
@@ -17,10 +17,14 @@ def advice_document(advice: Advice, import_seconds: float) -> Document:
     """Return the report of `planner advise`."""
     unchanged = advice.unchanged
     failed = tuple(f"{name} is out of the question: {reason}" for name, reason in advice.failed)
-    is_split = any("accumulate" in change.name for trial in advice.sets for change in trial.changes)
+    is_split = any("accumulate" in change.name for attempt in advice.sets for change in attempt.changes)
     split = "--batch with --accumulate is that of one micro-batch; the optimizer still sees all."
     return Document.of(
-        [Headline((*_verdict(advice), job_entry(unchanged.recipe.job)), STYLES[unchanged.estimate.outcome])],
+        [
+            Headline(
+                (*_verdict(advice), job_entry(unchanged.training.job)), STYLES[unchanged.estimate.outcome]
+            )
+        ],
         [] if unchanged.fits else _sets(advice),
         [_single_changes(advice), *([Bullets("", failed)] if failed else [])],
         [Paragraph(split, "faint")] if is_split else [],
@@ -30,13 +34,15 @@ def advice_document(advice: Advice, import_seconds: float) -> Document:
 
 def _verdict(advice: Advice) -> list[str]:
     """Return the verdict on the batch as it is, with the missing memory."""
-    trial, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
-    if trial.fits:
-        how = ", though with allocator retries, which take time" if _retries(trial) else ""
-        return [f"Batch {trial.recipe.batch} fits {sure} as it is{how}; what each change would save is below"]
-    needed, has = mib(trial.needed_bytes, 0), mib(advice.available_bytes or 0, 0)
+    attempt, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
+    if attempt.fits:
+        how = ", though with allocator retries, which take time" if _retries(attempt) else ""
+        return [
+            f"Batch {attempt.training.batch} fits {sure} as it is{how}; what each change would save is below"
+        ]
+    needed, has = mib(attempt.needed_bytes, 0), mib(advice.available_bytes or 0, 0)
     return [
-        f"Batch {trial.recipe.batch} does not fit {sure}: the allocator needs {needed:,.0f} MiB and gets "
+        f"Batch {attempt.training.batch} does not fit {sure}: the allocator needs {needed:,.0f} MiB and gets "
         f"{has:,.0f} MiB",
         f"{needed - has:,.0f} MiB have to go",
     ]
@@ -49,11 +55,11 @@ def _sets(advice: Advice) -> list[Block]:
         return [Paragraph(none, "bad")]
     title = "Any one of these makes it fit, the mildest first; each was traced and replayed"
     rows: list[tuple[Cell | str, ...]] = []
-    for number, trial in enumerate(advice.sets, 1):
-        process = f"{mib_text(trial.estimate.process_bytes, 0)} MiB for the process"
-        remark = "releasing cached memory on the way" if _retries(trial) else ""
+    for number, attempt in enumerate(advice.sets, 1):
+        process = f"{mib_text(attempt.estimate.process_bytes, 0)} MiB for the process"
+        remark = "releasing cached memory on the way" if _retries(attempt) else ""
         rows.append((f"{number}.", Cell(process, "good"), remark))
-        rows += [("", change.name, Cell(change.cost, "faint")) for change in trial.changes]
+        rows += [("", change.name, Cell(change.cost, "faint")) for change in attempt.changes]
     columns = (Column(), Column(min_width=_NAME_WIDTH - 6), Column())
     return [Paragraph(title, "strong"), Table(columns, rows)]
 
@@ -68,48 +74,48 @@ def _single_changes(advice: Advice) -> Table:
     unchanged = advice.unchanged
     rows = [
         (
-            trial.changes[0].name,
-            mib_text(trial.needed_bytes, 0),
-            mib_text(unchanged.needed_bytes - trial.needed_bytes, 0),
-            Cell("fits" if trial.fits and not unchanged.fits else "", "good"),
+            attempt.changes[0].name,
+            mib_text(attempt.needed_bytes, 0),
+            mib_text(unchanged.needed_bytes - attempt.needed_bytes, 0),
+            Cell("fits" if attempt.fits and not unchanged.fits else "", "good"),
         )
-        for trial in advice.singles
+        for attempt in advice.singles
     ]
     return Table(columns, rows)
 
 
-def _retries(trial: Trial) -> bool:
-    return trial.estimate.outcome is Outcome.FITS_WITH_RETRIES
+def _retries(attempt: Attempt) -> bool:
+    return attempt.estimate.outcome is Outcome.FITS_WITH_RETRIES
 
 
 def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner advise`; `needed_mib` is the least that the allocator needs."""
     unchanged = advice.unchanged
 
-    def needed(trial: Trial) -> dict[str, Any]:
-        saved_bytes = unchanged.needed_bytes - trial.needed_bytes
-        return {**attributes(trial, "needed_mib"), "saved_mib": mib(saved_bytes)}
+    def needed(attempt: Attempt) -> dict[str, Any]:
+        saved_bytes = unchanged.needed_bytes - attempt.needed_bytes
+        return {**attributes(attempt, "needed_mib"), "saved_mib": mib(saved_bytes)}
 
     def in_words(change: Change) -> dict[str, str]:
         return {"option": change.name, "cost": change.cost}
 
     return {
-        **job_to_report(unchanged.recipe.job, unchanged.estimate.budget),
-        "batch": unchanged.recipe.batch,
+        **job_to_report(unchanged.training.job, unchanged.estimate.budget),
+        "batch": unchanged.training.batch,
         "fits": unchanged.estimate.outcome.value,
         **attributes(unchanged, "needed_mib"),
         **attributes(advice, "available_mib"),
         "sets": [
             {
-                "changes": [in_words(change) for change in trial.changes],
-                **needed(trial),
-                "estimate": estimate_to_json(trial.estimate, import_seconds),
+                "changes": [in_words(change) for change in attempt.changes],
+                **needed(attempt),
+                "estimate": estimate_to_json(attempt.estimate, import_seconds),
             }
-            for trial in advice.sets
+            for attempt in advice.sets
         ],
         "single_changes": [
-            {**in_words(trial.changes[0]), **needed(trial), "fits": trial.estimate.outcome.value}
-            for trial in advice.singles
+            {**in_words(attempt.changes[0]), **needed(attempt), "fits": attempt.estimate.outcome.value}
+            for attempt in advice.singles
         ],
         "failed": [{"option": name, "reason": reason} for name, reason in advice.failed],
         "seconds": {"import": round(import_seconds, 3), "try": round(advice.seconds, 3)},

@@ -5,14 +5,14 @@ from itertools import groupby
 from typing import Any
 
 from planner.hardware import MIB, Budget
-from planner.planning.process import Account, Define, Place, Process, Reading, Step, Summary, Train
+from planner.planning.process import Define, MemoryReading, Place, Process, ProcessLog, Step, Summary, Train
 from planner.program import Phase
 from planner.report.budget import device_to_json
 from planner.report.document import Bullets, Document, Paragraph, Verbatim
 from planner.report.units import SCHEMA, attributes, mib_text, with_mib
 
 
-def _torch_line(reading: Reading) -> str:
+def _torch_line(reading: MemoryReading) -> str:
     """Return a line as the notebook's `print_memory_torch` writes it, without NVML's column."""
     allocated, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     reserved = (reading.reserved_bytes or 0) / MIB
@@ -22,27 +22,27 @@ def _torch_line(reading: Reading) -> str:
     )
 
 
-def _tensorflow_line(reading: Reading) -> str:
+def _tensorflow_line(reading: MemoryReading) -> str:
     """Return a line as the notebook's `print_memory_tf` writes it, without the last column."""
     now, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     return f"{reading.label}: current = {now:.1f} MiB, peak = {peak:.1f}MiB"
 
 
 def process_document(
-    process: Process, account: Account, framework: str, assumptions: Sequence[str]
+    process: Process, log: ProcessLog, framework: str, assumptions: Sequence[str]
 ) -> Document:
     """Return the lines of a process under their headings, how it ended, and what is taken for granted."""
     line = _torch_line if framework == "torch" else _tensorflow_line
     sections = (
         [Verbatim([*([f"## {name}"] if name else []), *map(line, readings)])]
-        for name, readings in groupby(account.readings, lambda reading: reading.section)
+        for name, readings in groupby(log.readings, lambda reading: reading.section)
     )
-    ended = [] if account.failure is None else [Paragraph(f"Out of memory {_end(process, account)}", "bad")]
+    ended = [] if log.failure is None else [Paragraph(f"Out of memory {_end(process, log)}", "bad")]
     return Document.of(*sections, ended, [Bullets("Assumed", tuple(assumptions))])
 
 
-def _end(process: Process, account: Account) -> str:
-    failure = account.failure
+def _end(process: Process, log: ProcessLog) -> str:
+    failure = log.failure
     assert failure is not None
     where = f"at steps[{failure.index}], {_describe(process[failure.index])}"
     if failure.phase is Phase.SETUP:
@@ -69,7 +69,7 @@ def _describe(step: Step) -> str:
 
 def process_to_json(
     process: Process,
-    account: Account,
+    log: ProcessLog,
     framework: str,
     assumptions: Sequence[str],
     unknown_ops: Sequence[str],
@@ -81,17 +81,17 @@ def process_to_json(
         "schema": SCHEMA,
         "framework": framework,
         "device": None if budget is None else device_to_json(budget),
-        "readings": [with_mib(reading) for reading in account.readings],
-        "retries": account.retries,
-        "failure": _failure(process, account),
+        "readings": [with_mib(reading) for reading in log.readings],
+        "retries": log.retries,
+        "failure": _failure(process, log),
         "assumptions": list(assumptions),
         "unknown_ops": list(unknown_ops),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }
 
 
-def _failure(process: Process, account: Account) -> dict[str, Any] | None:
-    failure = account.failure
+def _failure(process: Process, log: ProcessLog) -> dict[str, Any] | None:
+    failure = log.failure
     if failure is None:
         return None
     return {

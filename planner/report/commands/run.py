@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks
-from planner.planning import Shown
+from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import LARGEST_BATCH, Outcome
 from planner.report.commands.estimate import STYLES
@@ -39,7 +39,7 @@ def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Doc
     notes = () if explained is None else explained.notes
     breakdown: list[list[Block]] = []
     if explained is not None:
-        breakdown = breakdown_sections(explained.parts, explained.explanation, Shown())
+        breakdown = breakdown_sections(explained.parts, explained.explanation, DisplayLimits())
         breakdown.insert(0, [Entry("Peak allocated", peak_text(explained.explanation))])
     return Document.of(
         [Headline(lines, STYLES[run.outcome])],
@@ -195,7 +195,7 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         "versions": dict(largest.versions),
         "assumptions": [*run.assumptions, *notes],
         "seconds": round(run.seconds, 3),
-        **({} if explained is None else breakdown_to_json(explained.explanation, Shown())),
+        **({} if explained is None else breakdown_to_json(explained.explanation, DisplayLimits())),
     }
 
 

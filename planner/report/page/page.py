@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from planner._support.atomic_write import save
 from planner.allocator import max_reserved_bytes
 from planner.hardware import process_bytes
-from planner.planning import BatchCurve, DeviceCurve, Explanation, Shown
+from planner.planning import BatchCurve, DeviceCurve, DisplayLimits, Explanation
 from planner.program import Outcome, Trace
 from planner.report.commands.estimate import parts_table
 from planner.report.commands.explain.summary import Summary
@@ -48,16 +48,16 @@ def save_page(
     summary: Summary,
     explanation: Explanation,
     trace: Trace,
-    shown: Shown,
+    limits: DisplayLimits,
     curve: BatchCurve | None,
     path: Path,
 ) -> None:
     """Write the page; without a curve, one of this batch alone. Raises DataFileError."""
-    save(path, page_html(summary, explanation, trace, shown, curve).encode(), "the page")
+    save(path, page_html(summary, explanation, trace, limits, curve).encode(), "the page")
 
 
 def page_html(
-    summary: Summary, explanation: Explanation, trace: Trace, shown: Shown, curve: BatchCurve | None
+    summary: Summary, explanation: Explanation, trace: Trace, limits: DisplayLimits, curve: BatchCurve | None
 ) -> str:
     """Return the page as HTML."""
     loader = FileSystemLoader(ASSETS)
@@ -74,9 +74,9 @@ def page_html(
         chosen=None if curve is None else curve.chosen,
         batch=explanation.run.batch,
         tensors_title=tensors_title(explanation),
-        tensors=_tensors(explanation, shown.top),
+        tensors=_tensors(explanation, limits.top),
         workspaces_title=workspaces_title(explanation),
-        workspaces=_workspaces(explanation, shown.top),
+        workspaces=_workspaces(explanation, limits.top),
         levels=levels_table(explanation),
         gaps=fragmentation_table(explanation),
         css=Markup((ASSETS / "page.css").read_text(encoding="utf-8")),

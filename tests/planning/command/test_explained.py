@@ -11,7 +11,7 @@ from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, 
 from planner.errors import DataFileError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
-from planner.planning.attribution import Shown
+from planner.planning.attribution import DisplayLimits
 from planner.planning.command.explained import explain_run
 from planner.report.commands.run import run_document, run_summary, run_to_json
 from planner.report.page.page import page_data, page_html
@@ -68,7 +68,7 @@ def test_page_says_that_it_is_an_emulated_run() -> None:
     """Title, command, GPU and versions; the figures are the replay's."""
     explained = explain_run(RUN, DEVICE)
     summary = run_summary(explained)
-    page = page_html(summary, explained.explanation, explained.trace, Shown(), None)
+    page = page_html(summary, explained.explanation, explained.trace, DisplayLimits(), None)
     assert f"<h1>train.py on {DEVICE.name} (emulated)</h1>" in page
     assert "Emulated run: python src/train.py; exit code 0; torch 2.13.0" in page
     data = json.loads(json.dumps(page_data(summary, explained.explanation, explained.trace, None)))

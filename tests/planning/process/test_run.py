@@ -12,24 +12,24 @@ from planner.jobs import Job, Mode, TensorSpec, ZeroGrad, parse_tensor_spec
 from planner.jobs.parse import DTYPES
 from planner.planning.process.model import (
     ITEM_BYTES,
-    Account,
     Define,
     Delete,
     EmptyCache,
-    Flaw,
     Heading,
+    InvalidStep,
     Leave,
+    MemoryReading,
     Model,
     OutOfMemory,
     Place,
     Print,
     Process,
-    Reading,
+    ProcessLog,
     ResetPeak,
     Step,
     Summary,
     Train,
-    find_flaw,
+    find_invalid_step,
     size_bytes,
 )
 from planner.planning.process.run import run_process
@@ -138,12 +138,12 @@ def test_the_notebooks_variable() -> None:
         Print("Release"),
     )
     gib = 2**30
-    assert run_process(process, tracer) == Account(
+    assert run_process(process, tracer) == ProcessLog(
         readings=(
-            Reading("Tensor variable", "Initial", 0, 0, 0),
-            Reading("Tensor variable", "Define", gib, gib, gib),
-            Reading("Tensor variable", "Delete", 0, gib, gib),
-            Reading("Tensor variable", "Release", 0, 0, gib),
+            MemoryReading("Tensor variable", "Initial", 0, 0, 0),
+            MemoryReading("Tensor variable", "Define", gib, gib, gib),
+            MemoryReading("Tensor variable", "Delete", 0, gib, gib),
+            MemoryReading("Tensor variable", "Release", 0, 0, gib),
         ),
         retries=0,
         failure=None,
@@ -198,8 +198,8 @@ def test_summary_leaves_the_model_and_the_workspace() -> None:
 
 def test_summary_makes_the_input_before_it_moves_the_model() -> None:
     """A limit with room for the input only fails at a weight of the model."""
-    account = run_process((Summary(NET, BATCH),), tracer, MemoryLimits(limit_bytes=20 * MIB))
-    assert account.failure == OutOfMemory(0, 1, Phase.FORWARD, WEIGHT * MIB)
+    log = run_process((Summary(NET, BATCH),), tracer, MemoryLimits(limit_bytes=20 * MIB))
+    assert log.failure == OutOfMemory(0, 1, Phase.FORWARD, WEIGHT * MIB)
 
 
 def test_a_second_summary_takes_nothing_more() -> None:
@@ -212,7 +212,7 @@ def test_training_is_the_replay_of_its_trace() -> None:
     alone = replay_trace(tracer(replace(JOB, steps=3), BATCH))
     reading = run_process((Place(NET), training()), tracer).readings[-1]
     assert alone.outcome is Outcome.FITS
-    assert reading == Reading(
+    assert reading == MemoryReading(
         "", "Train", alone.end_allocated_bytes, alone.peak_reserved_bytes, alone.peak_allocated_bytes
     )
 
@@ -294,8 +294,8 @@ def test_old_gradients_go_where_the_loop_sets_them_to_none(
     steps = (Place(model), once, Leave(), EmptyCache())
     held = 2 * WEIGHT + WORKSPACES
     filler = tensor("x", 200 - held - INPUT)
-    account = run_process((*steps, filler, once), tracer, MemoryLimits(limit_bytes=200 * MIB))
-    assert account.failure == OutOfMemory(5, 1, phase, requested_mib * MIB)
+    log = run_process((*steps, filler, once), tracer, MemoryLimits(limit_bytes=200 * MIB))
+    assert log.failure == OutOfMemory(5, 1, phase, requested_mib * MIB)
 
 
 def test_a_summary_leaves_gradients_alone() -> None:
@@ -372,8 +372,8 @@ def test_nothing_is_left_but_workspaces(steps: tuple[Step, ...]) -> None:
 def test_memory_runs_out() -> None:
     """A process ends at the request that cannot be served, and keeps what it printed until then."""
     process: Process = (tensor("x", 20), Print("x"), tensor("y", 30), Print("y"))
-    assert run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB)) == Account(
-        readings=(Reading("", "x", 20 * MIB, 20 * MIB, 20 * MIB),),
+    assert run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB)) == ProcessLog(
+        readings=(MemoryReading("", "x", 20 * MIB, 20 * MIB, 20 * MIB),),
         retries=1,
         failure=OutOfMemory(2, None, None, 30 * MIB),
     )
@@ -396,9 +396,9 @@ def test_where_memory_runs_out(steps: Process, limit_mib: int, failure: OutOfMem
 def test_cached_memory_is_released_on_the_way() -> None:
     """A deleted tensor's block that stands in the way is given back to CUDA, which counts as a retry."""
     process: Process = (tensor("x", 20), Delete(("x",)), tensor("y", 30), Print("y"))
-    account = run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB))
-    assert (account.retries, account.failure) == (1, None)
-    assert account.readings == (Reading("", "y", 30 * MIB, 30 * MIB, 30 * MIB),)
+    log = run_process(process, tracer, MemoryLimits(limit_bytes=40 * MIB))
+    assert (log.retries, log.failure) == (1, None)
+    assert log.readings == (MemoryReading("", "y", 30 * MIB, 30 * MIB, 30 * MIB),)
 
 
 # ---- processes that make no sense
@@ -412,43 +412,46 @@ INFERRING = Model("net", replace(JOB, mode=Mode.INFER), BATCH)
     [
         (
             (Delete(("x",)),),
-            Flaw(0, "nothing on the GPU is named x here; define a tensor or place a model first"),
+            InvalidStep(0, "nothing on the GPU is named x here; define a tensor or place a model first"),
         ),
         (
             (tensor("x", 1), Delete(("x", "x"))),
-            Flaw(1, "nothing on the GPU is named x here; define a tensor or place a model first"),
+            InvalidStep(1, "nothing on the GPU is named x here; define a tensor or place a model first"),
         ),
-        ((training(),), Flaw(0, "net is not on the GPU; place it first")),
-        ((Leave(),), Flaw(0, "there is no loop to leave; train first")),
-        ((Place(NET), training(), Leave(), Leave()), Flaw(3, "there is no loop to leave; train first")),
+        ((training(),), InvalidStep(0, "net is not on the GPU; place it first")),
+        ((Leave(),), InvalidStep(0, "there is no loop to leave; train first")),
+        (
+            (Place(NET), training(), Leave(), Leave()),
+            InvalidStep(3, "there is no loop to leave; train first"),
+        ),
         (
             (Place(NET), training(), training()),
-            Flaw(2, "the names of the loop before, of net, still live; leave it first"),
+            InvalidStep(2, "the names of the loop before, of net, still live; leave it first"),
         ),
         (
             (Place(NET), training(), Delete(("net",))),
-            Flaw(2, "net is held by its loop's optimizer; leave the loop first"),
+            InvalidStep(2, "net is held by its loop's optimizer; leave the loop first"),
         ),
         (
             (Place(NET), Delete(("net",)), Summary(NET, BATCH)),
-            Flaw(2, "net was deleted; give another model of the same job a name of its own"),
+            InvalidStep(2, "net was deleted; give another model of the same job a name of its own"),
         ),
-        ((Place(NET), tensor("net", 1)), Flaw(1, "net is a model; take another name for the tensor")),
-        ((tensor("net", 1), Place(NET)), Flaw(1, "net is a tensor; take another name for the model")),
-        ((Place(NET), Place(INFERRING)), Flaw(1, "net is another model already; take another name")),
+        ((Place(NET), tensor("net", 1)), InvalidStep(1, "net is a model; take another name for the tensor")),
+        ((tensor("net", 1), Place(NET)), InvalidStep(1, "net is a tensor; take another name for the model")),
+        ((Place(NET), Place(INFERRING)), InvalidStep(1, "net is another model already; take another name")),
         (
             (Place(INFERRING), training(INFERRING)),
-            Flaw(1, "hand-made is a job of mode infer; only mode train can be trained"),
+            InvalidStep(1, "hand-made is a job of mode infer; only mode train can be trained"),
         ),
         (
             (Place(GRADS_KEPT), training(GRADS_KEPT), Leave(), training(GRADS_KEPT)),
-            Flaw(3, "net was trained before and its gradients were kept; that is not modelled"),
+            InvalidStep(3, "net was trained before and its gradients were kept; that is not modelled"),
         ),
     ],
 )
-def test_flaws(process: Process, flaw: Flaw) -> None:
+def test_flaws(process: Process, flaw: InvalidStep) -> None:
     """The first step that makes no sense is named with its reason, and such a process does not run."""
-    assert find_flaw(process) == flaw
+    assert find_invalid_step(process) == flaw
     with pytest.raises(ValueError, match=f"step {flaw.index}: "):
         run_process(process, tracer)
 
@@ -460,4 +463,4 @@ def test_a_process_without_flaw() -> None:
         *(Summary(NET, BATCH), training(), Summary(OTHER, BATCH), Leave(), training(), Leave()),
         *(Delete(("net", "x")), Heading("end"), EmptyCache(), ResetPeak(), Print("end")),
     )
-    assert find_flaw(process) is None
+    assert find_invalid_step(process) is None

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.allocator.history import Difference
 from planner.jobs import job_to_json
-from planner.planning import Estimate, Explanation, Shown, fold
+from planner.planning import DisplayLimits, Estimate, Explanation, fold
 from planner.report.commands.estimate import closing_section, estimate_to_json, headline, parts_table
 from planner.report.commands.explain.diff import difference_sections, difference_to_json
 from planner.report.commands.explain.tables import (
@@ -27,7 +27,7 @@ def explanation_document(
     estimate: Estimate,
     explanation: Explanation,
     difference: Difference | None,
-    shown: Shown,
+    limits: DisplayLimits,
     import_seconds: float,
 ) -> Document:
     """Return the report of `planner explain`."""
@@ -35,21 +35,23 @@ def explanation_document(
     peak = Entry("Peak allocated", f"{peak_text(explanation)}{unlimited}")
     return Document.of(
         [headline(estimate, job_entry(estimate.job), peak)],
-        *breakdown_sections(breakdown(estimate), explanation, shown),
-        workspaces_section(estimate, explanation, shown.top),
+        *breakdown_sections(breakdown(estimate), explanation, limits),
+        workspaces_section(estimate, explanation, limits.top),
         [fragmentation_table(explanation)],
         [levels_table(explanation)],
-        *([] if difference is None else difference_sections(difference, shown.top)),
+        *([] if difference is None else difference_sections(difference, limits.top)),
         closing_section(estimate, estimate.seconds, import_seconds),
     )
 
 
-def breakdown_sections(parts: Mapping[str, int], explanation: Explanation, shown: Shown) -> list[list[Block]]:
+def breakdown_sections(
+    parts: Mapping[str, int], explanation: Explanation, limits: DisplayLimits
+) -> list[list[Block]]:
     """Return the process by category, and the peak by module and tensor."""
     return [
         [parts_table(parts)],
-        [*modules_tables(explanation, shown.depth)],
-        tensors_section(explanation, shown.top),
+        [*modules_tables(explanation, limits.depth)],
+        tensors_section(explanation, limits.top),
     ]
 
 
@@ -57,12 +59,12 @@ def explanation_to_json(
     estimate: Estimate,
     explanation: Explanation,
     difference: Difference | None,
-    shown: Shown,
+    limits: DisplayLimits,
     import_seconds: float,
 ) -> dict[str, Any]:
     """Return the JSON object of `planner explain`; each breakdown adds up to `peak.allocated_bytes`.
 
-    `estimate` is the object of `planner estimate`. `tensors` are the `shown.top` largest, `modules` is cut
+    `estimate` is the object of `planner estimate`. `tensors` are the `limits.top` largest, `modules` is cut
     at the depth of the text. `difference` is null without a recording.
     """
     evaluation, levels = explanation.evaluation, ("peak_allocated", "peak_reserved", "end_allocated")
@@ -72,24 +74,24 @@ def explanation_to_json(
         "batch": explanation.run.batch,
         "job": job_to_json(estimate.job),
         "estimate": estimate_to_json(estimate, import_seconds),
-        **breakdown_to_json(explanation, shown),
-        "workspaces": workspaces_to_json(estimate, explanation, shown.top),
+        **breakdown_to_json(explanation, limits),
+        "workspaces": workspaces_to_json(estimate, explanation, limits.top),
         **attributes(explanation, "steps"),
         "evaluation": evaluation and attributes(evaluation, *(f"{name}_bytes" for name in levels)),
-        "difference": None if difference is None else difference_to_json(difference, shown.top),
+        "difference": None if difference is None else difference_to_json(difference, limits.top),
     }
 
 
-def breakdown_to_json(explanation: Explanation, shown: Shown) -> dict[str, Any]:
+def breakdown_to_json(explanation: Explanation, limits: DisplayLimits) -> dict[str, Any]:
     """Return the keys that any explained run has; `categories` and the like add up to the allocated peak."""
-    depth = shown_depth(explanation, shown.depth)
+    depth = shown_depth(explanation, limits.depth)
     peak_bytes, gaps = explanation.run.peak_allocated_bytes, to_builtins(explanation.fragmentation)
     return {
         "peak": to_builtins(explanation.peak) | {"allocated_bytes": peak_bytes},
         "categories": to_builtins(explanation.at_peak),
         "modules": to_builtins(fold(explanation.modules, depth)),
-        "tensors": [block_to_json(block) for block in explanation.blocks[: shown.top]],
+        "tensors": [block_to_json(block) for block in explanation.blocks[: limits.top]],
         "blocks": len(explanation.blocks),
-        "fragmentation": gaps.pop("moment") | gaps,
+        "fragmentation": gaps.pop("location") | gaps,
         **attributes(explanation, "phases"),
     }

@@ -50,7 +50,7 @@ def fragmentation_table(explanation: Explanation) -> Table:
     ]
     between = f"between blocks in use, largest {', '.join(largest)}" if largest else "between blocks in use"
     rows = [
-        ("reserved", gaps.reserved_bytes, place_text(gaps.moment)),
+        ("reserved", gaps.reserved_bytes, place_text(gaps.location)),
         ("allocated then", gaps.allocated_bytes, f"{mib_text(gaps.rounding_bytes)} of it by rounding up"),
         ("gaps", gaps.gap_bytes, between),
         ("free segments", gaps.free_segment_bytes, "given back to CUDA where memory is short"),

@@ -77,7 +77,7 @@ def host_batch(job: Job, batch: int) -> Batch:
         dtype = getattr(torch, spec.dtype)
         shape = (batch, *spec.shape)
         if dtype.is_floating_point or dtype.is_complex:
-            return draw(shape, dtype=dtype).contiguous(memory_format=format_of(job, shape, dtype))
+            return draw(shape, dtype=dtype).to(memory_format=format_of(job, shape, dtype))
         return torch.full(shape, "mask" in (spec.keyword or ""), dtype=dtype)
 
     return batch_of_specs(job, lambda spec: like(spec, torch.rand if spec is job.target else torch.randn))

@@ -28,7 +28,7 @@ def _copies_of(
 # ATen/native/cuda: SoftMax.cu, NLLLoss.cu, NLLLoss2d.cu, AveragePool3d.cu, ScanKernels.cpp, Im2Col.cu,
 # Col2Im.cu, Embedding.cu, DilatedMaxPool3d.cu, AdaptiveAveragePooling3d.cu, ReplicationPadding.cu
 _FIRST_CONTIGUOUS = """
-    _softmax _log_softmax avg_pool3d avg_pool3d_backward _adaptive_avg_pool3d_backward im2col col2im
+    _softmax _log_softmax _adaptive_avg_pool3d_backward im2col col2im
     replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
     reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
     reflection_pad3d reflection_pad3d_backward
@@ -61,6 +61,11 @@ def _gradient_after_output(args: Args, out: Any, target: Target) -> Ops:
     return (Outputs(), *dense_copies(args[0]))
 
 
+def _input_after_output(args: Args, out: Any, target: Target) -> Ops:
+    """Copy the input, or the gradient, beside the output (AveragePool3d.cu)."""
+    return (Outputs(), *contiguous_copies(args[0]))
+
+
 def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
     """Copy the gradient likewise, unless it has the output's size (UpSampleBilinear2d.cu)."""
     return () if args[0].shape == out.shape else _gradient_after_output(args, out, target)
@@ -84,6 +89,7 @@ RULES: Mapping[str, Rule] = {
     "upsample_nearest2d_backward": _gradient_after_output,
     "upsample_bilinear2d_backward": _gradient_of_bilinear,
     "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward": _gradient_of_adaptive_pool,
+    "avg_pool3d avg_pool3d_backward": _input_after_output,
     _FIRST_CONTIGUOUS: partial(_copies_of, contiguous_copies, (0,)),
     _FIRST_DENSE: partial(_copies_of, dense_copies, (0,)),
     "_log_softmax_backward_data": partial(_copies_of, contiguous_copies, (0, 1)),

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from planner.capture.session import record
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.symbolic.validate import find_valid_range
 from planner.errors import ModelError
-from planner.jobs import Checkpoint, Job, Loss, Precision
+from planner.jobs import Checkpoint, Job, Loss, MemoryFormat, Precision
 from planner.program import ignore_progress
 from planner.program.diff import first_divergence
 from planner.program.events import Trace, validate
@@ -90,6 +91,34 @@ def test_a_program_is_what_a_run_records(build: Callable[[], nn.Module], precisi
     assert counted.calls == 3
     assert first_divergence(source.trace(1, CHIP), run_at(1, job, build)) == ""
     assert counted.calls == 4
+
+
+class Crossed(nn.Module):
+    """Batch norm and a roll of activations in neither format, and rows of a table by index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.volumes = nn.BatchNorm3d(8)
+        self.table = nn.Parameter(torch.empty(50, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x).transpose(2, 3))
+        z = self.volumes(y.unsqueeze(2).to(memory_format=torch.channels_last_3d))
+        rows = self.table[torch.arange(len(x), device=x.device) % 50]
+        return z.roll((1, 2), (3, 4)).sum((1, 2, 3, 4)) + rows.sum(1)
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16, Precision.BF16])
+def test_a_program_of_other_layouts_is_what_a_run_records(
+    precision: Precision, memory_format: MemoryFormat
+) -> None:
+    """The rules that follow strides hold for symbolic batch sizes as for numbers."""
+    job = replace(training(), precision=precision, memory_format=memory_format)
+    source = ProgramSource(job, (), lambda: ProgramBuilder(job, on_meta(Crossed), ignore_progress))
+    for batch in (2, 3, 333, 334, 17, 5000):
+        assert first_divergence(source.trace(batch, CHIP), run_at(batch, job, Crossed)) == ""
 
 
 def test_one_batch_size_is_one_run() -> None:

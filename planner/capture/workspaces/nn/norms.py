@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import suggests_channels_last
+from planner.capture.meta_kernels.strides import is_in_format, suggests_channels_last
 from planner.capture.workspaces._rule import (
     accumulator_bytes,
     ceil_div,
@@ -138,7 +138,7 @@ def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
     x, weight, bias, _, _, training = args[:6]
     if is_cudnn_batch_norm(x, weight, bias, training) or not training:
         return ()
-    if x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last):
+    if x.is_contiguous() or (x.dim() == 4 and is_in_format(x.shape, x.stride(), is_last=True)):
         return _partial_moments(x, 4)
     copy = (Hold(4 * x.numel()),) if x.dtype is torch.bfloat16 else ()
     return (Outputs(), *copy, *reduction(x, [d for d in range(x.dim()) if d != 1], 16, target))

@@ -70,7 +70,8 @@ def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: A
     try:
         return parse(*given, **options)
     except UsageError as error:
-        raise entry.broken(str(error).removeprefix("--loss: ")) from None
+        what = str(error).removeprefix("--loss: ").removeprefix("--cublas-workspace-config: ")
+        raise entry.broken(what) from None
 
 
 def read_sample(entry: Entry) -> TensorSpec:

@@ -104,7 +104,9 @@ def read_process(
     of_models = (model.job.cublas_workspace_config for model, _ in models.values())
     config = next(filter(None, of_models), "")
     if "cublas_workspace_config" in values:
-        config = _cublas_config(values["cublas_workspace_config"])
+        entry = values["cublas_workspace_config"]
+        config = entry.text()
+        parse_entry(entry, parse_workspace_config, config)
     models = {name: (_with_cublas(model, config), batch) for name, (model, batch) in models.items()}
     entries = values["steps"].items()
     process = tuple(_read_step(entry, models) for entry in entries)
@@ -119,14 +121,6 @@ Known = tuple[Model, int | None]  # a model of the file, and the batch size that
 
 def _with_cublas(model: Model, config: str) -> Model:
     return replace(model, job=replace(model.job, cublas_workspace_config=config))
-
-
-def _cublas_config(entry: Entry) -> str:
-    try:
-        parse_workspace_config(entry.text())
-    except UsageError as error:
-        raise entry.broken(str(error).partition(": ")[2]) from error
-    return entry.text()
 
 
 def _version(entry: Entry) -> str:

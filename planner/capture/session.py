@@ -83,7 +83,7 @@ class _Session(Struct, frozen=True):
         job = complete_by_library(self.job)
         try:
             with planned_device(capability=self.path_of) as placement:
-                return self._capture(job, self.build(job), batch, MetaRunner().run, placement)
+                return self._capture(job, self.build(job), batch, MetaRunner(self.path_of).run, placement)
         except DataDependentError as error:
             first_read = error
 
@@ -93,7 +93,7 @@ class _Session(Struct, frozen=True):
             with planned_device(capability=self.path_of) as placement, deterministic_values():
                 with construct_with_buffers() as buffers:
                     model = self.build(job)
-                values = ValueInterpreter(buffers, policy)
+                values = ValueInterpreter(self.path_of, buffers, policy)
                 trace = self._capture(job, model, size, values.run, placement)
             return replace(trace, notes=(*trace.notes, *first_read.notes(values)))
 

@@ -17,7 +17,8 @@ class OpKind(StrEnum):
     OUTPUTS = "a"  # all outputs left are allocated
     RELEASE_ALL = "e"
     RELEASE = "r"  # the blocks that were taken last, so many
-    RELEASE_BENEATH = "b"  # the blocks beneath the last one, so many
+    RELEASE_BENEATH = "b"  # the block that lies so many beneath the last one
+    CUBLAS = "c"  # the first product: cuBLAS allocates its workspace here; without it, as the kernel ends
 
 
 KernelOps = tuple[tuple[OpKind, int], ...]  # each with its number of bytes or of blocks
@@ -47,8 +48,11 @@ def expand_kernel(
         elif kind == OpKind.RELEASE:
             events += [Free(held.pop()) for _ in range(min(size, len(held)))]
         elif kind == OpKind.RELEASE_BENEATH:
-            events += [Free(block) for block in reversed(held[-1 - size : -1])]
-            del held[-1 - size : -1]
+            events.append(Free(held.pop(-1 - size)))
+        elif kind == OpKind.CUBLAS:
+            if cublas_bytes:
+                events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))
+            cublas_bytes = 0
         elif size > 0:
             block = number + len(events)
             events.append(Alloc(block, size, Category.WORKSPACE, site, kind == OpKind.TRY))

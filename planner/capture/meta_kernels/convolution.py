@@ -1,6 +1,7 @@
 """Outputs of convolutions on `meta` in cuDNN's memory format: ATen/native/Convolution.cpp and ConvUtils.h."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from planner.capture.meta_kernels.strides import (
     is_floating_meta,
     suggests_channels_last,
 )
+from planner.program import Capability
 
 
 def _convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    capability: Capability, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
+    groups: int,
 ) -> Any:  # fmt: skip
-    """Return an output in cuDNN's format; that of torch's meta kernel is always contiguous."""
+    """Return an output in cuDNN's format, where it runs; that of torch's meta kernel is always contiguous."""
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
         return NotImplemented
@@ -40,35 +43,43 @@ def _convolution(
             shape.append((x.shape[2 + i] + 2 * padding[i] - reach) // stride[i] + 1)
     if min(shape) < 1:
         return NotImplemented
-    return empty_strided(shape, _cudnn_format(x, weight, shape), x.dtype)
+    return empty_strided(shape, _strides(capability, x, weight, shape), x.dtype)
 
 
 def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Any, padding: Any,
-    dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
+    capability: Capability, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None,
+    stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
+    mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     """Return both gradients in the format of the forward pass."""
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
         return NotImplemented
     if mask[2] and bias_sizes is None:
         return NotImplemented
+    gradients = [
+        empty_strided(t.shape, _strides(capability, x, weight, t.shape), x.dtype) if is_needed else None
+        for t, is_needed in zip((x, weight), mask, strict=False)
+    ]
     return (
-        empty_strided(x.shape, _cudnn_format(x, weight, x.shape), x.dtype) if mask[0] else None,
-        empty_strided(weight.shape, _cudnn_format(x, weight, weight.shape), x.dtype) if mask[1] else None,
+        *gradients,
         empty(bias_sizes, x.dtype) if mask[2] and bias_sizes is not None else None,
     )
 
 
-def _cudnn_format(x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return strides by `cudnn_conv_suggest_memory_format`: channels last as soon as the input or the weight
-    is, but never in double precision.
+    is, but never in double precision, nor in bfloat16 below compute capability 8.0, where cuDNN is not used.
     """
-    if x.dtype is not torch.float64 and (suggests_channels_last(x) or suggests_channels_last(weight)):
-        return channels_last(shape)
-    return contiguous(shape)
+    if x.dtype is torch.float64 or not (suggests_channels_last(x) or suggests_channels_last(weight)):
+        return contiguous(shape)
+    if x.dtype is torch.bfloat16 and capability < (8, 0):
+        return contiguous(shape)
+    return channels_last(shape)
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-}
+def kernels(capability: Capability) -> Mapping[str, Callable[..., Any]]:
+    """Return the kernels on a GPU of this compute capability."""
+    return {
+        "convolution": partial(_convolution, capability),
+        "convolution_backward": partial(_convolution_backward, capability),
+    }

@@ -17,26 +17,32 @@ from planner.capture.cuda import rnn
 from planner.capture.meta_kernels import convolution, cuda_layouts, pointwise
 from planner.capture.meta_kernels.strides import empty_strided, is_contiguous_meta
 from planner.capture.operator_table import operator_table
-from planner.program import Phase
+from planner.program import Capability, Phase
 
 aten = torch.ops.aten
 
-META_KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
-    {**pointwise.KERNELS, **cuda_layouts.KERNELS, **convolution.KERNELS, **rnn.KERNELS}
+_KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
+    {**pointwise.KERNELS, **cuda_layouts.KERNELS, **rnn.KERNELS}
 )
 _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
+
+
+def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
+    """Return our kernels by operator, as they are on a GPU of this compute capability."""
+    return {**_KERNELS, **operator_table(convolution.kernels(capability))}
 
 
 class MetaRunner:
     """Runs the operators of one capture."""
 
-    def __init__(self) -> None:
+    def __init__(self, capability: Capability) -> None:
+        self._kernels = meta_kernels(capability)
         self._layouts: dict[Any, tuple[type, list[_Layout | None]]] = {}  # of outputs, with their container
         self._in_place: set[Any] = set()  # calls that return their first argument
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
         """Return the result of an operator in this phase of the loop."""
-        kernel = META_KERNELS.get(func)
+        kernel = self._kernels.get(func)
         if kernel is not None:
             out = kernel(*args, **kwargs)
             if out is not NotImplemented:

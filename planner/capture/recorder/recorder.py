@@ -23,7 +23,7 @@ from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.nn.convolution import CUDNN_OPS
 from planner.capture.workspaces.ops import KernelOp, Ops, Outputs
 from planner.capture.workspaces.registry import is_unknown
-from planner.capture.workspaces.tensor.gemm import CublasWorkspaces
+from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
 from planner.program import Alloc, Category, OpKind, Phase, Site, Target, Trace
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._provenance = provenance
         self._calls = calls
-        self._run = MetaRunner().run if run is None else run
+        self._run = MetaRunner(target.capability).run if run is None else run
         self.unknown_ops: set[str] = set()
         self.running: str | None = None  # the operator in flight, for error messages
         self.target = target
@@ -152,18 +152,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         start = len(self._log.records)
         held: list[Block] = []
         new: list[Tensor] = []
+        ops = () if op.rule is None else self._autotune_once(op, args, op.rule(args, out, self.target))
+        cublas_bytes = self._cublas.first_use(self._phase) if uses_cublas(op.func, args, ops) else 0
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)
-        elif op.rule is not None:
+        else:
             if op.outputs is OutputKind.NEW:
                 new = self._without_known(op.new_tensors(out))
-            held = self._record_ops(op, self._autotune_once(op, args, op.rule(args, out, self.target)), new)
-        elif op.outputs is OutputKind.NEW:
-            self._record_outputs(op, out)
-        if op.uses_blas:
-            size_bytes = self._cublas.first_use(op.func, args, self._phase)
-            if size_bytes:
-                self._alloc(size_bytes, Category.WORKSPACE, op.name)
+            held = self._record_ops(op, ops, new, cublas_bytes)
         while held:
             self._log.free(held.pop())
         if self._calls is not None and (op.rule is not None or op.uses_blas):
@@ -196,8 +192,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._autotuned.add(signature)
         return tuple(replace(one, kind=OpKind.TRY) if one in timed else one for one in ops)
 
-    def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor]) -> list[Block]:
-        """Record the ops of a rule; returns the blocks that the kernel holds until it returns."""
+    def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block]:
+        """Record the ops of a rule, and what cuBLAS keeps where it is first used.
+
+        Returns the blocks that the kernel holds until it returns.
+        """
         category = self._output_category()
         held: list[Block] = []
         coming = list(new)
@@ -216,9 +215,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     for _ in range(one.number):
                         self._log.free(held.pop())
                 case OpKind.RELEASE_BENEATH:
-                    for block in reversed(held[-1 - one.number : -1]):
-                        self._log.free(block)
-                    del held[-1 - one.number : -1]
+                    self._log.free(held.pop(-1 - one.number))
+                case OpKind.CUBLAS:
+                    self._record_cublas(op, cublas_bytes)
+                    cublas_bytes = 0
                 case _ if one.number:  # no rule releases a block of no bytes
                     block = self._alloc(one.number, Category.WORKSPACE, op.name)
                     if one.kind is OpKind.HOLD:
@@ -228,7 +228,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if self._provenance is not None and one.explain is not None:
                         self._provenance.on_workspace(one.explain(block.number))
                     self._log.free(block)
+        self._record_cublas(op, cublas_bytes)
         return held
+
+    def _record_cublas(self, op: Operator, size_bytes: int) -> None:
+        if size_bytes:
+            self._alloc(size_bytes, Category.WORKSPACE, op.name)
 
     def _record_outputs(self, op: Operator, out: Any) -> None:
         category = self._output_category()

@@ -39,7 +39,7 @@ from planner.capture.values.reads import (
     scaled_result,
 )
 from planner.errors import ModelError
-from planner.program import RANDOM_COURSE_NOTE, RANDOM_VALUES_NOTE, Phase
+from planner.program import RANDOM_COURSE_NOTE, RANDOM_VALUES_NOTE, Capability, Phase
 
 aten = torch.ops.aten
 
@@ -74,12 +74,17 @@ class DataDependentError(ModelError):
 class ValueInterpreter:
     """Runs operators of one capture on meta and defers the computation of their values."""
 
-    def __init__(self, known: Sequence[tuple[Tensor, Tensor]] = (), policy: ReadPolicy | None = None) -> None:
+    def __init__(
+        self,
+        capability: Capability,
+        known: Sequence[tuple[Tensor, Tensor]] = (),
+        policy: ReadPolicy | None = None,
+    ) -> None:
         """`known` are pairs of a tensor with values and its like on meta."""
         self.has_random_reads = False
         self.has_random_shapes = False  # random values decided the shape of a result
         self._policy = ReadPolicy() if policy is None else policy
-        self._run_meta = MetaRunner().run
+        self._run_meta = MetaRunner(capability).run
         self._lines: dict[str, None] = {}  # that read
         self._reused_results = False
         self._values: dict[int, StorageValue] = {}  # by identity of the storage

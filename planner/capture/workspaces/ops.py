@@ -21,7 +21,7 @@ class KernelOp:
     """An operation of a kernel."""
 
     kind: OpKind
-    number: int = 0  # of bytes, of blocks to free, or of outputs to skip
+    number: int = 0  # of bytes, of blocks to free or beneath which one is freed, or of outputs to skip
     explain: ExplainBlock | None = field(default=None, compare=False, repr=False)
 
 
@@ -29,7 +29,8 @@ Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released
 TryAlloc = partial(KernelOp, OpKind.TRY)  # freed at once; the kernel falls back if the allocation fails
 AutotuneAlloc = partial(KernelOp, OpKind.AUTOTUNE)  # the same in the first call with these shapes alone
 Release = partial(KernelOp, OpKind.RELEASE)  # of the held blocks that were allocated last
-ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of those right before the last one
+ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of the one so many beneath the last one
+UseCublas = partial(KernelOp, OpKind.CUBLAS)  # the first product, where cuBLAS may take its workspace
 Output = partial(KernelOp, OpKind.OUTPUT)  # the next output, or as many further on as are skipped
 Outputs = partial(KernelOp, OpKind.OUTPUTS)  # all outputs that are not made yet
 

@@ -11,6 +11,7 @@ from planner.capture.meta_kernels.run import MetaRunner
 from planner.program import Phase
 from tests.capture.meta_kernels.test_pointwise import operands
 from tests.helpers.meta_kernels import layout, torchs
+from tests.helpers.models import AMPERE
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ UNARY: list[tuple[Any, tuple[Any, ...]]] = [
 @given(tensors=operands(1))
 def test_outputs_of_one_tensor(func: Any, rest: tuple[Any, ...], tensors: list[Tensor]) -> None:
     """A repeated call gives what the first does, which is what torch gives or raises."""
-    runner, expected = MetaRunner(), torchs(func, *tensors, *rest)
+    runner, expected = MetaRunner(AMPERE), torchs(func, *tensors, *rest)
     for _ in range(2):
         assert torchs(lambda: run(runner, func, *tensors, *rest)) == expected
 
@@ -50,7 +51,7 @@ def test_outputs_of_one_tensor(func: Any, rest: tuple[Any, ...], tensors: list[T
 @given(tensors=operands(2))
 def test_outputs_of_two_tensors(func: Any, tensors: list[Tensor]) -> None:
     """Shapes that do not fit together raise each time."""
-    runner, expected = MetaRunner(), torchs(func, *tensors)
+    runner, expected = MetaRunner(AMPERE), torchs(func, *tensors)
     for _ in range(2):
         assert torchs(lambda: run(runner, func, *tensors)) == expected
 
@@ -68,7 +69,7 @@ LISTS: list[tuple[Any, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("func", "args"), LISTS, ids=str)
 def test_several_outputs(func: Any, args: tuple[Any, ...]) -> None:
     """Lists stay lists and tuples stay tuples."""
-    runner, expected = MetaRunner(), func(*args)
+    runner, expected = MetaRunner(AMPERE), func(*args)
     for _ in range(2):
         out = run(runner, func, *args)
         assert type(out) is type(expected)
@@ -77,7 +78,7 @@ def test_several_outputs(func: Any, args: tuple[Any, ...]) -> None:
 
 def test_numbers_of_other_types_are_other_calls() -> None:
     """1, 1.0 and True promote differently, and so does the default dtype."""
-    runner, x = MetaRunner(), meta(3, dtype=torch.int64)
+    runner, x = MetaRunner(AMPERE), meta(3, dtype=torch.int64)
     for number, dtype in ((1, torch.int64), (1.0, torch.float32), (True, torch.int64)):
         for _ in range(2):
             assert run(runner, aten.add.Tensor, x, number).dtype is dtype
@@ -90,7 +91,7 @@ def test_numbers_of_other_types_are_other_calls() -> None:
 
 def test_changes_in_place_return_their_argument() -> None:
     """A call in place gives the tensor itself; over lists it gives nothing."""
-    runner, x, y = MetaRunner(), meta(2, 3), meta(2, 3)
+    runner, x, y = MetaRunner(AMPERE), meta(2, 3), meta(2, 3)
     for _ in range(2):
         assert run(runner, aten.mul_.Tensor, x, y) is x
         assert run(runner, aten.mul_.Tensor, y, x) is y
@@ -103,13 +104,13 @@ def test_changes_in_place_return_their_argument() -> None:
 def test_lists_on_the_cpu_are_changed() -> None:
     """Step counts of optimizers have values."""
     step = torch.tensor(1.0)
-    run(MetaRunner(), aten._foreach_add_.Scalar, [step], 1)
+    run(MetaRunner(AMPERE), aten._foreach_add_.Scalar, [step], 1)
     assert step.item() == 2
 
 
 def test_views_share_the_storage_of_their_argument() -> None:
     """An output in an argument's storage is no new tensor."""
-    runner, x = MetaRunner(), meta(2, 3)
+    runner, x = MetaRunner(AMPERE), meta(2, 3)
     for _ in range(2):
         view = run(runner, aten._unsafe_view.default, x, [3, 2])
         assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
@@ -117,6 +118,6 @@ def test_views_share_the_storage_of_their_argument() -> None:
 
 def test_values_on_the_cpu_are_computed() -> None:
     """Real tensors are computed with each time."""
-    runner = MetaRunner()
+    runner = MetaRunner(AMPERE)
     for number in (1.0, 2.0):
         assert run(runner, aten.exp2.default, torch.tensor(number)).item() == 2**number

@@ -1,5 +1,6 @@
-"""Memory formats of a convolution's operands, and the copies that bring them into its format."""
+"""Calls of convolutions, the memory formats of their operands, and the copies that bring these into one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,22 @@ from planner.capture.meta_kernels.strides import (
 )
 from planner.capture.workspaces._rule import contiguous_copies, tensor_bytes
 from planner.capture.workspaces.ops import Hold, Ops
+from planner.program import Target
+
+
+@dataclass(frozen=True, slots=True)
+class ConvCall:
+    """A call of either pass; `y` is the output or its gradient."""
+
+    x: Tensor
+    weight: Tensor
+    y: Tensor
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    groups: int
+    target: Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,12 @@ class ConvOperand:
     def contiguous(self, is_last: bool) -> "ConvOperand":
         """Return the operand after `contiguous` in a format."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
+
+    def group_of(self, groups: int) -> "ConvOperand":
+        """Return the part of a dense operand that lies in one of so many groups of channels."""
+        shape = (self.shape[0], self.shape[1] // groups, *self.shape[2:])
+        size_bytes = self.size_bytes // groups
+        return ConvOperand(shape, self.strides, size_bytes, self.suggests_last, self.can_be_last)
 
 
 def operand_of(t: Tensor) -> ConvOperand:

@@ -2,26 +2,33 @@
 
 cuDNN's workspace depends on which of its engines its heuristics choose. Where a library is queried
 (`Target.conv_workspace_query`), it answers for each call. Otherwise published runs fix one term, `ImageWise`;
-all else counts as empty, and convolutions stay among the unknown operators of the answer. Depthwise
-convolutions that PyTorch runs with kernels of its own need no workspace.
+all else counts as empty, and convolutions stay among the unknown operators of the answer. Kernels of
+PyTorch's own are those of `native_convolution`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from planner.capture.operator_table import operator_table
 from planner.capture.workspaces._rule import released, tensor_bytes
 from planner.capture.workspaces.nn.conv_operands import (
+    ConvCall,
     ConvOperand,
     copy_of_sequence,
     input_of,
     is_channels_last,
     operand_of,
+)
+from planner.capture.workspaces.nn.native_convolution import (
+    depthwise_gradients,
+    forward_products,
+    gradients_by_products,
+    is_native_depthwise,
+    runs_products,
 )
 from planner.capture.workspaces.ops import Args, AutotuneAlloc, Hold, Op, Ops, Output, Outputs, Rule, TryAlloc
 from planner.capture.workspaces.tensor.reductions import reduction
@@ -64,31 +71,18 @@ class ImageWise:
 IMAGE_WISE: Mapping[tuple[int, int], ImageWise] = {(8, 6): ImageWise(MIB, 9, 512 * MIB)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of either pass; `y` is the output or its gradient."""
-
-    x: Tensor
-    weight: Tensor
-    y: Tensor
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    transposed: bool
-    groups: int
-    target: Target
-
-
 def _forward(args: Args, out: Any, target: Target) -> Ops:
     """Run aten::convolution, which for a transposed one is the data gradient of another.
 
     Operands that are not in the format of the call are copied: the input before the output is made, the
     weight after it (ATen/native/Convolution.cpp, ATen/native/cudnn/ConvShared.cpp).
     """
-    call = _Call(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)
+    call = ConvCall(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)
     x, weight = input_of(call.x), operand_of(call.weight)
-    if _is_native_depthwise(call):
+    if is_native_depthwise(call):
         return (*x.copies_to(is_last=False), Outputs())
+    if runs_products(call):
+        return forward_products(call, has_bias=args[2] is not None)
     is_last = is_channels_last(x, weight)
     copies = (*copy_of_sequence(call.x), *x.copies_to(is_last))
     return (*copies, Outputs(), *weight.copies_to(is_last), *_cudnn_ops(call, Direction.FORWARD, is_last))
@@ -102,12 +96,14 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
     is not in that of the input.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]
-    call = _Call(x, weight, grad, args[4], args[5], args[6], args[7], args[9], target)
+    call = ConvCall(x, weight, grad, args[4], args[5], args[6], args[7], args[9], target)
+    if runs_products(call):
+        return gradients_by_products(call, mask)
     bias: Ops = ()
     if mask[2] and grad.dim() >= 3:
         bias = (Output(), *reduction(grad, [0, *range(2, grad.dim())], 4, target))
-    if _is_native_depthwise(call):
-        return (*_native_gradients(operand_of(grad), input_of(x), mask), *bias)
+    if is_native_depthwise(call):
+        return (*depthwise_gradients(operand_of(grad), input_of(x), mask), *bias)
     copies, x_operand, grad_operand = _shared_copies(call, wants_weight=bool(mask[1]))
     gradients: Ops = ()
     if mask[0]:
@@ -117,7 +113,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
     return (*copy_of_sequence(x), *copies, *gradients, *released(copies), *bias)
 
 
-def _shared_copies(call: _Call, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
+def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
     """Return the copies that both gradients share, and the input and the output's gradient after them."""
     x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
     copies: Ops = ()
@@ -135,7 +131,7 @@ def _shared_copies(call: _Call, *, wants_weight: bool) -> tuple[Ops, ConvOperand
     return copies, x, grad
 
 
-def _data_gradient(call: _Call, grad: ConvOperand) -> Ops:
+def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
     """Make the result first, then copies of weight and output's gradient."""
     weight = operand_of(call.weight)
     is_last = is_channels_last(grad, weight)
@@ -143,7 +139,7 @@ def _data_gradient(call: _Call, grad: ConvOperand) -> Ops:
     return (Output(), *copies, *_cudnn_ops(call, Direction.DATA, is_last), *released(copies))
 
 
-def _weight_gradient(call: _Call, x: ConvOperand, grad: ConvOperand) -> Ops:
+def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
     """Copy the output's gradient and the input, then make the result.
 
     A transposed convolution copies in the opposite order.
@@ -160,28 +156,10 @@ def _weight_gradient(call: _Call, x: ConvOperand, grad: ConvOperand) -> Ops:
     return (*copies, Output(), *runs, *released(copies))
 
 
-def _native_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool]) -> Ops:
-    """Run PyTorch's kernels of depthwise convolutions.
-
-    That of images makes the weight gradient first (the order of arguments in
-    ATen/native/cuda/DepthwiseConv2d.cu); that of volumes makes both before it copies, and keeps the copy of
-    the output's gradient (DepthwiseConv3d.cu).
-    """
-    copy, held = grad.copies_to(is_last=False), x.copies_to(is_last=False) if mask[1] else ()
-    if len(grad.shape) == 5:
-        return (*(Output() for is_needed in mask[:2] if is_needed), *copy, *held, *released(held))
-    ops: Ops = ()
-    if mask[1]:
-        ops += (*held, Output(1 if mask[0] else 0), *released(held))
-    if mask[0]:
-        ops += (Output(),)
-    return (*copy, *ops, *released(copy))
-
-
 # ---- cuDNN's workspaces
 
 
-def _image_wise(call: _Call) -> Ops:
+def _image_wise(call: ConvCall) -> Ops:
     """Allocate the term that published runs show, where no library is queried."""
     grad, weight = call.y, call.weight
     term = IMAGE_WISE.get(call.target.capability)
@@ -203,7 +181,7 @@ def _image_wise(call: _Call) -> Ops:
     return (TryAlloc(size_bytes, explain),)
 
 
-def _cudnn_ops(call: _Call, direction: Direction, is_last: bool) -> Ops:
+def _cudnn_ops(call: ConvCall, direction: Direction, is_last: bool) -> Ops:
     """Return the allocations that cuDNN, where it is queried, answers for a pass."""
     is_empty = any(0 in t.shape for t in (call.x, call.y, call.weight))
     if call.target.conv_workspace_query is None or call.x.dtype not in _DTYPES or is_empty:
@@ -226,7 +204,7 @@ _TRANSPOSED = {
 _DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float16", "bfloat16")}
 
 
-def _query(call: _Call, direction: Direction, is_last: bool) -> Convolution:
+def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
     """Return the call as cuDNN sees it: a transposed convolution is another one from output to input."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(int(size) for size in t.shape) for t in (x, call.weight, y))
@@ -238,37 +216,6 @@ def _query(call: _Call, direction: Direction, is_last: bool) -> Convolution:
         _TRANSPOSED[direction] if call.transposed else direction, _DTYPES[call.x.dtype], x_size, weight_size,
         y_size, is_last, padding, stride, dilation,
     )  # fmt: skip
-
-
-def _is_native_depthwise(call: _Call) -> bool:
-    """Return whether PyTorch runs a contiguous depthwise convolution itself.
-
-    It does but for half precision where cuDNN is known to be good (Convolution.cpp, use_cudnn_depthwise and
-    the workloads that it lists).
-    """
-    if call.transposed or call.groups <= 1 or call.x.shape[1] != call.groups:
-        return False
-    x, weight = input_of(call.x), operand_of(call.weight)
-    if is_channels_last(x, weight):
-        return False
-    if call.x.dtype is not torch.float16 or call.x.dim() == 5 or any(step != 1 for step in call.dilation):
-        return True
-    sizes: tuple[int, ...] = x.shape
-    batch, channels, height, width = sizes
-    step, kernel = call.stride[-1], call.weight.shape[-1]
-    if channels < 32 or (call.stride[0] != step and height != 1):
-        return True
-    if height == 1 and step == 1:
-        return False
-    if weight.shape[2] != kernel or kernel not in (1, 3, 5) or width < 7 or step not in (1, 2):
-        return True
-    if step == 1:
-        return False
-    if batch == 1:
-        return kernel == 1 and width > 28
-    if kernel == 1:
-        return not (batch <= 16 and channels >= 128 and width <= 7)
-    return not (channels >= 512 or (channels >= 256 and width >= 28))
 
 
 RULES: Mapping[str, Rule] = {"convolution": _forward, "convolution_backward": _backward}

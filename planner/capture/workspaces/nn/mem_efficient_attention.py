@@ -69,7 +69,7 @@ def backward(args: Args, out: Any, target: Target) -> Ops:
     product = [Hold(4 * grad.numel())] * (3 if variant.half else 1)  # halves are converted to float32 first
     if heads > 1 and rows > 1:
         product.append(delta)  # the sums as they come, of which delta is the transpose
-    return (copy, Outputs(), *product, delta, ReleaseBeneath(len(product)), workspace)
+    return (copy, Outputs(), *product, delta, *[ReleaseBeneath(1)] * len(product), workspace)
 
 
 def backward_variant(

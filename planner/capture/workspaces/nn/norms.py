@@ -17,7 +17,7 @@ from planner.capture.workspaces._rule import (
     tensor_bytes,
 )
 from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Output, Outputs, Rule
-from planner.capture.workspaces.tensor.reductions import Matrix, reduction
+from planner.capture.workspaces.tensor.reductions import Dense, reduction
 from planner.program import Target
 
 # ---- layer norm and RMS norm: ATen/native/cuda/layer_norm_kernel.cu
@@ -70,7 +70,7 @@ def _normalized_backward(
     ops += [Hold(tensor_bytes(t)) for t in scales]
     ops += contiguous_copies(grad)
     ops += [Hold(blocks * columns * t.element_size()) for t in scales]
-    summed = reduction(Matrix(blocks, columns), [0], 4, target)
+    summed = reduction(Dense((blocks, columns)), [0], 4, target)
     return (*ops, *(Output(), *summed, *released(summed)) * len(scales))
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Rule
-from planner.program import Phase, Target, workspace_bytes
+from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule
+from planner.program import OpKind, Phase, Target, workspace_bytes
 
 aten = torch.ops.aten
 
@@ -35,10 +35,8 @@ class CublasWorkspaces:
         self._bytes = workspace_bytes(capability, config)
         self._threads: set[bool] = set()
 
-    def first_use(self, func: Any, args: Args, phase: Phase) -> int:
+    def first_use(self, phase: Phase) -> int:
         """Return the bytes that cuBLAS allocates and keeps in this call: 0 after the first of a thread."""
-        if func not in BLAS_OPS or _is_outer_product(func, args):
-            return 0
         is_autograd_thread = phase is Phase.BACKWARD
         if is_autograd_thread in self._threads:
             return 0
@@ -46,9 +44,14 @@ class CublasWorkspaces:
         return self._bytes
 
 
-def _is_outer_product(func: Any, args: Args) -> bool:
-    """Return whether columns are multiplied by rows, pointwise in torch 2.13 (ATen/native/cuda/Blas.cpp)."""
-    return func is aten.bmm.default and args[0].shape[2] == 1
+def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
+    """Return whether a call multiplies matrices by cuBLAS: by its operator, or by the ops of its rule.
+
+    Columns are multiplied by rows pointwise in torch 2.13 (ATen/native/cuda/Blas.cpp).
+    """
+    if func not in BLAS_OPS:
+        return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
+    return func is not aten.bmm.default or args[0].shape[2] != 1
 
 
 # ---- copies of operands, since cuBLAS reads rows or columns that are next to each other

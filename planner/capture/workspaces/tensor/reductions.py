@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from planner.capture.meta_kernels.strides import contiguous
 from planner.capture.workspaces._rule import (
     accumulator_bytes,
     argument,
@@ -30,21 +31,16 @@ _WARP = 32
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 
 
-class Matrix(NamedTuple):
-    """Shape and strides of a contiguous matrix."""
+class Dense(NamedTuple):
+    """Shape and strides of a contiguous tensor that a kernel makes."""
 
-    rows: int
-    columns: int
+    shape: tuple[int, ...]
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows, self.columns
-
-    def stride(self) -> tuple[int, int]:
-        return self.columns, 1
+    def stride(self) -> tuple[int, ...]:
+        return contiguous(self.shape)
 
     def dim(self) -> int:
-        return 2
+        return len(self.shape)
 
 
 class _Dim(NamedTuple):
@@ -52,7 +48,7 @@ class _Dim(NamedTuple):
     stride: int  # of the input, in elements
 
 
-def reduction(x: Tensor | Matrix, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
+def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
     """Return the buffer and semaphores of a reduction of `x` over `dims` (all, if none are named).
 
     `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and variance.

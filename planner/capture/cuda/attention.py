@@ -87,16 +87,15 @@ def _math(call: SdpaCall, scale: float | None) -> Tensor:
     """
     query, key, value = call.query, call.key, call.value
     dtype = query.dtype
+    mask = _additive(call.mask, dtype)
     half = dtype in (torch.float16, torch.bfloat16)
     if half and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
     root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
     scaled = query * root
-    mask = call.mask
-    if call.is_causal:
+    if call.is_causal:  # made in the dtype of the scores; a given one was converted to that of the inputs
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    # A causal mask is made in the dtype of the scores, a given one converted to that of the inputs.
-    mask = _additive(mask, scaled.dtype if call.is_causal else dtype)
+        mask = _additive(mask, scaled.dtype)
     keys, values = _ungrouped(call, key), _ungrouped(call, value)
     scores = torch.matmul(scaled, keys.transpose(-2, -1) * root)
     if mask is not None:

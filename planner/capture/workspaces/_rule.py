@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import channels_last, suggests_channels_last
+from planner.capture.meta_kernels.strides import is_in_format, suggests_channels_last
 from planner.capture.workspaces.ops import Hold, Op, Ops, Release
 
 
@@ -59,13 +59,12 @@ def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
     """Return copies of the others where they are not in the format that the strides of `x` suggest."""
     if not suggests_channels_last(x):
         return contiguous_copies(*others)
-    return tuple(
-        Hold(tensor_bytes(t)) for t in others if t is not None and t.stride() != channels_last(t.shape)
-    )
+    given = [t for t in others if t is not None]
+    return tuple(Hold(tensor_bytes(t)) for t in given if not is_in_format(t.shape, t.stride(), is_last=True))
 
 
 def _is_channels_last(t: Tensor) -> bool:
-    return suggests_channels_last(t) and t.stride() == channels_last(t.shape)
+    return suggests_channels_last(t) and is_in_format(t.shape, t.stride(), is_last=True)
 
 
 def ceil_div(number: int, divisor: int) -> int:

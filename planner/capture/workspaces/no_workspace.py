@@ -17,7 +17,8 @@ _NAMES = """
     slice_scatter select_scatter diagonal_scatter take put masked_scatter unsafe_split
     unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin
     bucketize searchsorted
-    replication_pad1d replication_pad2d replication_pad3d _pin_memory
+    replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward
+    replication_pad2d_backward replication_pad3d_backward reflection_pad3d_backward _pin_memory
     _padded_dense_to_jagged_forward block_diag cartesian_prod vander fft_fftfreq fft_rfftfreq
     # dropout, activations and normalisation with a kernel of their own
     native_dropout_backward cudnn_batch_norm cudnn_batch_norm_backward glu glu_backward prelu
@@ -27,12 +28,9 @@ _NAMES = """
     mish_backward silu_backward gelu_backward softshrink_backward hardshrink_backward threshold_backward
     _weight_norm_interface _weight_norm_interface_backward
     # pooling, sampling
-    _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool3d_backward
-    max_pool2d_with_indices max_unpool2d max_unpool3d fractional_max_pool2d fractional_max_pool2d_backward
-    upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d upsample_linear1d
-    _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
-    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward
-    _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa
+    adaptive_max_pool3d_backward max_unpool2d max_unpool3d fractional_max_pool2d
+    fractional_max_pool2d_backward upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+    upsample_linear1d _upsample_lanczos2d_aa
     pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
     grid_sampler_3d_backward affine_grid_generator cudnn_grid_sampler cudnn_grid_sampler_backward
     # look-ups and losses

@@ -334,7 +334,7 @@ def test_math_computes_halves_in_floats() -> None:
         ("mul", 4 * heads), ("mul", 4 * heads), ("clone", 4 * heads), ("clone", 4 * heads),
         ("bmm", 4 * scores), ("bmm", 8_519_680),
         ("_safe_softmax", 4 * scores), ("_safe_softmax", scores), ("_safe_softmax", 2 * 4 * 6),
-        ("_safe_softmax", 4), ("_safe_softmax", 4 * scores),
+        ("_safe_softmax", 4),
         ("_to_copy", 2 * scores), ("clone", 4 * heads), ("bmm", 4 * heads), ("_to_copy", 2 * heads),
         ("clone", 2 * heads),
     ]  # fmt: skip

@@ -1,6 +1,8 @@
 """Workspaces of reductions and of matrix products."""
 
-from planner.capture.workspaces.ops import Hold
+import torch
+
+from planner.capture.workspaces.ops import Hold, Release
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, HOPPER
@@ -55,5 +57,25 @@ def test_partial_results_that_are_pairs_are_larger() -> None:
 
 
 def test_logsumexp_takes_the_exponentials() -> None:
-    """The maxima and a tensor like the input, before the result."""
-    assert steps(aten.logsumexp.default, meta(4, 5, 6), [-1]) == (Hold(80), Hold(480), REST)
+    """The maxima, for a time their sizes and which are infinite, and a tensor like the input."""
+    expected = (Hold(80), Hold(80), 20, Release(1), Hold(480), REST)
+    assert steps(aten.logsumexp.default, meta(4, 5, 6), [-1]) == expected
+
+
+def test_sums_convert_what_is_no_number_of_their_kind() -> None:
+    """64 x 4,096 truth values become as many int64 first; halves are converted as they are read."""
+    x = meta(64, 4096, dtype=torch.bool)
+    assert steps(aten.sum.dim_IntList, x, [1]) == (REST, Hold(2_097_152))
+    halves = meta(64, 4096, dtype=torch.float16)
+    assert steps(aten.sum.dim_IntList, halves, [1], False, out=meta(64)) == ()
+    assert steps(aten.mean.default, x, out=meta())[:2] == (REST, Hold(1_048_576))
+    assert steps(aten.count_nonzero.default, meta(64, 4096))[:3] == (Hold(262_144), REST, Hold(2_097_152))
+
+
+def test_extrema_pass_on_values_of_their_own_type() -> None:
+    """The buffer of a largest half is half as large as that of a number, that of truth values a quarter."""
+    sizes = [
+        steps(aten.max.default, meta(64, 4096, dtype=dtype))[0].number  # type: ignore[union-attr]
+        for dtype in (torch.float32, torch.float16, torch.bool)
+    ]
+    assert sizes[0] == 2 * sizes[1] == 4 * sizes[2] > 0

@@ -7,12 +7,13 @@ native/cudnn/MHA.cpp; ATen/native/cuda/SoftMax.cu.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
-from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
+from planner.capture.workspaces._rule import ceil_div, contiguous_copies, released, tensor_bytes
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
 from planner.program import Target
 
 
@@ -35,13 +36,19 @@ def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
-    """Hold the plain softmax, the mask of its entries at minus infinity, and that of rows with no others.
+    """Hold the mask of the input's entries at minus infinity, and that of rows with no others.
 
-    Rows without any finite entry are zeroed in the output (ATen/native/transformers/attention.cpp).
+    Rows without any finite entry are zeroed in the softmax, in place but for tensors on meta
+    (ATen/native/transformers/attention.cpp). Halves are converted first where the result is no half of their
+    kind, but for float16.
     """
-    dim = args[1] % out.dim()
+    x, dim = args[0], args[1] % out.dim()
     rows = out.numel() // out.shape[dim]
-    return (Hold(tensor_bytes(out)), Hold(out.numel()), Hold(rows), Hold(out.element_size()), Outputs())
+    masks = (Hold(out.numel()), Hold(rows), Hold(out.element_size()))
+    if x.dtype is not out.dtype and x.dtype is not torch.float16:
+        return (Hold(tensor_bytes(out)), Outputs(), Release(1), *masks)
+    copy = contiguous_copies(x)
+    return (Outputs(), *copy, *released(copy), *masks)
 
 
 def _no_workspace(args: Args, out: Any, target: Target) -> Ops:

@@ -96,9 +96,9 @@ def _group_norm_backward(args: Args, out: Any, target: Target) -> Ops:
     if pixels > 1 and suggests_channels_last(x):
         ops.append(2 * samples * channels * _closest_factor(pixels) * unit)
     if mask[0]:
+        ops += [Hold(samples * groups * unit)] * 2
         if pixels > 1 and weight is not None:
             ops.append(Hold(samples * channels * unit))
-        ops += [Hold(samples * groups * unit)] * 2
     return tuple(ops)
 
 

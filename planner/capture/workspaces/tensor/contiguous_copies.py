@@ -1,7 +1,8 @@
 """Workspaces of kernels that copy operands to be contiguous and allocate nothing else.
 
 Each calls `contiguous()` inside, which no operator shows. Where a kernel also reads channels last, only
-other layouts are copied.
+other layouts are copied. A structured kernel has its outputs before it runs, so that the copies come after
+them. The order is as an allocator recorded it with torch 2.13 on an emulated GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,64 +12,96 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import suggests_channels_last
-from planner.capture.workspaces._rule import argument, contiguous_copies, copies_in_format_of, dense_copies
-from planner.capture.workspaces.ops import Args, Ops, Output, Outputs, Rule
+from planner.capture.workspaces._rule import (
+    argument,
+    contiguous_copies,
+    copies_in_format_of,
+    dense_copies,
+    tensor_bytes,
+)
+from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Rule
 from planner.program import Target
 
 
-def _copies_of(
+def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Copy these arguments before the outputs are made."""
+    """Copy these arguments once the outputs are made, as structured kernels do."""
     tensors = [argument(args, position) for position in positions]
-    copied = copies(*(t for t in tensors if isinstance(t, Tensor)))
-    return (*copied, Outputs()) if copied else ()
+    return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
 
-# ATen/native/cuda: SoftMax.cu, NLLLoss.cu, NLLLoss2d.cu, AveragePool3d.cu, ScanKernels.cpp, Im2Col.cu,
-# Col2Im.cu, Embedding.cu, DilatedMaxPool3d.cu, AdaptiveAveragePooling3d.cu, ReplicationPadding.cu
+# ATen/native/cuda: SoftMax.cu, AveragePool3d.cu, Im2Col.cu, Col2Im.cu, DilatedMaxPool3d.cu,
+# AdaptiveAveragePooling3d.cu, AdaptiveMaxPooling3d.cu, ReflectionPad.cu, UpSample*.cu, ScanKernels.cpp
 _FIRST_CONTIGUOUS = """
-    _softmax _log_softmax _adaptive_avg_pool3d_backward im2col col2im
-    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
-    reflection_pad3d reflection_pad3d_backward
-    upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_trilinear3d_backward
-    upsample_nearest3d upsample_nearest3d_backward upsample_bicubic2d_backward
-    _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
-    cumsum cumprod logcumsumexp cummax cummin
+    _softmax _log_softmax im2col col2im
+    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+    upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
+    _upsample_nearest_exact1d _upsample_nearest_exact1d_backward
+    upsample_nearest3d_backward _upsample_nearest_exact3d_backward
+    upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
+    cummax cummin avg_pool3d avg_pool3d_backward _adaptive_avg_pool3d_backward adaptive_max_pool3d
 """
-# ATen/native/cuda: DilatedMaxPool2d.cu, AveragePool2d.cu, AdaptiveAveragePooling.cu, UpSampleNearest2d.cu,
-# UpSampleBilinear2d.cu
+# ATen/native/cuda: DilatedMaxPool2d.cu, DilatedMaxPool3d.cu, AveragePool2d.cu, UpSampleNearest2d.cu
 _FIRST_DENSE = """
-    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d upsample_nearest2d max_pool3d_with_indices
+    max_pool2d_with_indices max_pool3d_with_indices avg_pool2d
+    upsample_nearest2d upsample_nearest2d_backward
+    _upsample_nearest_exact2d _upsample_nearest_exact2d_backward
 """
+
+
+def _input_before_output(copies: Callable[..., Ops], args: Args, out: Any, target: Target) -> Ops:
+    """Copy the input, then make the output (AdaptiveAveragePooling.cu, AdaptiveAveragePooling3d.cu)."""
+    return (*copies(args[0]), Outputs())
 
 
 def _gradient_like_input(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient to the input's format (DilatedMaxPool2d.cu, AveragePool2d.cu)."""
+    """Copy the gradient to the input's format (DilatedMaxPool3d.cu)."""
     grad, x = args[:2]
-    return (*copies_in_format_of(x, grad), Outputs())
+    return (Outputs(), *copies_in_format_of(x, grad))
+
+
+def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
+    """Copy the input to a dense format, the gradient to the same (DilatedMaxPool2d.cu, AveragePool2d.cu)."""
+    grad, x = args[:2]
+    return (Outputs(), *dense_copies(x), *copies_in_format_of(x, grad))
 
 
 def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
     """Copy the gradient unless the input is channels last (AdaptiveAveragePooling.cu)."""
     grad, x = args[:2]
-    return (*(() if suggests_channels_last(x) else contiguous_copies(grad)), Outputs())
+    return (Outputs(), *(() if suggests_channels_last(x) else contiguous_copies(grad)))
 
 
-def _gradient_after_output(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient to a dense format beside the output (UpSampleNearest2d.cu)."""
-    return (Outputs(), *dense_copies(args[0]))
-
-
-def _input_after_output(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the input, or the gradient, beside the output (AveragePool3d.cu)."""
-    return (Outputs(), *contiguous_copies(args[0]))
+def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
+    """Copy gradient and indices, and make a contiguous result (AdaptiveMaxPooling2d.cu)."""
+    return (Outputs(), *contiguous_copies(args[0], args[2], out))
 
 
 def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Copy the gradient likewise, unless it has the output's size (UpSampleBilinear2d.cu)."""
-    return () if args[0].shape == out.shape else _gradient_after_output(args, out, target)
+    """Copy the gradient to a dense format, unless it has the output's size (UpSampleBilinear2d.cu)."""
+    return () if args[0].shape == out.shape else (Outputs(), *dense_copies(args[0]))
+
+
+def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
+    """Make contiguous results, where the outputs are not, and copy the input (AdaptiveMaxPooling2d.cu,
+    UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu).
+    """
+    outputs = out if isinstance(out, tuple) else (out,)
+    return (Outputs(), *contiguous_copies(*outputs), *contiguous_copies(args[0]))
+
+
+def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
+    """Copy the gradient, then make a contiguous result, where the output is not (UpSampleTrilinear3d.cu)."""
+    return (Outputs(), *contiguous_copies(args[0]), *contiguous_copies(out))
+
+
+def _running(args: Args, out: Tensor, target: Target) -> Ops:
+    """Convert the input to the type of its running sums, or copy it to be contiguous (ReduceOps.cpp)."""
+    x = args[0]
+    return (
+        (Outputs(), *contiguous_copies(x)) if x.dtype is out.dtype else (Outputs(), Hold(tensor_bytes(out)))
+    )
 
 
 def _nll_loss2d(args: Args, out: Any, target: Target) -> Ops:
@@ -84,15 +117,20 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
 RULES: Mapping[str, Rule] = {
     "native_dropout": _dropout,
     "nll_loss2d_forward": _nll_loss2d,
-    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward": _gradient_like_input,
-    "avg_pool2d_backward": _gradient_like_input,
-    "upsample_nearest2d_backward": _gradient_after_output,
+    "max_pool2d_with_indices_backward avg_pool2d_backward": _gradient_and_input,
+    "max_pool3d_with_indices_backward": _gradient_like_input,
     "upsample_bilinear2d_backward": _gradient_of_bilinear,
-    "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward": _gradient_of_adaptive_pool,
-    "avg_pool3d avg_pool3d_backward": _input_after_output,
-    _FIRST_CONTIGUOUS: partial(_copies_of, contiguous_copies, (0,)),
-    _FIRST_DENSE: partial(_copies_of, dense_copies, (0,)),
-    "_log_softmax_backward_data": partial(_copies_of, contiguous_copies, (0, 1)),
-    "nll_loss_forward": partial(_copies_of, contiguous_copies, (0, 1, 2)),
-    "nll_loss_backward nll_loss2d_backward": partial(_copies_of, contiguous_copies, (2,)),
+    "upsample_trilinear3d_backward": _gradient_of_trilinear,
+    "upsample_nearest3d _upsample_nearest_exact3d": _through_contiguous,
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa adaptive_max_pool2d": _through_contiguous,
+    "_adaptive_avg_pool2d_backward": _gradient_of_adaptive_pool,
+    "adaptive_max_pool2d_backward": _gradient_of_adaptive_max_pool,
+    "_adaptive_avg_pool2d": partial(_input_before_output, dense_copies),
+    "_adaptive_avg_pool3d": partial(_input_before_output, contiguous_copies),
+    "cumsum cumprod logcumsumexp": _running,
+    _FIRST_CONTIGUOUS: partial(_copies_after, contiguous_copies, (0,)),
+    _FIRST_DENSE: partial(_copies_after, dense_copies, (0,)),
+    "_log_softmax_backward_data": partial(_copies_after, contiguous_copies, (0, 1)),
+    "nll_loss_forward": partial(_copies_after, contiguous_copies, (0, 1, 2)),
+    "nll_loss_backward nll_loss2d_backward": partial(_copies_after, contiguous_copies, (2,)),
 }

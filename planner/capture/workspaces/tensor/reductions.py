@@ -22,13 +22,14 @@ from planner.capture.workspaces._rule import (
     floor_power_of_2,
     tensor_bytes,
 )
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Rule
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
 from planner.program import Target, threads_per_sm
 
 _VECTOR = 4  # values that a thread loads at once (vt0 and input_vec_size of most kernels)
 _MAX_THREADS = 512
 _WARP = 32
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class Dense(NamedTuple):
@@ -139,6 +140,38 @@ def _sum_over(position: int | None) -> Rule:
     return rule
 
 
+def _converted_sum(position: int | None) -> Rule:
+    """Convert the input to the type of the sums first, but for halves in floats, which the kernel converts
+    (ATen/native/ReduceOpsUtils.h, make_reduction_from_ty).
+    """
+
+    def rule(args: Args, out: Any, target: Target) -> Ops:
+        x, dims = args[0], None if position is None else argument(args, position)
+        dims = [dims] if isinstance(dims, int) else dims
+        is_read = x.dtype is out.dtype or (x.dtype in _HALVES and out.dtype is torch.float32)
+        copy = () if is_read else (Outputs(), Hold(x.numel() * out.element_size()))
+        return (*copy, *reduction(x, dims, _partial_bytes(x if is_read else out), target))
+
+    return rule
+
+
+def _largest(position: int | None) -> Rule:
+    """Reduce to one value of the result's type an output (ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu)."""
+
+    def rule(args: Args, out: Any, target: Target) -> Ops:
+        dims = None if position is None else argument(args, position)
+        return reduction(args[0], dims, out.element_size(), target)
+
+    return rule
+
+
+def _count(args: Args, out: Tensor, target: Target) -> Ops:
+    """Sum up the mask of what is not zero as int64 (ATen/native/TensorAdvancedIndexing.cpp)."""
+    x, dims = args[0], argument(args, 1)
+    mask = () if x.dtype is torch.bool else (Hold(x.numel()),)
+    return (*mask, Outputs(), Hold(8 * x.numel()), *reduction(x, dims, 8, target))
+
+
 def _extremum(args: Args, out: Any, target: Target) -> Ops:
     """Reduce to a value and its index: a pair of 16 bytes."""
     dim = argument(args, 1)
@@ -151,13 +184,19 @@ def _variance(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
-    """Hold the maxima and exp(x - maxima) in full while the result is made (ATen/native/ReduceOps.cpp)."""
-    return Hold(tensor_bytes(out)), Hold(tensor_bytes(args[0])), Outputs()
+    """Hold the maxima, for a time with those that are infinite, and exp(x - maxima) in full while the result
+    is made (ATen/native/ReduceOps.cpp).
+    """
+    maxima = Hold(tensor_bytes(out))
+    return maxima, maxima, out.numel(), Release(1), Hold(tensor_bytes(args[0])), Outputs()
 
 
 RULES: dict[str, Rule] = {
-    "sum.dim_IntList mean.dim amax amin nansum prod.dim_int any.dims all.dims": _sum_over(1),
-    "sum mean prod max min any all count_nonzero": _sum_over(None),
+    "sum.dim_IntList nansum prod.dim_int mean.dim": _converted_sum(1),
+    "sum prod mean": _converted_sum(None),
+    "amax amin any.dims all.dims": _largest(1),
+    "max min any all": _largest(None),
+    "count_nonzero count_nonzero.dim_IntList": _count,
     "max.dim min.dim argmax argmin aminmax any.dim all.dim": _extremum,
     "var.correction std.correction var_mean.correction std_mean.correction": _variance,
     "linalg_vector_norm norm.ScalarOpt_dim": _sum_over(2),

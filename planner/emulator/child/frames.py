@@ -23,8 +23,12 @@ def is_own(path: str) -> bool:
 
 
 def place(torch: Any) -> dict[str, Any]:
-    """Return the module and the line that run in this thread, or in the main one if this is autograd's."""
-    frames = _frames(sys._getframe())  # those of this module are not the script's
+    """Return the module and the line that run in this thread, or in the main one if this is autograd's.
+
+    No frame is held when this returns, since one keeps the tensors of its variables: so the list begins with
+    the caller's, as a list that holds its own frame is freed by Python's garbage collector alone.
+    """
+    frames = _frames(sys._getframe(1))
     in_backward = not any(is_own(frame.f_code.co_filename) for frame in frames)
     if in_backward:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -64,4 +68,10 @@ def _module_path(torch: Any, frames: list[Any]) -> str:
 def _first_argument(frame: Any) -> Any:
     """Return the object whose method runs, whatever the method calls it."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    return frame.f_locals.get(names[0]) if names else None
+    if not names:
+        return None
+    variables = frame.f_locals
+    first = variables.get(names[0])
+    if isinstance(variables, dict):  # before Python 3.13, a copy that the frame of a function keeps
+        variables.clear()
+    return first

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from planner.allocator.config import MemoryLimits
 from planner.allocator.history.file import load_history
 from planner.allocator.replay import replay_trace
+from planner.emulator.gpu import describe_gpu
 from planner.errors import PlannerError
 from planner.hardware.device import Device
 from planner.jobs import Job
@@ -26,6 +27,7 @@ from planner.program.events import Outcome, Trace
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 400
 LOG = "server.log"
+GPU_VARIABLE = "PLANNER_EMULATED_GPU"  # a fork reads it when CUDA starts (planner/emulator/csrc/gpu.c)
 ASK_NVML = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
 }  # libraries that look for a GPU when imported leave CUDA alone
@@ -53,19 +55,23 @@ class Emulator:
 
     python: str  # has the CUDA build of torch, the libraries of the models and the planner's dependencies
     folder: Path
+    max_seconds: float = MAX_SECONDS  # of a run
     _gpu: str = ""
     _server: "subprocess.Popen[str] | None" = None
 
-    def run(self, job: Job, batch: int, gpu: str) -> tuple[Side, Path]:
+    def run(self, job: Job, batch: int, gpu: str, card: Device | None = None) -> tuple[Side, Path]:
         """Run the loop of `planner.capture.loop.training_loop`, or read the answer of an earlier run.
 
-        Returns the peaks and the file with the allocator's history, which is missing if the run failed.
+        `card` is the GPU with another memory or context than the database's. Returns the peaks and the file
+        with the allocator's history, which is missing if the run failed.
         """
-        request = json.dumps([job_to_json(replace(job, cudnn="")), batch, gpu])
+        described = "" if card is None else describe_gpu(card)
+        key = [job_to_json(replace(job, cudnn="")), batch, gpu]
+        request = json.dumps([*key, described] if described else key)
         name = sha256(request.encode()).hexdigest()[:16]
         history, answer = self.folder / f"{name}.history.gz", self.folder / f"{name}.json"
         if not answer.exists():
-            self._request(job, batch, gpu, history, answer)
+            self._request(job, batch, gpu, described, history, answer)
         return _side(json.loads(answer.read_bytes()), history), history
 
     def close(self) -> None:
@@ -76,8 +82,8 @@ class Emulator:
             self._server.wait()
             self._server = None
 
-    def _request(self, job: Job, batch: int, gpu: str, history: Path, answer: Path) -> None:
-        server = self._started(gpu)
+    def _request(self, job: Job, batch: int, gpu: str, described: str, history: Path, answer: Path) -> None:
+        server = self._started(self._gpu or gpu if described else gpu)
         probe = {
             "ask": "steps",
             "job": job_to_json(replace(job, cudnn="")),
@@ -90,7 +96,8 @@ class Emulator:
         request = {
             "probe": probe,
             "answer": str(answer.absolute()),
-            "max_seconds": MAX_SECONDS,
+            "max_seconds": self.max_seconds,
+            "environment": {GPU_VARIABLE: described} if described else {},
         }
         assert server.stdin is not None
         server.stdin.write(json.dumps(request) + "\n")

@@ -114,7 +114,8 @@ def _row(
     )
 
 
-def _numbers(text: str) -> Iterable[int]:
+def numbers_of(text: str) -> Iterable[int]:
+    """Yield the numbers of a text such as "0-9,12"."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
@@ -147,10 +148,10 @@ def main() -> None:
 def _run(options: argparse.Namespace, emulator: Emulator) -> None:
     part, parts = map(int, options.part.split("/"))
     cudnn = cudnn_of(options.python)
-    drawn_jobs = FIXED if options.fixed else [draw_job(SEED, number) for number in _numbers(options.jobs)]
+    drawn_jobs = FIXED if options.fixed else [draw_job(SEED, number) for number in numbers_of(options.jobs)]
     jobs = sorted(drawn_jobs, key=lambda job: job.gpu)
     for drawn in jobs[part - 1 :: parts]:
-        earlier = {row.number: row for row in read_rows(options.to)}.get(drawn.number)
+        earlier = {row.number: row for row in read_rows(options.to, Row)}.get(drawn.number)
         if earlier is not None and (options.again is None or not earlier.cause.startswith(options.again)):
             continue
         row = compare_job(drawn, emulator, cudnn)

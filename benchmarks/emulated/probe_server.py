@@ -47,6 +47,7 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], answer: Path) -> None:
     """Run the job in this fork, which ends with it."""
     os.dup2(2, 1)  # what libraries print is not the answer
+    os.environ.update(request["environment"])
     from calibration.probe import __main__ as probe
     from planner._support.worker import reply_of
 

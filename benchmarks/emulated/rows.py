@@ -1,4 +1,4 @@
-"""The rows of a differential campaign in a CSV file, which several processes may add to."""
+"""The rows of campaigns in CSV files, which several processes may add to."""
 
 import csv
 import fcntl
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from planner._support.atomic_write import write_bytes
 
@@ -61,35 +62,48 @@ class Row:
         )
 
 
-def read_rows(path: Path) -> list[Row]:
+class Numbered(Protocol):
+    """A row of a campaign: a dataclass of numbers and words."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def number(self) -> int:
+        """Return the number of the drawn job."""
+        ...
+
+
+AnyRow = TypeVar("AnyRow", bound=Numbered)
+
+
+def read_rows(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """Read all rows, by their number; none if there is no file yet."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
-        return [_row(line) for line in csv.DictReader(file)]
+        return [_row(line, kind) for line in csv.DictReader(file)]
 
 
-def add_row(path: Path, row: Row) -> None:
+def add_row(path: Path, row: Numbered) -> None:
     """Add a row, or put it in the place of the one with its number."""
+    kind = type(row)
     with _locked(path):
-        rows = {one.number: one for one in read_rows(path)} | {row.number: row}
+        rows = {one.number: one for one in read_rows(path, kind)} | {row.number: row}
         out = io.StringIO()
-        writer = csv.DictWriter(out, [field.name for field in fields(Row)], lineterminator="\n")
+        writer = csv.DictWriter(out, [field.name for field in fields(kind)], lineterminator="\n")
         writer.writeheader()
         for _, one in sorted(rows.items()):
             writer.writerow(asdict(one))
         write_bytes(path, out.getvalue().encode())
 
 
-def _row(line: dict[str, str]) -> Row:
+def _row(line: dict[str, str], kind: type[AnyRow]) -> AnyRow:
     read = {"int": int, "float": float, "bool": lambda text: text == "True", "str": str}
-    kinds = {"int": int, "float": float, "bool": bool, "str": str}
-    values = {}
-    for field in fields(Row):
+    values: dict[str, Any] = {}
+    for field in fields(kind):
         name = field.type if isinstance(field.type, str) else field.type.__name__
-        assert name in kinds
         values[field.name] = read[name](line[field.name])
-    return Row(**values)
+    return kind(**values)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def main() -> None:
     )
     parser.add_argument("file", nargs="?", type=Path, default=HERE / "differential.csv")
     file = parser.parse_args().file
-    file.with_suffix(".md").write_text(report(read_rows(file)), encoding="utf-8")
+    file.with_suffix(".md").write_text(report(read_rows(file, Row)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""Plan the loop of `t4_loop.py` by the static planner, for a T4."""
+
+from collections.abc import Callable
+
+import transformers
+from torch import Tensor, nn
+
+from benchmarks.emulated.emulate import Case
+from planner.allocator.config import MemoryLimits, config_of_torch
+from planner.allocator.replay import replay_trace
+from planner.capture.models.torchvision.shim import prepare_torchvision
+from planner.hardware.database import find_device
+from planner.jobs import Job, Loss, Optimizer, Precision, TensorSpec
+from planner.planning.programs import CaptureMode, open_programs
+from planner.program import ignore_progress
+
+STEPS = 2  # one to warm up, one that is read
+
+
+class _Model(nn.Module):
+    """A model that returns its loss and lets its output go when the next step begins: as `del output` at the
+    end of a step, since nothing is allocated between.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.output: object = None
+
+
+class _Classifier(_Model):
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.output = None
+        self.output = output = self.model(images)
+        return nn.functional.cross_entropy(output, labels)
+
+
+class _Language(_Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        self.output = None
+        self.output = output = self.model(input_ids=ids, labels=ids)
+        loss: Tensor = output.loss
+        return loss
+
+
+class _Encoder(_Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        self.output = None
+        self.output = output = self.model(input_ids=ids)
+        loss: Tensor = output.last_hidden_state.float().pow(2).mean()
+        return loss
+
+
+def _resnet() -> nn.Module:
+    from torchvision.models import resnet50
+
+    model: nn.Module = resnet50()
+    return model
+
+
+_BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "resnet50": lambda: _Classifier(_resnet()),
+    "gpt2": lambda: _Language(transformers.GPT2LMHeadModel(transformers.GPT2Config())),
+    "bert-base-uncased": lambda: _Encoder(transformers.BertModel(transformers.BertConfig())),
+    "distilbert-base-uncased": lambda: _Encoder(
+        transformers.DistilBertModel(transformers.DistilBertConfig())
+    ),
+}
+
+
+def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:
+    """Return peaks of the second step in bytes, with the process's, under this version's allocator."""
+    prepare_torchvision()
+    card, size = find_device("T4"), case["size"]
+    tokens = (TensorSpec((size,), "int64"),)
+    images = (TensorSpec((3, size, size)), TensorSpec((), "int64"))
+    job = Job(
+        case["model"],
+        inputs=images if case["model"] == "resnet50" else tokens,
+        loss=Loss.OUTPUT,
+        optimizer=Optimizer.ADAMW,
+        precision=Precision.AMP_BF16,
+        steps=STEPS,
+        cudnn=cudnn,
+    )
+    programs = open_programs(job, ignore_progress, _BUILDERS[job.model], mode=CaptureMode.RUNS)
+    limits = MemoryLimits(card.usable.value - card.context.value, config=config_of_torch(version))
+    later = replay_trace(programs.trace(case["batch"], card.target), limits).later_steps
+    assert later is not None
+    process_bytes = later.reserved_bytes + card.context.value
+    return {
+        "allocated": later.allocated_bytes,
+        "reserved": later.reserved_bytes,
+        "process": process_bytes,
+    }

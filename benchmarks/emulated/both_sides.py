@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from planner.allocator.config import MemoryLimits
+from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.history.file import load_history
 from planner.allocator.replay import replay_trace
 from planner.emulator.gpu import describe_gpu
@@ -66,7 +66,7 @@ class Emulator:
         with the allocator's history, which is missing if the run failed.
         """
         described = "" if card is None else describe_gpu(card)
-        key = [job_to_json(replace(job, cudnn="")), batch, gpu]
+        key = [_emulated_json(job), batch, gpu]
         request = json.dumps([*key, described] if described else key)
         name = sha256(request.encode()).hexdigest()[:16]
         history, answer = self.folder / f"{name}.history.gz", self.folder / f"{name}.json"
@@ -86,7 +86,7 @@ class Emulator:
         server = self._started(self._gpu or gpu if described else gpu)
         probe = {
             "ask": "steps",
-            "job": job_to_json(replace(job, cudnn="")),
+            "job": _emulated_json(job),
             "batch": batch,
             "allocator_cap_bytes": None,
             "alloc_conf": "",
@@ -153,7 +153,9 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
     except PlannerError as error:
         return Side(failure=f"{type(error).__name__}: {error}"), None
     limits = MemoryLimits(
-        capacity_bytes=device.usable.value - device.context.value, total_bytes=device.usable.value
+        capacity_bytes=device.usable.value - device.context.value,
+        total_bytes=device.usable.value,
+        config=config_of_torch(job.torch),
     )
     run = replay_trace(trace, limits)
     side = Side(
@@ -163,6 +165,19 @@ def plan_statically(job: Job, batch: int, device: Device) -> tuple[Side, Trace |
         run.retries,
     )
     return side, trace
+
+
+def _emulated_json(job: Job) -> dict[str, Any]:
+    """Return the job without the versions that it is planned for; the emulated side has its own."""
+    values = job_to_json(replace(job, cudnn=""))
+    del values["torch"]
+    return values
+
+
+def torch_of(python: str) -> str:
+    """Return the version of this Python's torch."""
+    code = "from importlib.metadata import version; print(version('torch'))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def cudnn_of(python: str) -> str:

@@ -2,20 +2,21 @@
 
     python -m benchmarks.emulated.differential --python PYTHON [--jobs 0-199] [--part 1/2] [--to FILE.csv]
 
-PYTHON has the CUDA build of torch, the libraries of the models and the planner's dependencies, in the
-versions of this environment, so that both sides run the same Python code. Each finished job is a row of the
-file; numbers that have one are left out, unless --again CAUSE names the beginning of theirs. Processes with
-another --part may run at the same time. `summary.py` writes the table of causes.
+PYTHON has the CUDA build of torch, the libraries of the models and the planner's dependencies, both in
+the versions of this environment, so that both sides run the same Python code. The static side plans for the
+version of PYTHON's torch. Each finished job is a row of the file; numbers that have one are left out, unless
+--again CAUSE names the beginning of theirs. Processes with another --part may run at the same time.
+`summary.py` writes the table of causes.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from benchmarks.emulated.both_sides import Emulator, Side, cudnn_of, plan_statically
+from benchmarks.emulated.both_sides import Emulator, Side, cudnn_of, plan_statically, torch_of
 from benchmarks.emulated.jobs import FIXED, DrawnJob, draw_job
 from benchmarks.emulated.parting import find_parting
 from benchmarks.emulated.rows import (
@@ -27,6 +28,7 @@ from benchmarks.emulated.rows import (
     add_row,
     read_rows,
 )
+from benchmarks.emulated.version_jobs import VERSION_JOBS
 from planner.allocator.history.file import load_history
 from planner.allocator.history.history import check_history
 from planner.allocator.history.lifetimes import recording_of
@@ -39,12 +41,12 @@ SEED = 14
 HERE = Path(__file__).parent
 
 
-def compare_job(drawn: DrawnJob, emulator: Emulator, cudnn: str) -> Row:
-    """Run one job both ways."""
+def compare_job(drawn: DrawnJob, emulator: Emulator, libraries: Mapping[str, str]) -> Row:
+    """Run one job both ways; `libraries` are options of the static side."""
     start = perf_counter()
     device = find_device(drawn.gpu)
     try:
-        job, _, _ = make_job(drawn.model, {**drawn.options, "cudnn": cudnn})  # type: ignore[typeddict-item]
+        job, _, _ = make_job(drawn.model, {**drawn.options, **libraries})  # type: ignore[typeddict-item]
     except PlannerError as error:
         return _row(drawn, Side(), Side(failure=f"{type(error).__name__}: {error}"), STATIC_FAILS, start)
     emulated, history = emulator.run(job, drawn.batch, drawn.gpu)
@@ -127,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--python", required=True, help="a Python with the CUDA build of torch")
     parser.add_argument("--fixed", action="store_true", help="run the fixed jobs of jobs.py instead")
+    parser.add_argument("--versions", action="store_true", help="run the jobs of version_jobs.py instead")
     parser.add_argument("--jobs", default="0-199", metavar="FIRST-LAST", help="numbers of jobs")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="of the numbers, each N-th from the K-th"
@@ -147,16 +150,23 @@ def main() -> None:
 
 def _run(options: argparse.Namespace, emulator: Emulator) -> None:
     part, parts = map(int, options.part.split("/"))
-    cudnn = cudnn_of(options.python)
-    drawn_jobs = FIXED if options.fixed else [draw_job(SEED, number) for number in numbers_of(options.jobs)]
-    jobs = sorted(drawn_jobs, key=lambda job: job.gpu)
+    libraries = {"cudnn": cudnn_of(options.python), "torch": torch_of(options.python)}
+    jobs = sorted(_jobs(options), key=lambda job: job.gpu)
     for drawn in jobs[part - 1 :: parts]:
         earlier = {row.number: row for row in read_rows(options.to, Row)}.get(drawn.number)
         if earlier is not None and (options.again is None or not earlier.cause.startswith(options.again)):
             continue
-        row = compare_job(drawn, emulator, cudnn)
+        row = compare_job(drawn, emulator, libraries)
         add_row(options.to, row)
         print(f"{row.number} {row.model} {row.batch} {row.gpu}: {row.cause} {row.failure[:150]}", flush=True)
+
+
+def _jobs(options: argparse.Namespace) -> Sequence[DrawnJob]:
+    if options.fixed:
+        return FIXED
+    if options.versions:
+        return [job for job in VERSION_JOBS if job.number in set(numbers_of(options.jobs))]
+    return [draw_job(SEED, number) for number in numbers_of(options.jobs)]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Not MONAI, which sets CUBLAS_WORKSPACE_CONFIG when imported (monai/utils/misc.py), for its own jobs alone.
@@ -30,6 +31,7 @@ SLOW_IMPORTS = (
 
 def main() -> None:
     """Serve until standard input ends."""
+    _tolerate_older_torch()
     for name in SLOW_IMPORTS:
         with suppress(ModuleNotFoundError):  # of a library whose models no job has
             import_module(name)
@@ -42,6 +44,35 @@ def main() -> None:
         problem = _wait(child, request["max_seconds"])
         if not answer.exists():
             _write(answer, {"error": "ModelError", "message": problem})
+
+
+def _tolerate_older_torch() -> None:
+    """Give capture's tables stand-ins for operators and optimizers that this torch, an older one, lacks.
+
+    Only capture's loop and models run here, not its tables.
+    """
+    import torch
+
+    import planner.capture.operator_table as operator_table
+
+    find = operator_table.overload
+
+    def overload(name: str) -> Any:
+        try:
+            return find(name)
+        except AttributeError:
+            return name
+
+    operator_table.overload = overload
+    if not hasattr(torch.optim, "Adafactor"):  # since 2.5
+        torch.optim.Adafactor = _missing
+    if not hasattr(torch, "accelerator"):  # since 2.6
+        torch.accelerator = ModuleType("torch.accelerator")
+        torch.accelerator.current_accelerator = _missing
+
+
+def _missing(*args: object, **kwargs: object) -> None:
+    raise NotImplementedError("this version of torch does not have it")
 
 
 def _answer(request: Mapping[str, Any], answer: Path) -> None:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.errors import UsageError
+from planner.program import torch_version_of
 
 MIB: Final = 2**20
 
@@ -150,8 +151,7 @@ def config_of_torch(version: str) -> AllocatorConfig:
 
     A text that is no version gives those of the newest torch known.
     """
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) >= _OLDEST_SEGMENT_SINCE:
+    if torch_version_of(version) >= _OLDEST_SEGMENT_SINCE:
         return AllocatorConfig()
     return AllocatorConfig(reuse_order=ReuseOrder.LOWEST_ADDRESS)
 

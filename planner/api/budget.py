@@ -3,8 +3,10 @@
 from os import PathLike
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from planner._support.versions import installed_version
-from planner.allocator import parse_alloc_conf
+from planner.allocator import config_of_torch, parse_alloc_conf
 from planner.api.options import Options
 from planner.errors import UsageError
 from planner.hardware import (
@@ -66,6 +68,12 @@ def _reject_unknown(options: Options) -> None:
             raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
 
 
+def with_allocator_of(budget: Budget, job: Job) -> Budget:
+    """Return the budget with the allocator of the job's version of torch."""
+    config = replace(budget.limits.config, reuse_order=config_of_torch(job.torch).reuse_order)
+    return replace(budget, limits=replace(budget.limits, config=config))
+
+
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
     """Return the budget as the nearest stored calibration corrects it. Raises DataFileError for a broken one,
     UsageError for folders that are given without a card.
@@ -104,7 +112,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
     """Return the query for stored calibrations."""
-    torch = None if options.get("trace") is not None else installed_version("torch")
+    torch = None if options.get("trace") is not None else job.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 
 

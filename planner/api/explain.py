@@ -9,7 +9,7 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
-from planner.api.budget import make_budget
+from planner.api.budget import make_budget, with_allocator_of
 from planner.api.gpus import gpus
 from planner.api.options import Options
 from planner.api.request import Model, Request, open_request
@@ -152,6 +152,6 @@ def batch_curve(
     budgets: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:
         first = table.programs.trace(FIT_BATCHES[0], budget.device.target)
-        budgets.insert(0, (judge_budget(budget, table.job, first), None))
+        budgets.insert(0, (judge_budget(with_allocator_of(budget, table.job), table.job, first), None))
     names = [budget.device.name for budget, _ in budgets]
     return take_curve(budgets, table.programs, batch, names.index(budget.device.name))

@@ -44,6 +44,7 @@ class JobOptions(TypedDict, total=False):
     cudnn_benchmark: bool | None
     cudnn: str | None  # "installed" or a folder: that library is queried for its workspaces; or "published"
     cublas_workspace_config: str | None
+    torch: str | None  # the version that the answer stands for, such as "2.6"
 
 
 class Options(JobOptions, total=False):

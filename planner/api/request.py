@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from planner.api.budget import calibrate_budget, make_budget
+from planner.api.budget import calibrate_budget, make_budget, with_allocator_of
 from planner.api.options import Options, Sample
 from planner.errors import UsageError, unsaved
 from planner.hardware import Budget
@@ -116,7 +116,7 @@ def open_request(
         job, default_batch, factory = make_job(model, options, opened)
         # A factory's model has no name to be stored under; a cuDNN library that is queried may change.
         stores = () if factory is not None or job.cudnn else opened
-    budget = calibrate_budget(budget, job, options)
+    budget = calibrate_budget(with_allocator_of(budget, job), job, options)
     return Request(job, budget, options, batch or default_batch, factory, stores, saved, start)
 
 

@@ -1,18 +1,22 @@
-"""Give the target of one job's workspace rules the cuDNN library that the job names."""
+"""Give the target of one job's workspace rules the version of torch and the cuDNN library of the job."""
 
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from planner.jobs import Job
-from planner.program import Target
+from planner.program import Target, torch_version_of
 
 if TYPE_CHECKING:
     from planner.hardware.cudnn import Cudnn
 
 
 def equip(target: Target, job: Job) -> Target:
-    """Return the target with the library that the job queries for workspaces. Raises UsageError."""
+    """Return the target with the job's version of torch and the library that it queries for workspaces.
+
+    Raises UsageError.
+    """
+    target = replace(target, torch=torch_version_of(job.torch))
     if not job.cudnn or target.conv_workspace_query is not None:
         return target
     library = _library_of(job)

@@ -115,7 +115,7 @@ def _record_loop(
     compiled = CompiledCalls()
     try:
         with (
-            cuda_semantics(path_of),
+            cuda_semantics(path_of, recorder.target.torch),
             assume_padding(is_padded(job)),
             devices_shown(),
             full_lengths() as lengths,

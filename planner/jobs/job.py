@@ -126,6 +126,7 @@ class Job(Struct, frozen=True):
     cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
     cudnn: str = ""  # source of its workspaces: a folder or "installed"; "": published runs
     cublas_workspace_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG; "": it is not set
+    torch: str = ""  # the version that the answer stands for, "2.6"; "": the newest known
     dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full
     lengths: Lengths | None = None  # of real samples; None: by the inputs and the model (likeness.py)
     source: str = ""  # the SOURCE:NAME or FILE.py:NAME behind a catalogue name; "": `model` is one itself

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from planner.errors import UsageError
 from planner.jobs.job import Job
 from planner.jobs.parse import check_count, choose, parse_loss, shown
-from planner.program import parse_workspace_config
+from planner.program import parse_torch_option, parse_workspace_config
 
 PUBLISHED = "published"  # of --cudnn: no library is queried
 
@@ -190,6 +190,12 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
         "Value of CUBLAS_WORKSPACE_CONFIG, such as :4096:8, :16:8 or :0:0.",
         "TEXT",
         parse=_parse_cublas_config,
+    ),
+    _option(
+        "torch",
+        "Version of PyTorch that the answer stands for, from 2.4 on, such as 2.6; by default the newest.",
+        "VERSION",
+        parse=parse_torch_option,
     ),
 )
 _STRUCTURED = (OptionKind.TENSORS, OptionKind.ARGUMENTS)

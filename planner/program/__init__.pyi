@@ -3,7 +3,10 @@ from .convolution import (
     ConvWorkspace as ConvWorkspace, Convolution as Convolution, Direction as Direction, Engine as Engine,
     Workspaces as Workspaces,
 )
-from .cublas import parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes
+from .cublas import (
+    LT_BYTES as LT_BYTES, LtWorkspace as LtWorkspace, lt_workspace as lt_workspace,
+    parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes,
+)
 from .diff import first_divergence as first_divergence
 from .events import (
     Alloc as Alloc, Category as Category, Event as Event, Free as Free, GrowthSource as GrowthSource,
@@ -42,4 +45,8 @@ from .steps import (
 )
 from .target import (
     Capability as Capability, SM_LIMITS as SM_LIMITS, Target as Target, threads_per_sm as threads_per_sm,
+)
+from .torch_version import (
+    NEWEST_TORCH as NEWEST_TORCH, TorchVersion as TorchVersion, format_torch_version as format_torch_version,
+    parse_torch_option as parse_torch_option, torch_version_of as torch_version_of,
 )

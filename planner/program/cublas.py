@@ -1,14 +1,17 @@
-"""cuBLAS's workspace of each thread, as `CUBLAS_WORKSPACE_CONFIG` and the GPU decide it.
+"""cuBLAS's workspace of each thread, by `CUBLAS_WORKSPACE_CONFIG`, the GPU and the version of torch.
 
-ATen/cuda/CublasHandlePool.cpp, as of torch 2.13: the variable is searched for pairs `:SIZE:COUNT`, SIZE in
-KiB, which are added up; a text without any gets a warning and the default. cuBLASLt shares this memory
-(`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` moves no byte of it.
+ATen/cuda/CublasHandlePool.cpp: the variable is searched for pairs `:SIZE:COUNT`, SIZE in
+KiB, which are added up; a text without any gets a warning and the default. Since torch 2.12 cuBLASLt shares
+this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` moves no
+byte of it; before, it has a workspace of its own of 1 MiB (`lt_workspace`).
 """
 
 import re
 from collections.abc import Collection
+from enum import Enum, auto
 
 from planner.errors import UsageError
+from planner.program.torch_version import NEWEST_TORCH, TorchVersion
 
 KIB = 1024
 DEFAULT_BYTES = (2 * 4096 + 8 * 16) * KIB  # :4096:2:16:8
@@ -16,6 +19,11 @@ LARGE_BYTES = 8 * 4096 * KIB
 # Compute capabilities, by their first number, with the larger default: Hopper, and Blackwell since the
 # spring of 2026 (pytorch#175344).
 LARGE_FROM: Collection[int] = frozenset((9, 10, 12))
+_LARGE_BEFORE: Collection[int] = frozenset((9,))
+_BLACKWELL_SINCE: TorchVersion = (2, 12)
+LT_BYTES = 1024 * KIB  # `_parseChosenWorkspaceSize` of CUDABlas.cpp
+_LT_KEPT_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#156495
+_LT_SHARED_SINCE: TorchVersion = (2, 12)  # pytorch/pytorch#168175 and #173002
 MOST_BYTES = 2**40  # as for samples: more is a slip of the keyboard
 
 _PAIRS = re.compile(r"(:[0-9]+:[0-9]+)+")
@@ -23,7 +31,26 @@ _PAIR = re.compile(r":([0-9]+):([0-9]+)")
 _MOST_DIGITS = 16  # of a number that is worth multiplying
 
 
-def workspace_bytes(capability: tuple[int, int], config: str = "") -> int:
+class LtWorkspace(Enum):
+    """The memory in which cuBLASLt multiplies matrices."""
+
+    OF_CALL = auto()  # taken and given back by each call
+    KEPT = auto()  # by each thread, from its first call on
+    SHARED = auto()  # cuBLAS's own
+
+
+def lt_workspace(torch: TorchVersion) -> LtWorkspace:
+    """Return how a version of torch gives cuBLASLt its workspace of `LT_BYTES`.
+
+    >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))]
+    ['OF_CALL', 'KEPT', 'SHARED']
+    """
+    if torch >= _LT_SHARED_SINCE:
+        return LtWorkspace.SHARED
+    return LtWorkspace.KEPT if torch >= _LT_KEPT_SINCE else LtWorkspace.OF_CALL
+
+
+def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchVersion = NEWEST_TORCH) -> int:
     """Return what a handle takes for good on a GPU of this compute capability, in bytes.
 
     `config` is the text of CUBLAS_WORKSPACE_CONFIG, "" where it is not set. Raises UsageError for one that
@@ -34,7 +61,8 @@ def workspace_bytes(capability: tuple[int, int], config: str = "") -> int:
     """
     if config:
         return parse_workspace_config(config)
-    return LARGE_BYTES if capability[0] in LARGE_FROM else DEFAULT_BYTES
+    large = LARGE_FROM if torch >= _BLACKWELL_SINCE else _LARGE_BEFORE
+    return LARGE_BYTES if capability[0] in large else DEFAULT_BYTES
 
 
 def parse_workspace_config(text: str) -> int:

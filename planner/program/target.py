@@ -6,6 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from planner.program.convolution import ConvWorkspaceQuery
+from planner.program.torch_version import NEWEST_TORCH, TorchVersion
 
 Capability = tuple[int, int]
 
@@ -49,6 +50,7 @@ class Target(Struct, frozen=True):
     capability: Capability
     sm_count: int
     conv_workspace_query: ConvWorkspaceQuery | None = None  # None: convolutions as published runs show them
+    torch: TorchVersion = NEWEST_TORCH  # that runs the kernels
 
     @classmethod
     def for_capability(cls, capability: Capability, sm_count: int | None = None) -> "Target":

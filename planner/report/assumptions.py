@@ -8,6 +8,8 @@ from planner.allocator import AllocatorConfig
 from planner.hardware import MIB, Budget, Likeness, margins_of
 from planner.jobs import ClipGradients, Job, Lengths, MemoryFormat, Mode, Precision, ZeroGrad
 from planner.planning import Estimate
+from planner.program import NEWEST_TORCH, torch_version_of
+from planner.report.budget import planned_torch
 from planner.report.describe import growth_text, short_op
 
 _ZERO_GRAD = {
@@ -41,6 +43,7 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
     if estimate.growth is not None:
         yield growth_text(estimate.growth, estimate.step_limit)
     yield _calibration(budget)
+    yield _torch(job)
     yield f"nothing else runs on the GPU; {_precision(job)}"
     yield _loop(job)
     if budget.likeness.lengths is not Lengths.FIXED:
@@ -57,6 +60,16 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
     yield from estimate.notes
     if estimate.unknown_ops:
         yield _unknown(estimate.unknown_ops)
+
+
+def _torch(job: Job) -> str:
+    """Return the version of torch whose memory this is."""
+    planned = planned_torch(job)
+    if torch_version_of(job.torch) > NEWEST_TORCH:
+        return (
+            f"torch {job.torch} is newer than the newest version known, so memory is that of torch {planned}"
+        )
+    return f"memory is taken as by torch {planned}"
 
 
 def _calibration(budget: Budget) -> str:

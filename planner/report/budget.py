@@ -4,6 +4,7 @@ from typing import Any
 
 from planner.hardware import Budget, Device
 from planner.jobs import Job, job_to_json
+from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 from planner.report.document import Table
 from planner.report.units import SCHEMA, attributes, is_endless, memory_table, mib, to_builtins
 
@@ -41,11 +42,17 @@ def device_to_json(budget: Budget) -> dict[str, Any]:
     }
 
 
+def planned_torch(job: Job) -> str:
+    """Return the version of torch that an answer stands for."""
+    return format_torch_version(min(torch_version_of(job.torch), NEWEST_TORCH))
+
+
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
     """Return the keys with which most JSON objects begin: what is planned, on which GPU."""
     return {
         "schema": SCHEMA,
         "model": job.model,
+        "torch": planned_torch(job),
         "job": job_to_json(job),
         "device": device_to_json(budget),
         "confidence": budget.confidence,

@@ -58,6 +58,7 @@ def _numerics(job: Job) -> list[str]:
         "cudnn.benchmark": job.cudnn_benchmark,
         f"workspaces of cuDNN ({job.cudnn})": job.cudnn,
         f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}": job.cublas_workspace_config,
+        f"torch {job.torch}": job.torch,
     }
     return [text for text, is_so in parts.items() if is_so]
 

@@ -97,6 +97,7 @@ def test_options_reach_the_job(capsys: Capture) -> None:
         "lengths": None,
         "cudnn": "",
         "cublas_workspace_config": "",
+        "torch": "",
         "dataset_size": 0,
     }
 

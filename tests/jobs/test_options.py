@@ -23,7 +23,7 @@ from planner.jobs.codec import job_from_json, job_to_json
 
 BASE = Job("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))
 OTHERS = {"model", "source", "model_args", "inputs", "target", "targets"}  # fields of tensors and names
-TEXTS = {"loss": "mse", "cudnn": "installed", "cublas_workspace_config": ":16:8"}
+TEXTS = {"loss": "mse", "cudnn": "installed", "cublas_workspace_config": ":16:8", "torch": "2.6"}
 TYPES = {
     OptionKind.FLAG: bool | None,
     OptionKind.COUNT: int | None,

@@ -191,6 +191,7 @@ def test_estimate_as_json() -> None:
     assert fields == {
         "schema": 1,
         "model": "toy",
+        "torch": "2.13",
         "batch": 50,
         "method": "trace",
         "job": job_to_json(JOB),
@@ -276,6 +277,7 @@ def test_estimate_as_json() -> None:
             "60 peaks of CNNs in float32 without cudnn.benchmark (xMem, torch 2.6, RTX 3060 and 4060); "
             "widened, since none of these runs is with operators whose scratch memory is not known: -0.4%, "
             "2.7% deviation",
+            "memory is taken as by torch 2.13",
             "nothing else runs on the GPU; no autocast, tensors keep the types that the model gives them",
             "2 steps, gradients set to None before each forward pass; each batch is released before the next "
             "is copied, output and loss live until the next are there",
@@ -296,6 +298,7 @@ def test_plan_as_json() -> None:
     assert plan_to_json(plan, 1.5) == {
         "schema": 1,
         "model": "toy",
+        "torch": "2.13",
         "method": "trace",
         "job": job_to_json(JOB),
         "device": estimate_to_json(plan.at_max, 1.5)["device"],
@@ -418,7 +421,7 @@ def test_broken_job_is_refused(key: str) -> None:
 def loop_sentence(**options: object) -> str:
     changes: dict[str, object] = options
     job = replace(JOB, **changes)  # type: ignore[arg-type]
-    return assumptions(estimated(2, budget(450), job))[3]
+    return assumptions(estimated(2, budget(450), job))[4]
 
 
 def test_assumed_loop() -> None:

@@ -13,19 +13,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planner.capture.cuda.sdpa_backend import CUDNN, EFFICIENT, FLASH, SdpaCall, select
+from planner.program import TorchVersion
 
 aten = torch.ops.aten
 
 
-def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator name, for a GPU of this compute capability."""
+def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
+    """Return kernels by operator name, for a GPU of this compute capability and a version of torch."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
         call = SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        run = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn}.get(select(call, capability), _math)
+        backend = select(call, capability, version)
+        run = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn}.get(backend, _math)
         return run(call, scale)
 
     return {"scaled_dot_product_attention": attend}

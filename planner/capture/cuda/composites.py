@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planner.capture.meta_kernels.strides import contiguous, suggests_channels_last
+from planner.program import TorchVersion
 
 aten = torch.ops.aten
+_FUSED_RMS_NORM_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#153666
 _MEAN = 1  # at::Reduction::Mean
 
 
@@ -66,7 +68,7 @@ def _ctc_loss(
     return aten.ctc_loss.IntList(log_probs, targets, inputs, labels, blank, reduction, zero_infinity)
 
 
-# ---- rms_norm: ATen/native/layer_norm.cpp (torch 2.9 and later)
+# ---- rms_norm: ATen/native/layer_norm.cpp
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -100,6 +102,13 @@ def _rms_norm(
     if mixed or (suggests_channels_last(x) and not x.is_contiguous()):
         return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
     return _RmsNorm.apply(x, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
+
+
+def _composed_rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    """Run the operators of which it consists."""
+    return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
 
 
 # ---- binary_cross_entropy_with_logits: torch/csrc/autograd/FunctionsManual.cpp
@@ -159,7 +168,7 @@ def _with_kernel_strides(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, contiguous(x.shape)) if x.is_contiguous() else x
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {
+_KERNELS: Mapping[str, Callable[..., Any]] = {
     "linear": _linear,
     "dropout": _dropout,
     "softmax.int": _softmax_by(aten._softmax),
@@ -168,3 +177,9 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "binary_cross_entropy_with_logits": _binary_cross_entropy_with_logits,
 }
+
+
+def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
+    """Return kernels by operator name, for a version of torch."""
+    older = {} if version >= _FUSED_RMS_NORM_SINCE else {"rms_norm": _composed_rms_norm}
+    return {**_KERNELS, **older}

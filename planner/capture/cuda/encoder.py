@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planner.capture.cuda.sdpa_backend import MATH, SdpaCall, select
+from planner.program import TorchVersion
 
 Kernels = dict[str, Callable[..., Any]]
 
 
-def kernels(capability: tuple[int, int]) -> Kernels:
-    """Return kernels by operator name, for a GPU of this compute capability."""
+def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
+    """Return kernels by operator name, for a GPU of this compute capability and a version of torch."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
@@ -29,7 +30,7 @@ def kernels(capability: tuple[int, int]) -> Kernels:
         Before torch 2.2, a head's width had to be a multiple of 8 as well (inferred from the source).
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
-        kernel = select(SdpaCall(heads, heads, heads), capability)
+        kernel = select(SdpaCall(heads, heads, heads), capability, version)
         if mask is None and not need_weights and kernel != MATH:
             return _fused(query, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias), None
         context, weights = _unfused(query, num_head, qkv_weight, mask)

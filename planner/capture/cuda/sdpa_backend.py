@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
+from planner.program import NEWEST_TORCH, TorchVersion
+
 Capability = tuple[int, int]
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -20,6 +22,7 @@ _NEWEST = (12, 1)  # the last architecture that the fused kernels of 2.13 accept
 MATH, FLASH = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
 EFFICIENT, CUDNN = SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION
 _DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)  # ATen/Context.h
+_CUDNN_SINCE: TorchVersion = (2, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,15 @@ class SdpaCall:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
-def select(call: SdpaCall, capability: Capability) -> SDPBackend:
-    """Return the backend that a GPU of this compute capability runs.
+def select(call: SdpaCall, capability: Capability, version: TorchVersion = NEWEST_TORCH) -> SDPBackend:
+    """Return the backend that a GPU of this compute capability runs in a version of torch.
 
     Follows torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_*_sdp where the process set them.
     Raises RuntimeError where every backend that would accept the call is disabled.
     """
     accepts = {FLASH: _flash_accepts, EFFICIENT: _efficient_accepts, CUDNN: _cudnn_accepts}
     enabled = _cur_sdpa_kernel_backends()
-    for backend in _order(capability):
+    for backend in _order(capability, version):
         if backend in enabled and (backend == MATH or accepts[backend](call, capability)):
             return backend
     raise RuntimeError(
@@ -56,16 +59,17 @@ def select(call: SdpaCall, capability: Capability) -> SDPBackend:
     )
 
 
-def _order(capability: Capability) -> tuple[SDPBackend, ...]:
+def _order(capability: Capability, version: TorchVersion) -> tuple[SDPBackend, ...]:
     """Return the backends by priority: cuDNN first on compute capability 9.0 and 10.x, else last, after math.
 
-    By version: torch 2.5.0 preferred it on 9.0, 2.5.1 took that back, 2.9 preferred it again; since 2.10
-    it takes cuDNN newer than 9.15.0, which the wheels for CUDA 13 have and those for CUDA 12 have not. The
-    default wheel of 2.13 is taken here. TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
+    By version: torch 2.5.0 preferred it on 9.0, 2.5.1 took that back (pytorch/pytorch#138522), 2.9 preferred
+    it again; since 2.9.1 it takes cuDNN newer than 9.15.0, which the default wheels have since 2.11. Default
+    wheels of the last patch are taken here. TORCH_CUDNN_SDPA_DEPRIORITIZED is not read.
     """
     backends = map(SDPBackend, torch._C._get_sdp_priority_order())
     order = tuple(backend for backend in backends if backend in _DEFAULT_ORDER)
-    if order == _DEFAULT_ORDER and capability in ((9, 0), (10, 0), (10, 3)):
+    is_preferred = version >= _CUDNN_SINCE and capability in ((9, 0), (10, 0), (10, 3))
+    if order == _DEFAULT_ORDER and is_preferred:
         return (CUDNN, FLASH, EFFICIENT, MATH)
     return order
 

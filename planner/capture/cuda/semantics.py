@@ -15,15 +15,17 @@ from unittest import mock
 
 import torch
 
-from planner.capture.cuda import assignment, attention, composites, encoder, optimizers, rnn
+from planner.capture.cuda import assignment, attention, composites, encoder, optimizers, rnn, slicing
 from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
+from planner.program import NEWEST_TORCH, TorchVersion
 
 _OPEN = threading.Lock()
 
 
 @contextmanager
-def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
-    """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open.
+def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[None]:
+    """Make operators on `meta` take the paths of a CUDA GPU of this compute capability while open, in a
+    version of torch.
 
     Raises RuntimeError where it is open already, in this thread or another.
     """
@@ -36,11 +38,12 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
             stack.callback(library._destroy)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
-                for name, kernel in _kernels(capability).items():
+                for name, kernel in _kernels(capability, version).items():
                     library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
                 for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
                     library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
-            patches = (*_device_lists(), *assignment.patches(), *autocast.patches(casts.clear))
+            indexing = (*assignment.patches(), *slicing.patches(version))
+            patches = (*_device_lists(), *indexing, *autocast.patches(casts.clear))
             for target, replacement in patches:
                 stack.enter_context(mock.patch(target, replacement))
             stack.enter_context(autocast.included())
@@ -49,9 +52,9 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
         _OPEN.release()
 
 
-def _kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    kernels = {**composites.KERNELS, **encoder.kernels(capability), **optimizers.KERNELS}
-    return kernels | attention.kernels(capability) | rnn.kernels(capability)
+def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
+    kernels = {**composites.kernels(version), **encoder.kernels(capability, version), **optimizers.KERNELS}
+    return kernels | attention.kernels(capability, version) | rnn.kernels(capability)
 
 
 def _device_lists() -> Iterator[tuple[str, object]]:

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from planner.capture.workspaces.ops import Rule
-from planner.capture.workspaces.registry import CPU_OUTPUTS, rule_of
+from planner.capture.workspaces.registry import cpu_outputs, rule_of
 from planner.capture.workspaces.tensor.gemm import BLAS_OPS
+from planner.program import TorchVersion
 
 
 class OutputKind(Enum):
@@ -30,6 +31,7 @@ class Operator:
     outputs: OutputKind
     rule: Rule | None
     uses_blas: bool
+    cpu_outputs: tuple[int, ...]  # positions of results that a CUDA kernel keeps on the CPU
 
     def new_tensors(self, out: Any) -> list[Tensor]:
         """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
@@ -37,14 +39,14 @@ class Operator:
             return [out]
         if not isinstance(out, tuple | list):
             return []
-        on_cpu = CPU_OUTPUTS.get(self.func, ())
-        on_gpu = [item for position, item in enumerate(out) if position not in on_cpu]
+        on_gpu = [item for position, item in enumerate(out) if position not in self.cpu_outputs]
         return [leaf for leaf in tree_leaves(on_gpu) if isinstance(leaf, Tensor)]
 
 
-def inspect_operator(func: Any) -> Operator:
-    """Return what the recorder needs to know of an operator."""
-    return Operator(func, str(func), _outputs_of(func), rule_of(func), func in BLAS_OPS)
+def inspect_operator(func: Any, version: TorchVersion) -> Operator:
+    """Return what the recorder needs to know of an operator in a version of torch."""
+    on_cpu = cpu_outputs(func, version)
+    return Operator(func, str(func), _outputs_of(func), rule_of(func), func in BLAS_OPS, on_cpu)
 
 
 def _outputs_of(func: Any) -> OutputKind:

@@ -63,7 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operators: dict[int, Operator] = {}  # by identity: their own hash is slow
         self.modules = ModuleTracker(model)
         self._phase = Phase.SETUP
-        self._cublas = CublasWorkspaces(target.capability, cublas_config)
+        self._cublas = CublasWorkspaces(target, cublas_config)
         self._autotuned: set[str] = set()  # signatures of calls whose engines a library has timed
 
     # ---- called by the loop
@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_queried = self.target.conv_workspace_query is not None and func in CUDNN_OPS
         if is_unknown(func) and not is_queried:
             self.unknown_ops.add(str(func))
-        op = self._operators[id(func)] = inspect_operator(func)
+        op = self._operators[id(func)] = inspect_operator(func, self.target.torch)
         return op
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:
@@ -167,6 +167,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             takes = tuple(t.is_meta and t.untyped_storage().nbytes() > 0 for t in new)
             end = len(self._log.records)
             self._calls.append(RecordedCall(start, end, site, op.func, to_meta(args), to_meta(out), takes))
+        lt_bytes = self._cublas.first_lt_use(op.func, args, self._phase) if op.uses_blas else 0
+        if lt_bytes:  # not of the kernel's rule, which is the same at each call
+            self._alloc(lt_bytes, Category.WORKSPACE, op.name)
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
         """Record a resized storage as a new block; the old one is freed once its contents are copied

@@ -19,6 +19,7 @@ from planner.program import (
     constant_ops,
     first_matching,
     sample_batches,
+    torch_version_of,
     workspace_bytes,
 )
 
@@ -37,7 +38,8 @@ class SignatureRules:
 
     def variants(self, target: Target, min_batch: int, max_batch: int) -> Variants:
         """Return a program's workspaces on GPUs of a compute capability, before any variant is known."""
-        cublas_bytes = workspace_bytes(target.capability, self.job.cublas_workspace_config)
+        config, torch = self.job.cublas_workspace_config, torch_version_of(self.job.torch)
+        cublas_bytes = workspace_bytes(target.capability, config, torch)
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
@@ -82,7 +84,8 @@ class SignatureRules:
         if rule is None:
             return _ALWAYS
         env = ShapeEnv(batch)
-        return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), target, env)
+        of_job = equip(target, self.job)
+        return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), of_job, env)
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:

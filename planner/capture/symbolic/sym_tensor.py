@@ -88,7 +88,7 @@ def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -
     Raises UnsupportedSymTensorOpError where symbolic integers cannot follow the rule.
     """
     sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
-    steps = rule(args, out, Target(target.capability, sm_count))  # type: ignore[arg-type]
+    steps = rule(args, out, Target(target.capability, sm_count, torch=target.torch))  # type: ignore[arg-type]
     ops = tuple(OpExpr(kind, as_sym_int(env, size).place()) for kind, size in map(kind_and_size, steps))
     return _pruned(GuardedOps(env.min_batch, env.max_batch, tuple(env.nodes), tuple(env.guards), ops))
 

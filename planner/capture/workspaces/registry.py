@@ -12,19 +12,25 @@ from planner.capture.workspaces.nn import attention, convolution, detection, los
 from planner.capture.workspaces.no_workspace import NO_WORKSPACE_OPS
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.tensor import contiguous_copies, fft, gemm, indexing, reductions, sorting
+from planner.program import TorchVersion
 
 _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
     sorting, fft,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
-# Positions of results that a CUDA kernel keeps on the CPU.
-CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
+_CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
 def rule_of(func: Any) -> Rule | None:
     """Return the rule of this operator, if it has one."""
     return RULES.get(func) or detection.RULES_BY_NAME.get(func._schema.name)
+
+
+def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
+    """Return the positions of results that the CUDA kernel of a version of torch keeps on the CPU."""
+    positions, on_gpu_since = _CPU_OUTPUTS.get(func, ((), None))
+    return positions if on_gpu_since is None or version < on_gpu_since else ()
 
 
 def is_unknown(func: Any) -> bool:

@@ -86,14 +86,15 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t s, enum cudaStreamCaptureSt
                                         size_t *n) {
   return capture(s, c, id, g, d, n);
 }
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t s, cudaGraphNode_t *d, size_t n, unsigned f) {
+  OK;
+}
+#if CUDART_VERSION >= 12030  // with data of edges
 cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t s, enum cudaStreamCaptureStatus *c,
                                         unsigned long long *id, cudaGraph_t *g, const cudaGraphNode_t **d,
                                         const cudaGraphEdgeData **e, size_t *n) {
   if (e) *e = NULL;
   return capture(s, c, id, g, d, n);
-}
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t s, cudaGraphNode_t *d, size_t n, unsigned f) {
-  OK;
 }
 cudaError_t cudaStreamUpdateCaptureDependencies_v2(cudaStream_t s, cudaGraphNode_t *d,
                                                    const cudaGraphEdgeData *e, size_t n, unsigned f) {
@@ -109,6 +110,7 @@ cudaError_t cudaGraphAddNode_v2(cudaGraphNode_t *o, cudaGraph_t g, const cudaGra
   *o = emu_handle();
   OK;
 }
+#endif
 cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t o, cudaGraphNode_t *d, size_t *n) {
   *n = 0;
   OK;

@@ -5,6 +5,7 @@ from typing import Any
 from planner.jobs import job_to_json
 from planner.planning import DeviceFit, FleetTable
 from planner.program import Outcome
+from planner.report.budget import planned_torch
 from planner.report.commands.estimate import STYLES, closing_section, plan_seconds_to_json
 from planner.report.describe import job_entry, short_op
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
@@ -134,6 +135,7 @@ def gpus_to_json(table: FleetTable) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": table.job.model,
+        "torch": planned_torch(table.job),
         "job": job_to_json(table.job),
         **attributes(table, "batch", "multiple_of", "confidence"),
         "rows": [_row_to_json(fit) for fit in table.fits],

@@ -14,7 +14,7 @@ from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, released, tensor_bytes
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
-from planner.program import Target
+from planner.program import Target, TorchVersion
 
 
 def _softmax_backward(args: Args, out: Any, target: Target) -> Ops:
@@ -107,5 +107,9 @@ RULES: Mapping[str, Rule] = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
 }
 
-# The generator's seed and offset stay on the CPU outside graph capture.
-CPU_OUTPUTS: Mapping[str, tuple[int, ...]] = {"_scaled_dot_product_efficient_attention": (2, 3)}
+# Positions of the generator's seed and offset where they stay on the CPU outside graph capture, and the first
+# version of torch that has them on the GPU.
+CPU_OUTPUTS: Mapping[str, tuple[tuple[int, ...], TorchVersion | None]] = {
+    "_scaled_dot_product_efficient_attention": ((2, 3), None),
+    "_scaled_dot_product_flash_attention": ((6, 7), (2, 7)),  # pytorch/pytorch#146372
+}

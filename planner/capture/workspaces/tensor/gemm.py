@@ -3,8 +3,8 @@
 ATen/cuda/CublasHandlePool.cpp: the first use of a handle takes a workspace from the caching allocator and
 keeps it for ever, one per (handle, stream). Handles belong to threads, and a training process has two that
 multiply matrices: the one that runs the forward pass and the one in which autograd runs the backward pass.
-cuBLASLt uses the same workspace by default (unified since torch 2.11; torch 2.9 and 2.10 kept another 1
-MiB). Its size is that of `planner.program.workspace_bytes`.
+Its size is that of `planner.program.workspace_bytes`. cuBLASLt, which adds biases as it multiplies, uses the
+same one or another of 1 MiB, by version (`planner.program.lt_workspace`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from torch import Tensor
 from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule
-from planner.program import OpKind, Phase, Target, workspace_bytes
+from planner.program import LT_BYTES, LtWorkspace, OpKind, Phase, Target, lt_workspace, workspace_bytes
 
 aten = torch.ops.aten
 
@@ -30,10 +30,12 @@ BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 class CublasWorkspaces:
     """The threads whose cuBLAS handle has its workspace already."""
 
-    def __init__(self, capability: tuple[int, int], config: str = "") -> None:
+    def __init__(self, target: Target, config: str = "") -> None:
         """`config` is the text of CUBLAS_WORKSPACE_CONFIG."""
-        self._bytes = workspace_bytes(capability, config)
+        self._bytes = workspace_bytes(target.capability, config, target.torch)
+        self._keeps_lt = lt_workspace(target.torch) is LtWorkspace.KEPT
         self._threads: set[bool] = set()
+        self._lt_threads: set[bool] = set()
 
     def first_use(self, phase: Phase) -> int:
         """Return the bytes that cuBLAS allocates and keeps in this call: 0 after the first of a thread."""
@@ -42,6 +44,16 @@ class CublasWorkspaces:
             return 0
         self._threads.add(is_autograd_thread)
         return self._bytes
+
+    def first_lt_use(self, func: Any, args: Args, phase: Phase) -> int:
+        """Return the bytes that cuBLASLt allocates and keeps in this call, as `first_use` does of cuBLAS."""
+        is_autograd_thread = phase is Phase.BACKWARD
+        if not self._keeps_lt or is_autograd_thread in self._lt_threads:
+            return 0
+        if func is not aten.addmm.default or not _uses_lt(args):
+            return 0
+        self._lt_threads.add(is_autograd_thread)
+        return LT_BYTES
 
 
 def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
@@ -52,6 +64,16 @@ def uses_cublas(func: Any, args: Args, ops: Ops) -> bool:
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
     return func is not aten.bmm.default or args[0].shape[2] != 1
+
+
+def _uses_lt(args: Args) -> bool:
+    """Return whether `addmm` runs in cuBLASLt: of a bias per column and more than one row and column
+    (addmm_out_cuda_impl, ATen/native/cuda/Blas.cpp).
+    """
+    bias, _, second = args[:3]
+    inner, columns = second.shape
+    is_bias = bias.dim() == 1 and bias.shape[0] == columns and bias.is_contiguous()
+    return bool(is_bias and inner > 1 and columns > 1)
 
 
 # ---- copies of operands, since cuBLAS reads rows or columns that are next to each other
@@ -75,4 +97,10 @@ def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
     return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 
 
-RULES: Mapping[str, Rule] = {"mm bmm": partial(_product, 0), "addmm baddbmm": partial(_product, 1)}
+def _addmm(args: Args, out: Any, target: Target) -> Ops:
+    """Copy both operands, and hold cuBLASLt's workspace in versions in which each call takes its own."""
+    takes_own = lt_workspace(target.torch) is LtWorkspace.OF_CALL and _uses_lt(args)
+    return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))
+
+
+RULES: Mapping[str, Rule] = {"mm bmm": partial(_product, 0), "baddbmm": partial(_product, 1), "addmm": _addmm}

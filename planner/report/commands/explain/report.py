@@ -6,6 +6,7 @@ from typing import Any
 from planner.allocator.history import Difference
 from planner.jobs import job_to_json
 from planner.planning import DisplayLimits, Estimate, Explanation, fold
+from planner.report.budget import planned_torch
 from planner.report.commands.estimate import closing_section, estimate_to_json, headline, parts_table
 from planner.report.commands.explain.diff import difference_sections, difference_to_json
 from planner.report.commands.explain.tables import (
@@ -71,6 +72,7 @@ def explanation_to_json(
     return {
         "schema": SCHEMA,
         "model": estimate.job.model,
+        "torch": planned_torch(estimate.job),
         "batch": explanation.run.batch,
         "job": job_to_json(estimate.job),
         "estimate": estimate_to_json(estimate, import_seconds),

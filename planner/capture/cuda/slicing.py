@@ -1,0 +1,70 @@
+"""Indexing with a full slice, `x[:, 0]`, as torch before 2.9 records it.
+
+There `:` is an operator, whose gradient is a tensor of zeros with a copy in it; since 2.9 a slice of all is
+none (applySlice, ATen/TensorIndexing.h; pytorch/pytorch#157944).
+"""
+
+from collections.abc import Iterator, Sequence
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.program import TorchVersion
+
+_SKIPPED_SINCE: TorchVersion = (2, 9)
+_END = 2**63 - 1
+_get_item = Tensor.__getitem__
+
+
+def patches(version: TorchVersion) -> Iterator[tuple[str, object]]:
+    """Yield the method's name, and what takes its place in such versions."""
+    if version < _SKIPPED_SINCE:
+        yield "torch.Tensor.__getitem__", _index
+
+
+def _index(x: Tensor, index: Any) -> Any:
+    """Slice along each `:` as an operator, in the order of dimensions, and index the rest as torch does."""
+    places = index if isinstance(index, tuple) else (index,)
+    if x.device.type != "meta" or not any(map(_is_full, places)):
+        return _get_item(x, index)
+    if any(isinstance(place, list | tuple | Tensor | bool) for place in places):
+        return _get_item(_sliced_at_once(x, places), index)
+    after = sum(isinstance(place, int | slice | torch.SymInt) for place in places)
+    dim = 0
+    for place in places:
+        if isinstance(place, EllipsisType):
+            dim = x.dim() - after
+        elif _is_full(place):
+            x = torch.ops.aten.slice(x, dim, 0, _END, 1)
+        elif place is None:
+            x = x.unsqueeze(dim)
+        else:
+            x = _get_item(x, (*[slice(None)] * dim, place))
+        after -= isinstance(place, int | slice | torch.SymInt)
+        dim += not isinstance(place, int | torch.SymInt | EllipsisType)
+    return x
+
+
+def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
+    """Return the tensor sliced along each `:` before an index that is a tensor or a list."""
+    dim = 0
+    for position, place in enumerate(places):
+        if isinstance(place, EllipsisType):
+            dim = x.dim() - sum(map(_dimensions, places[position + 1 :]))
+        elif _is_full(place):
+            x = torch.ops.aten.slice(x, dim, 0, _END, 1)
+        dim += _dimensions(place)
+    return x
+
+
+def _dimensions(place: Any) -> int:
+    """Return the number of dimensions that an index takes away or slices."""
+    if place is None or isinstance(place, bool | EllipsisType):
+        return 0
+    return place.dim() if isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _is_full(place: Any) -> bool:
+    return isinstance(place, slice) and place.start is place.stop is place.step is None

@@ -1,0 +1,51 @@
+"""Versions of torch that answers stand for, as pairs of numbers: (2, 6).
+
+Rules that differ between versions stand with their mechanisms and compare the version of the target with the
+first one that has them. Emulated runs of each version hold them (docs/versions.md).
+"""
+
+import re
+from typing import Final
+
+from planner.errors import UsageError
+
+TorchVersion = tuple[int, int]
+
+OLDEST_TORCH: Final[TorchVersion] = (2, 4)
+NEWEST_TORCH: Final[TorchVersion] = (2, 13)  # whose code captures traces
+
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?([+.a-z]\w{0,40})?")
+
+
+def parse_torch_option(text: str) -> str:
+    """Return a version as `Job` has it: "2.6" of "2.6.0+cu124", "" of the newest known.
+
+    Raises UsageError for a text that is none, and for versions before the oldest with rules.
+
+    >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0")
+    ('2.6', '')
+    """
+    match = _VERSION.fullmatch(text)
+    if match is None:
+        shown = repr(text if len(text) <= 60 else text[:57] + "...")
+        raise UsageError(f"--torch: expected a version such as 2.6, got {shown}")
+    version = int(match[1]), int(match[2])
+    if version < OLDEST_TORCH:
+        known = f"{format_torch_version(OLDEST_TORCH)} to {format_torch_version(NEWEST_TORCH)}"
+        raise UsageError(f"--torch {format_torch_version(version)}: rules are known of {known}")
+    return "" if version == NEWEST_TORCH else format_torch_version(version)
+
+
+def torch_version_of(text: str) -> TorchVersion:
+    """Return the numbers of a version such as "2.6.0+cu124"; the newest known of a text without any.
+
+    >>> torch_version_of("2.6.0+cu124"), torch_version_of("")
+    ((2, 6), (2, 13))
+    """
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return NEWEST_TORCH if match is None else (int(match[1]), int(match[2]))
+
+
+def format_torch_version(version: TorchVersion) -> str:
+    """Return the version as people write it."""
+    return ".".join(map(str, version))

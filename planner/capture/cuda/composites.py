@@ -68,6 +68,13 @@ def _ctc_loss(
     return aten.ctc_loss.IntList(log_probs, targets, inputs, labels, blank, reduction, zero_infinity)
 
 
+def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
+    """Scatter ones into zeros (ATen/native/Onehot.cpp); on meta, ATen compares with a range."""
+    count = int(classes.max().item()) + 1 if num_classes < 0 else num_classes
+    zeros = torch.zeros((*classes.shape, count), dtype=torch.int64, device=classes.device)
+    return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
 # ---- rms_norm: ATen/native/layer_norm.cpp
 
 
@@ -174,6 +181,7 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
     "softmax.int": _softmax_by(aten._softmax),
     "log_softmax.int": _softmax_by(aten._log_softmax),
     "ctc_loss.Tensor": _ctc_loss,
+    "one_hot": _one_hot,
     "rms_norm": _rms_norm,
     "binary_cross_entropy_with_logits": _binary_cross_entropy_with_logits,
 }

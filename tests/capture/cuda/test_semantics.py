@@ -51,6 +51,14 @@ class _Transposed(nn.Module):
         return self.layer(x.transpose(0, 1))
 
 
+def test_one_hot_is_one_tensor_of_whole_numbers() -> None:
+    """CUDA scatters ones into zeros; neither a range of classes nor a comparison with it is made."""
+    one_hot = lambda: Apply(lambda x: F.one_hot(x.argmax(-1), 7).float())  # noqa: E731
+    trace = trace_of(one_hot, job_of("5", mode=Mode.INFER), 3)
+    assert [size for size in born(trace) if size > 3 * 8] == [3 * 5 * 4, 3 * 7 * 8, 3 * 7 * 4]
+    assert born(trace, "eq") == []
+
+
 @pytest.mark.parametrize(("capability", "workspace"), [(AMPERE, 8_519_680), (HOPPER, 32 * MIB)])
 def test_cublas_takes_one_workspace_a_thread_for_good(capability: tuple[int, int], workspace: int) -> None:
     """Training has two workspaces, inference one, and a model without products none; they never die."""

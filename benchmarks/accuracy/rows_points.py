@@ -34,6 +34,7 @@ NOTEBOOK, THREAD, VIT_L, BERT = "the seed's notebook", "the forum thread", "ViT-
 T4 = "a T4"
 POINTS = Path(__file__).parents[1] / "published" / "points.csv"
 T4_RUNS = POINTS.with_name("t4_torch211.csv")
+T4_TORCH = "2.11"  # that ran
 Peers = Callable[[Job, int], dict[str, float]]
 
 # An empty context on the same machine, measured beside the runs: the figures hold it.
@@ -145,6 +146,7 @@ def _t4(line: Mapping[str, str]) -> Iterator[Row]:
     classes = {"gpt2": "GPT2LMHeadModel", "bert-base-uncased": "BertModel"}
     name = "torchvision:resnet50" if is_image else f"hf:{classes.get(model, 'DistilBertModel')}"
     options: dict[str, Any] = {"optimizer": "adamw", "precision": "amp-bf16", "lengths": "fixed"}
+    options["torch"] = T4_TORCH
     options["loss"] = "cross_entropy" if is_image else "output" if model == "gpt2" else "sum"
     if is_image:
         options["target"] = parse_tensor_spec("scalar:int64")

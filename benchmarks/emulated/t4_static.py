@@ -12,7 +12,7 @@ from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.hardware.database import find_device
 from planner.jobs import Job, Loss, Optimizer, Precision, TensorSpec
 from planner.planning.programs import CaptureMode, open_programs
-from planner.program import ignore_progress
+from planner.program import ignore_progress, parse_torch_option
 
 STEPS = 2  # one to warm up, one that is read
 
@@ -69,7 +69,7 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:
-    """Return peaks of the second step in bytes, with the process's, under this version's allocator."""
+    """Return peaks of the second step in bytes, with the process's, in this version of torch."""
     prepare_torchvision()
     card, size = find_device("T4"), case["size"]
     tokens = (TensorSpec((size,), "int64"),)
@@ -82,6 +82,7 @@ def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:
         precision=Precision.AMP_BF16,
         steps=STEPS,
         cudnn=cudnn,
+        torch=parse_torch_option(version),
     )
     programs = open_programs(job, ignore_progress, _BUILDERS[job.model], mode=CaptureMode.RUNS)
     limits = MemoryLimits(card.usable.value - card.context.value, config=config_of_torch(version))

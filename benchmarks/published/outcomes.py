@@ -29,6 +29,7 @@ from planner.jobs import Job, Optimizer, ZeroGrad, parse_tensor_spec
 from planner.program.events import Outcome, Phase, PhaseStart, Trace
 
 RUNS = Path(__file__).parent / "runs_torch26.csv"
+TORCH = "2.6"  # that ran
 MIB = 2**20
 AMPERE = (8, 6)
 ZERO_GRAD = {"0": ZeroGrad.BEFORE_FORWARD, "1": ZeroGrad.BEFORE_BACKWARD, "2": ZeroGrad.AFTER_STEP}
@@ -45,6 +46,7 @@ def job_of(run: dict[str, str]) -> Job:
         optimizer=Optimizer(run["optimizer"].lower()),
         zero_grad=ZERO_GRAD.get(run["zero_grad_mode"][:1], ZeroGrad.BEFORE_FORWARD),
         steps=4,
+        torch=TORCH,
     )
 
 

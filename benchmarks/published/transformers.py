@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.published.allocator import replay_published
-from benchmarks.published.outcomes import MIB, RUNS, ZERO_GRAD
+from benchmarks.published.outcomes import MIB, RUNS, TORCH, ZERO_GRAD
 from benchmarks.published.shims.transformers_4_51 import as_transformers_4_51
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
@@ -66,6 +66,7 @@ def job_of(run: dict[str, str], *, as_published: bool) -> Job:
         optimizer=run["optimizer"].lower(),
         zero_grad=ZERO_GRAD.get(run["zero_grad_mode"][:1], ZeroGrad.BEFORE_FORWARD).value,
         steps=4,
+        torch=TORCH,
     )
 
 

@@ -18,13 +18,15 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?([+.a-z]\w{0,40})?")
 
 
 def parse_torch_option(text: str) -> str:
-    """Return a version as `Job` has it: "2.6" of "2.6.0+cu124", "" of the newest known.
+    """Return a version as `Job` has it: "2.6" of "2.6.0+cu124", "" of the newest known and of "".
 
     Raises UsageError for a text that is none, and for versions before the oldest with rules.
 
     >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0")
     ('2.6', '')
     """
+    if not text:
+        return ""
     match = _VERSION.fullmatch(text)
     if match is None:
         shown = repr(text if len(text) <= 60 else text[:57] + "...")

@@ -109,5 +109,21 @@ def test_flash_attention_keeps_its_generator_on_the_gpu_since_2_7() -> None:
 def test_cudnn_attention_comes_first_since_2_11() -> None:
     """On compute capability 9.0, by default wheels: those of earlier versions have an older cuDNN."""
     x = torch.empty(2, 4, 128, 64, dtype=torch.float16, device="meta")
-    backends = [select(SdpaCall(x, x, x), HOPPER, version) for version in ((2, 6), (2, 10), (2, 11))]
+    calls = [SdpaCall(x, x, x, torch=version) for version in ((2, 6), (2, 10), (2, 11))]
+    backends = [select(call, HOPPER) for call in calls]
     assert backends == [FLASH, FLASH, CUDNN]
+
+
+def test_attention_by_math_is_in_float32_with_a_safe_softmax_since_2_5() -> None:
+    """Before, halves stay halves and the softmax holds nothing beside its result."""
+
+    class Attend(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    def ops(version: str) -> tuple[int, int]:
+        trace = trace_of(Attend, job_of("2x64x60:bfloat16", torch=version), 2, (7, 5))
+        return len(born(trace, "_to_copy")), len(born(trace, "_safe_softmax"))
+
+    assert ops("2.4")[0] == ops("2.4")[1] == 0
+    assert ops("2.5") == ops("") and min(ops("2.5")) > 0

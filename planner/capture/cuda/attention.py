@@ -16,6 +16,7 @@ from planner.capture.cuda.sdpa_backend import CUDNN, EFFICIENT, FLASH, SdpaCall,
 from planner.program import TorchVersion
 
 aten = torch.ops.aten
+_SAFE_SINCE: TorchVersion = (2, 5)
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
@@ -25,8 +26,8 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Cal
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        call = SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        backend = select(call, capability, version)
+        call = SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, version)
+        backend = select(call, capability)
         run = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn}.get(backend, _math)
         return run(call, scale)
 
@@ -45,7 +46,7 @@ def _flash(call: SdpaCall, scale: float | None) -> Tensor:
 
 
 def _efficient(call: SdpaCall, scale: float | None) -> Any:
-    mask = _additive(call.mask, call.query.dtype)
+    mask = _additive(call, call.mask, call.query.dtype)
     if mask is not None:
         mask = _aligned(mask).expand(*call.query.shape[:3], call.key.shape[2])
     return aten._scaled_dot_product_efficient_attention(
@@ -56,15 +57,20 @@ def _efficient(call: SdpaCall, scale: float | None) -> Any:
 
 def _cudnn(call: SdpaCall, scale: float | None) -> Any:
     return aten._scaled_dot_product_cudnn_attention(
-        call.query, call.key, call.value, _additive(call.mask, call.query.dtype), call.needs_grad,
+        call.query, call.key, call.value, _additive(call, call.mask, call.query.dtype), call.needs_grad,
         call.dropout_p, call.is_causal, False, scale=scale,
     )[0]  # fmt: skip
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a boolean mask as one of numbers to add, of its own shape (`convert_boolean_attn_mask`)."""
+def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a boolean mask as one of numbers to add, of its own shape (`convert_boolean_attn_mask`).
+
+    Before torch 2.5 zeros are filled where the mask is not set.
+    """
     if mask is None or mask.dtype is not torch.bool:
         return mask
+    if call.torch < _SAFE_SINCE:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
     nothing = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
     return torch.where(mask, nothing, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
 
@@ -72,8 +78,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _aligned(mask: Tensor) -> Tensor:
     """Return a mask whose rows start at multiples of 8 elements, padded in a copy (`preprocess_mask`).
 
-    The copy has the mask's own shape: since torch 2.5 it is made before the mask is expanded to batch and
-    heads; torch 2.0 to 2.4 expanded first and padded to 16.
+    The copy has the mask's own shape: it is made before the mask is expanded to batch and heads.
     """
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
@@ -84,25 +89,26 @@ def _aligned(mask: Tensor) -> Tensor:
 def _math(call: SdpaCall, scale: float | None) -> Tensor:
     """Run `_scaled_dot_product_attention_math`, which adds the mask in place for CUDA tensors.
 
-    Halves are computed in float32, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on (since
-    torch 2.5), and the scores are rounded to halves as a second result, which is not read.
+    Halves are computed in float32, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on, and
+    the scores are rounded to halves as a second result, which is not read. Before torch 2.5 neither is done,
+    and the softmax is the plain one.
     """
     query, key, value = call.query, call.key, call.value
     dtype = query.dtype
-    mask = _additive(call.mask, dtype)
-    half = dtype in (torch.float16, torch.bfloat16)
+    mask = _additive(call, call.mask, dtype)
+    half = dtype in (torch.float16, torch.bfloat16) and call.torch >= _SAFE_SINCE
     if half and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
     root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
     scaled = query * root
     if call.is_causal:  # made in the dtype of the scores; a given one was converted to that of the inputs
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        mask = _additive(mask, scaled.dtype)
+        mask = _additive(call, mask, scaled.dtype)
     keys, values = _ungrouped(call, key), _ungrouped(call, value)
     scores = torch.matmul(scaled, keys.transpose(-2, -1) * root)
     if mask is not None:
         scores.add_(mask)
-    scores = aten._safe_softmax(scores, -1)
+    scores = aten._safe_softmax(scores, -1) if call.torch >= _SAFE_SINCE else torch.softmax(scores, -1)
     if call.dropout_p > 0:
         scores = torch.dropout(scores, call.dropout_p, True)
     _rounded = scores.to(dtype)  # alive until the result is there

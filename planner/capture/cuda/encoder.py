@@ -30,7 +30,7 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
         Before torch 2.2, a head's width had to be a multiple of 8 as well (inferred from the source).
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
-        kernel = select(SdpaCall(heads, heads, heads), capability, version)
+        kernel = select(SdpaCall(heads, heads, heads, torch=version), capability)
         if mask is None and not need_weights and kernel != MATH:
             return _fused(query, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias), None
         context, weights = _unfused(query, num_head, qkv_weight, mask)

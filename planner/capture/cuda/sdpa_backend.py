@@ -36,6 +36,7 @@ class SdpaCall:
     dropout_p: float = 0.0
     is_causal: bool = False
     enable_gqa: bool = False
+    torch: TorchVersion = NEWEST_TORCH
 
     @property
     def needs_grad(self) -> bool:
@@ -43,15 +44,15 @@ class SdpaCall:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
-def select(call: SdpaCall, capability: Capability, version: TorchVersion = NEWEST_TORCH) -> SDPBackend:
-    """Return the backend that a GPU of this compute capability runs in a version of torch.
+def select(call: SdpaCall, capability: Capability) -> SDPBackend:
+    """Return the backend that a GPU of this compute capability runs.
 
     Follows torch.nn.attention.sdpa_kernel and torch.backends.cuda.enable_*_sdp where the process set them.
     Raises RuntimeError where every backend that would accept the call is disabled.
     """
     accepts = {FLASH: _flash_accepts, EFFICIENT: _efficient_accepts, CUDNN: _cudnn_accepts}
     enabled = _cur_sdpa_kernel_backends()
-    for backend in _order(capability, version):
+    for backend in _order(capability, call.torch):
         if backend in enabled and (backend == MATH or accepts[backend](call, capability)):
             return backend
     raise RuntimeError(

@@ -95,6 +95,8 @@ def replay_trace(
         elif isinstance(event, Free):
             block = None
             free(blocks.pop(event.block))
+            if event.empties_cache:
+                allocator.empty_cache()
         else:
             block = None
             if event.step > phase_start.step > 0:

@@ -16,7 +16,7 @@ def match_events(
             is_same = (a.category, a.may_fail) == (b.category, b.may_fail)
             yield a, b, is_same and one.sites[a.site] == other.sites[b.site]
         elif isinstance(a, Free) and isinstance(b, Free):
-            yield a, b, blocks.get(a.block) == b.block
+            yield a, b, blocks.get(a.block) == b.block and a.empties_cache is b.empties_cache
         else:
             yield a, b, isinstance(a, PhaseStart) and a == b
 

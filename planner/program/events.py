@@ -60,6 +60,7 @@ class Free(Struct, frozen=True, gc=False):
     """The block is freed."""
 
     block: int
+    empties_cache: bool = False  # then the process releases all cached segments, as `torch.cuda.empty_cache`
 
 
 class PhaseStart(Struct, frozen=True, gc=False):

@@ -123,7 +123,7 @@ def fit_traces(first: Trace, second: Trace, workspace_fit: Fit = affine_through)
     def constant(event: Alloc | Free) -> ProgramEvent:
         name = names.setdefault(event.block, free + len(names))
         if isinstance(event, Free):
-            return Free(name)
+            return Free(name, event.empties_cache)
         site = places[second.sites[event.site]]
         return AffineAlloc(name, event.size_bytes, 0, event.category, site, event.may_fail)
 

@@ -11,7 +11,7 @@ class OpKind(StrEnum):
 
     TRANSIENT = "p"  # a block that is freed at once
     TRY = "t"  # a block that is freed at once, and without which the kernel falls back to another algorithm
-    AUTOTUNE = "s"  # a TRY of the first call of a signature alone
+    AUTOTUNE = "s"  # a TRY of the first call of a signature alone, after which the cache is emptied
     HOLD = "h"  # a block that is freed by a release, or when the kernel returns
     OUTPUT = "o"  # the next output is allocated
     OUTPUTS = "a"  # all outputs left are allocated
@@ -55,11 +55,12 @@ def expand_kernel(
             cublas_bytes = 0
         elif size > 0:
             block = number + len(events)
-            events.append(Alloc(block, size, Category.WORKSPACE, site, kind == OpKind.TRY))
+            may_fail = kind in (OpKind.TRY, OpKind.AUTOTUNE)
+            events.append(Alloc(block, size, Category.WORKSPACE, site, may_fail))
             if kind == OpKind.HOLD:
                 held.append(block)
             else:
-                events.append(Free(block))
+                events.append(Free(block, kind == OpKind.AUTOTUNE))
     if cublas_bytes:
         events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))
     return [*events, *(Free(block) for block in reversed(held))]

@@ -198,11 +198,7 @@ def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequ
     """Return the operations of the first call of each signature, and of later ones without autotuning."""
     if not any(kind is OpKind.AUTOTUNE for one in ops for kind, _ in one):
         return ops, ops
-    first = [
-        tuple((OpKind.TRY if kind is OpKind.AUTOTUNE else kind, size) for kind, size in one) for one in ops
-    ]
-    later = [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]
-    return first, later
+    return ops, [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]
 
 
 def constant_program(trace: Trace, target: Target) -> Program:

@@ -152,9 +152,11 @@ def _decode_events(document: EventsObject) -> Iterator[ProgramEvent]:
     allocs = document.alloc
     if allocs.optional is None:
         allocs.optional = [False] * len(allocs.block)
+    frees = iter(document.free.block)
     queues: dict[str, Iterator[ProgramEvent]] = {
         "a": iter([AffineAlloc(*row) for row in _rows(allocs)]),
-        "f": iter([Free(block) for block in document.free.block]),
+        "f": (Free(block) for block in frees),
+        "e": (Free(block, empties_cache=True) for block in frees),
         "m": iter([PhaseStart(*row) for row in _rows(document.mark)]),
     }
     for letter in document.kind:
@@ -232,7 +234,7 @@ def _encode_events(program: Program) -> EventsObject:
         unknown_ops=list(program.unknown_ops),
         notes=list(program.notes),
         sites=SiteColumns([site.module for site in program.sites], [site.op for site in program.sites]),
-        kind="".join(_LETTERS[type(event)] for event in program.events),
+        kind="".join(map(_letter, program.events)),
         alloc=AllocColumns(*_columns(AffineAlloc, allocs)),
         free=FreeColumns(frees),
         mark=PhaseColumns([mark.step for mark in marks], [mark.phase for mark in marks]),
@@ -243,6 +245,10 @@ def _encode_events(program: Program) -> EventsObject:
 
 
 _LETTERS: dict[type, str] = {AffineAlloc: "a", Free: "f", PhaseStart: "m"}
+
+
+def _letter(event: ProgramEvent) -> str:
+    return "e" if isinstance(event, Free) and event.empties_cache else _LETTERS[type(event)]
 
 
 def _columns(noun: Any, rows: Sequence[Any]) -> list[list[Any]]:

@@ -75,7 +75,7 @@ class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     unknown_ops: list[str]
     notes: list[str]
     sites: SiteColumns
-    kind: Annotated[str, Meta(pattern="^[afm]*$")]
+    kind: Annotated[str, Meta(pattern="^[aefm]*$")]
     alloc: AllocColumns
     free: FreeColumns
     mark: PhaseColumns

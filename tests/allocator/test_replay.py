@@ -32,6 +32,14 @@ def grow_after_free() -> Trace:
     return Trace((alloc(0, 20 * MIB), Free(0), alloc(1, 22 * MIB)), SITES, 1)
 
 
+@pytest.mark.parametrize(("empties_cache", "reserved_mib"), [(False, 42), (True, 22)])
+def test_a_free_may_empty_the_cache(empties_cache: bool, reserved_mib: int) -> None:
+    """The segment of the freed block goes back to CUDA, so that a larger one is not added to it."""
+    trace = Trace((alloc(0, 20 * MIB), Free(0, empties_cache), alloc(1, 22 * MIB)), SITES, 1)
+    allocator = replay_trace(trace)
+    assert (allocator.peak_reserved_bytes, allocator.retries) == (reserved_mib * MIB, 0)
+
+
 @pytest.mark.parametrize("capacity_mib", [None, 44])
 def test_fits(capacity_mib: int | None) -> None:
     """A job that its capacity just holds fits; the peak's event is the first that reaches it."""

@@ -127,7 +127,8 @@ def programs(draw: st.DrawFn, most_events: int = 30) -> Program:
             phase = draw(st.sampled_from([p for p in Phase if p is not Phase.END]))
             events.append(PhaseStart(step, phase))
         elif turn < 4 and alive:
-            events.append(Free(alive.pop(draw(st.integers(0, len(alive) - 1)))))
+            block = alive.pop(draw(st.integers(0, len(alive) - 1)))
+            events.append(Free(block, empties_cache=draw(st.booleans())))
         else:
             slope = draw(st.one_of(st.just(0), _sizes))
             at_one = draw(_sizes) if slope == 0 else draw(st.one_of(st.just(0), st.just(slope), _sizes))

@@ -29,10 +29,10 @@ class StorageRef(weakref.ref[Any]):
 
 
 class AllocationLog:
-    """The log of one run: `records` are allocated blocks, the numbers of freed ones, and starts of phases."""
+    """The log of one run: `records` are allocated blocks, frees, and starts of phases."""
 
     def __init__(self, provenance: ProvenanceCollector | None) -> None:
-        self.records: list[Block | int | PhaseStart] = []
+        self.records: list[Block | Free | PhaseStart] = []
         self._provenance = provenance
         self._alive: dict[int, Block] = {}
         self._blocks = 0
@@ -64,12 +64,12 @@ class AllocationLog:
             self._provenance.on_alloc(number)
         return block
 
-    def free(self, block: Block) -> None:
-        """Record that a block is freed, unless a sum lives on in it."""
+    def free(self, block: Block, *, empties_cache: bool = False) -> None:
+        """Record that a block is freed, unless a sum lives on in it; see `Free.empties_cache`."""
         if self._closed or (self._sum is not None and self._sum_was_in_place(block)):
             return
         del self._alive[block.number]
-        self.records.append(block.number)
+        self.records.append(Free(block.number, empties_cache))
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
         """Note that a sum of gradients was just allocated: it was in place if its operand is freed next."""
@@ -96,7 +96,7 @@ class AllocationLog:
         return tuple(Site(module, op) for module, op in self._sites)
 
 
-def _event(record: Block | int | PhaseStart) -> Event:
+def _event(record: Block | Free | PhaseStart) -> Event:
     if isinstance(record, Block):
         return Alloc(record.number, record.size_bytes, record.category, record.site, record.may_fail)
-    return Free(record) if isinstance(record, int) else record
+    return record

@@ -6,7 +6,6 @@ the rules of `planner.capture.workspaces`. Where autograd on a GPU adds gradient
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -185,7 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:
-        """Make each autotuning allocation a plain attempt in the first call of a signature; drop it later."""
+        """Drop autotuning allocations from all but the first call of a signature."""
         timed = [one for one in ops if isinstance(one, KernelOp) and one.kind is OpKind.AUTOTUNE]
         if not timed:
             return ops
@@ -193,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if signature in self._autotuned:
             return tuple(one for one in ops if one not in timed)
         self._autotuned.add(signature)
-        return tuple(replace(one, kind=OpKind.TRY) if one in timed else one for one in ops)
+        return ops
 
     def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block]:
         """Record the ops of a rule, and what cuBLAS keeps where it is first used.
@@ -227,10 +226,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if one.kind is OpKind.HOLD:
                         held.append(block)
                         continue
-                    block.may_fail = one.kind is OpKind.TRY
+                    block.may_fail = one.kind in (OpKind.TRY, OpKind.AUTOTUNE)
                     if self._provenance is not None and one.explain is not None:
                         self._provenance.on_workspace(one.explain(block.number))
-                    self._log.free(block)
+                    self._log.free(block, empties_cache=one.kind is OpKind.AUTOTUNE)
         self._record_cublas(op, cublas_bytes)
         return held
 

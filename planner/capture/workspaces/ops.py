@@ -27,7 +27,7 @@ class KernelOp:
 
 Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
 TryAlloc = partial(KernelOp, OpKind.TRY)  # freed at once; the kernel falls back if the allocation fails
-AutotuneAlloc = partial(KernelOp, OpKind.AUTOTUNE)  # the same in the first call with these shapes alone
+AutotuneAlloc = partial(KernelOp, OpKind.AUTOTUNE)  # in the first call with these shapes alone
 Release = partial(KernelOp, OpKind.RELEASE)  # of the held blocks that were allocated last
 ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of the one so many beneath the last one
 UseCublas = partial(KernelOp, OpKind.CUBLAS)  # the first product, where cuBLAS may take its workspace

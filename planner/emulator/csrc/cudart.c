@@ -404,7 +404,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
   OK;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-  ((emu_event *)e)->seconds = emu_now();
+  emu_record((emu_event *)e);
   OK;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned f) {
@@ -413,7 +413,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned f) 
 cudaError_t cudaEventQuery(cudaEvent_t e) { OK; }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) { OK; }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
-  *ms = 1e3 * (((emu_event *)b)->seconds - ((emu_event *)a)->seconds);
+  *ms = emu_elapsed((emu_event *)a, (emu_event *)b);
   OK;
 }
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e) {

@@ -45,14 +45,14 @@ CUresult cuEventDestroy_v2(CUevent e) {
   OK;
 }
 CUresult cuEventRecord(CUevent e, CUstream s) {
-  ((emu_event *)e)->seconds = emu_now();
+  emu_record((emu_event *)e);
   OK;
 }
 CUresult cuEventQuery(CUevent e) { OK; }
 CUresult cuEventSynchronize(CUevent e) { OK; }
 #undef cuEventElapsedTime
 CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b) {
-  *ms = 1e3 * (((emu_event *)b)->seconds - ((emu_event *)a)->seconds);
+  *ms = emu_elapsed((emu_event *)a, (emu_event *)b);
   OK;
 }
 CUresult cuEventElapsedTime_v2(float *ms, CUevent a, CUevent b) { return cuEventElapsedTime(ms, a, b); }

@@ -30,6 +30,15 @@ double emu_now(void) {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec + 1e-9 * now.tv_nsec;
 }
+static uint64_t plans;
+void emu_ran_plan(void) { __atomic_add_fetch(&plans, 1, __ATOMIC_RELAXED); }
+void emu_record(emu_event *e) {
+  e->seconds = emu_now();
+  e->plans = __atomic_load_n(&plans, __ATOMIC_RELAXED);
+}
+float emu_elapsed(const emu_event *a, const emu_event *b) {
+  return b->plans - a->plans == 1 ? 1 : 1e3 * (b->seconds - a->seconds);
+}
 void *emu_handle(void) { return calloc(1, 4096); }
 
 /* ---- the log */

@@ -25,7 +25,7 @@ from planner.jobs import Job, Mode, Optimizer
 from planner.program import ignore_progress
 from planner.program.convolution import Convolution, Direction, Workspaces
 from planner.program.diff import first_divergence
-from planner.program.events import Alloc, Category, Trace
+from planner.program.events import Alloc, Category, Free, Trace
 from planner.program.target import Target
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import AMPERE, job_of
@@ -239,6 +239,20 @@ def test_engines_are_timed_once_for_each_shape(fake: FakeCudnn) -> None:
     later = [1, 1, 1, 1, 1, 1, 1, 1]
     run = record(training(benchmark=True), 8, AMPERE, on_meta)
     assert workspaces_of(run) == [*once, *gradients, *later, *later]
+
+
+def test_the_cache_is_emptied_after_engines_are_timed(fake: FakeCudnn) -> None:
+    """PyTorch gives back what timing took, the block itself included, and nothing at any other time."""
+    run = record(training(benchmark=True), 8, AMPERE, on_meta)
+    sizes = {event.block: event.size_bytes for event in run.events if isinstance(event, Alloc)}
+    emptying = [event.block for event in run.events if isinstance(event, Free) and event.empties_cache]
+    timed = [size for size in workspaces_of(run) if size == 10]
+    assert [sizes[block] // (4 * 4 * 16 * 16 * 8) for block in emptying] == timed
+    assert not any(
+        event.empties_cache
+        for event in record(training(benchmark=False), 8, AMPERE, on_meta).events
+        if isinstance(event, Free)
+    )
 
 
 def test_a_job_that_queries_a_library_is_not_cached() -> None:

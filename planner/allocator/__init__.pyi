@@ -6,8 +6,8 @@ from .config import (
     parse_alloc_conf as parse_alloc_conf,
 )
 from .replay import (
-    Failure as Failure, Replay as Replay, replay_trace as replay_trace,
-    replay_with_breakdown as replay_with_breakdown, retry_optional as retry_optional,
+    Failure as Failure, OptionalRequests as OptionalRequests, Replay as Replay, replay_trace as replay_trace,
+    replay_with_breakdown as replay_with_breakdown,
 )
 from .timeline import (
     PhasePeak as PhasePeak, Timeline as Timeline, TimelineRecorder as TimelineRecorder,

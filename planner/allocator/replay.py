@@ -1,6 +1,6 @@
 """Replay a trace through the simulated allocator."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from msgspec import Struct
 
@@ -71,6 +71,7 @@ def replay_trace(
     """
     allocator = CachingAllocator(limits, segment_events=segment_events)
     malloc, free = allocator.malloc, allocator.free
+    optional = OptionalRequests()
     blocks: dict[int, Block] = {}
     block: Block | None
     phase_start = PhaseStart(0, Phase.SETUP)
@@ -80,9 +81,10 @@ def replay_trace(
     for index, event in enumerate(trace.events):
         if isinstance(event, Alloc):
             size = event.size_bytes
-            block = malloc(size)
-            if block is None:
-                block = retry_optional(allocator, event.may_fail)
+            if event.may_fail:
+                block = optional.malloc(allocator, size, (trace.sites[event.site].op, size))
+            else:
+                block = malloc(size)
             if block is None:
                 site = trace.sites[event.site]
                 failure = Failure(phase_start.step, phase_start.phase, site.module, site.op, size)
@@ -147,8 +149,20 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
     return run, totals
 
 
-def retry_optional(allocator: CachingAllocator, is_optional: bool) -> Block | None:
-    """Return what a refused request comes to: no block, which ends the run, or where it was optional one of
-    no bytes, with which the run goes on (cuDNN takes a plan that needs less, Conv_v8.cpp).
+class OptionalRequests:
+    """Requests for workspaces without which the process goes on, as if they had no bytes.
+
+    PyTorch then takes a plan of cuDNN that needs less, and keeps it for later calls of the same shapes
+    (ATen/native/cudnn/Conv_v8.cpp, `benchmark_cache`), which are taken to be those of the same key.
     """
-    return allocator.malloc(0) if is_optional else None
+
+    def __init__(self) -> None:
+        self._refused: set[Hashable] = set()
+
+    def malloc(self, allocator: CachingAllocator, size_bytes: int, key: Hashable) -> Block | None:
+        """Return a block of so many bytes, or of none where one of its key is or was refused."""
+        block = None if key in self._refused else allocator.malloc(size_bytes)
+        if block is None:
+            self._refused.add(key)
+            block = allocator.malloc(0)
+        return block

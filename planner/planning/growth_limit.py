@@ -3,7 +3,13 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.allocator import Block, CachingAllocator, MemoryLimits, max_reserved_bytes, retry_optional
+from planner.allocator import (
+    Block,
+    CachingAllocator,
+    MemoryLimits,
+    OptionalRequests,
+    max_reserved_bytes,
+)
 from planner.program import (
     Action,
     Category,
@@ -50,6 +56,7 @@ def _without_categories(step: tuple[Action, ...]) -> list[Action]:
 def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
     """Return the steps that fit before one that does not, None where `most` steps do."""
     allocator = CachingAllocator(limits)
+    optional = OptionalRequests()
     blocks: dict[tuple[int, int], Block] = {}
     for number in range(most + 1):
         request = 0
@@ -57,8 +64,9 @@ def _played(loop: StepSequence, limits: MemoryLimits, most: int) -> int | None:
             if isinstance(action, Dealloc):
                 allocator.free(blocks.pop((number - action.age, action.number)))
             elif isinstance(action, Malloc | Retain):
+                size = action.size_bytes
                 is_optional = isinstance(action, Malloc) and action.optional
-                block = allocator.malloc(action.size_bytes) or retry_optional(allocator, is_optional)
+                block = optional.malloc(allocator, size, size) if is_optional else allocator.malloc(size)
                 if block is None:
                     return max(0, number - 1)
                 if isinstance(action, Malloc):

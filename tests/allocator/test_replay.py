@@ -112,6 +112,15 @@ def test_a_block_that_the_process_does_without(capacity_mib: int, outcome: Outco
     assert (run.outcome, run.peak_allocated_bytes) == (outcome, peak_mib * MIB)
 
 
+@pytest.mark.parametrize(("site", "size_mib", "retries"), [(1, 30, 1), (1, 31, 2), (2, 30, 2)])
+def test_a_refused_block_is_not_requested_again(site: int, size_mib: int, retries: int) -> None:
+    """PyTorch keeps the plan that it took instead, for calls of the same operator and size alone."""
+    first = Alloc(1, 30 * MIB, Category.WORKSPACE, 1, may_fail=True)
+    second = Alloc(2, size_mib * MIB, Category.WORKSPACE, site, may_fail=True)
+    events = (alloc(0, 20 * MIB), first, Free(1), second, Free(2))
+    assert replay_trace(Trace(events, SITES, 1), MemoryLimits(49 * MIB)).retries == retries
+
+
 def test_end_is_not_the_peak() -> None:
     """Blocks that are alive at the end of the loop are counted there, apart from the peak."""
     events = (

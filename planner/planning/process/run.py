@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from planner.allocator import UNLIMITED, Block, CachingAllocator, MemoryLimits, retry_optional
+from planner.allocator import UNLIMITED, Block, CachingAllocator, MemoryLimits, OptionalRequests
 from planner.errors import ModelError
 from planner.jobs import Job, Mode, ZeroGrad
 from planner.planning.process.model import (
@@ -103,6 +103,7 @@ class _Machine:
         self._tensors: dict[str, Block] = {}
         self._models: dict[str, _Placed] = {}
         self._running: _Running | None = None  # whose names live
+        self._optional = OptionalRequests()
         self._served: set[bool] = set()  # threads that have a workspace: whether it is autograd's
         self._section = ""
 
@@ -245,7 +246,8 @@ class _Machine:
                 self.allocator.free(block)
 
     def _malloc(self, size: int, is_optional: bool = False) -> Block:
-        block = self.allocator.malloc(size) or retry_optional(self.allocator, is_optional)
+        allocator = self.allocator
+        block = self._optional.malloc(allocator, size, size) if is_optional else allocator.malloc(size)
         if block is None:
             raise _NoRoomError(size)
         return block

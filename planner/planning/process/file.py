@@ -57,7 +57,7 @@ from planner.planning.process.model import (
     Train,
     find_invalid_step,
 )
-from planner.program import parse_workspace_config
+from planner.program import format_torch_version, parse_workspace_config, torch_version_of
 
 SHIPPED_FOLDER = Path(__file__).with_name("bundled")
 MAX_BATCH = 2**31
@@ -107,20 +107,23 @@ def read_process(
         entry = values["cublas_workspace_config"]
         config = entry.text()
         parse_entry(entry, parse_workspace_config, config)
-    models = {name: (_with_cublas(model, config), batch) for name, (model, batch) in models.items()}
+    version = _version(values["torch"]) if "torch" in values else ""
+    models = {name: (_in_process(model, config, version), batch) for name, (model, batch) in models.items()}
     entries = values["steps"].items()
     process = tuple(_read_step(entry, models) for entry in entries)
     flaw = find_invalid_step(process)
     if flaw is not None:
         raise entries[flaw.index].broken(flaw.what)
-    return ProcessFile(process, _version(values["torch"]) if "torch" in values else "")
+    return ProcessFile(process, version)
 
 
 Known = tuple[Model, int | None]  # a model of the file, and the batch size that the catalogue has for it
 
 
-def _with_cublas(model: Model, config: str) -> Model:
-    return replace(model, job=replace(model.job, cublas_workspace_config=config))
+def _in_process(model: Model, cublas_config: str, version: str) -> Model:
+    """Return the model as the process's version of torch runs it."""
+    torch = version and format_torch_version(torch_version_of(version))
+    return replace(model, job=replace(model.job, cublas_workspace_config=cublas_config, torch=torch))
 
 
 def _version(entry: Entry) -> str:

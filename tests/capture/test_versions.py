@@ -68,6 +68,7 @@ class _Sliced(nn.Module):
         (slice(None), slice(1, 3)),
         (Ellipsis, slice(None), 2),
         (slice(None), None, 1),
+        (slice(0, None), slice(0, 5), 1),
     ],
 )
 def test_a_full_slice_has_a_gradient_before_2_9(index: tuple[object, ...]) -> None:

@@ -27,7 +27,7 @@ def patches(version: TorchVersion) -> Iterator[tuple[str, object]]:
 def _index(x: Tensor, index: Any) -> Any:
     """Slice along each `:` as an operator, in the order of dimensions, and index the rest as torch does."""
     places = index if isinstance(index, tuple) else (index,)
-    if x.device.type != "meta" or not any(map(_is_full, places)):
+    if x.device.type != "meta" or not any(isinstance(place, slice) for place in places):
         return _get_item(x, index)
     if any(isinstance(place, list | tuple | Tensor | bool) for place in places):
         return _get_item(_sliced_at_once(x, places), index)
@@ -36,7 +36,7 @@ def _index(x: Tensor, index: Any) -> Any:
     for place in places:
         if isinstance(place, EllipsisType):
             dim = x.dim() - after
-        elif _is_full(place):
+        elif _is_full(place, x, dim):
             x = torch.ops.aten.slice(x, dim, 0, _END, 1)
         elif place is None:
             x = x.unsqueeze(dim)
@@ -53,7 +53,7 @@ def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):
             dim = x.dim() - sum(map(_dimensions, places[position + 1 :]))
-        elif _is_full(place):
+        elif _is_full(place, x, dim):
             x = torch.ops.aten.slice(x, dim, 0, _END, 1)
         dim += _dimensions(place)
     return x
@@ -66,5 +66,13 @@ def _dimensions(place: Any) -> int:
     return place.dim() if isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8) else 1
 
 
-def _is_full(place: Any) -> bool:
-    return isinstance(place, slice) and place.start is place.stop is place.step is None
+def _is_full(place: Any, x: Tensor, dim: int) -> bool:
+    """Return whether an index is a slice of all that older versions slice: its end is not the size itself."""
+    if not isinstance(place, slice) or not (_is_number(place.start, 0) and _is_number(place.step, 1)):
+        return False
+    return place.stop is None or (isinstance(place.stop, int) and place.stop > x.shape[dim])
+
+
+def _is_number(value: Any, default: int) -> bool:
+    """Return whether a part of a slice is left away or its default; a tensor is neither."""
+    return value is None or (isinstance(value, int) and value == default)

@@ -128,6 +128,13 @@ def test_batch_norm_of_volumes_in_channels_last_reduces_to_moments() -> None:
     )  # fmt: skip
 
 
+def test_batch_norm_beyond_indices_of_32_bits_reduces_to_moments() -> None:
+    """The copy in float32 is the 10,418,651,136 bytes that an allocator recorded on an emulated RTX 3090."""
+    large, weight = meta(46, 64, 96, 96, 96, dtype=torch.bfloat16), meta(64, dtype=torch.bfloat16)
+    args = (large, weight, weight, weight, weight, True, 0.1, 1e-5)
+    assert steps(aten.native_batch_norm.default, *args)[:2] == (REST, Hold(10_418_651_136))
+
+
 def test_batch_norm_wants_the_gradient_in_the_inputs_format() -> None:
     """A contiguous gradient of a channels-last activation is copied, and an expanded one."""
     weight = meta(6)

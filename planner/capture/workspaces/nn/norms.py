@@ -129,8 +129,8 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
     """Allocate partial moments in the native kernel for channels last; for other layouts that are not
-    contiguous, volumes in channels last among them, reduce to mean and variance, bfloat16 as floats
-    (`batch_norm_choose_impl`, `batch_norm_mean_var`).
+    contiguous, volumes in channels last among them, and beyond indices of 32 bits, reduce to mean and
+    variance, bfloat16 as floats (`batch_norm_choose_impl`, `batch_norm_mean_var`).
 
     cuDNN's workspace and reserve for the plain operation count as empty, as measured peaks of models with
     batch norm confirm.
@@ -138,7 +138,8 @@ def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
     x, weight, bias, _, _, training = args[:6]
     if is_cudnn_batch_norm(x, weight, bias, training) or not training:
         return ()
-    if x.is_contiguous() or (x.dim() == 4 and is_in_format(x.shape, x.stride(), is_last=True)):
+    is_short = x.numel() < 2**31 - 1
+    if is_short and (x.is_contiguous() or (x.dim() == 4 and is_in_format(x.shape, x.stride(), is_last=True))):
         return _partial_moments(x, 4)
     copy = (Hold(4 * x.numel()),) if x.dtype is torch.bfloat16 else ()
     return (Outputs(), *copy, *reduction(x, [d for d in range(x.dim()) if d != 1], 16, target))

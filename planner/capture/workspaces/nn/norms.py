@@ -16,7 +16,7 @@ from planner.capture.workspaces._rule import (
     released,
     tensor_bytes,
 )
-from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Output, Outputs, Rule
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Output, Outputs, ReleaseBeneath, Rule
 from planner.capture.workspaces.tensor.reductions import Dense, reduction
 from planner.program import Target
 
@@ -57,7 +57,7 @@ def _normalized_backward(
 ) -> Ops:  # fmt: skip
     """Allocate partial sums per block of rows, where there are many (`LaunchGammaBetaBackwardCUDAKernel`).
 
-    Their sum makes the gradient anew; what was made for it first is freed only then.
+    Their sum makes the gradient anew, and what was made for it first is freed right after.
     """
     columns = x.shape[x.dim() - len(normalized) :].numel()
     rows = x.numel() // max(columns, 1)
@@ -68,10 +68,12 @@ def _normalized_backward(
         return (*ops, Outputs(), *contiguous_copies(grad))
     blocks = min(_MAX_BLOCKS // ceil_div(columns, 32), ceil_div(rows, _ROWS_PER_BLOCK))
     ops += [Hold(tensor_bytes(t)) for t in scales]
-    ops += contiguous_copies(grad)
-    ops += [Hold(blocks * columns * t.element_size()) for t in scales]
+    above = (*contiguous_copies(grad), *(Hold(blocks * columns * t.element_size()) for t in scales))
+    ops += above
     summed = reduction(Dense((blocks, columns)), [0], 4, target)
-    return (*ops, *(Output(), *summed, *released(summed)) * len(scales))
+    for left in reversed(range(len(scales))):
+        ops += [Output(), *summed, *released(summed), ReleaseBeneath(left + len(above))]
+    return tuple(ops)
 
 
 # ---- group norm: ATen/native/cuda/group_norm_kernel.cu

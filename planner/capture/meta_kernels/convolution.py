@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -43,6 +44,11 @@ def _convolution(
             shape.append((x.shape[2 + i] + 2 * padding[i] - reach) // stride[i] + 1)
     if min(shape) < 1:
         return NotImplemented
+    is_resized = transposed and spatial == 3 and groups == 1 and _is_native(capability, x)
+    if is_resized and prod(shape) < x.numel():
+        # It has the input's size before it is resized, and keeps its storage: slow_conv_transpose3d_cuda,
+        # ATen/native/cuda/NaiveConvolutionTranspose3d.cu.
+        return empty(x.shape, x.dtype).resize_(shape)
     return empty_strided(shape, _strides(capability, x, weight, shape), x.dtype)
 
 
@@ -72,9 +78,12 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
     """
     if x.dtype is torch.float64 or not (suggests_channels_last(x) or suggests_channels_last(weight)):
         return contiguous(shape)
-    if x.dtype is torch.bfloat16 and capability < (8, 0):
-        return contiguous(shape)
-    return channels_last(shape)
+    return contiguous(shape) if _is_native(capability, x) else channels_last(shape)
+
+
+def _is_native(capability: Capability, x: Tensor) -> bool:
+    """Return whether cuDNN is not used."""
+    return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 
 def kernels(capability: Capability) -> Mapping[str, Callable[..., Any]]:

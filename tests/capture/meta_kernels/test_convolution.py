@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
+from planner.capture.meta_kernels.run import meta_kernels
 from tests.helpers.meta_kernels import agrees, aten, image, meta, ours, torchs
 
 
@@ -123,3 +124,14 @@ def test_convolution_backward_of_other_layouts() -> None:
 def test_convolution_leaves_errors_to_torch(args: tuple[Any, ...]) -> None:
     """A convolution of tensors that do not fit together is torch's own to judge."""
     assert ours(aten.convolution.default, *args) is NotImplemented
+
+
+def test_the_smaller_output_of_a_transposed_volume_keeps_the_inputs_storage() -> None:
+    """In bfloat16 on a T4 it is resized: 2 x 64 x 8 x 8 x 8 numbers of two bytes, of which 4 channels are
+    used, as an allocator recorded it with torch 2.13 on an emulated GPU. On later GPUs cuDNN runs.
+    """
+    x, weight = (meta(*sizes, dtype=torch.bfloat16) for sizes in ((2, 64, 8, 8, 8), (64, 4, 1, 1, 1)))
+    args = (x, weight, None, [1] * 3, [0] * 3, [1] * 3, True, [0] * 3, 1)
+    for capability, size_bytes in (((7, 5), 131_072), ((8, 0), 8_192)):
+        out = meta_kernels(capability)[aten.convolution.default](*args)
+        assert (out.shape, out.untyped_storage().nbytes()) == ((2, 4, 8, 8, 8), size_bytes)

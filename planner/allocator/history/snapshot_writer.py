@@ -80,6 +80,9 @@ class _SnapshotRecorder:
             dead = self.live.pop(event.block)
             for action in ("free_requested", "free_completed"):
                 self.add(action, dead.address, dead.requested_bytes, [], dead.category)
+            for change in self.changes:  # of a cache that is emptied then
+                self.add(change.action, change.address, change.size_bytes, [])
+            self.changes.clear()
 
     def add(
         self, action: str, address: int, size_bytes: int, frames: Frames, category: str = _UNKNOWN

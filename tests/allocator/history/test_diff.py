@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from planner.allocator.config import MIB, AllocatorConfig
 from planner.allocator.history.diff import (
@@ -16,7 +16,7 @@ from planner.allocator.history.diff import (
 )
 from planner.allocator.history.lcs import align_rows
 from planner.allocator.history.lifetimes import Recording
-from planner.program.events import Phase, PhaseStart, Trace
+from planner.program.events import Free, Phase, PhaseStart, Trace
 from planner.program.program import Program
 from planner.report.commands.explain.diff import difference_sections, group_extras
 from planner.report.document import Document
@@ -84,8 +84,12 @@ def changed(
 @UNTIMED
 @given(programs(), st.booleans())
 def test_a_recording_of_the_trace_itself_has_no_difference(program: Program, marked: bool) -> None:
-    """A recording with the trace's own blocks matches block by block, with marks and without."""
+    """A recording with the trace's own blocks matches block by block, with marks and without.
+
+    Blocks do not tell when a cache is emptied.
+    """
     trace = program.instantiate(4)
+    assume(not any(isinstance(event, Free) and event.empties_cache for event in trace.events))
     difference = compare_with_recording(
         trace, recorded(blocks_of(trace.events), marks_of(trace.events) if marked else ())
     )

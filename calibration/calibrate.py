@@ -5,6 +5,7 @@ Raw runs go to `runs/` in the folder, calibrations beside it. Measuring raises N
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ from calibration.probe.client import find_gpu, measure
 from calibration.records.reader import read_measured_records
 from planner.allocator import UNLIMITED, config_of_torch, parse_alloc_conf, replay_trace
 from planner.allocator.history import save_history
+from planner.emulator import default_source
 from planner.errors import ModelError, UsageError
 from planner.hardware import find_device
 from planner.hardware.calibration import (
@@ -35,7 +37,7 @@ from planner.hardware.calibration import (
 )
 from planner.jobs import SOURCES, Job, load_catalogue
 from planner.planning import open_traces
-from planner.program import OnProgress, Target
+from planner.program import OnProgress, Target, has_convolutions
 
 RUNS = "runs"
 
@@ -144,7 +146,8 @@ def keep_observations(
             failures.append(str(error))
             continue
         origins = Origins(origin_of(key.gpu), "", version("torch"))
-        calibrations.append(add_points(out_dir, key, points, origins, fit_points))
+        stored_key = key_of(points[0].observation)
+        calibrations.append(add_points(out_dir, stored_key, points, origins, fit_points))
     return tuple(calibrations), tuple(failures)
 
 
@@ -159,10 +162,16 @@ def _target(key: Key) -> Target:
 
 
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
-    """Return each run with its peak in a replay without a limit."""
-    source = open_traces(key.job, _target(key), on_progress)
+    """Return each run with its peak in a replay without a limit.
+
+    The job of a model with convolutions gets the name of what answered for their workspaces.
+    """
+    source = cache(open_traces(key.job, _target(key), on_progress))
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))
     limits = replace(UNLIMITED, config=config)
     batches = sorted({observation.batch for observation in observations})
     peaks = {batch: replay_trace(source(batch), limits).peak_reserved_bytes for batch in batches}
-    return [Point(observation, peaks[observation.batch]) for observation in observations]
+    job = key.job
+    if not job.cudnn and has_convolutions(source(batches[0])):
+        job = replace(job, cudnn=default_source())
+    return [Point(replace(one, job=job), peaks[one.batch]) for one in observations]

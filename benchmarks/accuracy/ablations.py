@@ -47,7 +47,7 @@ def scratch_families() -> Mapping[str, str]:
         "no_reductions": operator_table({**reductions.RULES, **norms.RULES, **losses.RULES}),
         "no_attention_scratch": operator_table(attention.RULES),
         "no_cublas": {*gemm.BLAS_OPS, *operator_table(gemm.RULES)},
-        "no_convolution_scratch": convolution.CUDNN_OPS,
+        "no_convolution_scratch": operator_table(convolution.RULES),
     }
     return {str(op): term for term, ops in families.items() for op in ops}
 

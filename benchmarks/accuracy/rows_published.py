@@ -16,6 +16,7 @@ from benchmarks.published.outcomes import MIB, RUNS, job_of as cnn_job, set_up_b
 from benchmarks.published.transformers import job_of as transformer_job
 from planner.capture.session import record
 from planner.errors import PlannerError
+from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.database import find_device
 from planner.hardware.likeness import kind_of
 from planner.jobs import Job
@@ -62,7 +63,9 @@ def xmem_rows(task: Published, peers: Peers) -> list[Row]:
     batch = int(run["batch"])
     chip = find_device(run["gpu"]).target
     with nullcontext() if is_cnn else _transformers_4_51():
-        trace = record(job, batch, chip.capability, sm_count=chip.sm_count)
+        trace = record(
+            job, batch, chip.capability, sm_count=chip.sm_count, conv_workspace_query=PublishedWorkspaces()
+        )
     by_term = variants(trace, batch)
     needed = by_term["planner"].needed_mib(batch)
     name = run["model"].split("(")[0]

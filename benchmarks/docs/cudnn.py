@@ -2,8 +2,8 @@
 
     python -m benchmarks.docs.cudnn --cudnn FOLDER [--cudnn FOLDER ...]
 
-Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed. Writes four tables between
-the marks of docs/cudnn.md:
+Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed. `--stored` writes the last
+table alone. Writes six tables between the marks of docs/cudnn.md:
 
 1. published workspaces of GPUs of compute capability 8.0 and newer (published/cudnn_workspaces.csv) that a
    heuristic chose, beside the answers of the versions at hand;
@@ -12,7 +12,9 @@ the marks of docs/cudnn.md:
    bytes that they leave unexplained;
 3. the share of answers in which versions agree, and the bytes by which the others differ;
 4. errors on the published peaks of CNNs, which ran with an older version, by the oldest version at hand;
-5. plans by the newest version: peak and largest batch without and with it, over models, cards, types.
+5. plans by the newest version: peak and largest batch without and with it, over models, cards, types;
+6. peaks by the stored answers beside those of the library whose answers they are, which is the first FOLDER
+   with `--stored`.
 """
 
 import argparse
@@ -26,7 +28,6 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from msgspec.structs import replace
@@ -37,17 +38,20 @@ from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import RUNS, set_up_bytes, trace_run
 from planner.capture.session import record
 from planner.capture.symbolic.kernel_calls import RecordedCall
-from planner.capture.workspaces.nn import convolution as rules
+from planner.capture.workspaces.ops import kind_and_size
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs import resolve_job
 from planner.program.convolution import Convolution, Direction, Workspaces
+from planner.program.kernel import OpKind
 from planner.program.target import Target
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "cudnn_workspaces.csv"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cudnn.md"
 MIB = 2**20
+STORED_CARDS, STORED_SIZES, STORED_BATCHES = ("rtx-3090", "a100-80gb", "h100-80gb"), (224, 192), (8, 50, 96)
 MODELS = (
     *(
         "resnet50",
@@ -84,7 +88,12 @@ def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--cudnn", action="append", required=True, metavar="FOLDER")
-    folders = parser.parse_args().cudnn
+    parser.add_argument("--stored", action="store_true")
+    options = parser.parse_args()
+    folders = options.cudnn
+    if options.stored:
+        write({"stored": stored(folders[0])})
+        return
     libraries = sorted(
         ((folder, open_cudnn_with_cublaslt(folder)) for folder in folders),
         key=lambda pair: number_of(pair[1].version),
@@ -102,6 +111,11 @@ def main() -> None:
         f"{', '.join(map(str, BATCHES))}, with cuDNN {', '.join(by_version)}. Tables of\n"
         f"one version show {newest}.",
     }
+    write(tables)
+
+
+def write(tables: dict[str, str]) -> None:
+    """Put each table between its marks."""
     page = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
@@ -182,21 +196,17 @@ def sizes_of(row: dict[str, str]) -> tuple[tuple[int, ...], ...]:
 def convolutions() -> Iterator[Convolution]:
     """Return the distinct queries of the models' training, in both layouts and types."""
     seen: dict[Convolution, None] = {}
-
-    def note(capability: tuple[int, int], multiprocessors: int, convolution: Convolution) -> Workspaces:
-        seen[convolution] = None
-        return Workspaces(0)
-
     for model in MODELS:
         job = replace(resolve_job(f"torchvision:{model}", {}), steps=1)
         for batch in BATCHES:
             calls: list[RecordedCall] = []
             record(job, batch, (8, 6), calls=calls)
             for call in calls:
-                if call.func in rules.CUDNN_OPS:
+                if "convolution" in call.site.op:
                     for kind, last in KINDS:
                         args, out = as_tensors(call.args, kind, last), as_tensors(call.out, kind, last)
-                        RULES[call.func](args, out, Target((8, 6), 82, note))
+                        ops = map(kind_and_size, RULES[call.func](args, out, Target((8, 6), 82)))
+                        seen |= {query: None for op, query in ops if op is OpKind.CONVOLUTION}
     return iter(seen)
 
 
@@ -298,6 +308,21 @@ def close(a: int, b: int) -> bool:
 Answering = Callable[[tuple[int, int], int, Convolution], Workspaces]
 
 
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A function as what answers for convolutions."""
+
+    answer: Answering
+    name: str = "variant"
+
+    def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
+        return self.answer(capability, sm_count, convolution)
+
+    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+        """Return none."""
+        return ()
+
+
 def peaks(library: Cudnn) -> str:
     """Return the table of errors on xMem's CNNs, with more and more of the library's answers."""
     with RUNS.open(newline="") as file:
@@ -330,35 +355,61 @@ def fitted_or(library: Cudnn, directions: Collection[Direction]) -> Answering:
     """Return a query by the fitted term if it applies, else by the library for these directions."""
 
     def answer(capability: tuple[int, int], multiprocessors: int, convolution: Convolution) -> Workspaces:
-        fitted = fitted_bytes(capability, convolution)
-        if fitted or convolution.direction not in directions:
-            return Workspaces(fitted)
+        fitted = PublishedWorkspaces()(capability, multiprocessors, convolution)
+        if fitted.workspace_bytes or convolution.direction not in directions:
+            return fitted
         return library.workspaces(capability, multiprocessors, convolution)
 
     return answer
 
 
-def fitted_bytes(capability: tuple[int, int], convolution: Convolution) -> int:
-    term = rules.IMAGE_WISE.get(capability)
-    pointwise = (
-        convolution.direction is Direction.WEIGHT
-        and prod(convolution.w[2:]) == 1
-        and convolution.x[1] == convolution.w[1]
-    )
-    if term is None or not pointwise or convolution.dtype != "float32" or convolution.channels_last:
-        return 0
-    return term.workspace_bytes(convolution.x[0], 4 * prod(convolution.w), prod(convolution.y[2:]))
-
-
 def error_of(run: dict[str, str], answer: Answering) -> float:
     """Return (replayed - measured) / measured, with the memory of model and optimizer in both."""
-    with patch(
-        "planner.capture.session.equip", lambda target, job: replace(target, conv_workspace_query=answer)
-    ):
-        trace = trace_run(run)
+    trace = trace_run(run, Query(answer))
     batch = int(run["batch"])
     measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(trace, batch)
     return replay_published(trace, batch).peak_reserved_bytes / measured_bytes - 1
+
+
+# ---- stored answers
+
+
+def stored(folder: str) -> str:
+    """Return the table of peaks by the stored answers beside those of the library."""
+    rows = []
+    for card in STORED_CARDS:
+        for size in STORED_SIZES:
+            errors = [
+                error
+                for model in MODELS
+                for batch in STORED_BATCHES
+                for error in stored_errors(f"torchvision:{model}", batch, size, card, folder)
+            ]
+            off = np.abs(np.array(errors).reshape(-1, 2))
+            cells = [
+                cell
+                for column in off.T
+                for cell in (
+                    f"{np.mean(column == 0):.0%}",
+                    f"{np.mean(column <= 0.01):.0%}",
+                    f"{column.max():.1%}",
+                )
+            ]
+            rows.append([card, f"{size} x {size}", str(len(off)), *cells])
+    each = ("the same", "within 1 %", "worst")
+    head = ("GPU", "images", "n", *(f"{of} {word}" for of in ("allocated", "reserved") for word in each))
+    return markdown(head, rows, "ll" + "r" * 7)
+
+
+def stored_errors(model: str, batch: int, size: int, card: str, folder: str) -> list[float]:
+    """Return the errors of allocated and reserved peak; none where the batch does not fit."""
+    peaks = []
+    for source in ("stored", folder):
+        answer = planner.estimate(model, batch, gpu=card, input=f"3x{size}x{size}", cudnn=source).to_dict()
+        if answer["fits"] != "yes":
+            return []
+        peaks.append((answer["peak_allocated_mib"], answer["peak_reserved_mib"]))
+    return [ours / theirs - 1 for ours, theirs in zip(*peaks, strict=True)]
 
 
 # ---- plans

@@ -5,7 +5,9 @@
 PYTHON has the CUDA build of torch, the libraries of the models and the planner's dependencies, both in
 the versions of this environment, so that both sides run the same Python code. The static side plans for the
 version of PYTHON's torch. Each finished job is a row of the file; numbers that have one are left out, unless
---again CAUSE names the beginning of theirs. Processes with another --part may run at the same time.
+--again CAUSE names the beginning of theirs. Processes with another --part may run at the same time. --cnns
+draws convolutional classifiers in float32, and --cudnn names what answers for the static side's convolutions,
+such as "stored", in place of the cuDNN of PYTHON.
 `summary.py` writes the table of causes.
 """
 
@@ -17,7 +19,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from benchmarks.emulated.both_sides import Emulator, Side, cudnn_of, plan_statically, torch_of
-from benchmarks.emulated.jobs import FIXED, DrawnJob, draw_job
+from benchmarks.emulated.jobs import FIXED, DrawnJob, draw_cnn, draw_job
 from benchmarks.emulated.parting import find_parting
 from benchmarks.emulated.rows import (
     ALLOCATOR,
@@ -130,6 +132,8 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="a Python with the CUDA build of torch")
     parser.add_argument("--fixed", action="store_true", help="run the fixed jobs of jobs.py instead")
     parser.add_argument("--versions", action="store_true", help="run the jobs of version_jobs.py instead")
+    parser.add_argument("--cnns", action="store_true", help="run CNNs in float32 instead")
+    parser.add_argument("--cudnn", help="--cudnn of the static side")
     parser.add_argument("--jobs", default="0-199", metavar="FIRST-LAST", help="numbers of jobs")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="of the numbers, each N-th from the K-th"
@@ -150,7 +154,10 @@ def main() -> None:
 
 def _run(options: argparse.Namespace, emulator: Emulator) -> None:
     part, parts = map(int, options.part.split("/"))
-    libraries = {"cudnn": cudnn_of(options.python), "torch": torch_of(options.python)}
+    libraries = {
+        "cudnn": options.cudnn or cudnn_of(options.python),
+        "torch": torch_of(options.python),
+    }
     jobs = sorted(_jobs(options), key=lambda job: job.gpu)
     for drawn in jobs[part - 1 :: parts]:
         earlier = {row.number: row for row in read_rows(options.to, Row)}.get(drawn.number)
@@ -166,7 +173,8 @@ def _jobs(options: argparse.Namespace) -> Sequence[DrawnJob]:
         return FIXED
     if options.versions:
         return [job for job in VERSION_JOBS if job.number in set(numbers_of(options.jobs))]
-    return [draw_job(SEED, number) for number in numbers_of(options.jobs)]
+    draw = draw_cnn if options.cnns else draw_job
+    return [draw(SEED, number) for number in numbers_of(options.jobs)]
 
 
 if __name__ == "__main__":

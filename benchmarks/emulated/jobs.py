@@ -113,6 +113,22 @@ def draw_job(seed: int, number: int) -> DrawnJob:
     return DrawnJob(number, entry.model, _draw_batch(random, entry, device), gpu, options)
 
 
+def draw_cnn(seed: int, number: int) -> DrawnJob:
+    """Draw a convolutional classifier in float32 with torch's defaults, at its own size."""
+    random = Random(f"{seed}/cnn/{number}")
+    entries = [one for source in ("torchvision", "timm") for one in read_entries(source)]
+    entry = random.choice([one for one in entries if _CNN.match(one.model)])
+    gpu = random.choice(GPUS)
+    batch = _draw_batch(random, entry, find_device(gpu))
+    return DrawnJob(number, entry.model, batch, gpu, {"optimizer": random.choice(("sgd", "adam"))})
+
+
+_CNN = re.compile(
+    "[a-z]+:(resnet|resnext|wide_resnet|seresnet|regnet|vgg|densenet|mobilenet|efficientnet|mnasnet|squeezenet"
+    "|shufflenet|googlenet|inception|convnext|alexnet|dla|res2net|hrnet|rexnet|ghostnet|gernet|dpn|xception|nf_)"
+)
+
+
 def read_entries(source: str) -> list[_Entry]:
     """Read the models of a source that are trained in its tables and are not too large."""
     mib = TABLE_MIB.get(source, 24_000)

@@ -25,6 +25,7 @@ from benchmarks.published.transformers import job_of as transformer_of
 from planner.allocator.replay import replay_trace
 from planner.capture.models.registry import import_transformers
 from planner.capture.session import record
+from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.database import find_device
 from planner.jobs import ZeroGrad
 from planner.program.events import Trace
@@ -68,7 +69,10 @@ def trace_run(run: dict[str, str]) -> Trace:
     if is_cnn and run["campaign"].startswith("A"):
         job = replace(job, zero_grad=ZeroGrad.BEFORE_BACKWARD)
     with nullcontext() if is_cnn else as_transformers_4_51():
-        return record(job, int(run["batch"]), chip.capability, sm_count=chip.sm_count)
+        return record(
+            job, int(run["batch"]), chip.capability,
+            sm_count=chip.sm_count, conv_workspace_query=PublishedWorkspaces(),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

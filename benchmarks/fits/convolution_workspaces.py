@@ -1,4 +1,4 @@
-"""The thresholds of `ImageWise` (planner/capture/workspaces/nn/convolution.py), fitted to published peaks.
+"""The thresholds of `ImageWise` (planner/hardware/cudnn/published.py), fitted to published peaks.
 
     python -m benchmarks.fits.convolution_workspaces
 
@@ -25,7 +25,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 from msgspec.structs import replace
@@ -35,7 +34,7 @@ from scipy.special import huber
 from benchmarks.published.allocator import replay_published
 from benchmarks.published.outcomes import MIB, RUNS, job_of, set_up_bytes, trace_run
 from planner.capture.models.registry import construct_model, find_constructor
-from planner.capture.workspaces.nn.convolution import IMAGE_WISE, ImageWise
+from planner.hardware.cudnn.published import IMAGE_WISE, ImageWise, PublishedWorkspaces
 from planner.hardware.database import find_device
 from planner.program.events import Alloc, Free, Trace
 
@@ -161,8 +160,7 @@ def read_runs(card: str) -> Iterator[Run]:
         if not row["peak_nvml_delta_mib"] or row["oom_on_full_gpu"] == "True":
             continue
         capability = find_device(row["gpu"]).target.capability
-        with patch.dict("planner.capture.workspaces.nn.convolution.IMAGE_WISE", {capability: everywhere}):
-            trace = trace_run(row)
+        trace = trace_run(row, PublishedWorkspaces({capability: everywhere}))
         if any(isinstance(event, Alloc) and event.may_fail for event in trace.events):
             batch = int(row["batch"])
             measured = round(float(row["peak_nvml_delta_mib"]) * MIB) + set_up_bytes(trace, batch)

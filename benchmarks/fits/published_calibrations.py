@@ -26,6 +26,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -43,6 +44,7 @@ from planner.capture.session import record
 from planner.hardware.calibration.files import Origins, add_points, key_of
 from planner.hardware.calibration.fit import LeftOut, fit_points, leave_one_batch_out
 from planner.hardware.calibration.model import Fit, Observation, Point, Settings, Versions
+from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.database import find_device
 from planner.hardware.residuals import RunKind, load_residuals
 from planner.jobs import Job, Loss, Optimizer, ZeroGrad, freeze
@@ -184,10 +186,9 @@ def _tracer(job: Job, chip: Target) -> TraceSource:
 
     @cache
     def trace(batch: int) -> Trace:
-        if not job.model.startswith("hf:"):
-            return record(job, batch, chip.capability, sm_count=chip.sm_count)
-        with as_transformers_4_51():
-            return record(job, batch, chip.capability, sm_count=chip.sm_count)
+        query = PublishedWorkspaces()
+        with as_transformers_4_51() if job.model.startswith("hf:") else nullcontext():
+            return record(job, batch, chip.capability, sm_count=chip.sm_count, conv_workspace_query=query)
 
     return trace
 

@@ -24,8 +24,10 @@ from msgspec.structs import replace
 
 from benchmarks.published.allocator import replay_published
 from planner.capture.session import record
+from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.database import find_device
-from planner.jobs import Job, Optimizer, ZeroGrad, parse_tensor_spec
+from planner.jobs import PUBLISHED, Job, Optimizer, ZeroGrad, parse_tensor_spec
+from planner.program.convolution import ConvWorkspaceQuery
 from planner.program.events import Outcome, Phase, PhaseStart, Trace
 
 RUNS = Path(__file__).parent / "runs_torch26.csv"
@@ -47,13 +49,17 @@ def job_of(run: dict[str, str]) -> Job:
         zero_grad=ZERO_GRAD.get(run["zero_grad_mode"][:1], ZeroGrad.BEFORE_FORWARD),
         steps=4,
         torch=TORCH,
+        cudnn=PUBLISHED,  # torch 2.6 with cuDNN 9.1
     )
 
 
-def trace_run(run: dict[str, str]) -> Trace:
-    """Record the run's trace on its card."""
+def trace_run(run: dict[str, str], query: ConvWorkspaceQuery | None = None) -> Trace:
+    """Record the run's trace on its card; `query` answers for convolutions in place of the fitted term."""
     chip = find_device(run["gpu"]).target
-    return record(job_of(run), int(run["batch"]), chip.capability, sm_count=chip.sm_count)
+    return record(
+        job_of(run), int(run["batch"]), chip.capability,
+        sm_count=chip.sm_count, conv_workspace_query=query or PublishedWorkspaces(),
+    )  # fmt: skip
 
 
 def set_up_bytes(trace: Trace, batch: int) -> int:

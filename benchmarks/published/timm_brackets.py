@@ -36,7 +36,7 @@ from benchmarks.published.allocator import replay_published
 from planner.capture.session import record
 from planner.errors import PlannerError
 from planner.hardware.device import MIB
-from planner.jobs import Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
+from planner.jobs import PUBLISHED, Job, MemoryFormat, Optimizer, OptimizerImpl, Precision, parse_tensor_spec
 from planner.program.events import Outcome, Trace
 from planner.program.fit import NotAffineError, fit_traces
 
@@ -102,6 +102,7 @@ def job_of(bracket: dict[str, str]) -> Job:
         backward_in_autocast=True,
         memory_format=MemoryFormat(bracket["memory_format"]),
         cudnn_benchmark=True,
+        cudnn=PUBLISHED,  # torch 1.12
     )
 
 

@@ -12,7 +12,7 @@ from planner.api.options import Options
 from planner.api.request import Model, open_request
 from planner.hardware import GENERIC_CAPABILITY, Budget
 from planner.hardware.calibration import find_run
-from planner.jobs import CatalogueEntry, Job, load_catalogue
+from planner.jobs import PUBLISHED, CatalogueEntry, Job, load_catalogue
 from planner.planning import estimate_batch, open_traces, with_last_batch
 from planner.planning.estimators import (
     Comparison,
@@ -86,5 +86,6 @@ def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
 
 def _resident_model(name: str, entry: CatalogueEntry, on_progress: OnProgress) -> ResidentModel:
     on_progress(f"tracing {name}, which stayed on the GPU")
-    tracer = open_traces(entry.job, Target.for_capability(GENERIC_CAPABILITY), ignore_progress)
+    job = replace(entry.job, cudnn=PUBLISHED)  # the measured processes had cuDNN 8.9
+    tracer = open_traces(job, Target.for_capability(GENERIC_CAPABILITY), ignore_progress)
     return ResidentModel(name, resident_bytes_after(tracer(entry.batch)))

@@ -113,15 +113,15 @@ def gpus(
     fits = fit_devices(job, budgets, epochs, batch, multiple)
     shown = [fit for fit in fits if batch is None or fit.outcome is not Outcome.DOES_NOT_FIT]
     seconds = Seconds(programs.seconds, perf_counter() - opened - programs.seconds)
-    any_trace = programs.trace(fits[0].batch, fits[0].budget.device.target)
+    traces = [programs.trace(fit.batch, fit.budget.device.target) for fit in _of_each_capability(fits)]
     table = FleetTable(
         job,
         batch,
         budgets[0].confidence,
         tuple(sorted(shown, key=key)),
         len(fits) - len(shown),
-        _notes(any_trace, job, fits),
-        any_trace.unknown_ops,
+        _notes(traces),
+        traces[0].unknown_ops,
         opened - start,
         seconds,
         epochs,
@@ -130,16 +130,16 @@ def gpus(
     return GpusResult(table)
 
 
-def _notes(one: Trace, job: Job, fits: Sequence[DeviceFit]) -> tuple[str, ...]:
-    """Return the notes of the trace at a batch size, and those of a cuDNN library on all GPUs."""
-    notes, growth = list(one.notes), find_growth(one)
-    if growth is not None:
-        notes.insert(0, f"at batch {one.batch}, {growth_text(growth, None)}")
-    if job.cudnn:
-        from planner.capture import notes_on_cudnn
+def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
+    """Return the first GPU of each compute capability."""
+    return list({fit.budget.device.target.capability: fit for fit in reversed(fits)}.values())[::-1]
 
-        for capability in sorted({fit.budget.device.target.capability for fit in fits}):
-            notes += notes_on_cudnn(job, capability)
+
+def _notes(traces: Sequence[Trace]) -> tuple[str, ...]:
+    """Return the notes of traces on GPUs of all compute capabilities."""
+    notes, growth = [note for trace in traces for note in trace.notes], find_growth(traces[0])
+    if growth is not None:
+        notes.insert(0, f"at batch {traces[0].batch}, {growth_text(growth, None)}")
     return tuple(dict.fromkeys(notes))
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from planner.api.budget import calibrate_budget, make_budget, with_allocator_of
 from planner.api.options import Options, Sample
+from planner.emulator import open_convolutions
 from planner.errors import UsageError, unsaved
 from planner.hardware import Budget
 from planner.jobs import (
@@ -114,8 +115,7 @@ def open_request(
     else:
         opened = open_stores(options)
         job, default_batch, factory = make_job(model, options, opened)
-        # A factory's model has no name to be stored under; a cuDNN library that is queried may change.
-        stores = () if factory is not None or job.cudnn else opened
+        stores = () if factory is not None else opened  # its model has no name to be stored under
     budget = calibrate_budget(with_allocator_of(budget, job), job, options)
     return Request(job, budget, options, batch or default_batch, factory, stores, saved, start)
 
@@ -174,7 +174,14 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
         raise UsageError(f"{flag} and --trace: the trace file decides that; leave one away")
     saved = open_saved(path)
     beside = {name: options.get(name) for name in _NOT_IN_TRACES}
-    return saved, complete_job(merge_job(saved.job, beside))
+    for name in ("cudnn", "cudnn_benchmark"):
+        if options.get(name) and not saved.has_queries:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag}: {path} holds the workspaces of its convolutions; leave {flag} away")
+    job = complete_job(merge_job(saved.job, beside))
+    if saved.has_queries:
+        saved.convolutions = open_convolutions(job)
+    return saved, job
 
 
 def make_job(

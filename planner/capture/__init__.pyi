@@ -1,4 +1,3 @@
-from .cudnn_target import notes_on_cudnn as notes_on_cudnn
 from .loop.batches import empty_batch as empty_batch
 from .loop.optimizers import build_optimizer as build_optimizer
 from .loop.precision import (

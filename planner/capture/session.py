@@ -13,7 +13,6 @@ from planner.capture.compiled import CompiledCalls, watch_compiled
 from planner.capture.cuda.devices import Placement, devices_shown, planned_device
 from planner.capture.cuda.rnn import flatten_weights
 from planner.capture.cuda.semantics import cuda_semantics
-from planner.capture.cudnn_target import equip, notes_on_cudnn
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.criterion import Criterion, build_criterion
@@ -38,7 +37,7 @@ from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.reads import ReadPolicy, run_with_reads
 from planner.errors import BatchTooLargeError, PlannerError
 from planner.jobs import Job, Mode
-from planner.program import Category, Phase, Target, Trace
+from planner.program import Category, ConvWorkspaceQuery, Phase, Target, Trace, torch_version_of
 
 
 def record(
@@ -50,16 +49,23 @@ def record(
     calls: list[RecordedCall] | None = None,
     path_of: tuple[int, int] | None = None,
     sm_count: int | None = None,
+    conv_workspace_query: ConvWorkspaceQuery | None = None,
 ) -> Trace:
     """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
 
     `build` makes the model with its parameters on meta. `provenance` collects that of the blocks, which takes
     time, `calls` those of operators with rules. `path_of` replaces the capability wherever it decides which
-    operators run. Without `sm_count` the GPU is the largest of its capability. Raises UsageError for a
-    model that its source does not know, ModelError where it cannot be built, does not accept its inputs, or
-    reads values of tensors that a run on the CPU cannot give.
+    operators run. Without `sm_count` the GPU is the largest of its capability; without
+    `conv_workspace_query` convolutions take no workspace. Raises UsageError for a model that its source does
+    not know, ModelError where it cannot be built, does not accept its inputs, or reads values of tensors that
+    a run on the CPU cannot give.
     """
-    session = _Session(job, capability, path_of or capability, sm_count, build, provenance, calls)
+    target = replace(
+        Target.for_capability(capability, sm_count),
+        conv_workspace_query=conv_workspace_query,
+        torch=torch_version_of(job.torch),
+    )
+    session = _Session(job, target, path_of or capability, build, provenance, calls)
     trace = session.run(batch)
     if not trace.growth_sources or provenance is not None:
         return trace
@@ -70,9 +76,8 @@ def record(
 
 class _Session(Struct, frozen=True):
     job: Job
-    capability: tuple[int, int]
+    target: Target
     path_of: tuple[int, int]
-    sm_count: int | None
     build: Callable[[Job], nn.Module]
     provenance: ProvenanceCollector | None
     calls: list[RecordedCall] | None
@@ -101,8 +106,7 @@ class _Session(Struct, frozen=True):
 
     def _capture(self, job: Job, model: nn.Module, batch: int, run: Run, placement: Placement) -> Trace:
         initialise_lazy_modules(model, job, batch, run)
-        target = equip(Target.for_capability(self.capability, self.sm_count), job)
-        recorder = Recorder(model, target, self.provenance, self.calls, run, job.cublas_workspace_config)
+        recorder = Recorder(model, self.target, self.provenance, self.calls, run, job.cublas_workspace_config)
         model = convert_model(model, job)
         freeze_parameters(model, job)
         trace = _record_loop(convert_inputs(job), model, batch, recorder, self.path_of)
@@ -124,8 +128,7 @@ def _record_loop(
             watch_compiled(compiled),
         ):
             of_loop = _run(job, model, batch, recorder)
-            of_cudnn = notes_on_cudnn(job, recorder.target.capability)
-            notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths, *of_cudnn)
+            notes = (*notes_of(job, model), *of_loop, *compiled.notes(), *lengths)
             trace = recorder.finish(batch, notes)
             return replace(trace, growth_sources=growth_sources(trace, recorder))
     except BatchTooLargeError as error:

@@ -1,4 +1,5 @@
-from .compiled import compiled_dir as compiled_dir, open_cudnn_with_cublaslt as open_cudnn_with_cublaslt
+from .compiled import compiled_dir as compiled_dir
+from .convolutions import default_source as default_source, open_convolutions as open_convolutions
 from .history import (
     Course as Course, CourseMark as CourseMark, Holder as Holder, PLACED as PLACED,
     ProcessHistory as ProcessHistory, trace_of as trace_of,

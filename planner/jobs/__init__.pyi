@@ -2,9 +2,10 @@ from .catalogue import load_catalogue as load_catalogue
 from .codec import job_from_json as job_from_json, job_to_json as job_to_json
 from .job import (
     CatalogueEntry as CatalogueEntry, Checkpoint as Checkpoint, ClipGradients as ClipGradients,
-    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, Job as Job, Lengths as Lengths, Loss as Loss,
-    MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer, OptimizerImpl as OptimizerImpl,
-    Precision as Precision, TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
+    FUSED_OPTIMIZERS as FUSED_OPTIMIZERS, INSTALLED as INSTALLED, Job as Job, Lengths as Lengths,
+    Loss as Loss, MemoryFormat as MemoryFormat, Mode as Mode, Optimizer as Optimizer,
+    OptimizerImpl as OptimizerImpl, PUBLISHED as PUBLISHED, Precision as Precision, STORED as STORED,
+    TensorSpec as TensorSpec, ZeroGrad as ZeroGrad,
 )
 from .nested import batch_of_specs as batch_of_specs
 from .options import (

@@ -93,6 +93,9 @@ class TensorSpec(Struct, frozen=True):
         return named + ("x".join(map(str, self.shape)) or "scalar") + typed
 
 
+PUBLISHED, INSTALLED, STORED = "published", "installed", "stored"  # of `Job.cudnn`
+
+
 class Job(Struct, frozen=True):
     """One training or inference process, as far as it decides memory. The batch size is not part of it."""
 
@@ -124,7 +127,7 @@ class Job(Struct, frozen=True):
     train_only: tuple[str, ...] = ()  # patterns of those that alone are; empty: all that are not frozen
     new_tokens: int = 0  # with `generate`: tokens after the prompt, which is `inputs`
     cudnn_benchmark: bool = False  # `torch.backends.cudnn.benchmark`
-    cudnn: str = ""  # source of its workspaces: a folder or "installed"; "": published runs
+    cudnn: str = ""  # a folder, "installed", "stored" or "published"; "": installed, or stored without one
     cublas_workspace_config: str = ""  # the text of CUBLAS_WORKSPACE_CONFIG; "": it is not set
     torch: str = ""  # the version that the answer stands for, "2.6"; "": the newest known
     dataset_size: int = 0  # samples of an epoch, whose last batch may be smaller; 0: all batches are full

@@ -17,8 +17,6 @@ from planner.jobs.job import Job
 from planner.jobs.parse import check_count, choose, parse_loss, shown
 from planner.program import parse_torch_option, parse_workspace_config
 
-PUBLISHED = "published"  # of --cudnn: no library is queried
-
 
 class OptionKind(Enum):
     """Type of an option's value, as Python and JSON have it."""
@@ -71,10 +69,6 @@ def _checked(where: str, value: object, kind: type[bool] | type[str]) -> Any:
         expected = "true or false" if kind is bool else "a string"
         raise UsageError(f"{where}: expected {expected}, got {shown(str(value))}")
     return value
-
-
-def _parse_cudnn(text: str) -> str:
-    return "" if text == PUBLISHED else text
 
 
 def _parse_cublas_config(text: str) -> str:
@@ -177,13 +171,15 @@ JOB_OPTIONS: tuple[JobOption, ...] = (
     _option("freeze", "Parameters that are not trained, such as 'backbone.*'; repeatable.", "PATTERN"),
     _option("train_only", "Train only these parameters, such as '*lora*'; repeatable.", "PATTERN"),
     _option("new_tokens", "Tokens that --mode generate adds to the prompt, which is --input.", maximum=2**20),
-    _option("cudnn_benchmark", "Plan for torch.backends.cudnn.benchmark = True."),
+    _option("cudnn_benchmark", "Plan for torch.backends.cudnn.benchmark = True.", changes_trace=False),
     _option(
         "cudnn",
-        "Source of convolution workspaces: published (the default: fitted to published runs), installed (the "
-        "installed cuDNN, 9.8 or newer), or the folder of a libcudnn.so.9. Needs no GPU.",
+        "Source of convolution workspaces: installed (the installed cuDNN, 9.8 or newer; the default where "
+        "there is one), the folder of a libcudnn.so.9, stored (answers that come with the planner; the "
+        "default elsewhere), or published (runs with versions before 9.8). None needs a GPU.",
         "WHICH",
-        parse=_parse_cudnn,
+        parse=str,
+        changes_trace=False,
     ),
     _option(
         "cublas_workspace_config",

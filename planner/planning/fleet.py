@@ -29,6 +29,7 @@ from planner.planning.search import (
 )
 from planner.program import FIT_BATCHES, Outcome, ProgramSet, Target
 
+FEW = 8  # GPUs that take no longer together than a person waits, with all probes
 USUAL_ERROR = 2  # of a guess, in samples; of large batches, a hundredth
 USUAL_GAP = 10  # below the bound's largest, in samples; of large batches, one part in so many
 SAMPLE = 4  # GPUs that are probed for batch sizes that fit above some that do not
@@ -93,16 +94,16 @@ class DeviceGroup(Struct, frozen=True):
     budgets: tuple[Budget, ...]
     largest: dict[MemoryLimits, int] = msgspec_field(default_factory=dict)
 
-    def search(self, limits: MemoryLimits, multiple_of: int, is_alone: bool = False) -> Search:
+    def search(self, limits: MemoryLimits, multiple_of: int, *, is_one_of_few: bool) -> Search:
         """Return the search of a GPU, rounded down to a multiple.
 
-        For a GPU alone, the neighbours above the largest batch size without retries are probed as well.
+        For one of few GPUs, the neighbours above the largest batch size without retries are probed as well.
         """
         best, replays = self.largest[limits], self.replays
         if best < replays.limit:
             replays.outcome(best + 1, limits)
         comfortable = replays.largest_without_retries(best, limits)
-        if is_alone and comfortable < best and replays.bound is not None:
+        if is_one_of_few and comfortable < best and replays.bound is not None:
             comfortable = scan_islands(replays.fits_without_retries(limits), comfortable, best)
         probes = replays.probes[limits]
         if comfortable:
@@ -122,7 +123,12 @@ def fit_devices(
     Answers are the largest multiples of `multiple_of` that fit.
     """
     groups = search_fleet(job, budgets, programs)
-    return tuple(_fit(group, budget, batch, multiple_of) for group in groups for budget in group.budgets)
+    is_one_of_few = sum(len(group.budgets) for group in groups) <= FEW
+    return tuple(
+        _fit(group, budget, batch, multiple_of, is_one_of_few=is_one_of_few)
+        for group in groups
+        for budget in group.budgets
+    )
 
 
 def search_fleet(job: Job, budgets: Iterable[Budget], programs: ProgramSet) -> list[DeviceGroup]:
@@ -223,8 +229,11 @@ def _sample(groups: Sequence[DeviceGroup]) -> list[tuple[DeviceGroup, MemoryLimi
     return [cards[place] for place in sorted(places)]
 
 
-def _fit(group: DeviceGroup, budget: Budget, requested: int | None, multiple_of: int) -> DeviceFit:
-    search, replays = group.search(budget.limits, multiple_of), group.replays
+def _fit(
+    group: DeviceGroup, budget: Budget, requested: int | None, multiple_of: int, *, is_one_of_few: bool
+) -> DeviceFit:
+    search = group.search(budget.limits, multiple_of, is_one_of_few=is_one_of_few)
+    replays = group.replays
     batch = requested or search.largest or 1
     outcome = replays.outcome(batch, budget.limits)
     limits = unlimited(budget.limits) if outcome is Outcome.DOES_NOT_FIT else budget.limits

@@ -83,7 +83,7 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     budget = judge_budget(budget, job, timed.trace(FIT_BATCHES[0], target))
     epochs = EpochPrograms(job, timed)
     (group,) = search_fleet(job, [budget], epochs)
-    search, too_large = group.search(budget.limits, multiple_of, is_alone=True), group.replays.too_large
+    search, too_large = group.search(budget.limits, multiple_of, is_one_of_few=True), group.replays.too_large
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from planner.capture import TracerProcess
+from planner.emulator import open_convolutions
 from planner.errors import UsageError
 from planner.jobs import Job, is_completed_by_library
 from planner.program import (
@@ -45,22 +46,25 @@ def open_programs(
     its own captures, each run within so many seconds. Raises UsageError where it is to capture a model that
     is an object of this process.
     """
+    convolutions = open_convolutions(job)
     if limit_seconds is not None:
         if factory is not None:
             raise UsageError("--isolate: another process cannot see this object; name it as FILE.py:NAME")
         on_progress("starting a process for the model")
         process = TracerProcess(job, limit_seconds, provenance=mode is CaptureMode.WITH_PROVENANCE)
-        return ProgramSource(job, (), lambda: process)
+        return ProgramSource(job, (), lambda: process, convolutions)
     if mode is CaptureMode.SHARED:
         builder = None if stores else _open_builder(job, on_progress, factory)
-        return ProgramSource(job, stores, lambda: builder or _open_builder(job, on_progress, factory))
+        return ProgramSource(
+            job, stores, lambda: builder or _open_builder(job, on_progress, factory), convolutions
+        )
     on_progress("importing torch and the model's library")
     from planner.capture import construct_model, find_constructor
 
     constructor = factory or find_constructor(job)
     provenance = mode is CaptureMode.WITH_PROVENANCE
     runs = _RunBuilder(job, lambda job: construct_model(job, constructor), provenance)
-    return ProgramSource(job, (), lambda: runs)
+    return ProgramSource(job, (), lambda: runs, convolutions)
 
 
 def open_traces(
@@ -97,8 +101,11 @@ class _RunBuilder(Struct, frozen=True):
         """Return the program of one run."""
         from planner.capture import ProvenanceCollector, record
 
-        sm_count, provenance = target.sm_count, ProvenanceCollector() if self.provenance else None
-        trace = record(self.job, batch, target.capability, self.build, provenance, sm_count=sm_count)
+        provenance = ProvenanceCollector() if self.provenance else None
+        trace = record(
+            self.job, batch, target.capability, self.build, provenance,
+            sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query,
+        )  # fmt: skip
         return constant_program(trace, target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:

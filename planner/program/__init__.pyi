@@ -1,7 +1,7 @@
 from .bounds import LowerBound as LowerBound, live_bytes_bound as live_bytes_bound
 from .convolution import (
-    ConvWorkspace as ConvWorkspace, Convolution as Convolution, Direction as Direction, Engine as Engine,
-    Workspaces as Workspaces,
+    ConvWorkspace as ConvWorkspace, ConvWorkspaceQuery as ConvWorkspaceQuery, Convolution as Convolution,
+    ConvolutionExpr as ConvolutionExpr, Direction as Direction, Engine as Engine, Workspaces as Workspaces,
 )
 from .cublas import (
     LT_BYTES as LT_BYTES, LtWorkspace as LtWorkspace, lt_workspace as lt_workspace,
@@ -17,7 +17,8 @@ from .events import (
 from .expr import (
     BATCH as BATCH, COMPARISONS as COMPARISONS, CONSTANT as CONSTANT, Guard as Guard,
     GuardedOps as GuardedOps, Node as Node, OPERATIONS as OPERATIONS, OpExpr as OpExpr, SM_COUNT as SM_COUNT,
-    constant_ops as constant_ops, first_matching as first_matching, validate_ops as validate_ops,
+    constant_ops as constant_ops, express_ops as express_ops, first_matching as first_matching,
+    validate_ops as validate_ops,
 )
 from .fit import (
     Affine as Affine, NotAffineError as NotAffineError, affine_through as affine_through,
@@ -32,7 +33,8 @@ from .kernel import OpKind as OpKind
 from .program import (
     AffineAlloc as AffineAlloc, KernelCall as KernelCall, KernelWorkspaces as KernelWorkspaces,
     LARGEST_BATCH as LARGEST_BATCH, Program as Program, ProgramEvent as ProgramEvent, Variants as Variants,
-    constant_program as constant_program, sample_batches as sample_batches,
+    answer_convolutions as answer_convolutions, constant_program as constant_program,
+    has_convolutions as has_convolutions, sample_batches as sample_batches,
     validate_program as validate_program,
 )
 from .source import (

@@ -1,10 +1,11 @@
 """Convolutions as a library sees them, and the workspaces that it requests for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import astuple, fields, replace
 
 
 class Direction(StrEnum):
@@ -25,6 +26,43 @@ class Convolution(Struct, frozen=True):
     padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
+
+
+class ConvolutionExpr(Struct, frozen=True):
+    """A convolution whose sizes are nodes of a `GuardedOps`."""
+
+    direction: Direction
+    dtype: str
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    channels_last: bool
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Return the nodes of all sizes."""
+        return (*self.x, *self.w, *self.y)
+
+    def at(self, values: Sequence[int]) -> Convolution:
+        """Return the convolution whose sizes are the values of the nodes."""
+        x, w, y = (tuple([values[node] for node in nodes]) for nodes in (self.x, self.w, self.y))
+        return Convolution(
+            self.direction, self.dtype, x, w, y, self.channels_last, self.padding, self.stride, self.dilation
+        )
+
+    @classmethod
+    def of(cls, convolution: Convolution, node_of: Callable[[int], int]) -> "ConvolutionExpr":
+        """Return the expression of a convolution; `node_of` gives the node of a size."""
+        x, w, y = (tuple(map(node_of, sizes)) for sizes in (convolution.x, convolution.w, convolution.y))
+        return cls(*astuple(replace(convolution, x=x, w=w, y=y)))
+
+    def moved(self, places: Mapping[int, int]) -> "ConvolutionExpr":
+        """Return the same with other numbers for the nodes."""
+        x, w, y = (tuple(places[node] for node in nodes) for nodes in (self.x, self.w, self.y))
+        return replace(self, x=x, w=w, y=y)
 
 
 class Engine(Struct, frozen=True):
@@ -78,5 +116,15 @@ class ConvWorkspace(Struct, frozen=True):
 _OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
 
 
-# Of a compute capability, a number of SMs and a call.
-ConvWorkspaceQuery = Callable[[tuple[int, int], int, Convolution], Workspaces]
+class ConvWorkspaceQuery(Protocol):
+    """What answers for the workspaces of convolutions: a library, or a record of its answers."""
+
+    @property
+    def name(self) -> str:
+        """Return words that differ where answers may."""
+
+    def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
+        """Return the workspaces of a call on a GPU of so many SMs."""
+
+    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+        """Return notes on the answers so far for GPUs of a compute capability."""

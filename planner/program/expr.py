@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from planner.program.kernel import KernelOps, OpKind
+from planner.program.convolution import Convolution, ConvolutionExpr
+from planner.program.kernel import OpenKernelOps, OpKind
 
 Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes, or for "c" the number
 
 BATCH, SM_COUNT, CONSTANT = "b", "m", "c"
+CONVOLUTION = OpKind.CONVOLUTION
 _LONGEST_SHIFT = 64
 _MOST_BITS = 128
 
@@ -55,7 +57,9 @@ class Guard(Struct, frozen=True):
 
 
 class OpExpr(Struct, frozen=True):
-    """An operation of a kernel, and the node with its number of bytes or blocks."""
+    """An operation of a kernel, and the node with its number of bytes or blocks, or the index of its
+    convolution.
+    """
 
     kind: OpKind
     node: int
@@ -69,6 +73,7 @@ class GuardedOps(Struct, frozen=True):
     nodes: tuple[Node, ...]
     guards: tuple[Guard, ...]
     ops: tuple[OpExpr, ...]
+    convolutions: tuple[ConvolutionExpr, ...] = ()
 
     @property
     def depends_on_sm_count(self) -> bool:
@@ -76,15 +81,34 @@ class GuardedOps(Struct, frozen=True):
         return any(operation == SM_COUNT for operation, _, _ in self.nodes)
 
 
-def constant_ops(ops: KernelOps, batch: int, sm_count: int) -> GuardedOps:
+def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
     """Return operations that hold for one batch size and one number of SMs."""
     nodes: list[Node] = [(SM_COUNT, 0, 0), (CONSTANT, sm_count, 0)]
-    nodes += [(CONSTANT, number, 0) for _, number in ops]
-    exprs = tuple(OpExpr(kind, place) for place, (kind, _) in enumerate(ops, 2))
-    return GuardedOps(batch, batch, tuple(nodes), (Guard("=", 0, 1, True),), exprs)
+
+    def node_of(number: int) -> int:
+        nodes.append((CONSTANT, number, 0))
+        return len(nodes) - 1
+
+    exprs, convolutions = express_ops(ops, node_of)
+    return GuardedOps(batch, batch, tuple(nodes), (Guard("=", 0, 1, True),), exprs, convolutions)
 
 
-def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> KernelOps | None:
+def express_ops(
+    ops: OpenKernelOps, node_of: Callable[[int], int]
+) -> tuple[tuple[OpExpr, ...], tuple[ConvolutionExpr, ...]]:
+    """Return operations as expressions; `node_of` gives the node of a number."""
+    exprs: list[OpExpr] = []
+    convolutions: list[ConvolutionExpr] = []
+    for kind, number in ops:
+        if isinstance(number, Convolution):
+            exprs.append(OpExpr(kind, len(convolutions)))
+            convolutions.append(ConvolutionExpr.of(number, node_of))
+        else:
+            exprs.append(OpExpr(kind, node_of(number)))
+    return tuple(exprs), tuple(convolutions)
+
+
+def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
     """Return the operations with their numbers; None where a guard fails."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
@@ -96,10 +120,13 @@ def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> KernelOps | None
     for guard in variant.guards:
         if COMPARISONS[guard.comparison](values[guard.left], values[guard.right]) is not guard.expected:
             return None
-    return tuple((op.kind, values[op.node]) for op in variant.ops)
+    return tuple(
+        (op.kind, variant.convolutions[op.node].at(values) if op.kind is CONVOLUTION else values[op.node])
+        for op in variant.ops
+    )
 
 
-def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> KernelOps | None:
+def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> OpenKernelOps | None:
     """Return the operations of the first variant whose guards hold; None where there is none."""
     results = (evaluate(variant, batch, sm_count) for variant in variants)
     return next((ops for ops in results if ops is not None), None)
@@ -137,5 +164,8 @@ def validate_ops(variant: GuardedOps) -> None:
     for guard in variant.guards:
         if guard.comparison not in COMPARISONS or guard.left not in places or guard.right not in places:
             raise ValueError(f"invalid comparison: {guard}")
-    if any(op.node not in places for op in variant.ops):
+    of_convolutions = range(len(variant.convolutions))
+    if any(op.node not in (of_convolutions if op.kind is CONVOLUTION else places) for op in variant.ops):
         raise ValueError("an operation without its node")
+    if any(node not in places for convolution in variant.convolutions for node in convolution.nodes):
+        raise ValueError("a convolution without its sizes")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
+from planner.program.convolution import Convolution
 from planner.program.events import Alloc, Category, Event, Free
 
 
@@ -12,6 +13,7 @@ class OpKind(StrEnum):
     TRANSIENT = "p"  # a block that is freed at once
     TRY = "t"  # a block that is freed at once, and without which the kernel falls back to another algorithm
     AUTOTUNE = "s"  # a TRY of the first call of a signature alone, after which the cache is emptied
+    CONVOLUTION = "q"  # what a library answers: a TRY, and an AUTOTUNE where it times its engines
     HOLD = "h"  # a block that is freed by a release, or when the kernel returns
     OUTPUT = "o"  # the next output is allocated
     OUTPUTS = "a"  # all outputs left are allocated
@@ -22,6 +24,8 @@ class OpKind(StrEnum):
 
 
 KernelOps = tuple[tuple[OpKind, int], ...]  # each with its number of bytes or of blocks
+# The same before a library has answered for its convolutions.
+OpenKernelOps = tuple[tuple[OpKind, int | Convolution], ...]
 
 
 def expand_kernel(
@@ -48,7 +52,7 @@ def expand_kernel(
         elif kind == OpKind.RELEASE:
             events += [Free(held.pop()) for _ in range(min(size, len(held)))]
         elif kind == OpKind.RELEASE_BENEATH:
-            events.append(Free(held.pop(-1 - size)))
+            events += [Free(held.pop(-1 - size))] if size < len(held) else []
         elif kind == OpKind.CUBLAS:
             if cublas_bytes:
                 events.append(Alloc(number + len(events), cublas_bytes, Category.WORKSPACE, site))

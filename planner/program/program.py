@@ -6,13 +6,13 @@ the batch size. What kernels allocate beside it follows from the workspace rules
 that a capture would record, or None where no variant's guards hold.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import Struct
 
-from planner.program.convolution import ConvWorkspace
+from planner.program.convolution import Convolution, ConvWorkspace
 from planner.program.events import (
     Alloc,
     Category,
@@ -26,7 +26,7 @@ from planner.program.events import (
     validate,
 )
 from planner.program.expr import GuardedOps, first_matching
-from planner.program.kernel import KernelOps, OpKind, expand_kernel
+from planner.program.kernel import KernelOps, OpenKernelOps, OpKind, expand_kernel
 from planner.program.target import Capability, Target
 
 LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch size
@@ -65,8 +65,10 @@ class KernelWorkspaces(Struct, frozen=True):
 
     cublas_bytes: int
     by_signature: tuple[KernelOps, ...]
+    has_convolutions: bool = False  # for which a library answered
 
 
+_CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
 NO_WORKSPACES = KernelWorkspaces(0, ())  # of a program without kernel calls
 
 
@@ -147,7 +149,7 @@ class Program:
             if ops is None:
                 return None
             workspaces.append(ops)
-        return KernelWorkspaces(known.cublas_bytes, tuple(workspaces))
+        return answer_convolutions(known.cublas_bytes, workspaces, target)
 
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
         """Return the trace at a batch size at which kernels allocate these workspaces."""
@@ -176,6 +178,38 @@ class Program:
             number += len(made)
             events += made
         return events + own[done:]
+
+
+def has_convolutions(traced: Program | Trace) -> bool:
+    """Return whether any operator is a convolution."""
+    return any(site.op in _CONVOLUTIONS for site in traced.sites)
+
+
+def answer_convolutions(
+    cublas_bytes: int, by_signature: Iterable[OpenKernelOps], target: Target
+) -> KernelWorkspaces:
+    """Return the operations of all kernels, with the workspaces that the target's library answers."""
+    has_convolutions = False
+    answered: list[KernelOps] = []
+    for ops in by_signature:
+        if any(kind is OpKind.CONVOLUTION for kind, _ in ops):
+            has_convolutions = True
+            answered.append(tuple(op for one in ops for op in _answer(one, target)))
+        else:
+            answered.append(ops)  # type: ignore[arg-type]  # none of them is a convolution
+    return KernelWorkspaces(cublas_bytes, tuple(answered), has_convolutions)
+
+
+def _answer(op: tuple[OpKind, int | Convolution], target: Target) -> Iterator[tuple[OpKind, int]]:
+    kind, number = op
+    if not isinstance(number, Convolution):
+        yield kind, number
+        return
+    answer = target.conv_workspaces(number)
+    if answer.searched_bytes:
+        yield OpKind.AUTOTUNE, answer.searched_bytes
+    if answer.workspace_bytes:
+        yield OpKind.TRY, answer.workspace_bytes
 
 
 def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from planner.program.convolution import ConvWorkspaceQuery
+from planner.program.convolution import Convolution, ConvWorkspaceQuery, Workspaces
 from planner.program.torch_version import NEWEST_TORCH, TorchVersion
 
 Capability = tuple[int, int]
@@ -49,7 +49,7 @@ class Target(Struct, frozen=True):
 
     capability: Capability
     sm_count: int
-    conv_workspace_query: ConvWorkspaceQuery | None = None  # None: convolutions as published runs show them
+    conv_workspace_query: ConvWorkspaceQuery | None = None  # None: convolutions take no workspace
     torch: TorchVersion = NEWEST_TORCH  # that runs the kernels
 
     @classmethod
@@ -59,3 +59,9 @@ class Target(Struct, frozen=True):
         Without `sm_count`, that of the largest such GPU, which takes most workspace, or of an A100.
         """
         return cls(capability, sm_count or _SM_COUNTS.get(capability, 108))
+
+    def conv_workspaces(self, convolution: Convolution) -> Workspaces:
+        """Return the workspaces of a convolution on this GPU."""
+        if self.conv_workspace_query is None:
+            return Workspaces(0)
+        return self.conv_workspace_query(self.capability, self.sm_count, convolution)

@@ -172,6 +172,4 @@ def _changed(config: AllocatorConfig) -> list[str]:
 
 def _unknown(ops: tuple[str, ...]) -> str:
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
-    convolutions = any("conv" in op for op in ops)
-    largest = "; cuDNN's for convolutions is the largest, and --cudnn asks for it" if convolutions else ""
-    return f"scratch memory is not counted for {shown}{largest}"
+    return f"scratch memory is not counted for {shown}"

@@ -56,7 +56,6 @@ def _numerics(job: Job) -> list[str]:
         "gradient scaling": job.grad_scaler,
         str(job.memory_format): job.memory_format is not MemoryFormat.CONTIGUOUS,
         "cudnn.benchmark": job.cudnn_benchmark,
-        f"workspaces of cuDNN ({job.cudnn})": job.cudnn,
         f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace_config}": job.cublas_workspace_config,
         f"torch {job.torch}": job.torch,
     }

@@ -2,9 +2,10 @@
 
 `kind` is a string with one letter per event (a, f, m: allocation, free, start of a phase); `alloc`, `free`,
 `mark` and `sites` have one column for each field. Job and trace stand in one file, so that it plans by
-itself. Format 8, which is written, holds programs: the tensor events of each in `traces`, its kernel calls
-and the variants of their workspaces in `loops`. Formats 4 and 7 are earlier forms of it. Formats 1 to 3, 5
-and 6 hold one trace, affine in the batch size or of one batch size alone.
+itself. Format 9, which is written, holds programs: the tensor events of each in `traces`, its kernel calls
+and the variants of their workspaces in `loops`, with the convolutions for which a library answers. Formats 4,
+7 and 8 are earlier forms of it, without convolutions. Formats 1 to 3, 5 and 6 hold one trace, affine in the
+batch size or of one batch size alone.
 """
 
 import zlib
@@ -23,6 +24,7 @@ from planner.program import (
     LARGEST_BATCH,
     AffineAlloc,
     Capability,
+    ConvolutionExpr,
     ConvWorkspace,
     Free,
     GrowthSource,
@@ -45,6 +47,7 @@ from planner.store.layout import (
     AllocColumns,
     AnyDocument,
     CallColumns,
+    ConvolutionArray,
     ConvolutionColumns,
     EventsObject,
     FreeColumns,
@@ -60,8 +63,8 @@ from planner.store.layout import (
 )
 
 LARGEST_FILE_BYTES = 2**28  # compressed or not; a ResNet-50 takes 10**5, and JSON in memory 20 times as much
-FORMAT = 8
-TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, FORMAT)
+FORMAT = 9
+TRACE_FORMATS, PROGRAM_FORMATS = (1, 2, 3, 5, 6), (4, 7, 8, FORMAT)
 # Of a program from a file, so that it specializes in seconds: events of its kernels, and nodes to evaluate.
 # BERT's three steps have some 10**4 of the first, and 500 of the second.
 MOST_KERNEL_EVENTS = 2**24
@@ -87,7 +90,7 @@ class EncodedProgram(Struct, frozen=True):
             return True
         chip = self.kernels.chips.get(_name(capability))
         if chip is not None:
-            self.program.targets[capability] = _variants(self.program, self.kernels.pool, chip)
+            self.program.targets[capability] = _variants(self.program, self.kernels, chip)
         return chip is not None
 
 
@@ -177,10 +180,12 @@ def _decode_calls(kernels: KernelsObject) -> Iterator[KernelCall]:
         yield KernelCall(signature, site, position, _at(outputs, shape), number in blas)
 
 
-def _variants(program: Program, pool: Sequence[VariantArray], chip: TargetObject) -> Variants:
+def _variants(program: Program, kernels: KernelsObject, chip: TargetObject) -> Variants:
     if chip.blas_bytes < 0 or not 1 <= chip.first <= chip.last:
         raise ValueError(f"batch sizes {chip.first} to {chip.last}, {chip.blas_bytes} bytes for cuBLAS")
-    decoded = {number: _decode_ops(_at(pool, number)) for number in {n for ns in chip.cases for n in ns}}
+    used = {number for numbers in chip.cases for number in numbers}
+    asked = kernels.convolutions
+    decoded = {number: _decode_ops(_at(kernels.pool, number), asked.get(number, ())) for number in used}
     by_signature = [[decoded[number] for number in numbers] for numbers in chip.cases]
     nodes = sum(len(ops.nodes) + len(ops.guards) + 1 for variants in by_signature for ops in variants)
     if nodes > MOST_NODES:
@@ -192,7 +197,7 @@ def _variants(program: Program, pool: Sequence[VariantArray], chip: TargetObject
     return Variants(chip.blas_bytes, chip.first, chip.last, by_signature)
 
 
-def _decode_ops(case: VariantArray) -> GuardedOps:
+def _decode_ops(case: VariantArray, asked: Sequence[ConvolutionArray]) -> GuardedOps:
     low, high, operations, lefts, rights, comparisons, compared, kinds, places = case
     triples = zip(compared[::3], compared[1::3], compared[2::3], strict=True)
     guards = tuple(
@@ -200,7 +205,9 @@ def _decode_ops(case: VariantArray) -> GuardedOps:
         for letter, (left, right, expected) in zip(comparisons, triples, strict=True)
     )
     ops = tuple(OpExpr(OpKind(letter), place) for letter, place in zip(kinds, places, strict=True))
-    variant = GuardedOps(low, high, tuple(zip(operations, lefts, rights, strict=True)), guards, ops)
+    convolutions = tuple(ConvolutionExpr(*one) for one in asked)
+    nodes = tuple(zip(operations, lefts, rights, strict=True))
+    variant = GuardedOps(low, high, nodes, guards, ops, convolutions)
     validate_ops(variant)
     return variant
 
@@ -280,7 +287,12 @@ def _encode_kernels(program: Program) -> KernelsObject:
         [number for number, call in enumerate(program.calls) if call.first_blas_call],
     )
     outputs = ["".join("01"[takes] for takes in shape) for shape in shapes]
-    return KernelsObject(outputs, calls, [_encode_ops(ops) for ops in pool], chips)
+    asked: dict[int, list[Any]] = {
+        number: [msgspec.structs.astuple(one) for one in ops.convolutions]
+        for ops, number in pool.items()
+        if ops.convolutions
+    }
+    return KernelsObject(outputs, calls, [_encode_ops(ops) for ops in pool], chips, asked)
 
 
 def _encode_ops(variant: GuardedOps) -> VariantArray:

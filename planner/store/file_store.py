@@ -14,11 +14,13 @@ from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, job_from_json
 from planner.program import (
     LARGEST_BATCH,
+    ConvWorkspaceQuery,
     KernelWorkspaces,
     LowerBound,
     Program,
     Target,
     Trace,
+    answer_convolutions,
     first_matching,
     live_bytes_bound,
     sample_batches,
@@ -39,6 +41,7 @@ class SavedJob:
     job: Job
     batch: int
     target: Target  # that was planned for
+    convolutions: ConvWorkspaceQuery | None = None  # answers for their workspaces
     _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by structure
 
     @property
@@ -46,10 +49,17 @@ class SavedJob:
         """Return whether the file holds for more than one batch size."""
         return not all(program.is_constant(self.target) for program in self._programs(self.target))
 
+    @property
+    def has_queries(self) -> bool:
+        """Return whether a library answers for the workspaces of its convolutions."""
+        return any(one.kernels is not None and one.kernels.convolutions for one in self.file.programs)
+
     def trace(self, batch: int, target: Target) -> Trace:
         """Return the trace at a batch size. Raises UsageError where the file does not cover it."""
         program, workspaces, notes = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
+        if self.convolutions is not None and workspaces.has_convolutions:
+            notes = (*self.convolutions.notes(target.capability), *notes)
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:
@@ -66,6 +76,7 @@ class SavedJob:
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
         """Return the program that covers a batch size, what its kernels allocate there, and notes."""
+        target = replace(target, conv_workspace_query=self.convolutions)
         programs = self._programs(target)
         other = target if target.capability in programs[0].targets else self.target
         nearest = replace(target, capability=other.capability)
@@ -104,7 +115,7 @@ class SavedJob:
                 *notes,
                 f"the file's program was validated against runs up to batch {known.max_batch} only",
             )
-        return KernelWorkspaces(known.cublas_bytes, tuple(by_signature)), notes
+        return answer_convolutions(known.cublas_bytes, by_signature, target), notes
 
     def _checked(self, workspaces: KernelWorkspaces) -> KernelWorkspaces:
         if any(size > LARGEST_NUMBER for ops in workspaces.by_signature for _, size in ops):

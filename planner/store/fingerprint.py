@@ -48,7 +48,7 @@ IMPURE_NAMES = frozenset(
 def fingerprint_of(job: Job) -> Fingerprint | None:
     """Return the job's key, the batch size and the GPU left out; None where nobody can know it."""
     source, name = split_model(job.source or job.model)
-    if source not in LIBRARIES or job.cudnn:  # a library is quick to query; nothing shows when it is another
+    if source not in LIBRARIES:
         return None
     content: str | None = ""
     if source == "file":

@@ -104,13 +104,19 @@ class TargetObject(Struct, forbid_unknown_fields=True):
 VariantArray = tuple[Int, Int, str, list[Int], list[Int], str, list[Int], str, list[Int]]
 
 
-class KernelsObject(Struct, forbid_unknown_fields=True):
+# Direction, type, nodes of the sizes of x, w and y, channels last, padding, stride and dilation.
+Sizes = tuple[Int, ...]
+ConvolutionArray = tuple[Direction, str, Sizes, Sizes, Sizes, bool, Sizes, Sizes, Sizes]
+
+
+class KernelsObject(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The kernel calls of a program, and the variants of their workspaces by compute capability."""
 
     outputs: list[Bits]
     kernels: CallColumns
     pool: list[VariantArray]
     chips: dict[str, TargetObject]
+    convolutions: dict[int, list[ConvolutionArray]] = {}  # of variants, by index into the pool
 
 
 class TraceDocument(EventsObject, kw_only=True):

@@ -32,9 +32,9 @@ def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: P
     trace, for all batch sizes where tensors are affine, else for `batch`. Raises DataFileError or as a run.
     """
     saved: list[Program] = []
-    if isinstance(programs, ProgramSource) and not job.cudnn:  # a library answers only while torch captures
+    if isinstance(programs, ProgramSource):
         saved = group_by_structure(programs_for_all_targets(programs, target, batch))
-        traced = programs.trace(batch, target).notes
+        traced = programs.traced_notes(batch, target)
         saved = [replace(one, notes=tuple(dict.fromkeys((*one.notes, *traced)))) for one in saved]
     if not saved:
         saved = [_fitted(lambda size: programs.trace(size, target), batch, target)]

@@ -12,12 +12,14 @@ from planner.jobs import Job
 from planner.program import (
     FIT_BATCHES,
     Capability,
+    ConvWorkspaceQuery,
     KernelWorkspaces,
     LowerBound,
     Program,
     ProgramBuilder,
     Target,
     Trace,
+    has_convolutions,
     live_bytes_bound,
 )
 from planner.store.store import ProgramStore
@@ -30,6 +32,7 @@ class ProgramSource:
     job: Job
     stores: Sequence[ProgramStore]
     open_builder: Callable[[], ProgramBuilder]  # imports torch
+    convolutions: ConvWorkspaceQuery | None = None  # answers for their workspaces
     _programs: list[Program] = field(default_factory=list)
     _builder: ProgramBuilder | None = None
     _was_read: set[tuple[int, Capability]] = field(default_factory=set)  # stores by identity
@@ -41,7 +44,15 @@ class ProgramSource:
         """Return the trace at a batch size. Raises the errors of a capture."""
         program, workspaces = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
-        return replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
+        notes: tuple[str, ...] = ()
+        if self.convolutions is not None and has_convolutions(program):
+            notes = self.convolutions.notes(target.capability)
+        return replace(trace, notes=(*trace.notes, note_on_torch(program.torch), *notes))
+
+    def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
+        """Return the notes of the trace at a batch size, without those on answers for convolutions."""
+        program, _ = self._find(batch, target)
+        return (*program.notes, note_on_torch(program.torch))
 
     def key(self, batch: int, target: Target) -> Hashable:
         """Return a key that is equal exactly where traces of one batch size are."""
@@ -72,6 +83,7 @@ class ProgramSource:
             self._builder.enumerate_variants(program, target)
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
+        target = replace(target, conv_workspace_query=self.convolutions)
         failure = self._failures.get((batch, target))
         if failure is not None:
             raise failure

@@ -105,7 +105,8 @@ def _entry(target: Target, batch: int | None) -> dict[str, Any]:
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
-    return {"holds": "run", **numbers}
+    query = target.conv_workspace_query  # a run whose kernels cannot be separated holds its answers
+    return {"holds": "run", **numbers, "convolutions": "" if query is None else query.name}
 
 
 def load_targets(file: ProgramFile, target: Target) -> list[Program]:

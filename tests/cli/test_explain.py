@@ -196,7 +196,7 @@ def test_against_its_own_snapshot_nothing_differs(capsys: Capture) -> None:
 
 def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Capture) -> None:
     """Memory that cuDNN takes within a convolution is listed with its operator, module and size."""
-    outcome(f"explain {NET} --batch 16 --steps 1 --snapshot x.pickle", capsys)
+    outcome(f"explain {NET} --batch 16 --steps 1 --cudnn published --snapshot x.pickle", capsys)
     (entries,) = pickle.loads((folder / "x.pickle").read_bytes())["device_traces"]
     events: list[HistoryEvent] = []
     for entry in entries:
@@ -205,7 +205,8 @@ def test_against_names_the_workspace_of_an_operator(folder: Path, capsys: Captur
             if entry["frames"] and entry["frames"][0]["name"] == "aten.convolution.default":
                 events += [HistoryEvent(action, 2**40, 7 * MIB) for action in ("alloc", "free_completed")]
     save_history(History("Some GPU", "2.13.0", "", None, None, tuple(events)), folder / "x.json.gz")
-    fields = explained(f"explain {NET} --batch 16 --steps 1 --against x.json.gz", capsys)["difference"]
+    command = f"explain {NET} --batch 16 --steps 1 --cudnn published --against x.json.gz"
+    fields = explained(command, capsys)["difference"]
     assert fields["only_one_side"] == [
         {
             "kind": "workspace",

@@ -50,7 +50,7 @@ DOCUMENT: dict[str, Any] = {
 }
 
 NEW_DOCUMENT: dict[str, Any] = {
-    "format": 8,
+    "format": 9,
     "about": ABOUT,
     "traces": [{name: DOCUMENT[name] for name in DOCUMENT if name not in ("format", "about")}],
     "loops": [
@@ -274,7 +274,7 @@ WHOLE = pack(DOCUMENT)
         (pack({"format": True}), "Expected `int`, got `bool` - at `$.format`"),
         (pack({"format": 1.0}), "Expected `int`, got `float` - at `$.format`"),
         (pack({"format": "1\n2"}), "Expected `int`, got `str` - at `$.format`"),
-        (pack({"format": 8}), "Object missing required field `about`"),
+        (pack({"format": 9}), "Object missing required field `about`"),
         (pack({"format": 1}), "Object missing required field `batches`"),
     ],
 )

@@ -19,8 +19,7 @@ from planner.capture.recorder.operators import Operator, OutputKind, inspect_ope
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.symbolic.kernel_calls import RecordedCall, to_meta
 from planner.capture.workspaces._rule import positional_args
-from planner.capture.workspaces.nn.convolution import CUDNN_OPS
-from planner.capture.workspaces.ops import KernelOp, Ops, Outputs
+from planner.capture.workspaces.ops import KernelOp, Ops, Outputs, answer_convolutions
 from planner.capture.workspaces.registry import is_unknown
 from planner.capture.workspaces.tensor.gemm import CublasWorkspaces, uses_cublas
 from planner.program import Alloc, Category, OpKind, Phase, Site, Target, Trace
@@ -140,8 +139,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _inspect(self, func: Any) -> Operator:
-        is_queried = self.target.conv_workspace_query is not None and func in CUDNN_OPS
-        if is_unknown(func) and not is_queried:
+        if is_unknown(func):
             self.unknown_ops.add(str(func))
         op = self._operators[id(func)] = inspect_operator(func, self.target.torch)
         return op
@@ -151,7 +149,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         start = len(self._log.records)
         held: list[Block] = []
         new: list[Tensor] = []
-        ops = () if op.rule is None else self._autotune_once(op, args, op.rule(args, out, self.target))
+        ops: Ops = ()
+        if op.rule is not None:
+            answered = answer_convolutions(op.rule(args, out, self.target), self.target)
+            ops = self._autotune_once(op, args, answered)
         cublas_bytes = self._cublas.first_use(self._phase) if uses_cublas(op.func, args, ops) else 0
         if op.outputs is OutputKind.RESIZED:
             self._record_resized(op, out)

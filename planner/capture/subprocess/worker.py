@@ -14,6 +14,7 @@ from planner._support.worker import serve
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.session import record
 from planner.capture.symbolic.builder import ProgramBuilder, open_builder
+from planner.emulator import open_convolutions
 from planner.jobs import job_from_json
 from planner.program import OnProgress, Program, Target, constant_program
 from planner.store import save_programs
@@ -32,7 +33,9 @@ def main() -> None:
             restart_limit()
 
         major, minor = message["capability"]
-        target = Target((major, minor), message["multiprocessors"])
+        job = job_from_json(message["job"])
+        convolutions = open_convolutions(job)
+        target = Target((major, minor), message["multiprocessors"], convolutions)
         try:
             begin_run("")
             save_programs(_capture(message, target, builders, begin_run), Path(message["path"]), {})
@@ -47,8 +50,10 @@ def _capture(
 ) -> Sequence[Program]:
     job, batch = job_from_json(message["job"]), message["batch"]
     if message["kind"] == "provenance":
-        provenance, sm_count = ProvenanceCollector(), target.sm_count
-        trace = record(job, batch, target.capability, provenance=provenance, sm_count=sm_count)
+        trace = record(
+            job, batch, target.capability, provenance=ProvenanceCollector(),
+            sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query,
+        )  # fmt: skip
         return [constant_program(trace, target)]
     if not builders:
         builders.append(open_builder(job, begin_run))

@@ -61,6 +61,7 @@ class ProgramBuilder:
         None where two runs do not fit to a program, or a third one contradicts it. Raises the errors of a
         capture, save that a model may refuse batch 1, as batch norm does for single values.
         """
+        given, target = target, _without_answers(target)
         program = self._path(target).program
         if program is None:
             return ()
@@ -73,7 +74,7 @@ class ProgramBuilder:
         programs = [_with_target(program, target, FIT_BATCHES[0], max_batch)]
         if needs_batch_one(program):
             with suppress(ModelError):
-                programs.append(self.run(1, target))
+                programs.append(self.run(1, given))
         return tuple(programs)
 
     def run(self, batch: int, target: Target) -> Program:
@@ -85,6 +86,9 @@ class ProgramBuilder:
             if program.rules is not None and guards.guards_hold(target.capability):
                 return _with_target(program, target, batch, batch)
         guards = GuardedCapability(target.capability)
+        program = self._keep_run(self._run(self.job, batch, _without_answers(target), guards), guards, target)
+        if program.rules is not None or target.conv_workspace_query is None:
+            return program
         return self._keep_run(self._run(self.job, batch, target, guards), guards, target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
@@ -149,10 +153,16 @@ class ProgramBuilder:
         self.on_progress(f"tracing batch {batch} for compute capability {major}.{minor}")
         calls: list[RecordedCall] = []
         trace = record(
-            job, batch, target.capability, self.build, None, calls, path_of=guards, sm_count=target.sm_count
-        )
+            job, batch, target.capability, self.build, None, calls, path_of=guards,
+            sm_count=target.sm_count, conv_workspace_query=target.conv_workspace_query,
+        )  # fmt: skip
         self.runs += 1
         return RecordedRun(trace, tuple(calls))
+
+
+def _without_answers(target: Target) -> Target:
+    """Return the target without what answers for convolutions: programs hold the convolutions themselves."""
+    return replace(target, conv_workspace_query=None)
 
 
 def _with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:

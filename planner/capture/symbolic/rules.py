@@ -1,9 +1,11 @@
 """Evaluation of workspace rules for the signatures of a program."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from planner.capture.cudnn_target import equip
+from msgspec.structs import replace
+
 from planner.capture.symbolic.kernel_calls import KernelSignature, TensorMeta, from_meta
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt
 from planner.capture.symbolic.sym_tensor import SymTensor, UnsupportedSymTensorOpError, trace_rule
@@ -44,18 +46,14 @@ class SignatureRules:
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
         """Return a variant for a batch size: for others too where symbolic integers follow the rule."""
-        if not self.job.cudnn:  # a library answers for concrete shapes alone
-            try:
-                return self._trace(signature, batch, target)
-            except UnsupportedSymTensorOpError:
-                pass
+        with suppress(UnsupportedSymTensorOpError):
+            return self._trace(signature, batch, target)
         func, args, out = self.signatures[signature]
         rule = rule_of(func)
         if rule is None:
             return _ALWAYS
-        ops = rule(from_meta(args, batch), from_meta(out, batch), equip(target, self.job))
-        concrete = tuple((kind, int(size)) for kind, size in map(kind_and_size, ops))
-        return constant_ops(concrete, batch, target.sm_count)
+        ops = rule(from_meta(args, batch), from_meta(out, batch), self._of_job(target))
+        return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, known: Variants, target: Target) -> None:
         """Add the variants of sample batch sizes and numbers of SMs.
@@ -84,8 +82,11 @@ class SignatureRules:
         if rule is None:
             return _ALWAYS
         env = ShapeEnv(batch)
-        of_job = equip(target, self.job)
-        return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), of_job, env)
+        return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), self._of_job(target), env)
+
+    def _of_job(self, target: Target) -> Target:
+        """Return the target with the version of torch that the job stands for."""
+        return replace(target, torch=torch_version_of(self.job.torch))
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:

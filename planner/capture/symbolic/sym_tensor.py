@@ -11,7 +11,7 @@ from torch import Tensor
 from planner.capture.meta_kernels.strides import is_in_format
 from planner.capture.symbolic.sym_int import ShapeEnv, SymInt, as_sym_int
 from planner.capture.workspaces.ops import Rule, kind_and_size
-from planner.program import BATCH, CONSTANT, SM_COUNT, GuardedOps, OpExpr, Target
+from planner.program import BATCH, CONSTANT, SM_COUNT, GuardedOps, OpExpr, OpKind, Target, express_ops
 
 _LEAVES = (BATCH, CONSTANT, SM_COUNT)
 
@@ -89,14 +89,15 @@ def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -
     """
     sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
     steps = rule(args, out, Target(target.capability, sm_count, torch=target.torch))  # type: ignore[arg-type]
-    ops = tuple(OpExpr(kind, as_sym_int(env, size).place()) for kind, size in map(kind_and_size, steps))
-    return _pruned(GuardedOps(env.min_batch, env.max_batch, tuple(env.nodes), tuple(env.guards), ops))
+    ops = express_ops(tuple(map(kind_and_size, steps)), lambda size: as_sym_int(env, size).place())
+    return _pruned(GuardedOps(env.min_batch, env.max_batch, tuple(env.nodes), tuple(env.guards), *ops))
 
 
 def _pruned(variant: GuardedOps) -> GuardedOps:
     """Return the variant without the nodes that neither guards nor operations need."""
     needed = {place for guard in variant.guards for place in (guard.left, guard.right)}
-    needed |= {op.node for op in variant.ops}
+    needed |= {op.node for op in variant.ops if op.kind is not OpKind.CONVOLUTION}
+    needed |= {node for convolution in variant.convolutions for node in convolution.nodes}
     for place in range(len(variant.nodes) - 1, -1, -1):
         operation, a, b = variant.nodes[place]
         if place in needed and operation not in _LEAVES:
@@ -109,5 +110,8 @@ def _pruned(variant: GuardedOps) -> GuardedOps:
     guards = tuple(
         replace(guard, left=places[guard.left], right=places[guard.right]) for guard in variant.guards
     )
-    ops = tuple(OpExpr(op.kind, places[op.node]) for op in variant.ops)
-    return replace(variant, nodes=nodes, guards=guards, ops=ops)
+    ops = tuple(
+        op if op.kind is OpKind.CONVOLUTION else OpExpr(op.kind, places[op.node]) for op in variant.ops
+    )
+    convolutions = tuple(convolution.moved(places) for convolution in variant.convolutions)
+    return replace(variant, nodes=nodes, guards=guards, ops=ops, convolutions=convolutions)

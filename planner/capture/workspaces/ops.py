@@ -5,12 +5,12 @@ freed before the next op. A rule without `Output` and `Outputs` has all outputs 
 outputs that it does not name are made after its last. Blocks of no bytes are skipped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from planner.program import ConvWorkspace, OpKind, Target
+from planner.program import Convolution, ConvWorkspace, OpKind, Target
 
 # Returns the provenance of the block of this number; called for explanations alone, where shapes are numbers.
 ExplainBlock = Callable[[int], ConvWorkspace]
@@ -22,12 +22,11 @@ class KernelOp:
 
     kind: OpKind
     number: int = 0  # of bytes, of blocks to free or beneath which one is freed, or of outputs to skip
+    convolution: Convolution | None = None  # for which a library answers
     explain: ExplainBlock | None = field(default=None, compare=False, repr=False)
 
 
 Hold = partial(KernelOp, OpKind.HOLD)  # a block that lives until it is released or the kernel returns
-TryAlloc = partial(KernelOp, OpKind.TRY)  # freed at once; the kernel falls back if the allocation fails
-AutotuneAlloc = partial(KernelOp, OpKind.AUTOTUNE)  # in the first call with these shapes alone
 Release = partial(KernelOp, OpKind.RELEASE)  # of the held blocks that were allocated last
 ReleaseBeneath = partial(KernelOp, OpKind.RELEASE_BENEATH)  # of the one so many beneath the last one
 UseCublas = partial(KernelOp, OpKind.CUBLAS)  # the first product, where cuBLAS may take its workspace
@@ -41,10 +40,34 @@ Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
 
 
 def kind_and_size(op: Op) -> tuple[OpKind, Any]:
-    """Return an op as programs store it: its kind, and its size or number of blocks, or 0.
+    """Return an op as programs store it: its kind, and its size or number of blocks, its convolution, or 0.
 
     Outputs are stored in the order in which they are made, so that `Output` needs no number.
     """
     if not isinstance(op, KernelOp):
         return OpKind.TRANSIENT, op
+    if op.kind is OpKind.CONVOLUTION:
+        return op.kind, op.convolution
     return op.kind, 0 if op.kind is OpKind.OUTPUT else op.number
+
+
+def answer_convolutions(ops: Ops, target: Target) -> Ops:
+    """Return the ops with the workspaces that the target's library answers for convolutions."""
+    return tuple(answered for op in ops for answered in _answer(op, target))
+
+
+def _answer(op: Op, target: Target) -> Iterator[Op]:
+    if not isinstance(op, KernelOp) or op.convolution is None:
+        yield op
+        return
+    answer = target.conv_workspaces(op.convolution)
+    if answer.searched_bytes:
+        explain = partial(
+            ConvWorkspace.from_query, query=op.convolution, engine=answer.searched, searched=True
+        )
+        yield KernelOp(OpKind.AUTOTUNE, answer.searched_bytes, explain=explain)
+    if answer.workspace_bytes:
+        explain = partial(
+            ConvWorkspace.from_query, query=op.convolution, engine=answer.engine, searched=False
+        )
+        yield KernelOp(OpKind.TRY, answer.workspace_bytes, explain=explain)

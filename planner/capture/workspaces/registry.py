@@ -35,8 +35,6 @@ def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
 
 def is_unknown(func: Any) -> bool:
     """Return whether this operator has no rule and is not declared to need no workspace."""
-    if func in convolution.CUDNN_OPS:
-        return True
     if rule_of(func) is not None or func in gemm.BLAS_OPS:
         return False
     schema = func._schema

@@ -36,9 +36,10 @@ from planner.hardware.calibration.model import (
     origin_of,
 )
 from planner.hardware.database import is_emulated
-from planner.jobs import Job, job_from_json, job_to_json
+from planner.jobs import PUBLISHED, Job, job_from_json, job_to_json
 
-SCHEMA = 1
+SCHEMA = 2
+_OLDEST_SCHEMA = 1  # in which a job without `cudnn` had the workspaces of published runs
 TABLES_FOLDER = Path(__file__).resolve().parents[3] / "calibration" / "tables"  # ship with the package
 LARGEST_FILE_BYTES = 4 * 2**20  # a point takes 600
 LOCK = ".lock"
@@ -165,13 +166,15 @@ def _calibration(entry: Entry) -> Calibration:
         raise parts["schema"].broken(
             f"schema {schema} is newer than {SCHEMA}, the newest known: update the planner"
         )
-    if schema < SCHEMA:
-        raise parts["schema"].broken(f"unsupported schema {schema}; this version reads {SCHEMA}")
+    if schema < _OLDEST_SCHEMA:
+        raise parts["schema"].broken(f"unsupported schema {schema}; this version reads 1 and {SCHEMA}")
     entry.children(_CalibrationFile.__struct_fields__)
     record = entry.convert(_CalibrationFile)
     if (record.source == "emulated") != is_emulated(record.gpu):
         raise parts["source"].broken(f"figures of {record.gpu} are {origin_of(record.gpu)}")
     job = _job(parts["job"], record.job, record.settings.cudnn_benchmark)
+    if schema == _OLDEST_SCHEMA and not job.cudnn:
+        job = replace(job, cudnn=PUBLISHED)
     key = Key(job, record.gpu, record.versions, _fields(Settings, record.settings))
     items = parts["points"].items()
     points = [item.convert(_Point, **asdict(key), source=record.source) for item in items]

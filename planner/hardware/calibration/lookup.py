@@ -16,7 +16,7 @@ from planner.hardware.calibration.model import Calibration, Fit, Key, Observatio
 from planner.hardware.context import SPREAD_MIB
 from planner.hardware.database import device_key
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes
-from planner.jobs import Job
+from planner.jobs import PUBLISHED, Job
 
 # Deviation of published contexts for several GPUs, drivers and versions around their line. It widens every
 # answer that comes from other versions or another GPU.
@@ -153,8 +153,13 @@ def is_same_job(one: Job, other: Job) -> bool:
 
 
 def _same_replay(one: Job, other: Job) -> bool:
-    """Return whether a line through the replays of one stands for the other: workspaces have to agree."""
-    return one.cudnn == other.cudnn and is_same_job(one, other)
+    """Return whether a line through the replays of one stands for the other.
+
+    Where published runs answered for convolutions, it does not for replays in which a cuDNN did. Jobs without
+    convolutions have no `cudnn`.
+    """
+    agree = not one.cudnn or (one.cudnn == PUBLISHED) is (other.cudnn == PUBLISHED)
+    return agree and is_same_job(one, other)
 
 
 def _memory_relevant(job: Job) -> tuple[Job, list[str]]:

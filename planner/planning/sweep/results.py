@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from planner._support.atomic_write import write_bytes
-from planner.emulator import open_cudnn_with_cublaslt
+from planner.emulator import open_convolutions
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import search_path
 from planner.jobs import Job, split_model
@@ -108,9 +107,9 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 def _code_of(task: Task) -> Any:
     """Return the inputs of the job's traces, as far as they are known."""
-    key = fingerprint_of(replace(task.job, cudnn=""))
+    key = fingerprint_of(task.job)
     if key is not None:
-        return [key, _library_of(task.job)] if task.job.cudnn else key
+        return [key, _library_of(task.job)]
     source, name = split_model(task.job.source or task.job.model)
     file = Path(name.rpartition(":")[0])
     content = file.read_bytes() if source == "file" and file.is_file() else b""
@@ -118,9 +117,8 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """Return what decides the answers of the cuDNN library that the job queries; "" where there is none."""
+    """Return what decides the workspaces of the job's convolutions; "" where nothing answers."""
     try:
-        library = open_cudnn_with_cublaslt(job.cudnn)
+        return open_convolutions(job).name
     except UsageError:
         return ""
-    return f"{library.version} without cuBLASLt" if library.lacks else library.version

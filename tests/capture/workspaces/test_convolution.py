@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.capture.workspaces.ops import Hold, Op, Output, Release, TryAlloc
+from planner.capture.workspaces.ops import Hold, KernelOp, Op, Output, Release
+from planner.program.kernel import OpKind
 from tests.helpers.workspaces import (
     OUTPUT,
     REST,
@@ -26,7 +27,19 @@ from tests.helpers.workspaces import (
 def weight_gradient(grad: Tensor, weight: Tensor, **options: Any) -> tuple[Op, ...]:
     """Return the arguments without the gradients of input and bias."""
     shape = (grad.shape[0], weight.shape[1], *grad.shape[2:])
-    args = (grad, meta(*shape), weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+    args = (
+        grad,
+        meta(*shape, dtype=weight.dtype),
+        weight,
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [False, True, False],
+    )
     return steps(aten.convolution_backward.default, *args, out=(None, weight, None), **options)
 
 
@@ -35,7 +48,10 @@ def test_weight_gradients_image_by_image() -> None:
     where that passes 512 MiB, on other GPUs, at more positions, with fewer weights, in half precision.
     """
     weight = meta(1280, 320, 1, 1)
-    assert weight_gradient(meta(323, 1280, 3, 3), weight) == (OUTPUT, TryAlloc(323 * 1280 * 320 * 4))
+    assert weight_gradient(meta(323, 1280, 3, 3), weight) == (
+        OUTPUT,
+        KernelOp(OpKind.TRY, 323 * 1280 * 320 * 4),
+    )
     assert weight_gradient(meta(328, 1280, 3, 3), weight) == (OUTPUT,)
     assert weight_gradient(meta(323, 1280, 3, 3), weight, capability=(8, 9)) == (OUTPUT,)
     assert weight_gradient(meta(323, 1280, 4, 3), weight) == (OUTPUT,)
@@ -43,7 +59,8 @@ def test_weight_gradients_image_by_image() -> None:
     half = meta(1280, 320, 1, 1, dtype=torch.float16)
     assert weight_gradient(meta(323, 1280, 3, 3, dtype=torch.float16), half) == (OUTPUT,)
     copy = Hold(323 * 1280 * 9 * 4)  # the gradient is brought into the input's format
-    assert weight_gradient(last(323, 1280, 3, 3), weight) == (copy, OUTPUT, Release(1))
+    term = KernelOp(OpKind.TRY, 323 * 1280 * 320 * 4)
+    assert weight_gradient(last(323, 1280, 3, 3), weight) == (copy, OUTPUT, term, Release(1))
 
 
 def conv(x: Tensor, weight: Tensor, *, transposed: bool = False) -> tuple[Op, ...]:

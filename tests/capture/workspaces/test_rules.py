@@ -6,10 +6,11 @@ import pytest
 from torch import Tensor, nn
 
 from planner.capture.workspaces._rule import positional_args
-from planner.capture.workspaces.ops import Hold, Op, Release, TryAlloc
+from planner.capture.workspaces.ops import Hold, KernelOp, Op, Release
 from planner.capture.workspaces.registry import RULES, is_unknown
 from planner.jobs import Mode
 from planner.program.events import validate
+from planner.program.kernel import OpKind
 from tests.capture.recorder.test_recorder import story
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.workspaces import OUTPUT, REST, aten, meta
@@ -27,7 +28,7 @@ class Pool(nn.Module):
     [
         ((), "+4 +8"),
         ((7,), "+4 +8 +7 -7"),
-        ((TryAlloc(7),), "+4 +8 +7 -7"),
+        ((KernelOp(OpKind.TRY, 7),), "+4 +8 +7 -7"),
         ((Hold(7), Hold(9)), "+4 +8 +7 +9 -9 -7"),
         ((Hold(7), REST), "+7 +4 +8 -7"),
         ((OUTPUT, 7, OUTPUT, 9), "+4 +7 -7 +8 +9 -9"),

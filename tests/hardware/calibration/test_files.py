@@ -125,7 +125,7 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.partial")) == []
 
 
-WHOLE = "schema: 1\nkind: calibration\n"
+WHOLE = "schema: 2\nkind: calibration\n"
 
 
 def broken_texts(tmp_path: Path) -> list[tuple[str, str]]:
@@ -139,9 +139,9 @@ def broken_texts(tmp_path: Path) -> list[tuple[str, str]]:
         ("name: RTX 3060\n", "no calibration"),
         (WHOLE + laughs, "unknown key"),
         ("[" * 5_000, ""),
-        (text.replace("schema: 1", "schema: 2"), "newer than 1, the newest known: update the planner"),
-        (text.replace("schema: 1", "schema: 0"), "unsupported schema 0; this version reads 1"),
-        (text.replace("schema: 1", "schema: one"), "a whole number"),
+        (text.replace("schema: 2", "schema: 3"), "newer than 2, the newest known: update the planner"),
+        (text.replace("schema: 2", "schema: 0"), "unsupported schema 0; this version reads 1 and 2"),
+        (text.replace("schema: 2", "schema: one"), "a whole number"),
         (text.replace("slope: 1.02", "slope: .nan"), "fit.slope"),
         (text.replace("slope: 1.02", "slope: !!python/object/apply:os.system [echo]"), "fit.slope"),
         (text.replace("batch: 10", "batch: 10.5"), "whole number"),

@@ -131,11 +131,17 @@ def test_what_makes_jobs_the_same() -> None:
 
 
 def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
-    """Only the context carries over, to workspaces of a library, from runs planned without one."""
-    other = replace(JOB, cudnn="installed")
-    assert best([calibration()], CalibrationQuery(other, CARD)).fit is None
-    assert best([calibration()], CalibrationQuery(other, CARD)).context is not None
-    assert best([calibration(replace(KEY, job=other))], CalibrationQuery(other, CARD)).fit == FIT
+    """Only the context carries over, from runs planned by published workspaces to plans in which a cuDNN
+    answers. Whichever cuDNN does, the line stays; a job without convolutions names none.
+    """
+    published, asked = (
+        calibration(replace(KEY, job=replace(JOB, cudnn=name))) for name in ("published", "stored")
+    )
+    plan = CalibrationQuery(replace(JOB, cudnn="installed"), CARD)
+    assert best([published], plan).fit is None
+    assert best([published], plan).context is not None
+    assert best([asked], plan).fit == FIT
+    assert best([calibration()], plan).fit == FIT
 
 
 def test_names_of_cards() -> None:

@@ -2,7 +2,7 @@
 `--cudnn FOLDER`, or one that a package brings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,10 @@ import planner._support.worker
 import planner.hardware.cudnn.client
 from planner.capture.session import record
 from planner.capture.symbolic.builder import ProgramBuilder
-from planner.capture.workspaces.ops import Op, Output, TryAlloc
+from planner.capture.workspaces.ops import KernelOp, Op, Output, answer_convolutions
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.emulator.convolutions import CudnnWorkspaces
 from planner.errors import UsageError
 from planner.hardware.cudnn.client import Cudnn, open_cudnn
 from planner.hardware.database import find_device
@@ -26,6 +27,7 @@ from planner.program import ignore_progress
 from planner.program.convolution import Convolution, Direction, Workspaces
 from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Free, Trace
+from planner.program.kernel import OpKind
 from planner.program.target import Target
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import AMPERE, job_of
@@ -36,7 +38,7 @@ OUTPUT = Output()
 HALF = torch.float16
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeCudnn:
     """A library that takes 4 bytes for each number of x, and records its queries."""
 
@@ -55,6 +57,11 @@ class FakeCudnn:
         return Workspaces(_bytes_of(query.x), 10 * _bytes_of(query.x))
 
 
+def answers_of(fake: FakeCudnn, *, benchmark: bool) -> CudnnWorkspaces:
+    """Return the library as what answers for a job's convolutions."""
+    return CudnnWorkspaces(fake, benchmark)  # type: ignore[arg-type]
+
+
 def _bytes_of(sizes: tuple[int, ...]) -> int:
     total = 4
     for size in sizes:
@@ -71,10 +78,13 @@ def forward(x: Tensor, weight: Tensor, *options: object) -> list[Convolution]:
     """Return the queries of a forward pass with these strides, padding, dilation, transposed, groups."""
     stride, padding, dilation, transposed, groups = options
     args = (x, weight, None, stride, padding, dilation, transposed, [0, 0], groups)
-    fake = FakeCudnn()
     out = aten.convolution.default(*args)
-    RULES[aten.convolution.default](args, out, Target(AMPERE, 28, fake.workspaces))
-    return fake.queries
+    return queries_of(RULES[aten.convolution.default](args, out, Target(AMPERE, 28)))
+
+
+def queries_of(ops: Sequence[Op]) -> list[Convolution]:
+    """Return the convolutions for which a library answers."""
+    return [op.convolution for op in ops if isinstance(op, KernelOp) and op.convolution is not None]
 
 
 def test_a_forward_pass_is_queried_as_cudnn_sees_it() -> None:
@@ -154,16 +164,15 @@ def backward(mask: list[bool], *, transposed: bool = False) -> tuple[tuple[Op, .
     grad = meta(2, 4, 5, 5)
     geometry = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
     args = (grad, x, weight, [4], *geometry, mask)
-    fake = FakeCudnn()
     out = aten.convolution_backward.default(*args)
-    return RULES[aten.convolution_backward.default](
-        args, out, Target(AMPERE, 28, fake.workspaces)
-    ), fake.queries
+    target = Target(AMPERE, 28, answers_of(FakeCudnn(), benchmark=False))
+    ops = RULES[aten.convolution_backward.default](args, out, target)
+    return answer_convolutions(ops, target), queries_of(ops)
 
 
 def test_gradients_are_made_one_after_the_other() -> None:
     """Gradients of data, weights and bias come in turn, each beside the workspace of its own kernel."""
-    trial = TryAlloc(4 * 2 * 4 * 5 * 5)
+    trial = KernelOp(OpKind.TRY, 4 * 2 * 4 * 5 * 5)
     steps, query = backward([True, True, True])
     assert [one.direction for one in query] == [Direction.DATA, Direction.WEIGHT]
     assert steps[:5] == (OUTPUT, trial, OUTPUT, trial, OUTPUT)
@@ -218,60 +227,68 @@ def workspaces_of(taken: Trace) -> list[int]:
 
 
 @pytest.mark.parametrize("benchmark", [False, True])
-def test_programs_are_what_runs_record(fake: FakeCudnn, benchmark: bool) -> None:
+def test_programs_are_what_runs_record(benchmark: bool) -> None:
     """Programs equal runs at any batch size, searches included."""
-    job, chip = training(benchmark=benchmark), Target.for_capability(AMPERE)
+    job, query = training(benchmark=benchmark), answers_of(FakeCudnn(), benchmark=benchmark)
+    chip = replace(Target.for_capability(AMPERE), conv_workspace_query=query)
     (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(chip)
     traces = [program.specialize(batch, chip) for batch in (7, 50)]
     for one, batch in zip(traces, (7, 50), strict=True):
-        run = record(job, batch, AMPERE, on_meta, sm_count=chip.sm_count)
+        run = record(job, batch, AMPERE, on_meta, sm_count=chip.sm_count, conv_workspace_query=query)
         assert one is not None and first_divergence(one, run) == ""
         assert run.unknown_ops == ()
-        assert any("cuDNN 9.99.0" in note for note in run.notes)
 
 
-def test_engines_are_timed_once_for_each_shape(fake: FakeCudnn) -> None:
+def test_a_program_holds_whatever_answers() -> None:
+    """One program gives the traces of a library, of another one, and of none."""
+    job, bare = training(benchmark=False), Target.for_capability(AMPERE)
+    (program,) = ProgramBuilder(job, on_meta, ignore_progress).programs(bare)
+    for query in (None, answers_of(FakeCudnn(), benchmark=False), answers_of(FakeCudnn(), benchmark=True)):
+        one = program.specialize(50, replace(bare, conv_workspace_query=query))
+        run = record(job, 50, AMPERE, on_meta, sm_count=bare.sm_count, conv_workspace_query=query)
+        assert one is not None and first_divergence(one, run) == ""
+
+
+def test_engines_are_timed_once_for_each_shape() -> None:
     """Ten times the workspace before the first call of each, and never again: the twins share theirs. Of the
     first layer there is no data gradient, so its backward pass is of another kind.
     """
     once = [10, 1, 1, 10, 1]
     gradients = [10, 1, 10, 1, 10, 1, 10, 1, 10, 1]
     later = [1, 1, 1, 1, 1, 1, 1, 1]
-    run = record(training(benchmark=True), 8, AMPERE, on_meta)
+    query = answers_of(FakeCudnn(), benchmark=True)
+    run = record(training(benchmark=True), 8, AMPERE, on_meta, conv_workspace_query=query)
     assert workspaces_of(run) == [*once, *gradients, *later, *later]
 
 
-def test_the_cache_is_emptied_after_engines_are_timed(fake: FakeCudnn) -> None:
+def test_the_cache_is_emptied_after_engines_are_timed() -> None:
     """PyTorch gives back what timing took, the block itself included, and nothing at any other time."""
-    run = record(training(benchmark=True), 8, AMPERE, on_meta)
+    query = answers_of(FakeCudnn(), benchmark=True)
+    run = record(training(benchmark=True), 8, AMPERE, on_meta, conv_workspace_query=query)
     sizes = {event.block: event.size_bytes for event in run.events if isinstance(event, Alloc)}
     emptying = [event.block for event in run.events if isinstance(event, Free) and event.empties_cache]
     timed = [size for size in workspaces_of(run) if size == 10]
     assert [sizes[block] // (4 * 4 * 16 * 16 * 8) for block in emptying] == timed
-    assert not any(
-        event.empties_cache
-        for event in record(training(benchmark=False), 8, AMPERE, on_meta).events
-        if isinstance(event, Free)
-    )
+    plain = replace(query, benchmark=False)
+    untimed = record(training(benchmark=False), 8, AMPERE, on_meta, conv_workspace_query=plain)
+    assert not any(event.empties_cache for event in untimed.events if isinstance(event, Free))
 
 
-def test_a_job_that_queries_a_library_is_not_cached() -> None:
-    """Another library in the same place cannot be noticed, so that there is no key."""
-    job = Job("torchvision:alexnet", cudnn="installed")
-    assert fingerprint_of(job) is None
-    assert fingerprint_of(replace(job, cudnn="")) is not None
+def test_programs_are_cached_without_a_librarys_answers() -> None:
+    """The key of a job is the same whatever answers for its convolutions."""
+    job = Job("torchvision:alexnet", cudnn="installed", cudnn_benchmark=True)
+    assert fingerprint_of(job) == fingerprint_of(Job("torchvision:alexnet")) is not None
 
 
 def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:
     """Workspaces stand in the peak (what one leaves free serves others), the assumptions and the job."""
-    plain = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060")
+    plain = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="published")
     query = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="anywhere")
     assert query.to_dict()["peak_reserved_mib"] != plain.to_dict()["peak_reserved_mib"]
     assert query.to_dict()["job"]["cudnn"] == "anywhere"
     assert "convolutions take the workspaces that cuDNN 9.99.0 requests" in query.to_dict()["assumptions"]
     assert query.to_dict()["unknown_ops"] == []
-    published = planner.estimate("torchvision:alexnet", batch=64, gpu="rtx-3060", cudnn="published")
-    assert published.to_dict()["job"] == plain.to_dict()["job"]
+    assert plain.to_dict()["job"]["cudnn"] == "published"
 
 
 def test_cached_traces_do_not_replace_a_library(fake: FakeCudnn, tmp_path: Path) -> None:
@@ -360,6 +377,16 @@ def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
         assert all("down-converts" not in engine.notes for engine in engines)
 
 
+def test_a_configuration_names_the_workspace_of_its_plan(library: Cudnn) -> None:
+    """So that no plan has to be made, which compiles kernels for some engines."""
+    for direction in Direction:
+        for dtype in ("float32", "float16"):
+            for last in (False, True):
+                query = convolution_of(direction, dtype, last=last)
+                (first, *_) = library.engines(AMPERE, 28, query, every=True)
+                assert library.workspaces(AMPERE, 28, query).engine == first
+
+
 def test_what_cudnn_does_not_do(library: Cudnn) -> None:
     """Pascal computes nothing in bfloat16."""
     assert library.workspaces((6, 1), 20, convolution_of(Direction.FORWARD, "bfloat16")).engine is None
@@ -387,11 +414,12 @@ def test_engines_that_are_built_on_cublaslt_answer_too(
 def test_a_cudnn_without_cublaslt_says_why(fake: FakeCudnn) -> None:
     """The answer names what is left out beside the version that was queried."""
     fake.lacks = "gcc is missing"
-    taken = record(training(benchmark=False), 8, AMPERE, on_meta)
-    assert "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing" in taken.notes
+    answer = planner.estimate("torchvision:alexnet", batch=8, gpu="rtx-3060", cudnn="anywhere").to_dict()
+    left_out = "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing"
+    assert left_out in answer["assumptions"]
 
 
-def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn) -> None:
     """Others still do, from a new process, and the trace states what was not counted."""
     fresh = replace(library, silent=set(), _answers={})
     fresh._worker._process.kill()
@@ -400,12 +428,10 @@ def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn, monkeypatch:
     assert fresh.workspaces((8, 9), 24, convolution_of(Direction.FORWARD)).engine is not None
     assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.WEIGHT)).engine is None
     library._worker = fresh._worker
-    monkeypatch.setattr("planner.emulator.compiled.open_cudnn", lambda *_: fresh)
-    taken = record(training(benchmark=False), 8, AMPERE, on_meta)
-    assert [note for note in taken.notes if "cuDNN" in note] == [
+    assert CudnnWorkspaces(fresh, benchmark=False).notes(AMPERE) == (
         f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "
-        "are counted"
-    ]
+        "are counted",
+    )
 
 
 def test_a_process_does_not_grow_without_end(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:

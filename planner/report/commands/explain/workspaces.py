@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.hardware.cudnn import LayerWorkspace, Part, Term
+from planner.jobs import PUBLISHED
 from planner.planning import Estimate, Explanation
 from planner.report.commands.explain.tables import LISTED_WIDTH
 from planner.report.document import Block, Cell, Column, Paragraph, Table
 from planner.report.units import attributes, mib_text, to_builtins
 
-LIBRARY, FITTED = "cuDNN", "fitted term"
+LIBRARY, STORED_ANSWERS, FITTED = "cuDNN", "stored answers of cuDNN", "fitted term"
 _TERMS = {
     Term.FLOAT32: "{of} in float32",
     Term.SUMS: "{times} x {of} of partial sums",
@@ -78,11 +79,16 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
     """Return the certainty of the sizes; "" if there are none."""
     if not explanation.workspaces:
         return ""
+    if explanation.workspaces[0].engine is None and estimate.job.cudnn != PUBLISHED:
+        return (
+            "By answers of a cuDNN that come with the planner, which are within 1 % of its own for the "
+            f"convolutions that they hold, and of similar convolutions for others. {_OF_SIZES}"
+        )
     if explanation.workspaces[0].engine is None:
         return (
             "Computed by one term, fitted to published peaks; benchmarks/fits/convolution_workspaces.py "
             "prints the range of its thresholds. All other convolutions are assumed to need nothing: "
-            "docs/accuracy.md shows the error, and --cudnn queries a library instead."
+            "docs/accuracy.md shows the error."
         )
     major, minor = estimate.budget.device.capability
     order = "as PyTorch runs the first engine of cuDNN's heuristics that works"
@@ -99,7 +105,10 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
 def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
     """Return the `top` largest; `consists_of` adds up to `size_bytes`."""
     workspaces = explanation.workspaces
-    source = None if not workspaces else FITTED if workspaces[0].engine is None else LIBRARY
+    source = None
+    if workspaces:
+        without_engine = FITTED if estimate.job.cudnn == PUBLISHED else STORED_ANSWERS
+        source = without_engine if workspaces[0].engine is None else LIBRARY
     return {
         "told_by": source,
         "sure": certainty(estimate, explanation),

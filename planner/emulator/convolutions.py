@@ -1,0 +1,74 @@
+"""What answers for the workspaces of convolutions: an installed cuDNN, stored answers, or published runs."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.errors import UsageError
+from planner.hardware.cudnn import Cudnn, PublishedWorkspaces, StoredWorkspaces, stored_capabilities
+from planner.jobs import INSTALLED, PUBLISHED, STORED, Job
+from planner.program import Convolution, ConvWorkspaceQuery, Workspaces, torch_version_of
+
+_ANSWERING_TORCH = (2, 8)  # comes with cuDNN 9.10; 2.7 with 9.5
+
+
+def open_convolutions(job: Job) -> ConvWorkspaceQuery:
+    """Return what answers for a job. Raises UsageError where it names a cuDNN that does not answer.
+
+    By default, versions of torch that come with a cuDNN before 9.8 have the workspaces of published runs.
+    """
+    where, benchmark = job.cudnn, job.cudnn_benchmark
+    if where == PUBLISHED or (not where and torch_version_of(job.torch) < _ANSWERING_TORCH):
+        return PublishedWorkspaces()
+    library = _installed() if not where else None if where == STORED else open_cudnn_with_cublaslt(where)
+    if library is not None:
+        return CudnnWorkspaces(library, benchmark)
+    return StoredWorkspaces(benchmark=benchmark) if stored_capabilities() else PublishedWorkspaces()
+
+
+def default_source() -> str:
+    """Return the value of `Job.cudnn` that the default stands for on this machine."""
+    return STORED if _installed() is None else INSTALLED
+
+
+@cache
+def _installed() -> Cudnn | None:
+    """Return the installed cuDNN; None where there is none that answers with all its engines."""
+    try:
+        library = open_cudnn_with_cublaslt(INSTALLED)
+    except UsageError:
+        return None
+    return None if library.lacks else library
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnWorkspaces:
+    """The answers of a library."""
+
+    library: Cudnn
+    benchmark: bool
+
+    @property
+    def name(self) -> str:
+        """Return the library's version and what it lacks."""
+        lacks = " without cuBLASLt" if self.library.lacks else ""
+        return f"cuDNN {self.library.version}{lacks}{' benchmark' if self.benchmark else ''}"
+
+    def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
+        """Return the workspaces that the library requests."""
+        answer = self.library.benchmarked if self.benchmark else self.library.workspaces
+        return answer(capability, sm_count, convolution)
+
+    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+        """Return which library answers, and for what it does not."""
+        library = self.library
+        if capability in library.silent:
+            place = "compute capability {}.{}".format(*capability)
+            about = f"cuDNN {library.version} does not answer for {place}"
+            return (f"{about}: no workspaces of convolutions are counted",)
+        note = f"convolutions take the workspaces that cuDNN {library.version} requests"
+        if self.benchmark:
+            note += ": the largest while it times its engines, then that of its first choice"
+        if library.lacks:
+            return (note, f"cuDNN's engines that are built on cuBLASLt are left out: {library.lacks}")
+        return (note,)

@@ -1,0 +1,287 @@
+"""Stored answers of cuDNN for the convolutions of common models, for machines that have no cuDNN.
+
+A file holds the answers of one version for one compute capability, type and memory layout: of each
+convolution the workspace as lines through a few batch sizes. `tools/store_convolutions.py` writes them. A
+convolution that is not among them takes the answer of the most similar one, scaled by the elements of input
+and output.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from math import log2, prod
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from planner._support.gzip_text import read_packed
+from planner.program import Capability, Convolution, Direction, Workspaces
+
+FOLDER = Path(__file__).with_name("stored")
+_LARGEST_FILE_BYTES = 2**26
+_SMALL_BYTES = 2**18
+_LETTERS = {Direction.FORWARD: "f", Direction.DATA: "d", Direction.WEIGHT: "w"}
+
+# Rising batch sizes, and the workspace at each in bytes.
+Curve = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class StoredFile(Struct):
+    """The content of a file."""
+
+    cudnn: str  # the version
+    curves: list[Curve]
+    convolutions: dict[str, int]  # by `key_of`: index into the curves
+
+
+class Scaled(NamedTuple):
+    """A curve whose workspaces are multiplied by a factor."""
+
+    curve: Curve
+    factor: float
+
+
+class Answers(Struct, frozen=True):
+    """The answers of a file, ready to be searched for similar convolutions."""
+
+    cudnn: str
+    capability: Capability  # whose answers they are
+    curves: Sequence[Curve]
+    convolutions: Mapping[str, int]
+    groups: dict[str, list[tuple[tuple[float, ...], float, int]]]  # features, elements, curve, by `_family`
+
+    def find(self, convolution: Convolution) -> Curve | None:
+        """Return the curve of a convolution; None for one that is not stored."""
+        number = self.convolutions.get(key_of(convolution))
+        return None if number is None else self.curves[number]
+
+    def find_similar(self, convolution: Convolution) -> Scaled | None:
+        """Return the curve of the most similar convolution, scaled by the elements of input and output; None
+        where none is of its kind.
+        """
+        letter, x, w, *shape = _parse(key_of(convolution))
+        candidates = self.groups.get(_family(letter, x, w, *shape))
+        if not candidates:
+            return None
+        features = _features(x, w)
+        _, size, number = min(candidates, key=lambda one: _distance(one[0], features))
+        return Scaled(self.curves[number], _operand_size(x, w, *shape) / size)
+
+
+class StoredWorkspaces:
+    """The stored answers as what answers for the convolutions of a job."""
+
+    name = "stored"
+
+    def __init__(self, *, benchmark: bool) -> None:
+        self._benchmark = benchmark
+        self._found: dict[tuple[Capability, str, bool, str], Scaled] = {}
+        self._similar: set[str] = set()
+        self._unknown: set[str] = set()
+        self._all: set[str] = set()
+        self._version = ""
+        self._others: dict[Capability, Capability] = {}  # whose answers stand for others
+
+    def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
+        """Return the stored workspace, or that of a similar convolution."""
+        key = capability, convolution.dtype, convolution.channels_last, key_of(convolution)
+        if key not in self._found:
+            self._found[key] = self._find(capability, convolution, key[-1])
+        curve, factor = self._found[key]
+        return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
+
+    def notes(self, capability: Capability) -> tuple[str, ...]:
+        """Return which version's answers these are, and for how many convolutions there are others."""
+        notes = [f"convolutions take the workspaces that cuDNN {self._version} requests, by stored answers"]
+        if capability in self._others:
+            notes[0] += " for compute capability {}.{}".format(*self._others[capability])
+        if self._similar:
+            notes[0] += (
+                f"; {len(self._similar)} of {len(self._all)} are not among them and take those of similar "
+                "ones (with an installed cuDNN, such as that of torch for CUDA, it is queried instead)"
+            )
+        if self._unknown == self._all:
+            notes.clear()
+        if self._unknown:
+            notes.append(f"no workspace is counted for {len(self._unknown)} of {len(self._all)} convolutions")
+        if self._benchmark:
+            notes.append(
+                "stored answers lack the engines that cudnn.benchmark times; an installed cuDNN names them"
+            )
+        return tuple(notes)
+
+    def _find(self, capability: Capability, convolution: Convolution, key: str) -> Scaled:
+        answers = stored_answers(capability, convolution.dtype, channels_last=convolution.channels_last)
+        self._all.add(key)
+        if answers is None:
+            self._unknown.add(key)
+            return NOTHING
+        self._version = answers.cudnn
+        if answers.capability != capability:
+            self._others[capability] = answers.capability
+        curve = answers.find(convolution)
+        if curve is not None:
+            return Scaled(curve, 1)
+        similar = answers.find_similar(convolution)
+        (self._unknown if similar is None else self._similar).add(key)
+        return similar or NOTHING
+
+
+NOTHING = Scaled(((1,), (0,)), 1)
+
+
+@cache
+def stored_capabilities(dtype: str = "float32", *, channels_last: bool = False) -> tuple[Capability, ...]:
+    """Return the compute capabilities that have stored answers for a type and layout, in order."""
+    end = file_name((0, 0), dtype, channels_last).partition("-")[2]
+    names = (path.name.partition("-")[0] for path in FOLDER.glob(f"*-{end}"))
+    return tuple(sorted((int(name.partition(".")[0]), int(name.partition(".")[2])) for name in names))
+
+
+@cache
+def stored_answers(capability: Capability, dtype: str, *, channels_last: bool) -> Answers | None:
+    """Return the answers for a type and layout on such GPUs, else on the nearest older ones that have any or
+    on the oldest; None where there are none.
+
+    Those for float16 stand for bfloat16, which cuDNN mostly answers alike.
+    """
+    kind = "float16" if dtype == "bfloat16" else dtype
+    stored = stored_capabilities(kind, channels_last=channels_last)
+    if not stored:
+        return None
+    nearest = max((one for one in stored if one <= capability), default=stored[0])
+    path = FOLDER / file_name(nearest, kind, channels_last)
+    file = msgspec.json.decode(read_packed(path, _LARGEST_FILE_BYTES), type=StoredFile)
+    groups: dict[str, list[tuple[tuple[float, ...], float, int]]] = {}
+    for key, number in file.convolutions.items():
+        letter, x, w, *shape = _parse(key)
+        row = (_features(x, w), _operand_size(x, w, *shape), number)
+        groups.setdefault(_family(letter, x, w, *shape), []).append(row)
+    return Answers(file.cudnn, nearest, file.curves, file.convolutions, groups)
+
+
+def file_name(capability: Capability, dtype: str, channels_last: bool) -> str:
+    """Return the name of a file of answers."""
+    major, minor = capability
+    return f"{major}.{minor}-{dtype}-{'channels_last' if channels_last else 'contiguous'}.json.gz"
+
+
+def key_of(convolution: Convolution) -> str:
+    """Return the text that names a convolution in a file: all but its type, layout and batch size.
+
+    >>> key_of(Convolution(Direction.DATA, "float32", (8, 3, 9, 9), (4, 3, 3, 3), (8, 4, 7, 7), False,
+    ...                    (0, 0), (1, 1), (1, 1)))
+    'd 3x9x9 4x3x3x3 0x0 1x1 1x1'
+    """
+    sizes = (convolution.x[1:], convolution.w, convolution.padding, convolution.stride, convolution.dilation)
+    return " ".join((_LETTERS[convolution.direction], *("x".join(map(str, each)) for each in sizes)))
+
+
+def value_at(curve: Curve, batch: int) -> int:
+    """Return the workspace at a batch size, in bytes: on the line between its neighbours, or beyond the ends.
+
+    >>> value_at(((2, 4), (10, 20)), 3), value_at(((2, 4), (10, 20)), 8), value_at(((2,), (7,)), 64)
+    (15, 40, 7)
+    """
+    batches, values = curve
+    if len(batches) == 1:
+        return values[0]
+    place = min(max(bisect_right(batches, batch), 1), len(batches) - 1)
+    low, high = batches[place - 1], batches[place]
+    below, above = values[place - 1], values[place]
+    if batch > high and above < below:  # a line that falls does not go on falling
+        return above
+    return max(below + (above - below) * (batch - low) // (high - low), 0)
+
+
+def fit_curve(workspace_bytes: Callable[[int], int], batches: Sequence[int]) -> Curve:
+    """Return a curve through the workspaces at batch sizes, with more of them where no line joins two.
+
+    A step is located to one part in 16 of its batch size.
+    """
+    known = {batch: workspace_bytes(batch) for batch in batches}
+
+    def refine(low: int, high: int) -> None:
+        middle = (low + high) // 2
+        if middle == low or (high - low) * 16 < high:
+            return
+        known[middle] = workspace_bytes(middle)
+        if not _is_near(_between(known, low, high, middle), known[middle]):
+            refine(low, middle)
+            refine(middle, high)
+
+    for low, high in zip(batches, batches[1:], strict=False):
+        refine(low, high)
+    knots = _without_needless(sorted(known.items()))
+    return tuple(batch for batch, _ in knots), tuple(size for _, size in knots)
+
+
+def _between(known: Mapping[int, int], low: int, high: int, batch: int) -> int:
+    return known[low] + (known[high] - known[low]) * (batch - low) // (high - low)
+
+
+def _is_near(expected: int, true: int) -> bool:
+    """Return whether the allocator hardly sees the difference: workspaces of one size reuse a block."""
+    return abs(expected - true) <= (_SMALL_BYTES if max(expected, true) < _SMALL_BYTES else 4096)
+
+
+def _without_needless(knots: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Drop points that lie near the line through those that stay."""
+    known = dict(knots)
+    kept, place = [knots[0]], 0
+    while place < len(knots) - 1:
+        end = place + 1
+        for candidate in range(place + 2, len(knots)):
+            low, high = knots[place][0], knots[candidate][0]
+            inner = (knots[other][0] for other in range(place + 1, candidate))
+            if not all(_is_near(_between(known, low, high, batch), known[batch]) for batch in inner):
+                break
+            end = candidate
+        kept.append(knots[end])
+        place = end
+    is_flat = len(kept) == 2 and _is_near(kept[0][1], kept[1][1])
+    return kept[:1] if is_flat else kept
+
+
+# ---- similar convolutions
+
+
+def _parse(
+    key: str,
+) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    letter, *sizes = key.split(" ")
+    x, w, padding, stride, dilation = (tuple(map(int, each.split("x"))) for each in sizes)
+    return letter, x, w, padding, stride, dilation
+
+
+def _family(
+    letter: str, x: Sequence[int], w: Sequence[int], padding: object, stride: object, dilation: object
+) -> str:
+    """Return the text that is equal for convolutions of one kind: direction, kernel, stride, groups."""
+    groups = x[0] // max(w[1], 1)
+    kind = "dense" if groups == 1 else "depthwise" if groups == x[0] else "grouped"
+    return f"{letter} {w[2:]} {stride} {dilation} {kind}"
+
+
+def _features(x: Sequence[int], w: Sequence[int]) -> tuple[float, ...]:
+    """Return the logarithms of channels and extents."""
+    return tuple(log2(max(size, 1)) for size in (x[0], w[0], *x[1:]))
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def _operand_size(
+    x: Sequence[int], w: Sequence[int], padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> int:
+    """Return the elements of input and output of one sample."""
+    output = prod(_extents(x[1:], w[2:], padding, stride, dilation))
+    return prod(x) + w[0] * output
+
+
+def _extents(*sizes: Sequence[int]) -> Iterator[int]:
+    for extent, kernel, pad, step, spread in zip(*sizes, strict=True):
+        yield max((extent + 2 * pad - spread * (kernel - 1) - 1) // step + 1, 1)

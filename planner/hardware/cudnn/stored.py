@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import log2, prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -77,7 +77,7 @@ class StoredWorkspaces:
 
     def __init__(self, *, benchmark: bool) -> None:
         self._benchmark = benchmark
-        self._found: dict[tuple[Capability, str, bool, str], Scaled] = {}
+        self._found: dict[tuple[Any, ...], Scaled] = {}
         self._similar: set[str] = set()
         self._unknown: set[str] = set()
         self._all: set[str] = set()
@@ -86,9 +86,13 @@ class StoredWorkspaces:
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the stored workspace, or that of a similar convolution."""
-        key = capability, convolution.dtype, convolution.channels_last, key_of(convolution)
+        one = convolution  # by all but its batch size
+        key = (
+            *(capability, one.dtype, one.channels_last, one.direction, one.x[1:], one.w),
+            *(one.padding, one.stride, one.dilation),
+        )
         if key not in self._found:
-            self._found[key] = self._find(capability, convolution, key[-1])
+            self._found[key] = self._find(capability, convolution, key_of(convolution))
         curve, factor = self._found[key]
         return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
 

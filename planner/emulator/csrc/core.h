@@ -79,8 +79,8 @@ emu_stream *emu_new_stream(unsigned flags, int priority);
 double emu_now(void);
 void emu_ran_plan(void); /* of cuDNN */
 void emu_record(emu_event *e);
-/* the milliseconds between two events: one where a single plan of cuDNN ran between them, so that PyTorch finds
- * all plans equally fast where it times them */
+/* the milliseconds between two events: one where a single plan of cuDNN ran between them, so that PyTorch
+ * finds all plans equally fast where it times them */
 float emu_elapsed(const emu_event *a, const emu_event *b);
 void *emu_handle(void); /* an opaque object into which nobody looks */
 

@@ -89,7 +89,7 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t s, enum cudaStreamCaptureSt
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t s, cudaGraphNode_t *d, size_t n, unsigned f) {
   OK;
 }
-#if CUDART_VERSION >= 12030  // with data of edges
+#if CUDART_VERSION >= 12030 // with data of edges
 cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t s, enum cudaStreamCaptureStatus *c,
                                         unsigned long long *id, cudaGraph_t *g, const cudaGraphNode_t **d,
                                         const cudaGraphEdgeData **e, size_t *n) {

@@ -11,7 +11,9 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
@@ -116,8 +118,9 @@ def load_library(folder: Path) -> Library:
     return Library(folder, str(stand_in))
 
 
-def ask(library: Library, capability: Capability, convolutions: Mapping[str, Convolution]) -> StoredFile:
-    """Return the answers of the library for GPUs of a compute capability."""
+def ask(folder: Path, capability: Capability, convolutions: Mapping[str, Convolution]) -> StoredFile:
+    """Return the answers of the library in a folder for GPUs of a compute capability."""
+    library = load_library(folder)
     sm_count = SM_COUNTS.get(capability, Target.for_capability(capability).sm_count)
     device = describe_for_cudnn(capability, sm_count)
     curves: dict[Curve, int] = {}
@@ -143,7 +146,6 @@ def main() -> int:
     parser.add_argument("--capability", action="append")
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
-    library = load_library(Path(options.cudnn).expanduser())
     models = torchvision_classifiers() if options.models is None else options.models.read_text().split()
     collected = collect(models).seen
     named = [tuple(map(int, text.split("."))) for text in options.capability or ()]
@@ -155,7 +157,8 @@ def main() -> int:
             if path.is_file():
                 continue
             start = perf_counter()
-            file = ask(library, capability, of_kind)
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # cuDNN keeps memory of each query
+                file = pool.submit(ask, Path(options.cudnn).expanduser(), capability, of_kind).result()
             save(path, pack(msgspec.json.encode(file).decode()), "the answers")
             counts = f"{len(file.convolutions)} convolutions, {len(file.curves)} curves"
             size, seconds = path.stat().st_size, perf_counter() - start

@@ -41,6 +41,7 @@ from planner.capture.symbolic.kernel_calls import RecordedCall
 from planner.capture.workspaces.ops import kind_and_size
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.errors import ModelError
 from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs import resolve_job
@@ -402,10 +403,14 @@ def stored(folder: str) -> str:
 
 
 def stored_errors(model: str, batch: int, size: int, card: str, folder: str) -> list[float]:
-    """Return the errors of allocated and reserved peak; none where the batch does not fit."""
+    """Return the errors of allocated and reserved peak; none where the batch does not fit, or the size."""
     peaks = []
     for source in ("stored", folder):
-        answer = planner.estimate(model, batch, gpu=card, input=f"3x{size}x{size}", cudnn=source).to_dict()
+        try:
+            result = planner.estimate(model, batch, gpu=card, input=f"3x{size}x{size}", cudnn=source)
+        except ModelError:
+            return []
+        answer = result.to_dict()
         if answer["fits"] != "yes":
             return []
         peaks.append((answer["peak_allocated_mib"], answer["peak_reserved_mib"]))

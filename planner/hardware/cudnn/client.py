@@ -27,7 +27,7 @@ from planner.jobs import INSTALLED
 from planner.program import SM_LIMITS, Convolution, Engine, Workspaces
 
 LIBRARY = "libcudnn.so.9"
-# From here on the answers of 9.20 are the same whatever the number of multiprocessors: all of 3,500 that were
+# From here on the answers of 9.20 are the same whatever the number of multiprocessors: all of 3,000 that were
 # compared, at 28 to 188 of them. Of 500 on 7.5, 82 are not.
 SAME_FOR_ALL_COUNTS = (8, 0)
 QUERIES_OF_PROCESS = 2000  # cuDNN 9.28 keeps 0.4 MB of each until its process ends

@@ -81,8 +81,8 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
         return ""
     if explanation.workspaces[0].engine is None and estimate.job.cudnn != PUBLISHED:
         return (
-            "By answers of a cuDNN that come with the planner, which are within 1 % of its own for the "
-            f"convolutions that they hold, and of similar convolutions for others. {_OF_SIZES}"
+            "By answers of a cuDNN that come with the planner: for the convolutions that they hold mostly to "
+            f"the byte (docs/cudnn.md), for others those of similar convolutions. {_OF_SIZES}"
         )
     if explanation.workspaces[0].engine is None:
         return (

@@ -61,7 +61,7 @@ class LayerWorkspace(Struct, frozen=True):
     direction: Direction  # as cuDNN sees it: the forward pass of a transposed one is a data gradient
     size_bytes: int  # as it is requested
     searched: bool  # room for the largest of all engines, while they are timed
-    engine: int | None  # None where it comes from the fitted term
+    engine: int | None  # None where stored answers or the fitted term give it
     notes: str
     parts: Parts  # add up to `size_bytes`
 
@@ -76,7 +76,7 @@ def layer_workspaces(trace: Trace) -> tuple[LayerWorkspace, ...]:
 
 def _of_layer(trace: Trace, birth: Alloc, row: ConvWorkspace) -> LayerWorkspace:
     size_bytes, engine = birth.size_bytes, row.engine
-    if engine < 0:
+    if engine < 0 and size_bytes == row.x[0] * 4 * prod(row.w):  # the term of published runs
         parts: Parts = (Part(Term.IMAGES, "w", row.x[0], size_bytes),)
     else:
         parts = name_parts(row.convolution, tuple(row.notes.split(", ")), size_bytes)

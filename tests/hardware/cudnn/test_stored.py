@@ -19,7 +19,9 @@ from planner.hardware.cudnn.stored import (
     stored_capabilities,
     value_at,
 )
-from planner.program.convolution import Convolution, Direction
+from planner.hardware.cudnn.workspace_breakdown import Term, layer_workspaces
+from planner.program.convolution import Convolution, ConvWorkspace, Direction
+from planner.program.events import Alloc, Category, Free, Site, Trace
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
 
@@ -116,3 +118,15 @@ def test_files_that_ship(capability: tuple[int, int]) -> None:
     assert curve is not None
     operand_bytes = 4 * 256 * 64 * 56 * 56
     assert 0 <= value_at(curve, 256) <= 8 * operand_bytes
+
+
+@pytest.mark.usefixtures("answers")
+def test_a_stored_workspace_is_named_by_its_size() -> None:
+    """A copy of x and y is one, whatever answered; only the term of published runs is summed by image."""
+    x, w, size_bytes = (2, 64, 56, 56), (64, 64, 3, 3), 2 * 4 * 2 * 64 * 56 * 56
+    row = ConvWorkspace.from_query(1, convolution(2), None, searched=False)
+    events = Alloc(1, size_bytes, Category.WORKSPACE, 0, may_fail=True), Free(1)
+    trace = Trace(events, (Site("body", "aten.convolution.default"),), 2, (), (), (), (row,))
+    (layer,) = layer_workspaces(trace)
+    assert (row.x, row.w, layer.engine) == (x, w, None)
+    assert [(part.term, part.of) for part in layer.parts] == [(Term.COPY, "x"), (Term.COPY, "y")]

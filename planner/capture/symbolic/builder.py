@@ -86,9 +86,6 @@ class ProgramBuilder:
             if program.rules is not None and guards.guards_hold(target.capability):
                 return _with_target(program, target, batch, batch)
         guards = GuardedCapability(target.capability)
-        program = self._keep_run(self._run(self.job, batch, _without_answers(target), guards), guards, target)
-        if program.rules is not None or target.conv_workspace_query is None:
-            return program
         return self._keep_run(self._run(self.job, batch, target, guards), guards, target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:

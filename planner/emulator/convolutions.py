@@ -1,11 +1,11 @@
-"""What answers for the workspaces of convolutions: an installed cuDNN, stored answers, or published runs."""
+"""Sources of the workspaces of convolutions: an installed cuDNN, stored answers, or published runs."""
 
 from dataclasses import dataclass
 from functools import cache
 
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
-from planner.hardware.cudnn import Cudnn, PublishedWorkspaces, StoredWorkspaces, stored_capabilities
+from planner.hardware.cudnn import Cudnn, PublishedWorkspaces, StoredWorkspaces
 from planner.jobs import INSTALLED, PUBLISHED, STORED, Job
 from planner.program import Convolution, ConvWorkspaceQuery, Workspaces, torch_version_of
 
@@ -21,9 +21,9 @@ def open_convolutions(job: Job) -> ConvWorkspaceQuery:
     if where == PUBLISHED or (not where and torch_version_of(job.torch) < _ANSWERING_TORCH):
         return PublishedWorkspaces()
     library = _installed() if not where else None if where == STORED else open_cudnn_with_cublaslt(where)
-    if library is not None:
-        return CudnnWorkspaces(library, benchmark)
-    return StoredWorkspaces(benchmark=benchmark) if stored_capabilities() else PublishedWorkspaces()
+    if library is None:
+        return StoredWorkspaces(benchmark=benchmark)
+    return CudnnWorkspaces(library, benchmark)
 
 
 def default_source() -> str:

@@ -52,16 +52,16 @@ class Answers(Struct, frozen=True):
     convolutions: Mapping[str, int]
     groups: dict[str, list[tuple[tuple[float, ...], float, int]]]  # features, elements, curve, by `_family`
 
-    def find(self, convolution: Convolution) -> Curve | None:
-        """Return the curve of a convolution; None for one that is not stored."""
-        number = self.convolutions.get(key_of(convolution))
+    def find(self, key: str) -> Curve | None:
+        """Return the curve of a convolution by its `key_of`; None for one that is not stored."""
+        number = self.convolutions.get(key)
         return None if number is None else self.curves[number]
 
-    def find_similar(self, convolution: Convolution) -> Scaled | None:
+    def find_similar(self, key: str) -> Scaled | None:
         """Return the curve of the most similar convolution, scaled by the elements of input and output; None
         where none is of its kind.
         """
-        letter, x, w, *shape = _parse(key_of(convolution))
+        letter, x, w, *shape = _parse(key)
         candidates = self.groups.get(_family(letter, x, w, *shape))
         if not candidates:
             return None
@@ -92,7 +92,7 @@ class StoredWorkspaces:
             *(one.padding, one.stride, one.dilation),
         )
         if key not in self._found:
-            self._found[key] = self._find(capability, convolution, key_of(convolution))
+            self._found[key] = self._find(capability, convolution)
         curve, factor = self._found[key]
         return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
 
@@ -116,7 +116,8 @@ class StoredWorkspaces:
             )
         return tuple(notes)
 
-    def _find(self, capability: Capability, convolution: Convolution, key: str) -> Scaled:
+    def _find(self, capability: Capability, convolution: Convolution) -> Scaled:
+        key = key_of(convolution)
         answers = stored_answers(capability, convolution.dtype, channels_last=convolution.channels_last)
         self._all.add(key)
         if answers is None:
@@ -125,10 +126,10 @@ class StoredWorkspaces:
         self._version = answers.cudnn
         if answers.capability != capability:
             self._others[capability] = answers.capability
-        curve = answers.find(convolution)
+        curve = answers.find(key)
         if curve is not None:
             return Scaled(curve, 1)
-        similar = answers.find_similar(convolution)
+        similar = answers.find_similar(key)
         (self._unknown if similar is None else self._similar).add(key)
         return similar or NOTHING
 

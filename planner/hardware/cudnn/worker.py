@@ -128,10 +128,10 @@ def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, l
                 if _REFUSED_BY_TORCH in notes:
                     continue
                 try:
-                    size_bytes = _config_workspace(library, config)
                     if question["every"]:
-                        size_bytes = _plan_workspace(library, config, device)
-                    yield number, notes, size_bytes
+                        yield number, notes, _plan_workspace(library, config, device)
+                    else:
+                        yield number, notes, _config_workspace(library, config)
                 except RefusedError:
                     continue
 

@@ -47,7 +47,7 @@ def test_a_line_is_kept_exactly(fixed: int, slope: int, batch: int) -> None:
 
 @given(st.integers(5, 800), st.integers(2 * MIB, 2**30), st.integers(2 * MIB, 2**30))
 def test_a_step_is_found(place: int, below: int, above: int) -> None:
-    """Where cuDNN changes to another engine, within a sixteenth of the batch size."""
+    """A change to another engine is located within a sixteenth of the batch size."""
     curve = fit_curve(lambda batch: below if batch < place else above, BATCHES)
     assert abs(value_at(curve, max(place - place // 8 - 1, 1)) - below) <= 4096
     assert abs(value_at(curve, place + place // 8 + 1) - above) <= 4096
@@ -93,7 +93,7 @@ def test_a_similar_convolution_is_scaled_and_named() -> None:
 
 @pytest.mark.usefixtures("answers")
 def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one() -> None:
-    """As does one that is older than all."""
+    """A GPU that is older than all takes those of the oldest."""
     for capability in ((8, 7), (12, 1), (6, 1)):
         query = StoredWorkspaces(benchmark=False)
         assert query(capability, 28, convolution(7)).workspace_bytes == 7 * MIB
@@ -114,7 +114,7 @@ def test_files_that_ship(capability: tuple[int, int]) -> None:
     """A ResNet's layers have answers in float32, of a few copies of both operands at most."""
     answers = stored_answers(capability, "float32", channels_last=False)
     assert answers is not None
-    curve = answers.find(convolution(1))
+    curve = answers.find(key_of(convolution(1)))
     assert curve is not None
     operand_bytes = 4 * 256 * 64 * 56 * 56
     assert 0 <= value_at(curve, 256) <= 8 * operand_bytes

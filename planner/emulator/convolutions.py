@@ -1,7 +1,7 @@
 """Sources of the workspaces of convolutions: an installed cuDNN, stored answers, or published runs."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
@@ -20,10 +20,11 @@ def open_convolutions(job: Job) -> ConvWorkspaceQuery:
     where, benchmark = job.cudnn, job.cudnn_benchmark
     if where == PUBLISHED or (not where and torch_version_of(job.torch) < _ANSWERING_TORCH):
         return PublishedWorkspaces()
-    library = _installed() if not where else None if where == STORED else open_cudnn_with_cublaslt(where)
-    if library is None:
+    if not where:
+        return DefaultWorkspaces(benchmark)
+    if where == STORED:
         return StoredWorkspaces(benchmark=benchmark)
-    return CudnnWorkspaces(library, benchmark)
+    return CudnnWorkspaces(open_cudnn_with_cublaslt(where), benchmark)
 
 
 def default_source() -> str:
@@ -39,6 +40,33 @@ def _installed() -> Cudnn | None:
     except UsageError:
         return None
     return None if library.lacks else library
+
+
+@dataclass(frozen=True)
+class DefaultWorkspaces:
+    """The installed cuDNN, or stored answers without one, opened for the first convolution alone."""
+
+    benchmark: bool
+
+    @cached_property
+    def _source(self) -> ConvWorkspaceQuery:
+        library = _installed()
+        if library is None:
+            return StoredWorkspaces(benchmark=self.benchmark)
+        return CudnnWorkspaces(library, self.benchmark)
+
+    @property
+    def name(self) -> str:
+        """Return the name of what answers."""
+        return self._source.name
+
+    def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
+        """Return the workspaces of a call."""
+        return self._source(capability, sm_count, convolution)
+
+    def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
+        """Return notes on the answers."""
+        return self._source.notes(capability)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,18 +28,8 @@ class Convolution(Struct, frozen=True):
     dilation: tuple[int, ...]
 
 
-class ConvolutionExpr(Struct, frozen=True):
+class ConvolutionExpr(Convolution, frozen=True):
     """A convolution whose sizes are nodes of a `GuardedOps`."""
-
-    direction: Direction
-    dtype: str
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
-    channels_last: bool
-    padding: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -117,7 +107,7 @@ _OF_CONVOLUTION = tuple(column.name for column in fields(Convolution))
 
 
 class ConvWorkspaceQuery(Protocol):
-    """What answers for the workspaces of convolutions: a library, or a record of its answers."""
+    """Source of the workspaces of convolutions: a library, or a record of its answers."""
 
     @property
     def name(self) -> str:

@@ -1,16 +1,17 @@
 """Write the stored answers of a cuDNN: `planner/hardware/cudnn/stored`, for machines that have none.
 
-    python tools/store_convolutions.py CUDNN_FOLDER [--models FILE] [--capability 8.6 ...] [--to FOLDER]
+    python tools/store_convolutions.py CUDNN_FOLDER [--models FILE] [--kind float32-contiguous ...]
+        [--capability 8.6 ...] [--to FOLDER]
 
 The convolutions are those of torchvision's classifiers (or of the models that FILE names, a line each),
-trained in float32 and float16 autocast, contiguous and channels_last. Files that are there are kept, so that
-a run that was interrupted goes on; without them everything is asked anew, which takes some hours.
+trained in float32 and float16 autocast, contiguous and channels_last. Files that are there gain what they
+lack, so that a run that was interrupted goes on; without them everything is asked anew, which takes hours.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -30,17 +31,24 @@ from planner.emulator.gpu import describe_gpu
 from planner.errors import PlannerError
 from planner.hardware import generic_device
 from planner.hardware.cudnn import describe_for_cudnn
-from planner.hardware.cudnn.stored import FOLDER, Curve, StoredFile, file_name, fit_curve, key_of
+from planner.hardware.cudnn.stored import (
+    FOLDER,
+    Curve,
+    StoredFile,
+    file_name,
+    fit_curve,
+    key_of,
+    read_stored,
+)
 from planner.hardware.cudnn.worker import Library, engines
 from planner.program import Capability, Convolution, Target, Workspaces
 
-RECIPES = (
-    {},
-    {"precision": "amp-fp16"},
-    {"memory_format": "channels_last"},
-    {"precision": "amp-fp16", "memory_format": "channels_last"},
-)
-KINDS = (("float32", False), ("float16", False), ("float16", True), ("float32", True))
+RECIPES = {  # type of convolutions and whether they are in channels_last -> recipe that has them
+    ("float32", False): {},
+    ("float16", False): {"precision": "amp-fp16"},
+    ("float16", True): {"precision": "amp-fp16", "memory_format": "channels_last"},
+    ("float32", True): {"memory_format": "channels_last"},
+}
 CAPABILITIES: tuple[Capability, ...] = ((8, 6), (8, 0), (8, 9), (9, 0), (7, 5), (12, 0), (10, 0))
 SM_COUNTS = {(7, 5): 40}  # a T4's: there alone answers depend on it
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -66,11 +74,11 @@ class Collector:
         return ()
 
 
-def collect(models: list[str]) -> Collector:
+def collect(models: Sequence[str], recipes: Iterable[Mapping[str, str]]) -> Collector:
     """Return the convolutions of all models and recipes."""
     collector = Collector()
     for model in models:
-        for recipe in RECIPES:
+        for recipe in recipes:
             try:
                 job, _, _ = make_job(model, {**recipe, "steps": 1})  # type: ignore[typeddict-item]
                 record(job, 2, (8, 0), conv_workspace_query=collector)
@@ -118,13 +126,21 @@ def load_library(folder: Path) -> Library:
     return Library(folder, str(stand_in))
 
 
-def ask(folder: Path, capability: Capability, convolutions: Mapping[str, Convolution]) -> StoredFile:
-    """Return the answers of the library in a folder for GPUs of a compute capability."""
+def ask(
+    folder: Path, capability: Capability, convolutions: Mapping[str, Convolution], stored: StoredFile | None
+) -> StoredFile:
+    """Return the answers of the library in a folder for GPUs of a compute capability, beside those stored."""
     library = load_library(folder)
+    version = str(format_cudnn_version(library.version))
+    if stored is not None and stored.cudnn != version:
+        raise SystemExit(f"{folder}: cuDNN {version}, but the stored answers are of {stored.cudnn}")
     sm_count = SM_COUNTS.get(capability, Target.for_capability(capability).sm_count)
     device = describe_for_cudnn(capability, sm_count)
     curves: dict[Curve, int] = {}
     numbers: dict[str, int] = {}
+    if stored is not None:
+        curves = {curve: number for number, curve in enumerate(stored.curves)}
+        numbers = dict(stored.convolutions)
 
     def workspace_bytes(convolution: Convolution, batch: int) -> int:
         query = {**asdict(at_batch(convolution, batch)), "every": False, "device": device}
@@ -133,32 +149,40 @@ def ask(folder: Path, capability: Capability, convolutions: Mapping[str, Convolu
     for key, convolution in sorted(convolutions.items()):
         curve = fit_curve(partial(workspace_bytes, convolution), list(batches_of(convolution)))
         numbers[key] = curves.setdefault(curve, len(curves))
-    return StoredFile(str(format_cudnn_version(library.version)), list(curves), numbers)
+    return StoredFile(version, list(curves), dict(sorted(numbers.items())))
 
 
 def main() -> int:
     """Ask for what is missing, and write it."""
+    kinds = {f"{dtype}-{'channels_last' if last else 'contiguous'}": (dtype, last) for dtype, last in RECIPES}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cudnn")
     parser.add_argument("--models", type=Path)
+    parser.add_argument("--kind", action="append", choices=kinds)
     parser.add_argument("--capability", action="append")
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
     models = torchvision_classifiers() if options.models is None else options.models.read_text().split()
-    collected = collect(models).seen
+    chosen = [kinds[name] for name in options.kind or kinds]
+    collected = collect(models, [RECIPES[kind] for kind in chosen]).seen
     named = [tuple(map(int, text.split("."))) for text in options.capability or ()]
     options.to.mkdir(exist_ok=True)
-    for dtype, last in KINDS:
+    for dtype, last in chosen:
         of_kind = {key: one for (*kind, key), one in collected.items() if kind == [dtype, last]}
         for capability in named or CAPABILITIES:
             path = options.to / file_name(capability, dtype, last)
-            if path.is_file():
+            stored = read_stored(path) if path.is_file() else None
+            missing = {
+                key: one for key, one in of_kind.items() if not stored or key not in stored.convolutions
+            }
+            if not missing:
                 continue
             start = perf_counter()
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # cuDNN keeps memory of each query
-                file = pool.submit(ask, Path(options.cudnn).expanduser(), capability, of_kind).result()
+                folder = Path(options.cudnn).expanduser()
+                file = pool.submit(ask, folder, capability, missing, stored).result()
             save(path, pack(msgspec.json.encode(file).decode()), "the answers")
             counts = f"{len(file.convolutions)} convolutions, {len(file.curves)} curves"
             size, seconds = path.stat().st_size, perf_counter() - start

@@ -8,7 +8,8 @@ and output.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from math import log2, prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,14 +44,14 @@ class Scaled(NamedTuple):
     factor: float
 
 
-class Answers(Struct, frozen=True):
-    """The answers of a file, ready to be searched for similar convolutions."""
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a file."""
 
     cudnn: str
     capability: Capability  # whose answers they are
     curves: Sequence[Curve]
     convolutions: Mapping[str, int]
-    groups: dict[str, list[tuple[tuple[float, ...], float, int]]]  # features, elements, curve, by `_family`
 
     def find(self, key: str) -> Curve | None:
         """Return the curve of a convolution by its `key_of`; None for one that is not stored."""
@@ -62,12 +63,22 @@ class Answers(Struct, frozen=True):
         where none is of its kind.
         """
         letter, x, w, *shape = _parse(key)
-        candidates = self.groups.get(_family(letter, x, w, *shape))
+        candidates = self._groups.get(_family(letter, x, w, *shape))
         if not candidates:
             return None
         features = _features(x, w)
         _, size, number = min(candidates, key=lambda one: _distance(one[0], features))
         return Scaled(self.curves[number], _operand_size(x, w, *shape) / size)
+
+    @cached_property
+    def _groups(self) -> dict[str, list[tuple[tuple[float, ...], float, int]]]:
+        """Return features, elements and curve of all convolutions, by `_family`."""
+        groups: dict[str, list[tuple[tuple[float, ...], float, int]]] = {}
+        for key, number in self.convolutions.items():
+            letter, x, w, *shape = _parse(key)
+            row = (_features(x, w), _operand_size(x, w, *shape), number)
+            groups.setdefault(_family(letter, x, w, *shape), []).append(row)
+        return groups
 
 
 class StoredWorkspaces:
@@ -157,14 +168,13 @@ def stored_answers(capability: Capability, dtype: str, *, channels_last: bool) -
     if not stored:
         return None
     nearest = max((one for one in stored if one <= capability), default=stored[0])
-    path = FOLDER / file_name(nearest, kind, channels_last)
-    file = msgspec.json.decode(read_packed(path, _LARGEST_FILE_BYTES), type=StoredFile)
-    groups: dict[str, list[tuple[tuple[float, ...], float, int]]] = {}
-    for key, number in file.convolutions.items():
-        letter, x, w, *shape = _parse(key)
-        row = (_features(x, w), _operand_size(x, w, *shape), number)
-        groups.setdefault(_family(letter, x, w, *shape), []).append(row)
-    return Answers(file.cudnn, nearest, file.curves, file.convolutions, groups)
+    file = read_stored(FOLDER / file_name(nearest, kind, channels_last))
+    return Answers(file.cudnn, nearest, file.curves, file.convolutions)
+
+
+def read_stored(path: Path) -> StoredFile:
+    """Return the content of a file."""
+    return msgspec.json.decode(read_packed(path, _LARGEST_FILE_BYTES), type=StoredFile)
 
 
 def file_name(capability: Capability, dtype: str, channels_last: bool) -> str:

@@ -35,6 +35,7 @@ _OPERATIONS = {  # its descriptor, then the attributes convolution, x, w, y, alp
     "weight gradient": (11, 714, 716, 715, 717, 712, 713),
 }
 _INSTANT, _FALLBACK = 0, 2  # CUDNN_HEUR_MODE_*, as PyTorch asks for them
+_ALL_CONFIGS = sys.maxsize
 _TYPES: dict[str, tuple[int, Any]] = {
     "dtype": (1, ctypes.c_int32),
     "int64": (3, ctypes.c_int64),
@@ -112,9 +113,10 @@ class Library:
 def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
     """Yield number, notes and workspace of those that PyTorch lets pass, in order.
 
-    Where all are needed, those of which no plan can be made are left out. Otherwise none is made: that takes
-    up to a second and a half for an engine that is compiled at run time, and the workspace of a configuration
-    is that of its plan.
+    Where all are needed, those of which no plan can be made are left out. Otherwise only the first that is
+    yielded counts, and none is made: that takes up to a second and a half for an engine that is compiled at
+    run time, and the workspace of a configuration is that of its plan. The first configuration is requested
+    alone before all are, for which cuDNN takes ten times as long.
     """
     with ExitStack() as made:
         try:
@@ -122,8 +124,9 @@ def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, l
             graph = _graph(library, made, question)
         except RefusedError:
             return
-        for mode in (_INSTANT, _FALLBACK):
-            for config in _configs(library, made, graph, device, mode):
+        requests = [(_INSTANT, _ALL_CONFIGS), (_FALLBACK, _ALL_CONFIGS)]
+        for mode, most in requests if question["every"] else [(_INSTANT, 1), *requests]:
+            for config in _configs(library, made, graph, device, mode, most):
                 number, notes = _engine(library, config)
                 if _REFUSED_BY_TORCH in notes:
                     continue
@@ -175,14 +178,15 @@ def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) ->
     return convolution
 
 
-def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int) -> list[Any]:
+def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int, most: int) -> list[Any]:
+    """Return the first configurations of a mode's heuristics, in their order."""
     heuristics = library.create(_HEURISTICS, made)
     library.set(heuristics, 201, "descriptor", graph)
     library.set(heuristics, 200, "heuristic", mode)
     library.set(heuristics, 204, "descriptor", device)
     try:
         library.call("Finalize", heuristics)
-        count = library.get(heuristics, 202, "descriptor", 0, None)
+        count = min(most, library.get(heuristics, 202, "descriptor", 0, None))
         configs = [library.create(_CONFIG, made) for _ in range(count)]
         config_count = library.get(heuristics, 202, "descriptor", count, _pointers(configs))
     except RefusedError:

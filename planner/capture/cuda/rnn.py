@@ -44,13 +44,13 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_whole(layer: nn.RNNBase) -> bool:
-    """Return whether weights are distinct and of one floating-point type (`RNNBase.flatten_parameters`)."""
+    """Return whether weights are distinct and of one type that torch flattens (`RNNBase.flatten_parameters`)."""
     weights = layer._flat_weights
     if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
         return False
     kinds = {w.dtype for w in weights}  # type: ignore[union-attr]
     apart = len({w.untyped_storage()._cdata for w in weights}) == len(weights)  # type: ignore[union-attr]
-    return apart and len(kinds) == 1 and next(iter(kinds)).is_floating_point
+    return apart and len(kinds) == 1 and kinds <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:

@@ -44,7 +44,7 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_whole(layer: nn.RNNBase) -> bool:
-    """Return whether weights are distinct and of one type that torch flattens (`RNNBase.flatten_parameters`)."""
+    """Return whether weights are distinct and of one type that `RNNBase.flatten_parameters` takes."""
     weights = layer._flat_weights
     if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
         return False

@@ -47,15 +47,15 @@ cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(cudnnHandle_t
   OK;
 }
 
-/* ---- recurrent layers: weights by the documented layout; temporary space by formula (not documented) */
+/* ---- recurrent layers: weights by the documented layout; temporary space, which is not documented, by the
+   formulas of planner/capture/workspaces/nn/rnn.py */
 typedef struct {
   int algo, cell, bias, direction, input;
   cudnnDataType_t type;
   int in, hidden, proj, layers;
 } rnn;
 typedef struct {
-  int length, batch, vector;
-  cudnnDataType_t type;
+  int rows, batch; /* all steps of all samples; the samples of the first step */
 } rnn_data;
 cudnnStatus_t cudnnCreateRNNDescriptor(cudnnRNNDescriptor_t *d) {
   *d = (cudnnRNNDescriptor_t)calloc(1, sizeof(rnn));
@@ -84,7 +84,9 @@ cudnnStatus_t cudnnDestroyRNNDataDescriptor(cudnnRNNDataDescriptor_t d) {
 cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t d, cudnnDataType_t type,
                                         cudnnRNNDataLayout_t layout, int length, int batch, int vector,
                                         const int lengths[], void *fill) {
-  *(rnn_data *)d = (rnn_data){length, batch, vector, type};
+  int rows = 0;
+  for (int i = 0; i < batch; i++) rows += lengths[i];
+  *(rnn_data *)d = (rnn_data){rows, batch};
   OK;
 }
 static size_t width(cudnnDataType_t t) { return t == CUDNN_DATA_DOUBLE ? 8 : t == CUDNN_DATA_FLOAT ? 4 : 2; }
@@ -154,8 +156,15 @@ cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t d,
   LOG();
   const rnn *r = (const rnn *)d;
   const rnn_data *s = (const rnn_data *)x;
-  size_t one = (size_t)s->length * s->batch * r->hidden * ways(r) * width(r->type); /* a layer's outputs */
-  if (work) *work = one * gates(r) + one;
-  if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? (size_t)r->layers * one * (gates(r) + 2) : 0;
+  /* A row keeps in each layer the gates and an LSTM's cell, or six vectors of a GRU, and a projection's
+     input; and the outputs of all layers but the last. */
+  int kept = (r->cell == CUDNN_LSTM ? 5 : r->cell == CUDNN_GRU ? 6 : 1) + (outward(r) < r->hidden);
+  size_t row = (size_t)r->layers * kept * r->hidden + (size_t)(r->layers - 1) * outward(r);
+  size_t vectors = (size_t)r->layers * s->batch * r->hidden * (3 * gates(r) - 1);
+  size_t transposed = 0;
+  for (int i = 0; i < r->layers; i++)
+    transposed += (size_t)gates(r) * r->hidden * ((i ? ways(r) * outward(r) : r->in) + outward(r));
+  if (work) *work = width(r->type) * ways(r) * (transposed + vectors);
+  if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? width(r->type) * ways(r) * s->rows * row : 0;
   OK;
 }

@@ -1,9 +1,11 @@
 """Workspaces of cuDNN's recurrent layers, and sizes of their weights and reserve space.
 
-cuDNN does not document the sizes of its reserve space and its workspace (`cudnnGetRNNTempSpaceSizes`). The
-formulas below give what 9.1 and 9.20 answer, alike for compute capabilities 7.5, 8.6 and 9.0 and for float32,
-float16 and bfloat16, over modes, layers, directions, widths, projections, steps and samples; cuDNN of 2017 had
-others (pytorch/pytorch issue 2895).
+cuDNN does not document the sizes of its reserve space and its workspace. The formulas below give exactly
+those of a P100 in 2017 (LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920;
+pytorch/pytorch issue 2895) for four layers of width 320 over 123 inputs, 250 steps of 100 samples. The issue
+names the number of parameters, from which layers and widths follow; steps and samples are inferred with the
+formulas. Newer versions, half precision, dropout and projections are assumed to be alike. The emulated GPU
+answers by the same formulas (planner/emulator/csrc/cudnn_layers.c).
 """
 
 from typing import Any, NamedTuple
@@ -20,23 +22,24 @@ class Mode(NamedTuple):
 
     name: str
     gates: int
+    reserve: int  # vectors as wide as the hidden state that training keeps per layer, direction and step
 
 
-# By number in cudnnRNNMode_t.
-MODES = (Mode("RNN_RELU", 1), Mode("RNN_TANH", 1), Mode("LSTM", 4), Mode("GRU", 3))
+# By number in cudnnRNNMode_t. An LSTM keeps the gates and the cell's state.
+MODES = (Mode("RNN_RELU", 1, 1), Mode("RNN_TANH", 1, 1), Mode("LSTM", 4, 5), Mode("GRU", 3, 6))
 MODE_NUMBERS = {mode.name: number for number, mode in enumerate(MODES)}
 
 
 class RnnSizes(NamedTuple):
     """The sizes of a recurrent layer, as `aten::_cudnn_rnn` takes them.
 
-    >>> lstm, gru = (RnnSizes(mode, 64, 512, 0, 2, False) for mode in (2, 3))
+    >>> lstm, gru = (RnnSizes(mode, 123, 320, 0, 4, False) for mode in (2, 3))
     >>> lstm.weight_elements()
-    3284992
-    >>> lstm.reserve_bytes(128 * 8, 4), gru.reserve_bytes(128 * 8, 4)
-    (25165824, 20971520)
-    >>> lstm.workspace_bytes(128 * 8, 4), gru.workspace_bytes(128 * 8, 4)
-    (10485760, 8388608)
+    3034880
+    >>> lstm.reserve_bytes(250 * 100, 4), gru.reserve_bytes(250 * 100, 4)
+    (736000000, 864000000)
+    >>> lstm.workspace_bytes(100, 4), gru.workspace_bytes(100, 4)
+    (17730560, 13169920)
     """
 
     mode: int  # cudnnRNNMode_t
@@ -62,16 +65,18 @@ class RnnSizes(NamedTuple):
         return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
 
     def reserve_bytes(self, rows: int, element_bytes: int) -> int:
-        """Return the bytes that training keeps, of each layer; `rows` are steps times samples."""
-        return self.layers * self._vector_bytes(rows, element_bytes) * (MODES[self.mode].gates + 2)
+        """Return the bytes that training keeps: states of the cells, and outputs of all layers but the last.
 
-    def workspace_bytes(self, rows: int, element_bytes: int) -> int:
-        """Return the bytes of a workspace, which all layers share."""
-        return self._vector_bytes(rows, element_bytes) * (MODES[self.mode].gates + 1)
+        `rows` are steps times samples.
+        """
+        vectors = MODES[self.mode].reserve + (1 if self.projected else 0)
+        elements = self.layers * vectors * self.hidden + (self.layers - 1) * self.width
+        return rows * self.directions * element_bytes * elements
 
-    def _vector_bytes(self, rows: int, element_bytes: int) -> int:
-        """Return the bytes of a vector as wide as the hidden state for each step, sample and direction."""
-        return rows * self.directions * self.hidden * element_bytes
+    def workspace_bytes(self, samples: int, element_bytes: int) -> int:
+        """Return the bytes of the transposed matrices and some vectors per sample."""
+        vectors = self.layers * self.directions * samples * self.hidden * (3 * MODES[self.mode].gates - 1)
+        return element_bytes * (self._matrix_elements() + vectors)
 
     def _matrix_elements(self) -> int:
         """Return the elements of the matrices: each layer after the first takes all directions' outputs."""
@@ -79,11 +84,10 @@ class RnnSizes(NamedTuple):
         return self.directions * MODES[self.mode].gates * self.hidden * (inputs + self.layers * self.width)
 
 
-def _workspace(x: Tensor, *sizes: Any) -> int:
+def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
     """Return the bytes of the workspace; `sizes` are those of `RnnSizes` but for the inputs."""
-    return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(
-        x.numel() // x.shape[-1], x.element_size()
-    )
+    samples = batch_sizes[0] if batch_sizes else x.shape[1]
+    return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(samples, x.element_size())
 
 
 def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
@@ -93,11 +97,10 @@ def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor
 
 def _forward(args: Args, out: Any, target: Target) -> Ops:
     """Copy the input to be contiguous, make a buffer for weights that lie apart, then hold the workspace."""
-    x, _, _, buffer, _, _, mode, hidden, projected, layers, batch_first, _, train, bidirectional, sizes = (
-        args[:15]
-    )
+    x, _, _, buffer, _, _, mode, hidden, projected, layers, batch_first = args[:11]
+    bidirectional, sizes = args[13], args[14]
     x = _steps_first(x, batch_first, sizes)
-    space = _workspace(x, mode, hidden, projected, layers, bidirectional)
+    space = _workspace(x, sizes, mode, hidden, projected, layers, bidirectional)
     states = Output(), Output(), Output()  # output, hy, cy; the latter is empty but for an LSTM
     weights = () if buffer is not None else (Output(1),)  # behind the reserve space
     return (*contiguous_copies(x), *states, *weights, Hold(space), Outputs())
@@ -113,7 +116,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
         return ()
     zeros = [t for t, g in ((output, grad), (hx, grad_hy), (cx, grad_cy)) if g is None and t is not None]
     x = _steps_first(x, batch_first, sizes)
-    space = _workspace(x, mode, hidden, projected, layers, bidirectional)
+    space = _workspace(x, sizes, mode, hidden, projected, layers, bidirectional)
     copies = contiguous_copies(x, None if grad is None else _steps_first(grad, batch_first, sizes))
     states = (Output(),) * (2 if cx is None else 3)
     of_input = (*(Hold(tensor_bytes(t)) for t in zeros), *copies, *states, space, *released(copies))

@@ -28,8 +28,12 @@ def _convolution(
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
         return NotImplemented
-    if any(len(sizes) != spatial for sizes in (stride, padding, dilation, output_padding)):
+    if any(len(sizes) not in (1, spatial) for sizes in (stride, padding, dilation, output_padding)):
         return NotImplemented
+    stride, padding, dilation, output_padding = (  # expand_param_if_needed in ATen/native/Convolution.cpp
+        sizes if len(sizes) == spatial else [*sizes] * spatial
+        for sizes in (stride, padding, dilation, output_padding)
+    )
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     if x.shape[1] != (weight.shape[0] if transposed else weight.shape[1] * groups):
         return NotImplemented

@@ -29,7 +29,8 @@ def convolutions(draw: st.DrawFn) -> tuple[Any, ...]:
         return [draw(st.integers(low, high)) for _ in range(spatial)]
 
     extra = each(0, 1) if transposed else [0] * spatial
-    return x, weight, bias, each(1, 3), each(0, 2), each(1, 2), transposed, extra, groups
+    padding = each(0, 2)[: draw(st.sampled_from((1, 3)))]  # one for all dimensions, as "valid" leaves
+    return x, weight, bias, each(1, 3), padding, each(1, 2), transposed, extra, groups
 
 
 @settings(max_examples=500, deadline=None)

@@ -3,10 +3,14 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from planner.capture.session import record
 from planner.capture.workspaces.ops import Hold, KernelOp, Op, Output, Release
+from planner.jobs import MemoryFormat
+from planner.program.convolution import Convolution, Workspaces
 from planner.program.kernel import OpKind
+from tests.helpers.models import AMPERE, job_of
 from tests.helpers.workspaces import (
     OUTPUT,
     REST,
@@ -84,6 +88,39 @@ def test_a_convolution_copies_what_is_not_in_its_format() -> None:
     assert conv(y, last(*W)) == conv(crossed(*X), meta(*W)) == (x, REST)
     assert conv(last(*X), meta(*W)) == (REST, w)
     assert conv(y, last(16, 32, 3, 3), transposed=True) == (x, REST)
+
+
+class Seen:
+    """Collects convolutions, and answers that they take nothing."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.convolutions: list[Convolution] = []
+
+    def __call__(self, capability: Any, sm_count: int, convolution: Convolution) -> Workspaces:
+        self.convolutions.append(convolution)
+        return Workspaces(0)
+
+    def notes(self, capability: Any) -> tuple[str, ...]:
+        return ()
+
+
+def test_valid_padding_is_that_of_zeros() -> None:
+    """`padding="valid"` leaves one zero for all dimensions; layouts and queries are the same."""
+
+    def trained(**padding: Any) -> tuple[Any, list[Convolution]]:
+        def build(_: Any) -> nn.Module:
+            with torch.device("meta"):
+                return nn.Sequential(nn.Conv2d(16, 32, 4, 4, **padding), nn.Conv2d(32, 8, 3, **padding))
+
+        seen = Seen()
+        job = job_of("16x20x20", memory_format=MemoryFormat.CHANNELS_LAST)
+        return record(job, 4, AMPERE, build, conv_workspace_query=seen).events, seen.convolutions
+
+    assert trained(padding="valid") == trained()
+    first = trained(padding="valid")[1][0]
+    assert (first.x, first.padding, first.stride) == ((4, 16, 20, 20), (0, 0), (4, 4))
 
 
 def test_gradients_of_a_convolution_copy_what_is_not_in_their_format() -> None:

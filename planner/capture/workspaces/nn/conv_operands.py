@@ -32,6 +32,12 @@ class ConvCall:
     groups: int
     target: Target
 
+    def of_each_dimension(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return a stride, padding or dilation with a number for each dimension: `padding="valid"` leaves one
+        zero for all (`expand_param_if_needed` in Convolution.cpp).
+        """
+        return tuple(map(int, sizes)) * (self.x.dim() - 2 if len(sizes) == 1 else 1)
+
 
 @dataclass(frozen=True, slots=True)
 class ConvOperand:

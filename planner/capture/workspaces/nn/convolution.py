@@ -133,7 +133,7 @@ def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
     """Return the call as cuDNN sees it: a transposed convolution is another one from output to input."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(t.shape) for t in (x, call.weight, y))
-    padding, stride, dilation = (tuple(map(int, each)) for each in (call.padding, call.stride, call.dilation))
+    padding, stride, dilation = map(call.of_each_dimension, (call.padding, call.stride, call.dilation))
     if len(padding) == 1:  # Convolution.cpp, view4d
         x_size, weight_size, y_size = ((*size[:2], 1, size[2]) for size in (x_size, weight_size, y_size))
         padding, stride, dilation = (0, *padding), (1, *stride), (1, *dilation)

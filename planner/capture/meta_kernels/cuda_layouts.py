@@ -6,6 +6,7 @@ otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -214,7 +215,18 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
     return empty(x.shape, x.dtype)
 
 
+def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
+    """Return what is made like the input and resized, so that its storage is no smaller (ATen/native/cuda:
+    Im2Col.cu, Col2Im.cu).
+    """
+    if not is_floating_meta(x) or 0 in x.shape:
+        return NotImplemented
+    return empty(x.shape, x.dtype).resize_(func(x, *args).shape)
+
+
 KERNELS: Mapping[str, Callable[..., Any]] = {
+    "im2col": partial(_resized_input, torch.ops.aten.im2col.default),
+    "col2im": partial(_resized_input, torch.ops.aten.col2im.default),
     "native_layer_norm": _native_layer_norm,
     "native_layer_norm_backward": _native_layer_norm_backward,
     "_fused_rms_norm": _fused_rms_norm,

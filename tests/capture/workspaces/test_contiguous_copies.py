@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from planner.capture.meta_kernels.run import meta_kernels
 from planner.capture.workspaces.ops import Hold, Op
 from planner.capture.workspaces.registry import is_unknown, rule_of
+from tests.helpers.models import AMPERE
 from tests.helpers.workspaces import OUTPUT, REST, aten, crossed, index, last, meta, steps
 
 IMAGE, VOLUME = (2, 4, 8, 8), (2, 4, 8, 8, 8)  # 2,048 and 16,384 bytes
@@ -19,6 +21,24 @@ HALF_IMAGE, HALF_VOLUME = (2, 4, 4, 4), (2, 4, 4, 4, 4)  # 512 and 2,048 bytes
 def other(*shape: int, **options: Any) -> Any:
     """A tensor in neither format."""
     return meta(shape[1], shape[0], *shape[2:], **options).transpose(0, 1)
+
+
+def test_unfolding_begins_with_a_block_of_the_inputs_size() -> None:
+    """It is resized to the output, and freed with the copy where that is larger; a fold keeps it."""
+    x, columns = (2, 64, 32, 32), (2, 576, 1024)
+    window = [3, 3], [1, 1], [1, 1], [1, 1]  # kernel, dilation, padding, stride
+    assert steps(aten.im2col.default, meta(*x), *window) == (Hold(524_288), REST)
+    assert steps(aten.im2col.default, last(*x), *window) == (Hold(524_288), Hold(524_288), REST)
+    corners = [1, 1], [1, 1], [0, 0], [2, 2]
+    assert steps(aten.im2col.default, last(*x), *corners) == (REST, Hold(524_288))
+    kernels = meta_kernels(AMPERE)
+    sizes = [
+        kernels[aten.im2col.default](meta(*x), *window),
+        kernels[aten.im2col.default](meta(*x), *corners),
+        kernels[aten.col2im.default](meta(*columns), [32, 32], *window),
+    ]
+    assert [t.shape for t in sizes] == [columns, (2, 64, 256), x]
+    assert [t.untyped_storage().nbytes() for t in sizes] == [4_718_592, 524_288, 4_718_592]
 
 
 @pytest.mark.parametrize(

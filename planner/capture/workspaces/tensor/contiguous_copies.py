@@ -34,7 +34,7 @@ def _copies_after(
 # ATen/native/cuda: SoftMax.cu, AveragePool3d.cu, Im2Col.cu, Col2Im.cu, DilatedMaxPool3d.cu,
 # AdaptiveAveragePooling3d.cu, AdaptiveMaxPooling3d.cu, ReflectionPad.cu, UpSample*.cu, ScanKernels.cpp
 _FIRST_CONTIGUOUS = """
-    _softmax _log_softmax im2col col2im
+    _softmax _log_softmax col2im
     reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
     upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
     _upsample_nearest_exact1d _upsample_nearest_exact1d_backward
@@ -96,6 +96,14 @@ def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
     return (Outputs(), *contiguous_copies(args[0]), *contiguous_copies(out))
 
 
+def _unfold(args: Args, out: Any, target: Target) -> Ops:
+    """Copy the input beside a block of its size, which is resized to the output (Im2Col.cu)."""
+    x = args[0]
+    if tensor_bytes(x) >= tensor_bytes(out):
+        return (Outputs(), *contiguous_copies(x))
+    return (Hold(tensor_bytes(x)), *contiguous_copies(x), Outputs())
+
+
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
     """Convert the input to the type of its running sums, or copy it to be contiguous (ReduceOps.cpp)."""
     x = args[0]
@@ -117,6 +125,7 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
 RULES: Mapping[str, Rule] = {
     "native_dropout": _dropout,
     "nll_loss2d_forward": _nll_loss2d,
+    "im2col": _unfold,
     "max_pool2d_with_indices_backward avg_pool2d_backward": _gradient_and_input,
     "max_pool3d_with_indices_backward": _gradient_like_input,
     "upsample_bilinear2d_backward": _gradient_of_bilinear,

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -31,18 +32,23 @@ LIBRARY = "libcudnn.so.9"
 # compared, at 28 to 188 of them. Of 500 on 7.5, 82 are not.
 SAME_FOR_ALL_COUNTS = (8, 0)
 QUERIES_OF_PROCESS = 2000  # cuDNN 9.28 keeps 0.4 MB of each until its process ends
+# Once cuDNN has selected an engine for a pointwise convolution on 7.x, its process considers no TF32 on newer
+# GPUs either, and selects other engines for a quarter of their convolutions. In the other order all answers
+# are the same, as they are among either. So it was of 300 convolutions, with 9.8 to 9.28.
+TF32_SINCE = (8, 0)
 
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A library in a process of its own, with its answers so far."""
+    """A library in processes of its own, with its answers so far."""
 
     version: str
     _start: Callable[[], Worker]
-    _worker: Worker
+    _workers: dict[bool, Worker]  # for GPUs without TF32 and for those with it
     lacks: str = ""  # why its engines that are built on cuBLASLt are left out; "": they are not
     silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities that end its process
     _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
+    _asked: Counter[bool] = field(default_factory=Counter)  # of each process
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
         """Return the workspaces without `benchmark`; none where cuDNN does not answer."""
@@ -69,18 +75,27 @@ class Cudnn:
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
         if key not in self._answers:
-            if len(self._answers) % QUERIES_OF_PROCESS == QUERIES_OF_PROCESS - 1:
-                self._worker = self._start()
             answers: list[Any] = []
             if capability not in self.silent:
                 described = describe_for_cudnn(capability, multiprocessors)
-                try:
-                    answers = self._worker.request({**asdict(query), "every": every, "device": described})
-                except WorkerError:  # this query ends the library's process
-                    self.silent.add(capability)
-                    self._worker = self._start()
+                answers = self._request(capability, {**asdict(query), "every": every, "device": described})
             self._answers[key] = tuple(Engine(number, tuple(notes), size) for number, notes, size in answers)
         return self._answers[key]
+
+    def _request(self, capability: tuple[int, int], message: dict[str, Any]) -> list[Any]:
+        """Return the answer of a process; none where the query ends it, which silences the capability."""
+        has_tf32 = capability >= TF32_SINCE
+        if has_tf32 not in self._workers or self._asked[has_tf32] == QUERIES_OF_PROCESS:
+            self._workers[has_tf32] = self._start()
+            self._asked[has_tf32] = 0
+        self._asked[has_tf32] += 1
+        try:
+            answers: list[Any] = self._workers[has_tf32].request(message)
+        except WorkerError:
+            self.silent.add(capability)
+            del self._workers[has_tf32]
+            return []
+        return answers
 
 
 CublasLt = Callable[[Path], Path | str]  # from cuDNN's folder to a library, or the reason why there is none
@@ -118,7 +133,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, _process: int) -> Cudnn:
     version = format_cudnn_version(reply["version"]) or "of an unknown version"
     if reply["version"] < OLDEST:
         raise UsageError(f"--cudnn {where}: cuDNN {version} answers only where a GPU is; give 9.8 or newer")
-    return Cudnn(version, start, worker, lacks)
+    return Cudnn(version, start, {True: worker}, lacks)
 
 
 def _start(folder: Path, cublaslt: Path | None, gpu: str) -> Worker:

@@ -2,6 +2,7 @@
 `--cudnn FOLDER`, or one that a package brings.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -422,29 +423,38 @@ def test_a_cudnn_without_cublaslt_says_why(fake: FakeCudnn) -> None:
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn) -> None:
     """Others still do, from a new process, and the trace states what was not counted."""
     fresh = replace(library, silent=set(), _answers={})
-    fresh._worker._process.kill()
+    fresh._workers[True]._process.kill()
     assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.FORWARD)).engine is None
     assert fresh.silent == {AMPERE}
     assert fresh.workspaces((8, 9), 24, convolution_of(Direction.FORWARD)).engine is not None
     assert fresh.workspaces(AMPERE, 28, convolution_of(Direction.WEIGHT)).engine is None
-    library._worker = fresh._worker
     assert CudnnWorkspaces(fresh, benchmark=False).notes(AMPERE) == (
         f"cuDNN {library.version} does not answer for compute capability 8.6: no workspaces of convolutions "
         "are counted",
     )
 
 
+def test_a_gpu_without_tf32_does_not_decide_for_others(library: Cudnn) -> None:
+    """cuDNN selects engines without TF32 for 8.6 in a process that it selected some in for 7.5."""
+    query = convolution_of(Direction.FORWARD)
+    pointwise = replace(query, direction=Direction.WEIGHT, w=(128, 128, 1, 1), padding=(0, 0))
+    expected = replace(library, _workers={}, _answers={}).workspaces(AMPERE, 28, query)
+    assert expected.engine is not None and "tensor cores" in expected.engine.notes
+    fresh = replace(library, _workers={}, _answers={})
+    assert fresh.workspaces((7, 5), 40, pointwise).engine is not None
+    assert fresh.workspaces(AMPERE, 28, query) == expected
+
+
 def test_a_process_does_not_grow_without_end(library: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process answers after so many queries, since cuDNN keeps memory of each; the answers stay."""
     monkeypatch.setattr("planner.hardware.cudnn.client.QUERIES_OF_PROCESS", 2)
     queries = [convolution_of(direction) for direction in Direction]
-    fresh = replace(library, _answers={})
+    fresh = replace(library, _answers={}, _asked=Counter())
     processes, answers = [], []
     for query in queries:
         answers.append(fresh.workspaces(AMPERE, 28, query))
-        processes.append(fresh._worker)
-    assert processes[0] is library._worker
-    assert processes[1] is processes[2] is not processes[0]
+        processes.append(fresh._workers[True])
+    assert processes[0] is processes[1] is not processes[2]
     assert answers == [library.workspaces(AMPERE, 28, query) for query in queries]
 
 

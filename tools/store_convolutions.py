@@ -165,11 +165,11 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
     models = torchvision_classifiers() if options.models is None else options.models.read_text().split()
-    chosen = [kinds[name] for name in options.kind or kinds]
-    collected = collect(models, [RECIPES[kind] for kind in chosen]).seen
+    recipes = [RECIPES[kinds[name]] for name in options.kind or kinds]
+    collected = collect(models, recipes).seen
     named = [tuple(map(int, text.split("."))) for text in options.capability or ()]
     options.to.mkdir(exist_ok=True)
-    for dtype, last in chosen:
+    for dtype, last in RECIPES:  # some models change the layout, so that a recipe has several kinds
         of_kind = {key: one for (*kind, key), one in collected.items() if kind == [dtype, last]}
         for capability in named or CAPABILITIES:
             path = options.to / file_name(capability, dtype, last)

@@ -214,13 +214,13 @@ def value_at(curve: Curve, batch: int) -> int:
 def fit_curve(workspace_bytes: Callable[[int], int], batches: Sequence[int]) -> Curve:
     """Return a curve through the workspaces at batch sizes, with more of them where no line joins two.
 
-    A step is located to one part in 16 of its batch size.
+    A step is located to one part in 64 of its batch size.
     """
     known = {batch: workspace_bytes(batch) for batch in batches}
 
     def refine(low: int, high: int) -> None:
         middle = (low + high) // 2
-        if middle == low or (high - low) * 16 < high:
+        if middle == low or (high - low) * 64 < high:
             return
         known[middle] = workspace_bytes(middle)
         if not _is_near(_between(known, low, high, middle), known[middle]):

@@ -19,7 +19,7 @@ from planner.capture.cuda.names import Replacement
 Remark = Callable[[str], None]
 
 _WITHOUT_EFFECT = (
-    *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+    *("init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
     *("set_device", "set_rng_state", "set_rng_state_all", "set_stream", "set_sync_debug_mode", "synchronize"),
     *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
     *("reset_peak_memory_stats", "set_device_index", "set_device_idx"),
@@ -127,7 +127,13 @@ def _answers(
     def fraction(value: float, *_: Any, **__: Any) -> None:
         remark(f"sets {module}.set_per_process_memory_fraction({value}): use --allocator-cap-mib instead")
 
+    def empty_cache() -> None:
+        remark(
+            f"calls {module}.empty_cache, which is not followed: less memory may stay reserved than planned"
+        )
+
     return {
+        "empty_cache": empty_cache,
         **{name: _always(value) for name, value in _CONSTANTS.items()},
         **dict.fromkeys(_WITHOUT_EFFECT, _always(None)),
         **{name: of_memory(name, value) for name, value in _MEMORY.items()},

@@ -52,17 +52,22 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
-    after = before
-    for name, table in tables().items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        after, count = re.subn(pattern, lambda match: match[1] + table + match[2], after, flags=re.S)  # noqa: B023
-        if count != 1:
-            sys.exit(f"{PAGE.name}: expected the marks of {name} once, got {count}")
+    after = replace_tables(before, tables())
     if check:
         sys.exit(
             0 if after == before else f"{PAGE.name} is out of date; run python -m benchmarks.docs.notebook"
         )
     PAGE.write_text(after, encoding="utf-8")
+
+
+def replace_tables(text: str, tables: Mapping[str, str]) -> str:
+    """Return the page with each table between its marks."""
+    for name, table in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text, count = re.subn(pattern, lambda match: match[1] + table + match[2], text, flags=re.S)  # noqa: B023
+        if count != 1:
+            sys.exit(f"{PAGE.name}: expected the marks of {name} once, got {count}")
+    return text
 
 
 def tables() -> dict[str, str]:

@@ -1,7 +1,7 @@
 /* One algorithm for every request. torch takes its cuBLASLt workspace from its own allocator, whatever
  * stands here; cuDNN's engines that are built on cuBLASLt add what the heuristics name to the workspace of
  * their plans. We name the most that the caller allows, up to PLANNER_EMULATED_CUBLASLT_WORKSPACE; 0, the
- * default, is an assumption, and docs/emulator.md has what is known. */
+ * default, is an assumption, and docs/cudnn.md has what is known. */
 #define _GNU_SOURCE
 #include "core.h"
 #include <cublasLt.h>

@@ -426,6 +426,21 @@ def test_engines_that_are_built_on_cublaslt_answer_too(
     assert added > 0
 
 
+@pytest.mark.parametrize(
+    ("channels", "extent", "block_bytes"),
+    [(64, 56, 116_195_328), (256, 14, 47_185_920), (512, 7, 56_623_104)],
+)
+def test_cublaslt_takes_no_workspace_for_winograd(
+    library: Cudnn, channels: int, extent: int, block_bytes: int
+) -> None:
+    """The blocks that PyTorch took on a V100: kineto's trace in benchmarks/published/cudnn_workspaces.csv."""
+    if library.lacks:
+        pytest.skip(f"cuBLASLt has no stand-in: {library.lacks}")
+    x, w = (32, channels, extent, extent), (channels, channels, 3, 3)
+    query = Convolution(Direction.WEIGHT, "float32", x, w, x, False, (1, 1), (1, 1), (1, 1))
+    assert library.workspaces((7, 5), 40, query).workspace_bytes == block_bytes
+
+
 def test_a_cudnn_without_cublaslt_says_why(fake: FakeCudnn) -> None:
     """The answer names what is left out beside the version that was queried."""
     fake.lacks = "gcc is missing"

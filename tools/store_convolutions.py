@@ -35,6 +35,7 @@ from planner.hardware.cudnn.stored import (
     FOLDER,
     Curve,
     StoredFile,
+    StoredGpus,
     file_name,
     fit_curve,
     key_of,
@@ -50,7 +51,7 @@ RECIPES = {  # type of convolutions and whether they are in channels_last -> rec
     ("float32", True): {"memory_format": "channels_last"},
 }
 CAPABILITIES: tuple[Capability, ...] = ((8, 6), (8, 0), (8, 9), (9, 0), (7, 5), (12, 0), (10, 0))
-SM_COUNTS = {(7, 5): 40}  # a T4's: there alone answers depend on it
+SM_COUNTS = {(7, 5): (40, 68)}  # of a T4 and an RTX 2080 Ti: there alone answers depend on it
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 MOST_ELEMENTS = 2**35  # of the larger operand
 
@@ -127,15 +128,15 @@ def load_library(folder: Path) -> Library:
 
 
 def ask(
-    folder: Path, capability: Capability, convolutions: Mapping[str, Convolution], stored: StoredFile | None
+    folder: Path, gpus: StoredGpus, convolutions: Mapping[str, Convolution], stored: StoredFile | None
 ) -> StoredFile:
-    """Return the answers of the library in a folder for GPUs of a compute capability, beside those stored."""
+    """Return the answers of the library in a folder for such GPUs, beside those stored."""
     library = load_library(folder)
     version = str(format_cudnn_version(library.version))
     if stored is not None and stored.cudnn != version:
         raise SystemExit(f"{folder}: cuDNN {version}, but the stored answers are of {stored.cudnn}")
-    sm_count = SM_COUNTS.get(capability, Target.for_capability(capability).sm_count)
-    device = describe_for_cudnn(capability, sm_count)
+    sm_count = gpus.sm_count or Target.for_capability(gpus.capability).sm_count
+    device = describe_for_cudnn(gpus.capability, sm_count)
     curves: dict[Curve, int] = {}
     numbers: dict[str, int] = {}
     if stored is not None:
@@ -150,6 +151,12 @@ def ask(
         curve = fit_curve(partial(workspace_bytes, convolution), list(batches_of(convolution)))
         numbers[key] = curves.setdefault(curve, len(curves))
     return StoredFile(version, list(curves), dict(sorted(numbers.items())))
+
+
+def gpus_of(capabilities: Iterable[Capability]) -> Iterator[StoredGpus]:
+    """Yield the GPUs to ask for."""
+    for capability in capabilities:
+        yield from (StoredGpus(capability, count) for count in SM_COUNTS.get(capability, (None,)))
 
 
 def main() -> int:
@@ -171,8 +178,8 @@ def main() -> int:
     options.to.mkdir(exist_ok=True)
     for dtype, last in RECIPES:  # some models change the layout, so that a recipe has several kinds
         of_kind = {key: one for (*kind, key), one in collected.items() if kind == [dtype, last]}
-        for capability in named or CAPABILITIES:
-            path = options.to / file_name(capability, dtype, last)
+        for gpus in gpus_of(named or CAPABILITIES):
+            path = options.to / file_name(gpus, dtype, last)
             stored = read_stored(path) if path.is_file() else None
             missing = {
                 key: one for key, one in of_kind.items() if not stored or key not in stored.convolutions
@@ -182,7 +189,7 @@ def main() -> int:
             start = perf_counter()
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # cuDNN keeps memory of each query
                 folder = Path(options.cudnn).expanduser()
-                file = pool.submit(ask, folder, capability, missing, stored).result()
+                file = pool.submit(ask, folder, gpus, missing, stored).result()
             save(path, pack(msgspec.json.encode(file).decode()), "the answers")
             counts = f"{len(file.convolutions)} convolutions, {len(file.curves)} curves"
             size, seconds = path.stat().st_size, perf_counter() - start

@@ -44,12 +44,27 @@ class Scaled(NamedTuple):
     factor: float
 
 
+class StoredGpus(NamedTuple):
+    """GPUs that have a file of answers."""
+
+    capability: Capability
+    sm_count: int | None  # None: it decides nothing, as from 8.0 on
+
+    def __str__(self) -> str:
+        text = "compute capability {}.{}".format(*self.capability)
+        return text if self.sm_count is None else f"{text} with {self.sm_count} multiprocessors"
+
+    def answer_for(self, capability: Capability, sm_count: int) -> bool:
+        """Return whether the answers are those for such a GPU."""
+        return self.capability == capability and self.sm_count in (None, sm_count)
+
+
 @dataclass(frozen=True)
 class Answers:
     """The answers of a file."""
 
     cudnn: str
-    capability: Capability  # whose answers they are
+    gpus: StoredGpus  # whose answers they are
     curves: Sequence[Curve]
     convolutions: Mapping[str, int]
 
@@ -93,17 +108,17 @@ class StoredWorkspaces:
         self._unknown: set[str] = set()
         self._all: set[str] = set()
         self._version = ""
-        self._others: dict[Capability, Capability] = {}  # whose answers stand for others
+        self._others: dict[Capability, StoredGpus] = {}  # whose answers stand for others
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the stored workspace, or that of a similar convolution."""
         one = convolution  # by all but its batch size
         key = (
-            *(capability, one.dtype, one.channels_last, one.direction, one.x[1:], one.w),
+            *(capability, sm_count, one.dtype, one.channels_last, one.direction, one.x[1:], one.w),
             *(one.padding, one.stride, one.dilation),
         )
         if key not in self._found:
-            self._found[key] = self._find(capability, convolution)
+            self._found[key] = self._find(capability, sm_count, convolution)
         curve, factor = self._found[key]
         return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
 
@@ -111,7 +126,7 @@ class StoredWorkspaces:
         """Return which version's answers these are, and for how many convolutions there are others."""
         notes = [f"convolutions take the workspaces that cuDNN {self._version} requests, by stored answers"]
         if capability in self._others:
-            notes[0] += " for compute capability {}.{}".format(*self._others[capability])
+            notes[0] += f" for {self._others[capability]}"
         if self._similar:
             notes[0] += (
                 f"; {len(self._similar)} of {len(self._all)} are not among them and take those of similar "
@@ -127,16 +142,18 @@ class StoredWorkspaces:
             )
         return tuple(notes)
 
-    def _find(self, capability: Capability, convolution: Convolution) -> Scaled:
+    def _find(self, capability: Capability, sm_count: int, convolution: Convolution) -> Scaled:
         key = key_of(convolution)
-        answers = stored_answers(capability, convolution.dtype, channels_last=convolution.channels_last)
+        answers = stored_answers(
+            capability, sm_count, convolution.dtype, channels_last=convolution.channels_last
+        )
         self._all.add(key)
         if answers is None:
             self._unknown.add(key)
             return NOTHING
         self._version = answers.cudnn
-        if answers.capability != capability:
-            self._others[capability] = answers.capability
+        if not answers.gpus.answer_for(capability, sm_count):
+            self._others[capability] = answers.gpus
         curve = answers.find(key)
         if curve is not None:
             return Scaled(curve, 1)
@@ -149,27 +166,36 @@ NOTHING = Scaled(((1,), (0,)), 1)
 
 
 @cache
-def stored_capabilities(dtype: str = "float32", *, channels_last: bool = False) -> tuple[Capability, ...]:
-    """Return the compute capabilities that have stored answers for a type and layout, in order."""
-    end = file_name((0, 0), dtype, channels_last).partition("-")[2]
-    names = (path.name.partition("-")[0] for path in FOLDER.glob(f"*-{end}"))
-    return tuple(sorted((int(name.partition(".")[0]), int(name.partition(".")[2])) for name in names))
+def stored_gpus(dtype: str = "float32", *, channels_last: bool = False) -> tuple[StoredGpus, ...]:
+    """Return the GPUs that have stored answers for a type and layout, by their capability."""
+    end = _end_of_name(dtype, channels_last)
+    names = [path.name.removesuffix(end).split("-") for path in FOLDER.glob(f"*{end}")]
+    return tuple(sorted(StoredGpus(_capability(name), int(sms[0]) if sms else None) for name, *sms in names))
+
+
+def _capability(name: str) -> Capability:
+    major, _, minor = name.partition(".")
+    return int(major), int(minor)
 
 
 @cache
-def stored_answers(capability: Capability, dtype: str, *, channels_last: bool) -> Answers | None:
+def stored_answers(
+    capability: Capability, sm_count: int, dtype: str, *, channels_last: bool
+) -> Answers | None:
     """Return the answers for a type and layout on such GPUs, else on the nearest older ones that have any or
-    on the oldest; None where there are none.
+    on the oldest, with the nearest number of multiprocessors where that decides; None where there are none.
 
     Those for float16 stand for bfloat16, which cuDNN mostly answers alike.
     """
     kind = "float16" if dtype == "bfloat16" else dtype
-    stored = stored_capabilities(kind, channels_last=channels_last)
+    stored = stored_gpus(kind, channels_last=channels_last)
     if not stored:
         return None
-    nearest = max((one for one in stored if one <= capability), default=stored[0])
-    file = read_stored(FOLDER / file_name(nearest, kind, channels_last))
-    return Answers(file.cudnn, nearest, file.curves, file.convolutions)
+    nearest = max((one.capability for one in stored if one.capability <= capability), default=stored[0][0])
+    alike = [one for one in stored if one.capability == nearest]
+    gpus = min(alike, key=lambda one: abs((one.sm_count or sm_count) - sm_count))
+    file = read_stored(FOLDER / file_name(gpus, kind, channels_last))
+    return Answers(file.cudnn, gpus, file.curves, file.convolutions)
 
 
 def read_stored(path: Path) -> StoredFile:
@@ -177,10 +203,15 @@ def read_stored(path: Path) -> StoredFile:
     return msgspec.json.decode(read_packed(path, _LARGEST_FILE_BYTES), type=StoredFile)
 
 
-def file_name(capability: Capability, dtype: str, channels_last: bool) -> str:
+def file_name(gpus: StoredGpus, dtype: str, channels_last: bool) -> str:
     """Return the name of a file of answers."""
-    major, minor = capability
-    return f"{major}.{minor}-{dtype}-{'channels_last' if channels_last else 'contiguous'}.json.gz"
+    major, minor = gpus.capability
+    number = "" if gpus.sm_count is None else f"-{gpus.sm_count}"
+    return f"{major}.{minor}{number}{_end_of_name(dtype, channels_last)}"
+
+
+def _end_of_name(dtype: str, channels_last: bool) -> str:
+    return f"-{dtype}-{'channels_last' if channels_last else 'contiguous'}.json.gz"
 
 
 def key_of(convolution: Convolution) -> str:

@@ -11,12 +11,13 @@ from planner._support.gzip_text import pack
 from planner.hardware.cudnn import stored
 from planner.hardware.cudnn.stored import (
     StoredFile,
+    StoredGpus,
     StoredWorkspaces,
     file_name,
     fit_curve,
     key_of,
     stored_answers,
-    stored_capabilities,
+    stored_gpus,
     value_at,
 )
 from planner.hardware.cudnn.workspace_breakdown import Term, layer_workspaces
@@ -58,14 +59,14 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace the files that ship by one with one convolution, of 1 MiB a sample."""
     curve = ((1, 1024), (MIB, 1024 * MIB))
     file = StoredFile("9.99.0", [curve], {key_of(convolution(1)): 0})
-    path = tmp_path / file_name(AMPERE, "float32", channels_last=False)
+    path = tmp_path / file_name(StoredGpus(AMPERE, None), "float32", channels_last=False)
     path.write_bytes(pack(msgspec.json.encode(file).decode()))
     monkeypatch.setattr(stored, "FOLDER", tmp_path)
     stored_answers.cache_clear()
-    stored_capabilities.cache_clear()
+    stored_gpus.cache_clear()
     yield
     stored_answers.cache_clear()
-    stored_capabilities.cache_clear()
+    stored_gpus.cache_clear()
 
 
 @pytest.mark.usefixtures("answers")
@@ -100,6 +101,14 @@ def test_a_newer_gpu_takes_the_answers_of_the_nearest_older_one() -> None:
         assert query.notes(capability)[0].endswith("by stored answers for compute capability 8.6")
 
 
+def test_turing_takes_the_answers_of_the_nearest_number_of_multiprocessors() -> None:
+    """There alone it decides; a note names whose answers they are, unless they are the GPU's own."""
+    for sm_count, named in ((40, ""), (46, " for compute capability 7.5 with 40 multiprocessors"), (68, "")):
+        query = StoredWorkspaces(benchmark=False)
+        query((7, 5), sm_count, convolution(7))
+        assert query.notes((7, 5))[0].partition(";")[0].endswith(f"by stored answers{named}")
+
+
 @pytest.mark.usefixtures("answers")
 def test_a_type_without_stored_answers_is_named() -> None:
     """Nothing is counted for it, and nothing else is said."""
@@ -109,10 +118,10 @@ def test_a_type_without_stored_answers_is_named() -> None:
     assert query.notes(AMPERE) == ("no workspace is counted for 1 of 1 convolutions",)
 
 
-@pytest.mark.parametrize("capability", stored_capabilities(), ids=str)
-def test_files_that_ship(capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize("gpus", stored_gpus(), ids=str)
+def test_files_that_ship(gpus: StoredGpus) -> None:
     """A ResNet's layers have answers in float32, of a few copies of both operands at most."""
-    answers = stored_answers(capability, "float32", channels_last=False)
+    answers = stored_answers(gpus.capability, gpus.sm_count or 100, "float32", channels_last=False)
     assert answers is not None
     curve = answers.find(key_of(convolution(1)))
     assert curve is not None

@@ -42,6 +42,7 @@ class ReplayOptions(TypedDict, total=False):
     gpu_mib: int | None
     allocator_cap_mib: int | None  # what is left to torch's allocator
     alloc_conf: str | None
+    cudnn: str | None  # source of the workspaces of convolutions, as `Options` has it
     on_progress: OnProgress | None  # called with one short line for each thing that takes time
 
 
@@ -72,7 +73,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
     file = _read(source, options)
     alloc_conf = options.get("alloc_conf")
     config = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))
-    tracing = _Tracing(budget.device, options.get("on_progress") or ignore_progress)
+    tracing = _Tracing(budget.device, options.get("cudnn"), options.get("on_progress") or ignore_progress)
     start = perf_counter()
     log = run_process(file.process, tracing.trace, replace(budget.limits, config=config))
     spent = {"import": tracing.import_seconds, "trace": tracing.trace_seconds}
@@ -144,9 +145,10 @@ def _assumptions(
 class _Tracing:
     """Takes each trace once, and remembers what the answer must repeat."""
 
-    def __init__(self, device: Device, on_progress: OnProgress) -> None:
+    def __init__(self, device: Device, cudnn: str | None, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0
         self._device = device
+        self._cudnn = cudnn or ""
         self._on_progress = on_progress
         self._taken: dict[tuple[Job, int], Trace] = {}
 
@@ -154,7 +156,8 @@ class _Tracing:
         """Return the job's trace at this batch size."""
         if (job, batch) not in self._taken:
             start = perf_counter()
-            tracer = open_traces(job, self._device.target, self._on_progress, mode=CaptureMode.RUNS)
+            queried = replace(job, cudnn=self._cudnn)
+            tracer = open_traces(queried, self._device.target, self._on_progress, mode=CaptureMode.RUNS)
             opened = perf_counter()
             self._on_progress(f"tracing {job.model} at batch {batch}")
             self._taken[job, batch] = tracer(batch)

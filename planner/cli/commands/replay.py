@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from typer import Argument
 
 from planner.cli.options import (
+    JOB,
     AllocConf,
     AllowCode,
     Answer,
@@ -29,6 +30,7 @@ _SIMULATION = {
         int | None, option("N", "Memory left for the caching allocator, as when others use the GPU too.")
     ],
     "alloc_conf": AllocConf,
+    "cudnn": JOB["cudnn"],
 }
 
 

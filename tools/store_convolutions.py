@@ -42,7 +42,7 @@ from planner.hardware.cudnn.stored import (
     read_stored,
 )
 from planner.hardware.cudnn.worker import Library, engines
-from planner.program import Capability, Convolution, Target, Workspaces
+from planner.program import Capability, Convolution, ConvWorkspaceSource, Target, Workspaces
 
 RECIPES = {  # type of convolutions and whether they are in channels_last -> recipe that has them
     ("float32", False): {},
@@ -69,6 +69,10 @@ class Collector:
         key = convolution.dtype, convolution.channels_last, key_of(convolution)
         self.seen.setdefault(key, convolution)
         return Workspaces(0)
+
+    def source(self, capability: Capability) -> ConvWorkspaceSource:
+        """Return none."""
+        return ConvWorkspaceSource.NONE
 
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return none."""

@@ -45,7 +45,7 @@ from planner.errors import ModelError
 from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs import resolve_job
-from planner.program.convolution import Convolution, Direction, Workspaces
+from planner.program.convolution import Convolution, ConvWorkspaceSource, Direction, Workspaces
 from planner.program.kernel import OpKind
 from planner.program.target import Target
 
@@ -318,6 +318,10 @@ class Query:
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         return self.answer(capability, sm_count, convolution)
+
+    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+        """Return that a library answers."""
+        return ConvWorkspaceSource.LIBRARY
 
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return none."""

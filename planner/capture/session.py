@@ -37,7 +37,15 @@ from planner.capture.values.packed_lengths import full_lengths
 from planner.capture.values.reads import ReadPolicy, run_with_reads
 from planner.errors import BatchTooLargeError, PlannerError
 from planner.jobs import Job, Mode
-from planner.program import Category, ConvWorkspaceQuery, Phase, Target, Trace, torch_version_of
+from planner.program import (
+    Category,
+    ConvWorkspaceQuery,
+    Phase,
+    Target,
+    Trace,
+    has_convolutions,
+    torch_version_of,
+)
 
 
 def record(
@@ -67,6 +75,8 @@ def record(
     )
     session = _Session(job, target, path_of or capability, build, provenance, calls)
     trace = session.run(batch)
+    if conv_workspace_query is not None and has_convolutions(trace):
+        trace = replace(trace, conv_workspace_source=conv_workspace_query.source(capability))
     if not trace.growth_sources or provenance is not None:
         return trace
     # The lines behind growing memory take a second run, since finding them takes time.

@@ -7,7 +7,13 @@ from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.hardware.cudnn import Cudnn, PublishedWorkspaces, StoredWorkspaces
 from planner.jobs import INSTALLED, PUBLISHED, STORED, Job
-from planner.program import Convolution, ConvWorkspaceQuery, Workspaces, torch_version_of
+from planner.program import (
+    Convolution,
+    ConvWorkspaceQuery,
+    ConvWorkspaceSource,
+    Workspaces,
+    torch_version_of,
+)
 
 _ANSWERING_TORCH = (2, 8)  # comes with cuDNN 9.10; 2.7 with 9.5
 
@@ -64,6 +70,10 @@ class DefaultWorkspaces:
         """Return the workspaces of a call."""
         return self._source(capability, sm_count, convolution)
 
+    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+        """Return the source of the answers."""
+        return self._source.source(capability)
+
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return notes on the answers."""
         return self._source.notes(capability)
@@ -86,6 +96,12 @@ class CudnnWorkspaces:
         """Return the workspaces that the library requests."""
         answer = self.library.benchmarked if self.benchmark else self.library.workspaces
         return answer(capability, sm_count, convolution)
+
+    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+        """Return whether the library answers with all its engines."""
+        if capability in self.library.silent:
+            return ConvWorkspaceSource.PUBLISHED
+        return ConvWorkspaceSource.SIMILAR if self.library.lacks else ConvWorkspaceSource.LIBRARY
 
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
         """Return which library answers, and for what it does not."""

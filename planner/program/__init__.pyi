@@ -1,6 +1,7 @@
 from .bounds import LowerBound as LowerBound, live_bytes_bound as live_bytes_bound
 from .convolution import (
-    ConvWorkspace as ConvWorkspace, ConvWorkspaceQuery as ConvWorkspaceQuery, Convolution as Convolution,
+    ConvWorkspace as ConvWorkspace, ConvWorkspaceQuery as ConvWorkspaceQuery,
+    ConvWorkspaceSource as ConvWorkspaceSource, Convolution as Convolution,
     ConvolutionExpr as ConvolutionExpr, Direction as Direction, Engine as Engine, Workspaces as Workspaces,
 )
 from .cublas import (

@@ -14,6 +14,14 @@ class Direction(StrEnum):
     WEIGHT = "weight gradient"
 
 
+class ConvWorkspaceSource(StrEnum):
+    NONE = ""  # no convolution asked
+    LIBRARY = "library"  # a cuDNN with all its engines
+    STORED = "stored"  # answers of a cuDNN, stored for the very convolutions
+    SIMILAR = "similar"  # some stored for similar ones, or a cuDNN without some of its engines
+    PUBLISHED = "published"  # a term fitted to published runs, or nothing
+
+
 class Convolution(Struct, frozen=True):
     """One call; the forward pass of a transposed convolution is the data gradient of another."""
 
@@ -116,5 +124,8 @@ class ConvWorkspaceQuery(Protocol):
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the workspaces of a call on a GPU of so many SMs."""
 
+    def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
+        """Return the source of the answers so far for GPUs of a compute capability."""
+
     def notes(self, capability: tuple[int, int]) -> tuple[str, ...]:
-        """Return notes on the answers so far for GPUs of a compute capability."""
+        """Return notes on those answers."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from planner.program.convolution import ConvWorkspace
+from planner.program.convolution import ConvWorkspace, ConvWorkspaceSource
 
 # Parts of the notes of traces in which chance decides conditions, and in which it decides sizes.
 RANDOM_COURSE_NOTE = "random numbers on the CPU"
@@ -111,6 +111,7 @@ class Trace(Struct, frozen=True):
     provenance: tuple[TensorProvenance, ...] = ()  # of some blocks, by rising allocation; mostly none
     conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise, of workspaces of convolutions
     growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
+    conv_workspace_source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
 
     @property
     def has_random_sizes(self) -> bool:

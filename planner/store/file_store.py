@@ -27,6 +27,7 @@ from planner.program import (
 )
 from planner.store.codec import ProgramFile, load_programs
 from planner.store.layout import LARGEST_NUMBER
+from planner.store.source import name_source
 from planner.store.store import BROKEN
 
 _NEAREST = 16  # sample batch sizes below the one that is needed: two doublings, or all
@@ -59,7 +60,7 @@ class SavedJob:
         program, workspaces, notes = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         if self.convolutions is not None and workspaces.has_convolutions:
-            notes = (*self.convolutions.notes(target.capability), *notes)
+            trace = name_source(trace, self.convolutions, target.capability)
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:

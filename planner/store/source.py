@@ -44,10 +44,10 @@ class ProgramSource:
         """Return the trace at a batch size. Raises the errors of a capture."""
         program, workspaces = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
-        notes: tuple[str, ...] = ()
-        if self.convolutions is not None and has_convolutions(program):
-            notes = self.convolutions.notes(target.capability)
-        return replace(trace, notes=(*trace.notes, note_on_torch(program.torch), *notes))
+        trace = replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
+        if self.convolutions is None or not has_convolutions(program):
+            return trace
+        return name_source(trace, self.convolutions, target.capability)
 
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
         """Return the notes of the trace at a batch size, without those on answers for convolutions."""
@@ -168,3 +168,12 @@ def note_on_torch(torch: str) -> str:
     else:
         how = f"with PyTorch {installed if public_version(installed) == public_version(torch) else torch}"
     return f"traced {how}; other versions keep other tensors"
+
+
+def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, capability: Capability) -> Trace:
+    """Return a trace with the source of its convolutions' workspaces, and notes on it."""
+    return replace(
+        trace,
+        notes=(*trace.notes, *convolutions.notes(capability)),
+        conv_workspace_source=convolutions.source(capability),
+    )

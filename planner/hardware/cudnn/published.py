@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from planner.jobs import PUBLISHED
-from planner.program import Capability, Convolution, Direction, Workspaces
+from planner.program import Capability, Convolution, ConvWorkspaceSource, Direction, Workspaces
 
 MIB = 2**20
 
@@ -61,6 +61,10 @@ class PublishedWorkspaces:
         if term is None or not is_pointwise or not is_meant or convolution.channels_last:
             return Workspaces(0)
         return Workspaces(term.workspace_bytes(y[0], 4 * prod(w), prod(y[2:])))
+
+    def source(self, capability: Capability) -> ConvWorkspaceSource:
+        """Return that published runs answer."""
+        return ConvWorkspaceSource.PUBLISHED
 
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return what the term rests on."""

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from planner._support.gzip_text import read_packed
-from planner.program import Capability, Convolution, Direction, Workspaces
+from planner.program import Capability, Convolution, ConvWorkspaceSource, Direction, Workspaces
 
 FOLDER = Path(__file__).with_name("stored")
 _LARGEST_FILE_BYTES = 2**26
@@ -121,6 +121,13 @@ class StoredWorkspaces:
             self._found[key] = self._find(capability, sm_count, convolution)
         curve, factor = self._found[key]
         return Workspaces(round(value_at(curve, convolution.x[0]) * factor))
+
+    def source(self, capability: Capability) -> ConvWorkspaceSource:
+        """Return whether all answers are those of the very convolutions."""
+        if self._unknown:
+            return ConvWorkspaceSource.PUBLISHED
+        exact = not self._similar and not self._benchmark and capability not in self._others
+        return ConvWorkspaceSource.STORED if exact else ConvWorkspaceSource.SIMILAR
 
     def notes(self, capability: Capability) -> tuple[str, ...]:
         """Return which version's answers these are, and for how many convolutions there are others."""

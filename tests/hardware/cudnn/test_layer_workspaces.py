@@ -19,7 +19,14 @@ from planner.hardware.cudnn.workspace_breakdown import LayerWorkspace, Part, Ter
 from planner.jobs import Job, Loss, TensorSpec
 from planner.planning.epoch import with_last_batch
 from planner.planning.programs import CaptureMode, open_programs
-from planner.program.convolution import Convolution, ConvWorkspace, Direction, Engine, Workspaces
+from planner.program.convolution import (
+    Convolution,
+    ConvWorkspace,
+    ConvWorkspaceSource,
+    Direction,
+    Engine,
+    Workspaces,
+)
 from planner.program.events import Trace, validate
 from planner.program.fit import fit_traces
 from planner.program.source import ignore_progress
@@ -154,7 +161,7 @@ def test_an_epoch_has_those_of_both_batch_sizes(library: Copying) -> None:
 
 def test_a_file_keeps_them(library: Copying, tmp_path: Path) -> None:
     """Each workspace is whole; rows of blocks without an allocation are refused."""
-    trace, path = detailed(), tmp_path / "x.trace"
+    trace, path = replace(detailed(), conv_workspace_source=ConvWorkspaceSource.NONE), tmp_path / "x.trace"
     save_trace(trace, path, {})
     assert load_trace(path) == (trace, {})
     with pytest.raises(ValueError, match="blocks that are allocated"):

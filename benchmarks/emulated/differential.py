@@ -14,6 +14,7 @@ such as "stored", in place of the cuDNN of PYTHON.
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -70,16 +71,18 @@ def _compare(
     parting = find_parting(trace, recording_of(recorded, "emulated"))
     if parting is not None:
         causes = "; ".join(f"{cause} ({count})" for cause, count in parting.causes.items())
-        return _row(
+        row = _row(
             drawn, emulated, planned, parting.cause, start, parting.place, parting.what, causes, allocator
         )
+        return replace(row, convolutions=trace.conv_workspace_source.value)
     same = (emulated.allocated_bytes, emulated.reserved_bytes, emulated.oom) == (
         planned.allocated_bytes,
         planned.reserved_bytes,
         planned.oom,
     )
     cause = IDENTICAL if same else ALLOCATOR
-    return _row(drawn, emulated, planned, cause, start, allocator=allocator)
+    row = _row(drawn, emulated, planned, cause, start, allocator=allocator)
+    return replace(row, convolutions=trace.conv_workspace_source.value)
 
 
 def _row(

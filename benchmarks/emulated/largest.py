@@ -16,7 +16,7 @@ job's number, and the kind's share is none: an emulated run needs what it needs.
 
 Lives means that three steps end, with retries or without. Left out are jobs that fail for another reason
 than memory, runs of more than MAX_SECONDS, and plans of more than PLAN_SECONDS. Each finished job is a row;
-numbers that have one are skipped, unless --again names the beginning of their verdict. `largest_summary.py`
+numbers that have one are skipped, unless --again names the beginning of their verdict. `exactness.py`
 writes the table.
 """
 

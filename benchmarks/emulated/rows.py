@@ -42,6 +42,12 @@ class Row:
     allocator: str  # where the simulator leaves the recorded history; "" where it follows to the end
     failure: str
     seconds: float
+    convolutions: str = ""  # the source of their workspaces on the static side; "" without any, or if unknown
+
+    @property
+    def ran_on_both_sides(self) -> bool:
+        """True if both sides have peaks."""
+        return not self.failure
 
     @property
     def allocated_is_same(self) -> bool:
@@ -102,7 +108,8 @@ def _row(line: dict[str, str], kind: type[AnyRow]) -> AnyRow:
     values: dict[str, Any] = {}
     for field in fields(kind):
         name = field.type if isinstance(field.type, str) else field.type.__name__
-        values[field.name] = read[name](line[field.name])
+        if field.name in line:  # an older table has fewer columns
+            values[field.name] = read[name](line[field.name])
     return kind(**values)
 
 

@@ -1,0 +1,94 @@
+"""Compare what replays need by stored answers with what they need by the library whose answers these are.
+
+    python -m benchmarks.emulated.answers --cudnn FOLDER [--jobs 0-79] [--to FILE.csv]
+
+The jobs are the CNNs of `differential.py --cnns`; those with odd numbers are trained on images of another
+size than their own, whose convolutions are not among the stored ones. A need is the least memory in which a
+replay does not fail, to a MiB. Both are computed; docs/exactness.md has the library's beside emulated runs.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.emulated.differential import SEED, numbers_of
+from benchmarks.emulated.jobs import DrawnJob, draw_cnn
+from benchmarks.emulated.rows import add_row, read_rows
+from planner.allocator.config import MemoryLimits, config_of_torch
+from planner.allocator.replay import replay_trace
+from planner.api.request import make_job
+from planner.errors import PlannerError
+from planner.hardware.database import find_device
+from planner.hardware.device import MIB
+from planner.jobs import STORED
+from planner.planning.programs import open_programs
+from planner.program import ignore_progress
+from planner.program.bounds import live_bytes_bound
+from planner.program.events import Outcome, Trace
+
+ANSWERS = Path(__file__).with_name("answers.csv")
+OTHER_SIZE = "3x192x192"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersRow:
+    """One job by both sources, in MiB."""
+
+    number: int
+    model: str
+    batch: int
+    gpu: str
+    options: str
+    convolutions: str  # the source of the stored answers: of the very convolutions, or some of similar ones
+    library_mib: int
+    stored_mib: int
+
+
+def needed_mib(trace: Trace, batch: int, torch: str) -> int:
+    """Return the least memory in which the replay does not fail."""
+    config = config_of_torch(torch)
+    low = int(live_bytes_bound(trace.events)(batch)) // MIB
+    high = -(-replay_trace(trace, MemoryLimits(config=config)).peak_reserved_bytes // MIB)
+    while high - low > 1:
+        middle = (low + high) // 2
+        limits = MemoryLimits(capacity_bytes=middle * MIB, config=config)
+        fails = replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT
+        low, high = (middle, high) if fails else (low, middle)
+    return high
+
+
+def compare_job(drawn: DrawnJob, cudnn: str) -> AnswersRow:
+    """Plan one job by both sources."""
+    options = {**drawn.options, **({"input": OTHER_SIZE} if drawn.number % 2 else {})}
+    target, needs, source = find_device(drawn.gpu).target, [], ""
+    for answers in (cudnn, STORED):
+        job, _, _ = make_job(drawn.model, {**options, "cudnn": answers})  # type: ignore[typeddict-item]
+        trace = open_programs(job, ignore_progress).trace(drawn.batch, target)
+        needs.append(needed_mib(trace, drawn.batch, job.torch))
+        source = trace.conv_workspace_source.value
+    words = DrawnJob(drawn.number, drawn.model, drawn.batch, drawn.gpu, options).words
+    return AnswersRow(drawn.number, drawn.model, drawn.batch, drawn.gpu, words, source, *needs)
+
+
+def main() -> None:
+    """Plan the jobs without a row."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--cudnn", required=True, help="the folder of the library")
+    parser.add_argument("--jobs", default="0-79", metavar="FIRST-LAST", help="numbers of jobs")
+    parser.add_argument("--to", type=Path, default=ANSWERS, metavar="FILE")
+    options = parser.parse_args()
+    for number in numbers_of(options.jobs):
+        if number in {row.number for row in read_rows(options.to, AnswersRow)}:
+            continue
+        try:
+            row = compare_job(draw_cnn(SEED, number), options.cudnn)
+        except PlannerError as error:  # such as a size that a model does not take
+            print(f"{number}: {error}", flush=True)
+            continue
+        add_row(options.to, row)
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,9 @@
 """Fit planner/hardware/residuals.json to the rows of accuracy.csv: a distribution for each kind of runs.
 
 A run dies if it needs more than its allocator has. (What it needs) / (what its replay needs) is taken as
-normal; its two parameters are those that the published outcomes of the kind make likely.
+normal; its two parameters are those that the published outcomes of the kind make likely. Of runs of fixed
+sizes they are those of a few peaks, whose loop and version are known; of the doubts about stored answers for
+convolutions, those of benchmarks/emulated/answers.csv.
 """
 
 import json
@@ -10,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from msgspec import to_builtins
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 from benchmarks.accuracy.rows import DIES, Row
-from benchmarks.accuracy.rows_points import BERT, T4, VIT_L
+from benchmarks.accuracy.rows_points import T4
 from benchmarks.accuracy.rows_published import CAPS, CNNS, TIMM, TRANSFORMERS
-from planner.hardware.residuals import RESIDUALS_FILE, KindSettings, RunKind, Spread
+from benchmarks.emulated.answers import ANSWERS, AnswersRow
+from benchmarks.emulated.rows import read_rows as read_emulated
+from planner.hardware.residuals import RESIDUALS_FILE, Doubt, KindSettings, RunKind, Spread
 
 # Evenly counted at first: means from -6 to 6 %, deviations by their logarithm from 0.2 to 10 %.
 MEANS = np.linspace(-0.06, 0.06, 121)
@@ -27,10 +31,15 @@ ABOUT = (
     "Written by benchmarks/accuracy from benchmarks/accuracy/accuracy.csv: published runs without any "
     "calibration. "
     "verdicts: normal distribution of (memory needed) / (memory that the replay needs), less 1, as likely as "
-    "the outcomes make it. peak_ratios: process peaks on an empty card over replayed peak reserved, model "
-    "and optimizer on both sides. between: standard deviation between the means of kinds and GPUs."
+    "the outcomes make it, and of fixed sizes the peaks. peak_ratios: process peaks on an empty card over "
+    "replayed peak reserved, model and optimizer on both sides. doubts: deviations that are added: setting, "
+    "between the means of kinds and GPUs; stored and similar, by benchmarks/emulated/answers.csv."
 )
-BOTH_FORMATS = ("contiguous", "channels_last")
+RESTS_ON = {
+    Doubt.STORED: "needs of float32 CNNs by stored answers beside those by the library, both computed",
+    Doubt.SIMILAR: "the same on images of another size, where some answers are of similar convolutions",
+}
+FEW_PEAKS_CONFIDENCE = 0.99  # at which a normal distribution stands for Student's
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +47,18 @@ class Group:
     """The sources of a kind's rows, and the settings of their training."""
 
     runs: str
-    settings: KindSettings
+    settings: KindSettings | None = None  # None: they leave no trace in the differences
     outcomes: tuple[str, ...] = ()  # sources of outcomes
     peaks: tuple[str, ...] = ()  # sources of peaks
+    judged: tuple[str, ...] = ()  # sources of outcomes that no parameter is fitted to
 
 
 GROUPS: Mapping[RunKind, Group] = {
+    RunKind.FIXED: Group(
+        "transformers and a CNN on a T4 (torch 2.11, mixed precision, batches of fixed sizes)",
+        peaks=(T4,),
+        judged=(TIMM,),
+    ),
     RunKind.CONVOLUTIONS: Group(
         "CNNs in float32 without cudnn.benchmark (xMem, torch 2.6, RTX 3060 and 4060)",
         KindSettings(("fp32",), (False,), ("contiguous",), ((8, 6), (8, 9))),
@@ -60,43 +75,34 @@ GROUPS: Mapping[RunKind, Group] = {
         KindSettings(("amp-fp16",), (True,), ("channels_last",), ((8, 6),)),
         (TIMM,),
     ),
-    RunKind.ATTENTION: Group(
-        "attention over images and equal texts, mostly in mixed precision (timm, torch 1.12, RTX 3090; peaks "
-        "on A100, V100 and T4)",
-        KindSettings(
-            ("fp32", "amp-fp16", "amp-bf16", "bf16"),
-            (False, True),
-            BOTH_FORMATS,
-            ((7, 0), (7, 5), (8, 0), (8, 6)),
-        ),
-        (TIMM,),
-        (VIT_L, BERT, T4),
-    ),
     RunKind.TEXTS: Group(
         "transformers in float32 on texts padded to the longest of a batch (xMem, torch 2.6, RTX 3060 and "
         "4060)",
-        KindSettings(("fp32",), (False, True), BOTH_FORMATS, ((8, 6), (8, 9))),
-        (CAPS,),
-        (TRANSFORMERS,),
+        outcomes=(CAPS,),
+        peaks=(TRANSFORMERS,),
     ),
     RunKind.LARGE: Group(
         "models of billions of parameters in float32 (A100 40GB), of which only median and 95th percentile "
         "of the error are known",
-        KindSettings(("fp32",), (False, True), BOTH_FORMATS, ((8, 0),)),
     ),
 }
 
 
 def outcomes_of(rows: Iterable[Row], kind: RunKind) -> list[Row]:
-    """Return the outcomes of a kind."""
-    group = GROUPS[kind]
+    """Return the outcomes that a kind is fitted to."""
+    return _outcomes_from(rows, kind, GROUPS[kind].outcomes)
+
+
+def judged_outcomes_of(rows: Iterable[Row], kind: RunKind) -> list[Row]:
+    """Return the outcomes that judge a kind and that no parameter is fitted to."""
+    return _outcomes_from(rows, kind, GROUPS[kind].judged)
+
+
+def _outcomes_from(rows: Iterable[Row], kind: RunKind, sources: Sequence[str]) -> list[Row]:
     return [
         row
         for row in rows
-        if row.kind == kind.value
-        and row.source in group.outcomes
-        and row.needed_mib
-        and row.family != OTHER_MODEL
+        if row.kind == kind.value and row.source in sources and row.needed_mib and row.family != OTHER_MODEL
     ]
 
 
@@ -128,10 +134,26 @@ def fit_spread(rows: Sequence[Row]) -> Spread:
 
 def kind_spread(rows: Sequence[Row], kind: RunKind) -> Spread:
     """Return the distribution of a kind; of the large models, the wider of those that two quantiles give."""
+    if kind is RunKind.FIXED:
+        return spread_of_peaks([peak_ratio(row) for row in peak_rows(rows, kind)])
     if kind is RunKind.LARGE:
         scale = max(LARGE_MEDIAN / norm.ppf(0.75), LARGE_95 / norm.ppf(0.975))
         return Spread(0, 0.0, round(float(scale), 5))
     return fit_spread(outcomes_of(rows, kind))
+
+
+def spread_of_peaks(ratios: Sequence[float]) -> Spread:
+    """Return the distribution about 1 that a few peaks predict for the next: Student's, as a normal one."""
+    factor = t.ppf(FEW_PEAKS_CONFIDENCE, len(ratios)) / norm.ppf(FEW_PEAKS_CONFIDENCE)
+    scale = np.sqrt(np.mean(np.square(np.array(ratios) - 1))) * factor
+    return Spread(0, 0.0, round(float(scale), 5))
+
+
+def spread_of_answers(doubt: Doubt) -> float:
+    """Return the root mean square difference of needs by the library from those by such stored answers."""
+    rows = [row for row in read_emulated(ANSWERS, AnswersRow) if row.convolutions == doubt.value]
+    ratios = [row.library_mib / row.stored_mib - 1 for row in rows]
+    return float(np.sqrt(np.mean(np.square(ratios))))
 
 
 def peak_ratio(row: Row) -> float:
@@ -141,9 +163,9 @@ def peak_ratio(row: Row) -> float:
 
 
 def peak_rows(rows: Iterable[Row], kind: RunKind) -> list[Row]:
-    """Return the peaks of processes, or of reserved memory, of a kind."""
-    sources = GROUPS[kind].peaks
-    return [row for row in rows if row.source in sources and row.kind == kind.value and row.layer in "CD"]
+    """Return the peaks of a kind: of reserved memory, and of processes where that is not known."""
+    of_kind = [row for row in rows if row.source in GROUPS[kind].peaks and row.kind == kind.value]
+    return [row for row in of_kind if row.layer == "C"] or [row for row in of_kind if row.layer == "D"]
 
 
 def peak_ratios(rows: Iterable[Row], kind: RunKind, without: str = "") -> list[float]:
@@ -163,7 +185,7 @@ def means(rows: Sequence[Row], without: RunKind | None = None) -> list[float]:
         outcomes = [] if kind is without else outcomes_of(rows, kind)
         for gpu in sorted({row.gpu for row in outcomes}):
             values.append(fit_spread([row for row in outcomes if row.gpu == gpu]).location)
-        peaks = peak_rows(rows, kind) if kind is RunKind.ATTENTION and kind is not without else []
+        peaks = peak_rows(rows, kind) if kind is RunKind.FIXED and kind is not without else []
         for gpu in sorted({row.gpu for row in peaks}):
             values.append(float(np.mean([peak_ratio(row) for row in peaks if row.gpu == gpu])) - 1)
     return values
@@ -181,6 +203,21 @@ def write_residuals(rows: Sequence[Row]) -> None:
             "verdicts": to_builtins(spread),
             "peak_ratios": [round(ratio, 4) for ratio in ratios],
         }
-    between = round(float(np.std(means(rows), ddof=1)), 5)
-    text = json.dumps({"about": ABOUT, "between": between, "kinds": kinds}, indent=1)
-    RESIDUALS_FILE.write_text(text + "\n", encoding="utf-8")
+    doubts = {
+        Doubt.SETTING: (between_kinds(rows), "the means of these kinds of runs on each GPU"),
+        **{doubt: (spread_of_answers(doubt), RESTS_ON[doubt]) for doubt in RESTS_ON},
+    }
+    content = {
+        "about": ABOUT,
+        "doubts": {
+            doubt.value: {"scale": round(scale, 5), "rests_on": rests_on}
+            for doubt, (scale, rests_on) in doubts.items()
+        },
+        "kinds": kinds,
+    }
+    RESIDUALS_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def between_kinds(rows: Sequence[Row], without: RunKind | None = None) -> float:
+    """Return the deviation between the means of kinds on each GPU."""
+    return float(np.std(means(rows, without), ddof=1))

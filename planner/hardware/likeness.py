@@ -1,28 +1,36 @@
 """Similarity of a job to published runs, which decides how sure an answer may be.
 
-A job of a published kind has that kind's distribution. Each setting in which it differs from all runs of the
-kind widens the distribution by the deviation between kinds. Where a job has something that no published run
-has, no probability is given, and its margins are the widest of all kinds.
+Where sizes are fixed and a cuDNN answers for the convolutions, the replay is that of an emulated run, and
+what is left is the difference of a real GPU from that. Where something else is open (workspaces by a fitted
+term, `cudnn.benchmark`, lengths of texts), the distribution is that of published runs of this kind. Each
+doubt beyond the kind's widens it. Where a job has something that neither emulated nor published runs show,
+no probability is given, and its margins are the widest of all kinds.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from math import hypot, sqrt
+from math import hypot
 from statistics import NormalDist
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.hardware.residuals import Residuals, RunKind, Spread, load_residuals, quantile
-from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
-from planner.program import Alloc, Category, Trace
+from planner.hardware.residuals import (
+    Doubt,
+    KindSettings,
+    Residuals,
+    RunKind,
+    Spread,
+    load_residuals,
+    quantile,
+)
+from planner.jobs import INSTALLED, STORED, Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
+from planner.program import NEWEST_TORCH, Alloc, Category, ConvWorkspaceSource, Trace, torch_version_of
 
 FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces of cuDNN matter little
 LARGE_PARAMETERS = 10**9
 FEW_PEAKS = 30  # below, a quantile of them alone promises too much
 CONVOLUTION = "aten.convolution.default"
-_FUSED_ATTENTION = "scaled_dot_product"
-_UNFUSED_ATTENTION = ("aten._softmax.default", "aten.bmm.default")
 _RECURRENT = ("_rnn", "lstm", "gru")
 _DETECTION = ("nms", "roi_align")
 # Inputs that tokenizers and feature extractors make, padded to the longest sample of a batch.
@@ -30,14 +38,29 @@ _PADDED = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids",
 _HALF = (Precision.FP16, Precision.BF16)
 
 
+class Departure(Struct, frozen=True):
+    """What no run of a kind has."""
+
+    what: str  # the end of a sentence
+    doubt: Doubt = Doubt.SETTING
+
+
 class Likeness(Struct, frozen=True):
     """The published runs that a job is like."""
 
-    kind: RunKind = RunKind.CONVOLUTIONS
+    kind: RunKind = RunKind.FIXED
     lengths: Lengths = Lengths.FIXED
     padded: str = ""  # the input that shows varying lengths; "" where the user gives them, or none does
-    departures: tuple[str, ...] = ()  # what no run of the kind has; each widens
-    unlike: tuple[str, ...] = ()  # what no published run has; no probability is given
+    departures: tuple[Departure, ...] = ()  # each widens
+    unlike: tuple[str, ...] = ()  # what no run shows; no probability is given
+
+
+class MarginPart(Struct, frozen=True):
+    """A part of the deviation of what a job needs, as a share of what its replay needs."""
+
+    what: str
+    scale: float
+    rests_on: str  # which runs show it
 
 
 class Margins(Struct, frozen=True):
@@ -46,6 +69,7 @@ class Margins(Struct, frozen=True):
     verdicts: Spread
     residuals: Residuals
     widening: float  # the deviation that departures add
+    parts: tuple[MarginPart, ...]  # whose deviations make up that of the verdicts, in quadrature
 
     def peak_ratio(self, confidence: float) -> float:
         """Return the ratio that a share `confidence` of process peaks stays within, at least 1."""
@@ -62,12 +86,20 @@ def margins_of(likeness: Likeness) -> Margins:
     published = load_residuals()
     own = published.kinds[likeness.kind]
     spread = published.widest if likeness.unlike else own.verdicts
-    widening = published.between * sqrt(len(likeness.departures) + bool(likeness.unlike))
+    parts = tuple(
+        MarginPart(what, published.doubts[doubt].scale, published.doubts[doubt].rests_on)
+        for what, doubt in (
+            *((departure.what, departure.doubt) for departure in likeness.departures),
+            *((what, Doubt.SETTING) for what in likeness.unlike[:1]),
+        )
+    )
+    widening = hypot(*(part.scale for part in parts))
+    parts = (MarginPart(likeness.kind.value, spread.scale, own.runs), *parts)
     if likeness.unlike:
         own = replace(own, peak_ratios=())
     elif likeness.kind in (RunKind.BENCHMARK, RunKind.BENCHMARK_LAST):
         own = replace(own, peak_ratios=published.kinds[RunKind.CONVOLUTIONS].peak_ratios)
-    return Margins(replace(spread, scale=hypot(spread.scale, widening)), own, widening)
+    return Margins(replace(spread, scale=hypot(spread.scale, widening)), own, widening, parts)
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
@@ -76,23 +108,22 @@ def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness
     lengths, padded = lengths_of(job, trace)
     kind = kind_of(job, trace)
     departures = tuple(_departures(job, trace, sites, kind, lengths, capability))
-    return Likeness(kind, lengths, padded, departures, tuple(_unlike(job, trace, sites, kind)))
+    return Likeness(kind, lengths, padded, departures, tuple(_unlike(job, trace, sites)))
 
 
 def kind_of(job: Job, trace: Trace) -> RunKind:
     """Return the kind of published runs that is nearest to a job."""
     sites = Counter(site.op for site in trace.sites)
-    is_plain = job.precision is Precision.FP32 and not job.cudnn_benchmark
     if sites[CONVOLUTION] > FEW_CONVOLUTIONS:
-        if is_plain:
+        is_fitted = trace.conv_workspace_source is ConvWorkspaceSource.PUBLISHED
+        if is_fitted and job.precision is Precision.FP32 and not job.cudnn_benchmark:
             return RunKind.CONVOLUTIONS
-        is_last = job.memory_format is MemoryFormat.CHANNELS_LAST
-        return RunKind.BENCHMARK_LAST if is_last else RunKind.BENCHMARK
+        if is_fitted or job.cudnn_benchmark:
+            is_last = job.memory_format is MemoryFormat.CHANNELS_LAST
+            return RunKind.BENCHMARK_LAST if is_last else RunKind.BENCHMARK
     if _is_large(job, trace):
         return RunKind.LARGE
-    if lengths_of(job, trace)[0] is Lengths.VARYING:
-        return RunKind.TEXTS
-    return RunKind.CONVOLUTIONS if is_plain and not _attends(sites) else RunKind.ATTENTION
+    return RunKind.TEXTS if lengths_of(job, trace)[0] is Lengths.VARYING else RunKind.FIXED
 
 
 def kind_without_trace(job: Job) -> RunKind:
@@ -131,22 +162,8 @@ def _is_large(job: Job, trace: Trace) -> bool:
     return sum(event.size_bytes for event in owned) >= LARGE_PARAMETERS * element
 
 
-def _attends(sites: Counter[str]) -> bool:
-    return any(_FUSED_ATTENTION in op for op in sites) or all(sites[op] for op in _UNFUSED_ATTENTION)
-
-
-def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: RunKind) -> Iterator[str]:
-    """Yield the job's features that no published run has, as ends of a sentence."""
-    ranks = {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
-    many = sites[CONVOLUTION] > FEW_CONVOLUTIONS
-    if sites[CONVOLUTION] and 4 in ranks:
-        yield "has three-dimensional convolutions"
-    if many and ranks and max(ranks) < 3:
-        yield "has convolutions over sequences"
-    if many and _attends(sites) and kind is RunKind.CONVOLUTIONS:
-        yield "has both attention and many convolutions in these settings"
-    if any(word in op for op in sites for word in _RECURRENT):
-        yield "has recurrent layers"
+def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
+    """Yield the job's features that no run shows, as ends of a sentence."""
     if any(word in op for op in sites for word in _DETECTION) or trace.has_random_sizes:
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.mode is Mode.GENERATE:
@@ -157,9 +174,24 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str], kind: RunKind) -> Itera
 
 def _departures(
     job: Job, trace: Trace, sites: Counter[str], kind: RunKind, lengths: Lengths, capability: tuple[int, int]
-) -> Iterator[str]:
-    """Yield the job's features that no run of the kind has, as ends of a sentence."""
+) -> Iterator[Departure]:
+    """Yield the job's features that no run of the kind has."""
     settings = load_residuals().kinds[kind].settings
+    if settings is not None:
+        yield from map(Departure, _other_settings(job, sites, settings, capability))
+    elif sites[CONVOLUTION] > FEW_CONVOLUTIONS:
+        yield from _of_answers(job, trace)
+    yield from map(Departure, _unmeasured(job, sites))
+    if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
+        yield Departure("with samples of varying lengths")
+    if any("convolution" not in op for op in trace.unknown_ops):
+        yield Departure("with operators whose scratch memory is not known")
+
+
+def _other_settings(
+    job: Job, sites: Counter[str], settings: KindSettings, capability: tuple[int, int]
+) -> Iterator[str]:
+    """Yield the settings that no run of a kind has."""
     if job.precision.value not in settings.precisions:
         yield f"in {job.precision.value}"
     if sites[CONVOLUTION] and job.cudnn_benchmark not in settings.cudnn_benchmark:
@@ -168,9 +200,28 @@ def _departures(
         yield f"in {job.memory_format.value}"
     if capability not in settings.capabilities:
         yield f"on compute capability {capability[0]}.{capability[1]}"
+
+
+def _of_answers(job: Job, trace: Trace) -> Iterator[Departure]:
+    """Yield the doubt about a cuDNN's answers for convolutions."""
+    source = trace.conv_workspace_source
+    if source is ConvWorkspaceSource.STORED:
+        yield Departure("with stored answers for convolutions", Doubt.STORED)
+    if source is ConvWorkspaceSource.SIMILAR:
+        yield Departure("with stored answers for similar convolutions", Doubt.SIMILAR)
+    is_named = job.cudnn not in ("", INSTALLED, STORED)
+    if not is_named and torch_version_of(job.torch) < NEWEST_TORCH:
+        yield Departure(f"with torch {job.torch}, whose cuDNN is another")
+
+
+def _unmeasured(job: Job, sites: Counter[str]) -> Iterator[str]:
+    """Yield what no measured run has."""
+    ranks = {len(spec.shape) for spec in job.inputs if not _is_integer(spec)}
+    if sites[CONVOLUTION] and 4 in ranks:
+        yield "with three-dimensional convolutions"
+    if sites[CONVOLUTION] > FEW_CONVOLUTIONS and ranks and max(ranks) < 3:
+        yield "with convolutions over sequences"
+    if any(word in op for op in sites for word in _RECURRENT):
+        yield "with recurrent layers"
     if job.mode in (Mode.INFER, Mode.FORWARD):
         yield "without a backward pass"
-    if lengths is Lengths.VARYING and kind not in (RunKind.TEXTS, RunKind.LARGE):
-        yield "with samples of varying lengths"
-    if any("convolution" not in op for op in trace.unknown_ops):
-        yield "with operators whose scratch memory is not known"

@@ -1,4 +1,4 @@
-"""The probability that a batch runs out of memory on a GPU, from the residuals of published runs."""
+"""The probability that a batch runs out of memory, by the margins of the runs that the job is like."""
 
 from math import hypot
 from statistics import NormalDist
@@ -18,7 +18,7 @@ TOLERANCE = 0.1  # of the smaller of a probability and its complement
 def estimate_oom_probability(budget: Budget, trace: Trace, run: Replay) -> float | None:
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
-    None where nothing bounds it, or where no published run is like the job and no calibration answers. `run`
+    None where nothing bounds it, or where no run is like the job and no calibration answers. `run`
     is one that did not fail, in limits of the budget's configuration. The batch's least need lies between the
     bytes of its tensors and its peak reserved; replays between them narrow it as closely as matters. The
     answer is never below the truth of the model.

@@ -1,7 +1,8 @@
-"""Differences between published runs and the planner's answers: the source of its margins and probabilities.
+"""Differences between runs and the planner's answers: the source of its margins and probabilities.
 
-`residuals.json` is written by `benchmarks/accuracy` from the rows of its `accuracy.csv`; nobody edits it. It
-is read where a budget is made, without torch or NumPy.
+`residuals.json` is written by `benchmarks/accuracy` from the rows of its `accuracy.csv` (runs that others
+measured) and of `benchmarks/emulated/answers.csv` (computed ones); nobody edits it. It is read where a
+budget is made, without torch or NumPy.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,20 @@ RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 class RunKind(StrEnum):
     """Published runs that have their own distribution."""
 
-    CONVOLUTIONS = "convolutions"  # images in float32, cudnn.benchmark off
+    FIXED = "fixed sizes"  # nothing but the tensors, what a cuDNN requests and the allocator
+    CONVOLUTIONS = "convolutions"  # by a fitted term, in float32, cudnn.benchmark off
     BENCHMARK = "convolutions, cudnn.benchmark"  # in mixed precision, contiguous
     BENCHMARK_LAST = "convolutions, cudnn.benchmark, channels_last"  # in mixed precision
-    ATTENTION = "attention, fixed lengths"
     TEXTS = "texts of varying lengths"
     LARGE = "billions of parameters"
+
+
+class Doubt(StrEnum):
+    """Doubts that a job may add to those of its kind."""
+
+    SETTING = "setting"  # a setting that no run of the kind has
+    STORED = "stored"  # stored answers for the convolutions
+    SIMILAR = "similar"  # stored answers for similar convolutions
 
 
 class Spread(Struct, frozen=True):
@@ -51,7 +60,7 @@ class Residuals(Struct, frozen=True):
 
     runs: str  # which runs these are, for people
     peaks: int  # of processes
-    settings: KindSettings
+    settings: KindSettings | None  # None: any setting is like them
     verdicts: Spread
     peak_ratios: tuple[float, ...]  # rising: process peak on an empty GPU over replayed peak reserved
 
@@ -60,15 +69,22 @@ class Residuals(Struct, frozen=True):
             raise ValueError("no distribution")
 
 
+class DoubtSpread(Struct, frozen=True):
+    """The deviation that a doubt adds, as a share of what a replay needs."""
+
+    scale: Annotated[float, Meta(ge=0)]
+    rests_on: str  # for people
+
+
 class Published(Struct, frozen=True):
     """The residuals of all kinds."""
 
     kinds: dict[RunKind, Residuals]
-    between: Annotated[float, Meta(ge=0)]  # standard deviation between the means of kinds and GPUs
+    doubts: dict[Doubt, DoubtSpread]
 
     @property
     def widest(self) -> Spread:
-        """Return a spread as wide as any kind's, for jobs that no published run is like."""
+        """Return a spread as wide as any kind's, for jobs that no run is like."""
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))
@@ -92,8 +108,8 @@ def load_residuals(path: Path = RESIDUALS_FILE) -> Published:
     """Return the residuals of all kinds. Raises DataFileError for a file that does not hold them."""
     try:
         published = decode_json(path.read_bytes(), Published)
-        if published.kinds.keys() != set(RunKind):
-            raise ValueError("a kind is missing")
+        if published.kinds.keys() != set(RunKind) or published.doubts.keys() != set(Doubt):
+            raise ValueError("a kind or a doubt is missing")
     except (OSError, ValueError, RecursionError) as error:
         problem = "broken residuals; run python -m benchmarks.accuracy --from-csv"
         raise DataFileError(f"{path}: {problem}") from error

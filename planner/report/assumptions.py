@@ -92,21 +92,25 @@ def _calibration(budget: Budget) -> str:
 
 
 def risk_sentence(likeness: Likeness) -> str:
-    """Return the published runs behind margins and probability, and the job's settings that they lack."""
+    """Return the runs behind margins and probability, and what the job has beside them."""
     margins = margins_of(likeness)
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]
     counted = " and ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count)
     if unlike := " or ".join(likeness.unlike):
         return (
-            f"no probability is given, since no published run {unlike}; margins are the "
+            f"no probability is given, since no run that is known {unlike}; margins are the "
             f"widest of all published kinds ({margins.verdicts.scale:.1%} deviation)"
         )
-    rests = f"margins and probability rest on {counted} of {own.runs}"
-    if likeness.departures:
-        departures = " or ".join(likeness.departures)
-        rests += f"; widened, since none of these runs is {departures}"
-    return f"{rests}: {margins.verdicts.location:+.1%}, {margins.verdicts.scale:.1%} deviation"
+    first, *others = margins.parts
+    rests = (
+        f"margins and probability rest on {counted} of {own.runs}: {margins.verdicts.location:+.1%}, "
+        f"{first.scale:.1%} deviation"
+    )
+    if not others:
+        return rests
+    beside = ", ".join(f"{part.scale:.1%} {part.what}" for part in others)
+    return f"{rests}; beside it {beside}: {margins.verdicts.scale:.1%} in all"
 
 
 def _precision(job: Job) -> str:

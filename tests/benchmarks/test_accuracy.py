@@ -36,9 +36,9 @@ def test_residuals_are_those_of_the_table(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_stated_probabilities_lie_within_the_observed_intervals() -> None:
-    """On every kind of runs with published outcomes, judged without its model, the 95 % interval of
-    the share that died holds the stated mean, in every class of probabilities but one. In that class, which
-    docs/accuracy.md explains, texts die less often than stated.
+    """On every kind of runs with published outcomes, judged without its model, the 95 % interval of the share
+    that died holds the stated mean, in all classes of probabilities but two. These are of texts, of which
+    three models are known; docs/accuracy.md explains them.
     """
     from benchmarks.accuracy.probability import JUDGED, reliability
     from benchmarks.accuracy.rows import read_rows
@@ -46,11 +46,12 @@ def test_stated_probabilities_lie_within_the_observed_intervals() -> None:
     by_kind = reliability(read_rows())
     assert set(by_kind) == set(JUDGED) == set(RunKind) - {RunKind.LARGE}
     outside = [(kind, group) for kind, bins in by_kind.items() for group in bins if not group.is_honest]
-    assert [kind for kind, _ in outside] == [RunKind.TEXTS]
-    assert [(0.9 < group.stated < 0.99, group.observed < group.stated) for _, group in outside] == [
-        (True, True)
+    assert [kind for kind, _ in outside] == [RunKind.TEXTS, RunKind.TEXTS]
+    assert [(group.stated < 0.1, group.observed < group.stated) for _, group in outside] == [
+        (True, False),
+        (False, True),
     ]
-    assert all(sum(group.count for group in bins) >= 50 for bins in by_kind.values())
+    assert all(sum(group.outcomes for group in bins) >= 100 for bins in by_kind.values())
 
 
 def test_rows_of_timm_have_the_kind_of_their_trace() -> None:
@@ -194,7 +195,8 @@ def test_quantiles_of_ordered_values() -> None:
         lambda residuals: residuals["kinds"]["convolutions"]["verdicts"].update(scale=0),
         lambda residuals: residuals["kinds"]["convolutions"].update(peak_ratios=[2.0, 1.0]),
         lambda residuals: residuals["kinds"]["convolutions"].update(settings={}),
-        lambda residuals: residuals.update(between=-1),
+        lambda residuals: residuals["doubts"]["setting"].update(scale=-1),
+        lambda residuals: residuals["doubts"].pop("stored"),
     ],
 )
 def test_broken_residuals(tmp_path: Path, change: object) -> None:

@@ -8,10 +8,11 @@ from torch import nn
 
 import planner
 from planner.api.integrations._live_model import LiveLoop, plan_live_model
-from planner.hardware.likeness import Likeness, kind_of, lengths_of, likeness_of, margins_of
-from planner.hardware.residuals import RunKind, load_residuals
+from planner.hardware.likeness import Departure, Likeness, kind_of, lengths_of, likeness_of, margins_of
+from planner.hardware.residuals import Doubt, RunKind, load_residuals
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.jobs.codec import job_from_json, job_to_json
+from planner.program.convolution import ConvWorkspaceSource
 from planner.program.events import Trace
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.structs import replace
@@ -88,7 +89,8 @@ def test_integer_labels_do_not_make_texts_of_images() -> None:
 
     sample = (torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64))
     result = plan_live_model(LiveLoop(Classifier(), sample, step, {}), {"gpu": "RTX 3060"})
-    assert result.plan.budget.likeness == Likeness(RunKind.CONVOLUTIONS)
+    assert result.plan.budget.likeness.lengths is Lengths.FIXED
+    assert result.plan.budget.likeness.kind is RunKind.FIXED
     maps = Job("m", inputs=(IMAGE, TensorSpec((16, 16), "int64")))
     assert lengths_of(maps, Trace((), (), 1)) == (Lengths.FIXED, "")
 
@@ -98,7 +100,7 @@ def test_tokens_are_texts_of_varying_lengths() -> None:
     assert likeness(Tagger, TOKENS).lengths is Lengths.VARYING
     assert likeness(Tagger, TOKENS).kind is RunKind.TEXTS
     fixed = likeness(Tagger, TOKENS, lengths="fixed")
-    assert (fixed.kind, fixed.lengths, fixed.padded) == (RunKind.CONVOLUTIONS, Lengths.FIXED, "")
+    assert (fixed.kind, fixed.lengths, fixed.padded) == (RunKind.FIXED, Lengths.FIXED, "")
     audio = Job("m", inputs=(TensorSpec((16_000,)), TensorSpec((100,), "int64", "attention_mask")))
     nested = Job("m", inputs=(TensorSpec((100,), "int64", "batch.input_ids"),))
     for job in (audio, nested):
@@ -107,9 +109,10 @@ def test_tokens_are_texts_of_varying_lengths() -> None:
 
 def test_padded_audio_is_as_the_user_says() -> None:
     """Floats of varying length look like those of a fixed one; the option states what they are."""
-    assert likeness(Classifier, IMAGE).departures == ()
-    answer = likeness(Classifier, IMAGE, lengths="varying")
-    assert answer.departures == ("with samples of varying lengths",)
+    plain = likeness(Tagger, TOKENS, lengths="fixed")
+    assert plain.departures == ()
+    answer = likeness(Classifier, IMAGE, lengths="varying", cudnn="published")
+    assert answer.departures == (Departure("with samples of varying lengths"),)
 
 
 def test_lengths_change_margins_and_no_trace() -> None:
@@ -124,19 +127,15 @@ def test_lengths_change_margins_and_no_trace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "spec", "changes", "unlike"),
+    ("changes", "unlike"),
     [
-        (Volumes, TensorSpec((1, 8, 8, 8)), {}, "has three-dimensional convolutions"),
-        (Recurrent, TOKENS, {}, "has recurrent layers"),
-        (Classifier, IMAGE, {"ddp": True}, "trains with DistributedDataParallel"),
+        ({"ddp": True}, "trains with DistributedDataParallel"),
     ],
 )
-def test_no_probability_where_no_published_run_is_like_the_job(
-    build: type[nn.Module], spec: TensorSpec, changes: dict[str, object], unlike: str
-) -> None:
+def test_no_probability_where_no_run_is_like_the_job(changes: dict[str, object], unlike: str) -> None:
     """The probability is null, the text states why, and the margins are the widest."""
     result = planner.estimate(
-        build, 2, input=spec, target=LABEL, gpu="RTX 3060", no_calibration=True, **changes
+        Classifier, 2, input=IMAGE, target=LABEL, gpu="RTX 3060", no_calibration=True, **changes
     )
     answer = result.to_dict()
     assert answer["p_out_of_memory"] is None
@@ -145,47 +144,85 @@ def test_no_probability_where_no_published_run_is_like_the_job(
     assert answer["risk"]["scale"] > max(one.verdicts.scale for one in load_residuals().kinds.values())
 
 
+@pytest.mark.parametrize(
+    ("build", "spec", "departure"),
+    [
+        (Volumes, TensorSpec((1, 8, 8, 8)), "with three-dimensional convolutions"),
+        (Recurrent, TOKENS, "with recurrent layers"),
+    ],
+)
+def test_what_emulated_runs_alone_show_widens(
+    build: type[nn.Module], spec: TensorSpec, departure: str
+) -> None:
+    """Layers that no measured run has are named, and widen the margins."""
+    result = planner.estimate(build, 2, input=spec, target=LABEL, gpu="RTX 3060", no_calibration=True)
+    likeness = result.estimate.budget.likeness
+    assert Departure(departure) in likeness.departures
+    alone = replace(likeness, departures=())
+    assert margins_of(likeness).verdicts.scale > margins_of(alone).verdicts.scale
+    assert departure in " ".join(str(result).split())
+
+
 def test_departures_widen_and_are_named() -> None:
-    """Each setting that no run of the kind had adds the deviation between kinds, in quadrature."""
-    published = load_residuals()
+    """Each departure adds the deviation of its doubt, in quadrature, and an answer names it."""
+    doubts = load_residuals().doubts
     plain = margins_of(Likeness()).verdicts
-    wide = margins_of(Likeness(departures=("in bf16", "on compute capability 9.0"))).verdicts
-    assert wide.location == plain.location
-    assert wide.scale**2 == pytest.approx(plain.scale**2 + 2 * published.between**2)
-    answer = str(
-        planner.estimate(Classifier, 2, input=IMAGE, target=LABEL, gpu="H100 80GB", no_calibration=True)
+    several = (Departure("in bf16"), Departure("on a Mars"), Departure("with answers", Doubt.STORED))
+    wide = margins_of(Likeness(departures=several))
+    assert wide.verdicts.location == plain.location
+    widening = 2 * doubts[Doubt.SETTING].scale ** 2 + doubts[Doubt.STORED].scale ** 2
+    assert wide.verdicts.scale**2 == pytest.approx(plain.scale**2 + widening)
+    options = {"input": IMAGE, "target": LABEL, "gpu": "H100 80GB", "no_calibration": True}
+    answer = planner.estimate(Classifier, 2, cudnn="published", **options)
+    setting = doubts[Doubt.SETTING].scale
+    assert f"beside it {setting:.1%} on compute capability 9.0" in " ".join(str(answer).split())
+    parts = answer.to_dict()["risk"]["parts"]
+    assert [part["what"] for part in parts] == ["convolutions", "on compute capability 9.0"]
+    assert sum(part["scale"] ** 2 for part in parts) ** 0.5 == pytest.approx(
+        answer.to_dict()["risk"]["scale"], abs=1e-5
     )
-    assert "none of these runs is on compute capability 9.0" in " ".join(answer.split())
+
+
+FITTED, LIBRARY = ConvWorkspaceSource.PUBLISHED, ConvWorkspaceSource.LIBRARY
+AMP = {"precision": Precision.AMP_FP16}
+TIMM = {"cudnn_benchmark": True, **AMP}
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "departures"),
+    ("changes", "source", "kind", "departures"),
     [
-        ({}, RunKind.CONVOLUTIONS, ()),
-        ({"cudnn_benchmark": True, "precision": Precision.AMP_FP16}, RunKind.BENCHMARK, ()),
+        ({}, FITTED, RunKind.CONVOLUTIONS, []),
+        (TIMM, FITTED, RunKind.BENCHMARK, []),
+        (TIMM, LIBRARY, RunKind.BENCHMARK, []),
+        ({**TIMM, "memory_format": MemoryFormat.CHANNELS_LAST}, FITTED, RunKind.BENCHMARK_LAST, []),
+        (AMP, FITTED, RunKind.BENCHMARK, ["with cudnn.benchmark off"]),
+        ({"memory_format": MemoryFormat.CHANNELS_LAST}, FITTED, RunKind.CONVOLUTIONS, ["in channels_last"]),
+        ({"mode": Mode.INFER}, FITTED, RunKind.CONVOLUTIONS, ["without a backward pass"]),
+        (AMP, LIBRARY, RunKind.FIXED, []),
+        ({}, LIBRARY, RunKind.FIXED, []),
+        ({}, ConvWorkspaceSource.STORED, RunKind.FIXED, ["with stored answers for convolutions"]),
+        ({}, ConvWorkspaceSource.SIMILAR, RunKind.FIXED, ["with stored answers for similar convolutions"]),
         (
-            {
-                "cudnn_benchmark": True,
-                "precision": Precision.AMP_FP16,
-                "memory_format": MemoryFormat.CHANNELS_LAST,
-            },
-            RunKind.BENCHMARK_LAST,
-            (),
+            {"torch": "2.9"},
+            ConvWorkspaceSource.STORED,
+            RunKind.FIXED,
+            ["with stored answers for convolutions", "with torch 2.9, whose cuDNN is another"],
         ),
-        ({"precision": Precision.AMP_FP16}, RunKind.BENCHMARK, ("with cudnn.benchmark off",)),
-        ({"memory_format": MemoryFormat.CHANNELS_LAST}, RunKind.CONVOLUTIONS, ("in channels_last",)),
-        ({"mode": Mode.INFER}, RunKind.CONVOLUTIONS, ("without a backward pass",)),
     ],
 )
 def test_kinds_of_convolutions(
-    changes: dict[str, object], kind: RunKind, departures: tuple[str, ...]
+    changes: dict[str, object], source: ConvWorkspaceSource, kind: RunKind, departures: list[str]
 ) -> None:
-    """Precision, cudnn.benchmark and memory format decide which published CNNs are like a job."""
+    """What answers for convolutions decides whether a job is like an emulated run or like published CNNs, and
+    of these precision, cudnn.benchmark and memory format which.
+    """
     from planner.program.events import Site
 
     sites = tuple(Site(f"layer{number}", "aten.convolution.default") for number in range(5))
-    trace = Trace((), sites, 1)
+    trace = Trace((), sites, 1, conv_workspace_source=source)
     job = replace(Job("m", inputs=(IMAGE,)), **changes)  # type: ignore[arg-type]
     assert kind_of(job, trace) is kind
-    assert likeness_of(job, trace, AMPERE).departures == departures
-    assert likeness_of(job, trace, HOPPER).departures[-1:] != ()
+    assert [one.what for one in likeness_of(job, trace, AMPERE).departures] == departures
+    elsewhere = [one.what for one in likeness_of(job, trace, HOPPER).departures]
+    other = [] if kind is RunKind.FIXED else ["on compute capability 9.0"]
+    assert sorted(elsewhere) == sorted([*departures, *other])

@@ -112,7 +112,7 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
     unlike = budget.likeness.unlike
     if budget.limits.allocator_limit_bytes is None or not unlike or is_fitted(budget):
         return []
-    return [Entry("Risk", f"not known: no published run {' or '.join(unlike)}")]
+    return [Entry("Risk", f"not known: no run that is known {' or '.join(unlike)}")]
 
 
 def failure_entries(estimate: Estimate) -> list[Entry]:
@@ -229,7 +229,9 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
         "peaks": own.peaks,
         "location": round(margins.verdicts.location, 5),
         "scale": round(margins.verdicts.scale, 5),
-        **attributes(likeness, "departures", "unlike", "lengths"),
+        "departures": [departure.what for departure in likeness.departures],
+        **attributes(likeness, "unlike", "lengths"),
+        "parts": [to_builtins(part) for part in margins.parts],
     }
 
 

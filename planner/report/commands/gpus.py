@@ -161,8 +161,9 @@ def _source(fit: DeviceFit) -> str:
     if correction is None:
         likeness = fit.budget.likeness
         if likeness.unlike:
-            return f"no calibration, and no published run {' or '.join(likeness.unlike)}"
-        wider = f", wider: none is {' or '.join(likeness.departures)}" if likeness.departures else ""
+            return f"no calibration, and no run that is known {' or '.join(likeness.unlike)}"
+        departures = ", ".join(departure.what for departure in likeness.departures)
+        wider = f", wider {departures}" if departures else ""
         return f"no calibration: margins of published runs ({likeness.kind}){wider}"
     return f"{correction.level}: {correction.about}"
 

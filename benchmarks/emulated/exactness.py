@@ -24,6 +24,10 @@ SOURCES = {
     "published": "stored answers, some convolutions have none",
     "": "no convolution",
 }
+# Causes that the first difference does not show, by the number of the job.
+KNOWN = {
+    345: "its forward pass calls torch.cuda.empty_cache, which the planner does not follow and names",
+}
 HEAD = """\
 # How exact the planner is
 
@@ -119,7 +123,7 @@ def _parted(rows: Sequence[Row]) -> Iterable[str]:
     for row in sorted(rows, key=lambda row: -row.error):
         allocated = row.planned_allocated / row.emulated_allocated - 1
         reserved = row.planned_reserved / row.emulated_reserved - 1
-        where = "; ".join(filter(None, (row.cause, row.place, row.what)))
+        where = "; ".join(filter(None, (row.cause, row.place, row.what, KNOWN.get(row.number))))
         yield f"| {_job(row)} | {allocated:+.3%} | {reserved:+.3%} | {where} |"
 
 

@@ -13,10 +13,10 @@ from planner.hardware import (
     judge_budget,
 )
 from planner.jobs import Job
-from planner.planning.epoch import EpochPrograms
+from planner.planning.epoch import EpochPrograms, max_useful_batch
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
-from planner.planning.fleet import search_fleet
-from planner.planning.replays import TimedPrograms
+from planner.planning.fleet import search_device
+from planner.planning.replays import ReplayCache, TargetReplays, TimedPrograms
 from planner.planning.search import Search
 from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
@@ -73,7 +73,7 @@ def collecting_rarely() -> Iterator[None]:
 
 @collecting_rarely()
 def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: int = 1) -> Plan:
-    """Return the largest batch size that fits the budget: that of a fleet of one GPU.
+    """Return the largest batch size that fits the budget.
 
     With `multiple_of`, the largest such multiple that fits. Raises the errors of a capture.
     """
@@ -82,8 +82,8 @@ def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: 
     timed.bound(target)  # builds the program, which the next trace is of
     budget = judge_budget(budget, job, timed.trace(FIT_BATCHES[0], target))
     epochs = EpochPrograms(job, timed)
-    (group,) = search_fleet(job, [budget], epochs)
-    search, too_large = group.search(budget.limits, multiple_of, is_one_of_few=True), group.replays.too_large
+    replays = TargetReplays(ReplayCache(epochs), target, epochs.bound(target), max_useful_batch(job))
+    search, too_large = search_device(replays, budget.limits, multiple_of), replays.too_large
 
     def at(batch: int) -> Estimate:
         result = estimate_batch(job, epochs.trace(batch, target), budget, timed.seconds)

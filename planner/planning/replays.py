@@ -3,18 +3,25 @@
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
-from planner.allocator import MemoryLimits, Replay, max_reserved_bytes, replay_trace
+from planner.allocator import (
+    Block,
+    CachingAllocator,
+    MemoryLimits,
+    Replay,
+    max_reserved_bytes,
+    replay_trace,
+)
 from planner.errors import BatchTooLargeError
 from planner.planning.estimate import unlimited
-from planner.planning.search import boundary_by_line, boundary_from_guess
-from planner.program import FIT_BATCHES, LowerBound, Outcome, ProgramSet, Target, Trace
+from planner.planning.search import boundary_from_guess, scan_islands
+from planner.program import Event, LowerBound, Outcome, ProgramSet, Target, Trace
 
 _T = TypeVar("_T")
 _REMEMBERED_TRACES = 4  # GPUs with the same memory need the same batch sizes
+CLOSE_SHARE = 0.05  # of the largest batch size: how far above it the bound is close
 
 
 @dataclass(slots=True)
@@ -22,8 +29,8 @@ class ReplayCache:
     """Replays of one job on GPUs of all kinds; those that run the same events share them."""
 
     programs: ProgramSet
-    hints: dict[int, int] = field(default_factory=dict)  # peaks without limits by batch size, on any GPU
     _peaks: dict[int, int] = field(default_factory=dict)  # reserved, of undisturbed runs, by trace
+    _floors: dict[int, int] = field(default_factory=dict)  # that such peaks are known to exceed
     _numbers: dict[tuple[int, Target], int] = field(default_factory=dict)  # of traces, equal for equal ones
     _distinct: dict[Hashable, int] = field(default_factory=dict)
     _traces: dict[int, Trace] = field(default_factory=dict)
@@ -34,26 +41,50 @@ class ReplayCache:
         number = self._number(batch, target)
         run = self._runs.get((number, limits))
         if run is None:
-            if number not in self._traces:
-                if len(self._traces) >= _REMEMBERED_TRACES:
-                    del self._traces[next(iter(self._traces))]
-                self._traces[number] = self.programs.trace(batch, target)
-            run = self._runs[number, limits] = replay_trace(self._traces[number], limits)
-            if run.outcome is Outcome.FITS and is_limit_independent(limits):
-                self._peaks[number] = run.peak_reserved_bytes
+            run = self._runs[number, limits] = replay_trace(self._trace(batch, target), limits)
+            if is_limit_independent(limits):
+                self._note(number, limits, run)
         return run
+
+    def fits_undisturbed(self, batch: int, target: Target, limits: MemoryLimits) -> bool:
+        """Return whether a batch size fits without retries under limits on which nothing else depends."""
+        number, room = self._number(batch, target), max_reserved_bytes(limits)
+        if room is None:
+            return True
+        if number not in self._peaks and self._floors.get(number, 0) < room:
+            try:
+                run = replay_trace(self._trace(batch, target), limits, _stop_at_retry)
+            except _RetryError:
+                self._floors[number] = room
+            else:
+                self._note(number, limits, run)
+        return self._peaks.get(number, room + 1) <= room
 
     def peak_without_limits(self, batch: int, target: Target, limits: MemoryLimits) -> int:
         """Return the reserved peak without limits: a batch fits without retries where so much is there."""
         number = self._number(batch, target)
         if number not in self._peaks:
             self._peaks[number] = self.run(batch, target, unlimited(limits)).peak_reserved_bytes
-        self.hints[batch] = self._peaks[number]
         return self._peaks[number]
 
     def known_peak(self, batch: int, target: Target) -> int | None:
         """Return the reserved peak of a run that no limit disturbed; None where there was none."""
         return self._peaks.get(self._number(batch, target))
+
+    def _note(self, number: int, limits: MemoryLimits, run: Replay) -> None:
+        """Note what a replay tells of those under other limits."""
+        if run.outcome is Outcome.FITS:
+            self._peaks[number] = run.peak_reserved_bytes
+        else:
+            self._floors[number] = max(max_reserved_bytes(limits) or 0, self._floors.get(number, 0))
+
+    def _trace(self, batch: int, target: Target) -> Trace:
+        number = self._number(batch, target)
+        if number not in self._traces:
+            if len(self._traces) >= _REMEMBERED_TRACES:
+                del self._traces[next(iter(self._traces))]
+            self._traces[number] = self.programs.trace(batch, target)
+        return self._traces[number]
 
     def _number(self, batch: int, target: Target) -> int:
         number = self._numbers.get((batch, target))
@@ -62,6 +93,15 @@ class ReplayCache:
             distinct = (batch, target if key is None else key)
             number = self._numbers[batch, target] = self._distinct.setdefault(distinct, len(self._distinct))
         return number
+
+
+class _RetryError(Exception):
+    """A replay would need a retry."""
+
+
+def _stop_at_retry(allocator: CachingAllocator, index: int, event: Event, block: Block | None) -> None:
+    if allocator.retries:
+        raise _RetryError
 
 
 @dataclass(slots=True)
@@ -114,8 +154,8 @@ class TargetReplays:
         return lambda batch: self.outcome(batch, limits) is not Outcome.DOES_NOT_FIT
 
     def fits_without_retries(self, limits: MemoryLimits) -> Callable[[int], bool]:
-        """Return the predicate whether a batch size fits without retries."""
-        return lambda batch: self.outcome(batch, limits) is Outcome.FITS
+        """Return the predicate whether a batch size fits without retries; its replays stop at the first."""
+        return lambda batch: self._fits_without_retries(batch, limits)
 
     def outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
         """Return whether a batch size fits; one that cannot be captured does not."""
@@ -128,9 +168,24 @@ class TargetReplays:
                 probes[batch] = Outcome.DOES_NOT_FIT
         return probes[batch]
 
-    def _outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
+    def _fits_without_retries(self, batch: int, limits: MemoryLimits) -> bool:
+        probes = self.probes.setdefault(limits, {})
+        if batch in probes or not is_limit_independent(limits) or self._exceeds_bound(batch, limits):
+            return self.outcome(batch, limits) is Outcome.FITS
+        try:
+            fits = self.replays.fits_undisturbed(batch, self.target, limits)
+        except BatchTooLargeError:
+            return self.outcome(batch, limits) is Outcome.FITS
+        if fits:
+            probes[batch] = Outcome.FITS
+        return fits
+
+    def _exceeds_bound(self, batch: int, limits: MemoryLimits) -> bool:
         room = max_reserved_bytes(limits)
-        if room is not None and self.bound is not None and self.bound(batch) > room:
+        return room is not None and self.bound is not None and self.bound(batch) > room
+
+    def _outcome(self, batch: int, limits: MemoryLimits) -> Outcome:
+        if self._exceeds_bound(batch, limits):
             return Outcome.DOES_NOT_FIT
         if self.undisturbed_peak(batch, limits) is not None:
             return Outcome.FITS
@@ -153,18 +208,35 @@ class TargetReplays:
         return self.replays.peak_without_limits(batch, self.target, limits)
 
     def largest_without_retries(self, largest: int, limits: MemoryLimits) -> int:
-        """Return the largest batch size that runs without retries up to `largest`, which fits."""
-        if not largest or self.outcome(largest, limits) is Outcome.FITS:
-            return largest
-        room = max_reserved_bytes(limits)
-        if not is_limit_independent(limits) or room is None:
-            return boundary_from_guess(self.fits_without_retries(limits), largest, largest)
-        need_bytes = partial(self.peak_without_limits, limits=limits)
-        return boundary_by_line(need_bytes, room, self.replays.hints, largest)
+        """Return the largest batch size that runs without retries up to `largest`, which fits.
 
-    def is_random(self) -> bool:
-        """Return whether each trace is a run of the model with random values in it."""
-        return self.bound is None and self.replays.programs.trace(FIT_BATCHES[0], self.target).is_random
+        Neighbours above it are probed where they could fit, unless each trace is a run of the model.
+        """
+        fits, room = self.fits_without_retries(limits), max_reserved_bytes(limits)
+        if not largest or fits(largest):
+            return largest
+        if room is None or not is_limit_independent(limits):
+            best = boundary_from_guess(fits, largest, largest)
+        else:
+            shared = 2 ** (largest.bit_length() - 1)  # GPUs with about as much memory need it as well
+            guess = room * shared // self.peak_without_limits(shared, limits)
+            best = boundary_from_guess(fits, guess, largest)
+            if self._needs_rise_evenly(best, largest, limits):
+                return best
+        return best if self.bound is None else scan_islands(fits, best, largest)
+
+    def _needs_rise_evenly(self, best: int, largest: int, limits: MemoryLimits) -> bool:
+        """Return whether what batch sizes need rises evenly above `best`, so that no neighbour fits either.
+
+        It is taken to, where the largest batch size comes close to the bound, and one sample more than `best`
+        adds about what samples add on average. Otherwise blocks or workspaces may come and go from one batch
+        size to the next (benchmarks/fits/search_neighbours.py counts what is missed).
+        """
+        if not best or self.top(limits) > (1 + CLOSE_SHARE) * largest:
+            return False
+        need_bytes = self.peak_without_limits(best, limits)
+        more_bytes = self.peak_without_limits(best + 1, limits) - need_bytes
+        return 0 <= more_bytes <= 2 * need_bytes / best
 
     def run(self, batch: int, limits: MemoryLimits) -> Replay:
         """Return the replay of a batch size. Raises the errors of a capture."""

@@ -7,8 +7,7 @@ for AlexNet and VGG-11, bisection alone misses the largest batch size for 71; pr
 boundary, and going on from one that fits, for 12. Of 400 for five other models, 1 and 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -17,7 +16,6 @@ from planner.program import LARGEST_BATCH, Outcome
 NEIGHBOURS = 8  # the batch sizes up to this far above the boundary are probed
 NEIGHBOUR_SHARES = (0.02, 0.03, 0.05, 0.08)  # and those that lie these shares of the boundary above it
 MOST_LINES = 4  # after which the guess is good, or no line will make it so
-MOST_GUESSES = 8  # by a line, before bisection is surer
 MOST_STRETCH = 8  # a line is not followed beyond so many times the batch size at its end
 MOST_ISLANDS = 32  # so that the number of probes stays logarithmic whatever the function does
 
@@ -66,6 +64,18 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
         start = _bisect(probes.fits_without_retries, comfortable, above)
         comfortable = scan_islands(probes.fits_without_retries, start, best)
     return probes.search(best, comfortable)
+
+
+def largest_below(fits: Callable[[int], bool], top: int) -> int:
+    """Return a batch size up to `top` that fits, with no fitting neighbour above it; 0: none was found.
+
+    Nothing is taken to fit above `top`. The way leads down from there, so that where batch sizes fit here and
+    there above some that do not, one of the uppermost is found. `fits` had better remember its answers.
+    """
+    low, high, stride = top, top + 1, 1
+    while low > 0 and not fits(low):
+        low, high, stride = max(0, low - stride), low, 2 * stride
+    return scan_islands(fits, _bisect(fits, low, high), top)
 
 
 def largest_by_extrapolation(
@@ -136,40 +146,6 @@ def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int) -> 
         if fits(high):
             low, stride = high, stride if low == guess else 2 * stride
     return _bisect(fits, low, high)
-
-
-def boundary_by_line(
-    need_bytes: Callable[[int], int], max_reserved_bytes: int, hints: Mapping[int, int], too_large: int
-) -> int:
-    """Return a batch size below `too_large` whose need is at most the room and whose successor's is not; 0:
-    not even 1 is small enough.
-
-    `hints` are needs by batch size, right or nearly so, to which the probed ones are added. Near a
-    line that two of them make, it takes two questions.
-    """
-    low, high = 0, too_large
-    for turn in count():
-        if high - low <= 1:
-            return low
-        guess = _on_line(hints, max_reserved_bytes) if turn < MOST_GUESSES else (low + high) // 2
-        if guess is None:
-            need_bytes(too_large)
-            continue
-        guess = max(low + 1, min(high - 1, guess))
-        low, high = (guess, high) if need_bytes(guess) <= max_reserved_bytes else (low, guess)
-    raise AssertionError
-
-
-def _on_line(hints: Mapping[int, int], max_reserved_bytes: int) -> int | None:
-    """Return where the line through the nearest needs around the room meets it; None: none lies beyond it."""
-    below = max((size for size, need in hints.items() if need <= max_reserved_bytes), default=0)
-    above = min(
-        (size for size, need in hints.items() if need > max_reserved_bytes and size > below), default=None
-    )
-    if above is None:
-        return None
-    start_bytes = hints.get(below, 0)
-    return below + (max_reserved_bytes - start_bytes) * (above - below) // (hints[above] - start_bytes)
 
 
 def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from planner.planning.fleet import DeviceFit, FleetTable, fit_devices
 from planner.planning.max_batch import Seconds
 from planner.planning.search import boundary_from_guess, largest
 from planner.program.bounds import live_bytes_bound
-from planner.program.events import Alloc, Category, Outcome, Trace
+from planner.program.events import Alloc, Category, Free, Outcome, Trace
 from planner.program.program import AffineAlloc, Program
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
@@ -62,16 +63,16 @@ JOB = {"input": "3x64x64", "target": "scalar:int64", "loss": "cross_entropy", "o
 
 
 def test_each_card_as_if_it_were_alone() -> None:
-    """On every card the largest batch and the process are those of `max_batch`, though this job's batches
+    """On every card the largest batches and the process are those of `max_batch`, though this job's batches
     fit here and there above some that do not.
     """
-    options = {**JOB, "cudnn": "published"}
-    result = gpus(Small, devices=SEVEN, **options)
+    result = gpus(Small, devices=SEVEN, **JOB)
     assert len(result.fits) == len(SEVEN)
     for fit in result.fits:
-        alone = max_batch(Small, gpu=fit.budget.device, **options)
+        alone = max_batch(Small, gpu=fit.budget.device, **JOB)
         at_max = alone.plan.at_max
         assert at_max is not None
+        assert fit.comfortable_batch == alone.comfortable_batch, fit.budget.device.name
         assert (fit.max_batch, fit.process_bytes, fit.process_upper_bytes) == (
             alone.max_batch,
             at_max.process_bytes,
@@ -103,7 +104,9 @@ def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
 @UNTIMED
 @given(programs(), st.lists(st.integers(2, 300), min_size=1, max_size=8, unique=True))
 def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
-    """The answer fits, its successor does not; it is that of `largest` where islands are absent."""
+    """Both answers fit, the one without retries, and their successors do not; the larger one is that of
+    `largest` where islands are absent.
+    """
     budgets = [budget_with(room) for room in rooms]
     for fit in fit_devices(JOB_WITHOUT_EPOCHS, budgets, OneProgram(program)):  # type: ignore[arg-type]
         limits = fit.budget.limits
@@ -116,6 +119,10 @@ def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
             assert fit.outcome is outcome(fit.batch)
         if fit.max_batch < 2**24:
             assert outcome(fit.max_batch + 1) is Outcome.DOES_NOT_FIT
+        if fit.comfortable_batch:
+            assert outcome(fit.comfortable_batch) is Outcome.FITS
+        if fit.comfortable_batch < fit.max_batch:
+            assert outcome(fit.comfortable_batch + 1) is not Outcome.FITS
         alone = largest(outcome).largest
         failing = [batch for batch in range(1, min(alone, 400)) if outcome(batch) is Outcome.DOES_NOT_FIT]
         if not failing and outcome(alone + 1) is Outcome.DOES_NOT_FIT:
@@ -132,6 +139,32 @@ class Bumpy(OneProgram):
         more = (Alloc(1, 999 * MIB, Category.WORKSPACE, 0),) if batch in (101, 102) else ()
         plain = self.program.instantiate(batch)
         return replace(plain, events=(*plain.events, *more))
+
+
+class Wavy(OneProgram):
+    """A block of 2 MiB for each sample, and beside it a workspace that rises and falls with the batch."""
+
+    def __init__(self, period: int, high_mib: int) -> None:
+        super().__init__(program_of((AffineAlloc(0, 0, 2 * MIB, Category.ACTIVATION, 0),)))
+        self.period, self.high_mib = period, high_mib
+
+    def trace(self, batch: int, target: Target) -> Trace:
+        size = (batch * self.high_mib // self.period) % (self.high_mib + 1) * MIB
+        more = (Alloc(1, size, Category.WORKSPACE, 0, may_fail=True), Free(1)) if size else ()
+        plain = self.program.instantiate(batch)
+        return replace(plain, events=(*plain.events, *more))
+
+
+@given(
+    st.builds(Wavy, st.integers(2, 40), st.integers(1, 200)),
+    st.lists(st.integers(20, 900), min_size=2, max_size=12, unique=True),
+)
+def test_no_card_changes_the_answer_of_another(traces: Wavy, rooms: list[int]) -> None:
+    """Beside others a card has the answer that it has by itself."""
+    budgets: list[Any] = [budget_with(room) for room in rooms]
+    together = fit_devices(JOB_WITHOUT_EPOCHS, budgets, traces)
+    alone = [fit_devices(JOB_WITHOUT_EPOCHS, [budget], traces) for budget in budgets]
+    assert sorted(together, key=str) == sorted((fit for (fit,) in alone), key=str)
 
 
 @pytest.mark.parametrize("room_mib", range(190, 330))

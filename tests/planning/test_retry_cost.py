@@ -4,7 +4,6 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
 
 from planner import advise, estimate, gpus, max_batch
 from planner.allocator.config import MemoryLimits
@@ -14,10 +13,8 @@ from planner.errors import UsageError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.planning.retry_cost import RetryCost, count_retries
-from planner.planning.search import boundary_by_line
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.report.commands.estimate import retries_text
-from tests.helpers.traces import UNTIMED
 
 RESNET = ["max-batch", "--model", "torchvision:resnet18", "--gpu", "L4"]
 # Two steps, in each of which a block is larger than what the one before it has left.
@@ -124,23 +121,6 @@ def test_the_table_of_gpus_leads_with_full_speed() -> None:
         alone = max_batch("torchvision:resnet18", gpu=name)
         (fit,) = gpus("torchvision:resnet18", devices=[find_device(name)]).fits
         assert (fit.comfortable_batch, fit.max_batch) == (alone.comfortable_batch, alone.max_batch)
-
-
-@UNTIMED
-@given(st.integers(1, 300), st.integers(0, 40_000), st.lists(st.integers(0, 200), min_size=301, max_size=301))
-def test_the_boundary_by_a_line(limit: int, room: int, bumps: list[int]) -> None:
-    """The result for any hints is below `limit` and needs no more than the room; the next one needs more."""
-    needs = [100 * size + bumps[size] for size in range(301)]
-    hints = {size: need + bumps[need % 301] for size, need in enumerate(needs[1:], 1) if bumps[size] % 7 == 0}
-
-    def need_bytes(size: int) -> int:
-        hints[size] = needs[size]
-        return needs[size]
-
-    batch = boundary_by_line(need_bytes, room, hints, limit)
-    assert 0 <= batch < limit
-    assert batch == 0 or needs[batch] <= room
-    assert batch + 1 == limit or needs[batch + 1] > room
 
 
 def test_advice_names_retries() -> None:

@@ -116,27 +116,27 @@ LIMIT = "verify --model torchvision:resnet18 --allocator-cap-mib 1000"
 
 @pytest.mark.usefixtures("traced")
 def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
-    """Under a cap of 1,000 MiB 86 is the answer with its margin: it, the next and 1.05 of it are run."""
+    """Under a cap of 1,000 MiB 87 is the answer with its margin: it, the next and 1.05 of it are run."""
     gpu.context_mib = 150
     code, out, err = outcome(f"{LIMIT} --json", capsys)
     fields = json.loads(out)
     assert (code, err) == (0, "")
     assert [(request.batch, request.allocator_cap_bytes) for request in gpu.requests] == [
-        (batch, 1_000 * MIB) for batch in (86, 87, 91)
+        (batch, 1_000 * MIB) for batch in (87, 88, 92)
     ]
-    assert (fields["max_batch"], fields["holds"]) == (86, True)
-    assert fields["true_largest"] == {"at_least": 87, "at_most": 90}
+    assert (fields["max_batch"], fields["holds"]) == (87, True)
+    assert fields["true_largest"] == {"at_least": 88, "at_most": 91}
     runs = [(run["batch"], run["ran"], run["estimate"]["fits"]) for run in fields["runs"]]
-    assert runs == [(86, True, "yes"), (87, True, "no"), (91, False, "no")]
+    assert runs == [(87, True, "yes"), (88, True, "no"), (92, False, "no")]
     assert fields["runs"][0]["errors"]["allocated"] == 0
     lines = outcome(LIMIT, capsys)[1].splitlines()
     assert lines[0] == (
-        "Confidence 0.99 held: the largest batch was predicted to be 86; it lies from 87 to 90"
+        "Confidence 0.99 held: the largest batch was predicted to be 87; it lies from 88 to 91"
     )
     assert [line for line in lines if line.startswith("Batch")] == [
-        "Batch 86 was predicted to fit and ran",
-        "Batch 87 was predicted not to fit and ran",
-        "Batch 91 was predicted not to fit and ran out of memory",
+        "Batch 87 was predicted to fit and ran",
+        "Batch 88 was predicted not to fit and ran",
+        "Batch 92 was predicted not to fit and ran out of memory",
     ]
     assert max(map(len, lines)) <= 100
 
@@ -147,10 +147,10 @@ def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> 
     gpu.besides_mib = 100
     code, out, _ = outcome(f"{LIMIT} --json", capsys)
     fields = json.loads(out)
-    assert (code, [request.batch for request in gpu.requests]) == (1, [86])
-    assert (fields["holds"], fields["true_largest"]) == (False, {"at_least": 0, "at_most": 85})
+    assert (code, [request.batch for request in gpu.requests]) == (1, [87])
+    assert (fields["holds"], fields["true_largest"]) == (False, {"at_least": 0, "at_most": 86})
     assert outcome(LIMIT, capsys)[1].splitlines()[0] == (
-        "Confidence 0.99 did NOT hold: the largest batch was predicted to be 86; it is smaller than 86"
+        "Confidence 0.99 did NOT hold: the largest batch was predicted to be 87; it is smaller than 87"
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from planner.capture.session import record
 from planner.capture.workspaces.ops import Hold, KernelOp, Op, Output, Release
 from planner.jobs import MemoryFormat
-from planner.program.convolution import Convolution, Workspaces
+from planner.program.convolution import Convolution, ConvWorkspaceSource, Workspaces
 from planner.program.kernel import OpKind
 from tests.helpers.models import AMPERE, job_of
 from tests.helpers.workspaces import (
@@ -101,6 +101,9 @@ class Seen:
     def __call__(self, capability: Any, sm_count: int, convolution: Convolution) -> Workspaces:
         self.convolutions.append(convolution)
         return Workspaces(0)
+
+    def source(self, capability: Any) -> ConvWorkspaceSource:
+        return ConvWorkspaceSource.LIBRARY
 
     def notes(self, capability: Any) -> tuple[str, ...]:
         return ()

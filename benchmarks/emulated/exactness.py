@@ -42,7 +42,9 @@ JOBS = """\
 ## Peaks and events
 
 The planner queries the very cuDNN that the emulated run uses. Events are the same if every block is
-allocated and freed in the same order with the same size. An error is (planned - emulated) / emulated.
+allocated and freed in the same order with the same size. An error is (planned - emulated) / emulated. The
+rows were run while the planner was worked on: those that had parted were run again after each mechanism was
+found, the others were not.
 """
 PARTED = """\
 ### Jobs whose peaks differ

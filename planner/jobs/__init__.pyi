@@ -10,7 +10,7 @@ from .job import (
 from .nested import batch_of_specs as batch_of_specs
 from .options import (
     FIELD_OPTIONS as FIELD_OPTIONS, JOB_OPTIONS as JOB_OPTIONS, JobOption as JobOption,
-    OptionKind as OptionKind, reset_options as reset_options,
+    OptionKind as OptionKind, copy_options as copy_options, reset_options as reset_options,
 )
 from .parse import (
     SOURCES as SOURCES, check_count as check_count, freeze as freeze, is_argument_name as is_argument_name,

@@ -203,6 +203,10 @@ FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
 
 def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
     """Return the job with the defaults of the options for which `where` holds."""
-    default = Job("")
+    return copy_options(Job(""), job, where=where)
+
+
+def copy_options(source: Job, job: Job, *, where: Callable[[JobOption], bool]) -> Job:
+    """Return `job` with the values that `source` has of the options for which `where` holds."""
     names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
-    return replace(job, **{name: getattr(default, name) for name in names})
+    return replace(job, **{name: getattr(source, name) for name in names})

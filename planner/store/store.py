@@ -8,11 +8,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from planner._support.versions import installed_version, public_version
 from planner.errors import DataFileError, UsageError
-from planner.jobs import Job, job_from_json, job_to_json
+from planner.jobs import Job, copy_options, job_from_json, job_to_json
 from planner.program import Program, Target
 from planner.store.cache_dir import CacheDirectory
 from planner.store.codec import ProgramFile, load_programs
@@ -43,8 +41,8 @@ class ProgramStore(Protocol):
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
     """Return the job as its model's library completes it, from the first store that has it."""
     cached = next((cached for cached in (store.get_job(job) for store in stores) if cached is not None), None)
-    if cached is not None:  # no trace depends on these two
-        return msgspec.structs.replace(cached, dataset_size=job.dataset_size, lengths=job.lengths)
+    if cached is not None:  # jobs that differ in these options alone share a file
+        return copy_options(job, cached, where=lambda option: not option.changes_trace)
     completed = complete(job)
     for store in stores:
         store.put_job(job, completed)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from planner.program.program import constant_program
 from planner.store.cache_dir import CacheDirectory, open_cache
 from planner.store.fingerprint import digest, file_digest, fingerprint_of
 from tests.helpers.traces import GA102
+
+needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 
 MODEL = """
 import torch
@@ -148,9 +151,9 @@ def test_a_planned_job_needs_no_torch(
     assert without_torch(f"{command} --gpu-mib 2000 --no-cache", model.parent / "home").returncode != 0
 
 
+@needs_timm
 def test_completed_jobs_are_cached(tmp_path: Path) -> None:
     """A job whose inputs its library declares is known the next time without the library."""
-    pytest.importorskip("timm")
     options: dict[str, Any] = {"model_arg": ["num_classes=10"]}
     result = estimate("timm:resnet10t", 2, cache=tmp_path, **options)
     assert [spec.shape for spec in result.estimate.job.inputs] == [(3, 176, 176)]
@@ -161,6 +164,16 @@ def test_completed_jobs_are_cached(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("yes\n", "")
+
+
+@needs_timm
+def test_completed_jobs_keep_options_that_change_no_trace(tmp_path: Path) -> None:
+    """Jobs that share a file are completed with their own cuDNN, not with that of the job that filled it."""
+    own = {"cudnn": "published", "cudnn_benchmark": True, "lengths": "varying", "dataset_size": 9}
+    for options in ({"cudnn": "stored"}, own, {"cudnn": "stored"}):
+        job = estimate("timm:resnet10t", 2, cache=tmp_path, **options).estimate.job  # type: ignore[arg-type]
+        shared = {name: getattr(job, name) for name in own}
+        assert shared == {name: options.get(name, getattr(Job(""), name)) for name in own}
 
 
 def test_settings_of_torch_that_no_key_holds(tmp_path: Path) -> None:

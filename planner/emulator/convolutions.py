@@ -1,7 +1,10 @@
 """Sources of the workspaces of convolutions: an installed cuDNN, stored answers, or published runs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
+
+from msgspec.structs import replace
 
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
@@ -85,6 +88,8 @@ class CudnnWorkspaces:
 
     library: Cudnn
     benchmark: bool
+    # Of each capability, the convolutions at any batch size, and whether an engine runs them at one.
+    _has_engine: dict[tuple[int, int], dict[Convolution, bool]] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -94,8 +99,12 @@ class CudnnWorkspaces:
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
         """Return the workspaces that the library requests."""
-        answer = self.library.benchmarked if self.benchmark else self.library.workspaces
-        return answer(capability, sm_count, convolution)
+        query = self.library.benchmarked if self.benchmark else self.library.workspaces
+        answer = query(capability, sm_count, convolution)
+        has_engine = self._has_engine.setdefault(capability, {})
+        key = replace(convolution, x=(1, *convolution.x[1:]), y=(1, *convolution.y[1:]))
+        has_engine[key] = has_engine.get(key, False) or answer.engine is not None
+        return answer
 
     def source(self, capability: tuple[int, int]) -> ConvWorkspaceSource:
         """Return whether the library answers with all its engines."""
@@ -110,9 +119,32 @@ class CudnnWorkspaces:
             place = "compute capability {}.{}".format(*capability)
             about = f"cuDNN {library.version} does not answer for {place}"
             return (f"{about}: no workspaces of convolutions are counted",)
+        return (*self._notes_on_answers(), *self._notes_on_refusals(capability))
+
+    def _notes_on_answers(self) -> tuple[str, ...]:
+        library = self.library
         note = f"convolutions take the workspaces that cuDNN {library.version} requests"
         if self.benchmark:
             note += ": the largest while it times its engines, then that of its first choice"
         if library.lacks:
             return (note, f"cuDNN's engines that are built on cuBLASLt are left out: {library.lacks}")
         return (note,)
+
+    def _notes_on_refusals(self, capability: tuple[int, int]) -> tuple[str, ...]:
+        """Return a note on convolutions that PyTorch cannot run."""
+        has_engine = self._has_engine.get(capability, {})
+        refused = [convolution for convolution, is_run in has_engine.items() if not is_run]
+        if not refused:
+            return ()
+        one = refused[0]
+        place = "compute capability {}.{}".format(*capability)
+        layout = "channels_last" if one.channels_last else "contiguous"
+        return (
+            f"this training fails: on {place} cuDNN {self.library.version} has no engine for {len(refused)} "
+            f"of {len(has_engine)} convolutions, such as that of x {_extents(one.x[1:])} and "
+            f"w {_extents(one.w)} ({one.direction}, {one.dtype}, {layout})",
+        )
+
+
+def _extents(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))

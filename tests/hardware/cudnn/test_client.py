@@ -25,7 +25,7 @@ from planner.hardware.cudnn.client import Cudnn, open_cudnn
 from planner.hardware.database import find_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.program import ignore_progress
-from planner.program.convolution import Convolution, Direction, Workspaces
+from planner.program.convolution import Convolution, Direction, Engine, Workspaces
 from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Free, Trace
 from planner.program.kernel import OpKind
@@ -46,16 +46,17 @@ class FakeCudnn:
     version: str = "9.99.0"
     lacks: str = ""
     silent: frozenset[tuple[int, int]] = frozenset()
+    engine: Engine | None = Engine(1, (), 0)
     queries: list[Convolution] = field(default_factory=list)
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
         self.queries.append(query)
-        return Workspaces(_bytes_of(query.x))
+        return Workspaces(_bytes_of(query.x), engine=self.engine)
 
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        return Workspaces(_bytes_of(query.x), 10 * _bytes_of(query.x))
+        return Workspaces(_bytes_of(query.x), 10 * _bytes_of(query.x), engine=self.engine)
 
 
 def answers_of(fake: FakeCudnn, *, benchmark: bool) -> CudnnWorkspaces:
@@ -447,6 +448,26 @@ def test_a_cudnn_without_cublaslt_says_why(fake: FakeCudnn) -> None:
     answer = planner.estimate("torchvision:alexnet", batch=8, gpu="rtx-3060", cudnn="anywhere").to_dict()
     left_out = "cuDNN's engines that are built on cuBLASLt are left out: gcc is missing"
     assert left_out in answer["assumptions"]
+
+
+def test_a_convolution_without_an_engine_is_named(fake: FakeCudnn) -> None:
+    """PyTorch fails where cuDNN runs a convolution at no batch size, and the answer says so."""
+    fake.engine = None
+    answer = planner.estimate("torchvision:alexnet", batch=8, gpu="rtx-3060", cudnn="anywhere").to_dict()
+    assert answer["assumptions"][-1] == (
+        "this training fails: on compute capability 8.6 cuDNN 9.99.0 has no engine for 14 of 14 "
+        "convolutions, such as that of x 3 x 224 x 224 and w 64 x 3 x 11 x 11 (forward, float32, contiguous)"
+    )
+
+
+def test_bfloat16_before_ampere_has_no_depthwise_engine(library: Cudnn) -> None:
+    """Emulated runs of torch 2.13 with cuDNN 9.20 fail at the forward pass of such a convolution."""
+    query = CudnnWorkspaces(library, benchmark=False)
+    depthwise = replace(convolution_of(Direction.FORWARD, "bfloat16", last=True), w=(128, 1, 3, 3))
+    for capability, count in (((7, 5), 40), (AMPERE, 28)):
+        query(capability, count, depthwise)
+    assert "this training fails" in query.notes((7, 5))[-1]
+    assert "this training fails" not in query.notes(AMPERE)[-1]
 
 
 def test_a_gpu_that_ends_the_library_gets_no_answer(library: Cudnn) -> None:

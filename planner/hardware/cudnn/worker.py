@@ -31,7 +31,7 @@ _REFUSED_BY_TORCH = "down-converts"  # ATen/native/cudnn/Conv_v8.cpp, filterEngi
 _ERRATA = {"forward": (23, 90800, 91500), "data gradient": (23, 8000, None)}
 
 # Descriptors, attributes and types of the backend API.
-_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 15, 17, 38
 _OPERATIONS = {  # its descriptor, then the attributes convolution, x, w, y, alpha, beta
     "forward": (10, 702, 704, 703, 705, 700, 701),
     "data gradient": (12, 708, 710, 709, 711, 706, 707),
@@ -116,10 +116,9 @@ class Library:
 def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
     """Yield number, notes and workspace of those that PyTorch lets pass, in order.
 
-    Where all are needed, those of which no plan can be made are left out. Otherwise only the first that is
-    yielded counts, and none is made: that takes up to a second and a half for an engine that is compiled at
-    run time, and the workspace of a configuration is that of its plan. The first configuration is requested
-    alone before all are, for which cuDNN takes ten times as long.
+    No plan is made of them: that takes up to three seconds for an engine that is compiled at run time, and
+    the workspace of a configuration is that of its plan. Where only the first that is yielded counts, the
+    first configuration is requested alone before all are, for which cuDNN takes ten times as long.
     """
     with ExitStack() as made:
         try:
@@ -133,13 +132,8 @@ def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, l
                 number, notes = _engine(library, config)
                 if _REFUSED_BY_TORCH in notes or _is_erratum(library, question, number):
                     continue
-                try:
-                    if question["every"]:
-                        yield number, notes, _plan_workspace(library, config, device)
-                    else:
-                        yield number, notes, _config_workspace(library, config)
-                except RefusedError:
-                    continue
+                with suppress(RefusedError):
+                    yield number, notes, _workspace(library, config)
 
 
 def _is_erratum(library: Library, question: dict[str, Any], number: int) -> bool:
@@ -216,21 +210,10 @@ def _engine(library: Library, config: Any) -> tuple[int, list[str]]:
         return number.value, [_NOTES[note] for note in notes[:count] if note < len(_NOTES)]
 
 
-def _config_workspace(library: Library, config: Any) -> int:
+def _workspace(library: Library, config: Any) -> int:
     size_bytes = ctypes.c_int64()
     library.get(config, 303, "int64", 1, ctypes.byref(size_bytes))
     return size_bytes.value
-
-
-def _plan_workspace(library: Library, config: Any, device: Any) -> int:
-    with ExitStack() as made:
-        plan = library.create(_PLAN, made)
-        library.set(plan, 401, "descriptor", config)
-        library.set(plan, 407, "descriptor", device)
-        library.call("Finalize", plan)
-        size_bytes = ctypes.c_int64()
-        library.get(plan, 402, "int64", 1, ctypes.byref(size_bytes))
-        return size_bytes.value
 
 
 def strides_of(sizes: Sequence[int], channels_last: bool) -> list[int]:

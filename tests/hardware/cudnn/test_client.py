@@ -2,13 +2,18 @@
 `--cudnn FOLDER`, or one that a package brings.
 """
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from torch import Tensor, nn
 
 import planner
@@ -18,10 +23,12 @@ from planner.capture.session import record
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.workspaces.ops import KernelOp, Op, Output, answer_convolutions
 from planner.capture.workspaces.registry import RULES
-from planner.emulator.compiled import open_cudnn_with_cublaslt
+from planner.emulator.compiled import SOME_MIB, cublaslt_for, open_cudnn_with_cublaslt
 from planner.emulator.convolutions import CudnnWorkspaces
+from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
-from planner.hardware.cudnn.client import Cudnn, open_cudnn
+from planner.hardware import generic_device
+from planner.hardware.cudnn.client import Cudnn, describe_for_cudnn, open_cudnn
 from planner.hardware.database import find_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.program import ignore_progress
@@ -379,14 +386,24 @@ def test_what_is_timed_holds_what_would_be_run(library: Cudnn) -> None:
         assert all("down-converts" not in engine.notes for engine in engines)
 
 
-def test_a_configuration_names_the_workspace_of_its_plan(library: Cudnn) -> None:
-    """So that no plan has to be made, which compiles kernels for some engines."""
-    for direction in Direction:
-        for dtype in ("float32", "float16"):
-            for last in (False, True):
-                query = convolution_of(direction, dtype, last=last)
-                (first, *_) = library.engines(AMPERE, 28, query, every=True)
-                assert library.workspaces(AMPERE, 28, query).engine == first
+def test_a_configuration_names_the_workspace_of_its_plan(
+    request: pytest.FixtureRequest, library: Cudnn
+) -> None:
+    """So that no plan has to be made, which compiles kernels for some engines. One can be made of each."""
+    if library.lacks:
+        pytest.skip(f"cuBLASLt has no stand-in: {library.lacks}")
+    where = request.config.getoption("--cudnn") or "installed"
+    folder = planner.hardware.cudnn.client._installed() if where == "installed" else Path(where)
+    described = {"every": True, "device": describe_for_cudnn(AMPERE, 28)}
+    kinds = product(Direction, ("float32", "float16"), (False, True))
+    queries = [{**asdict(convolution_of(one, dtype, last=last)), **described} for one, dtype, last in kinds]
+    script = Path(__file__).parents[2] / "helpers" / "cudnn_plans.py"
+    gpu = describe_gpu(generic_device(SOME_MIB))
+    command = [sys.executable, "-I", str(script), str(folder), str(cublaslt_for(folder)), gpu]
+    run = subprocess.run(command, input=json.dumps(queries), stdout=subprocess.PIPE, text=True, check=True)
+    pairs = json.loads(run.stdout)
+    assert len(pairs) > len(queries)
+    assert [named for named, _ in pairs] == [made for _, made in pairs]
 
 
 def test_engines_of_wrong_results_are_left_out(library: Cudnn) -> None:

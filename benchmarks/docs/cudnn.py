@@ -2,8 +2,8 @@
 
     python -m benchmarks.docs.cudnn --cudnn FOLDER [--cudnn FOLDER ...]
 
-Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed. `--stored` writes the last
-table alone. Writes six tables between the marks of docs/cudnn.md:
+Each FOLDER holds the libcudnn.so.9 of one version from 9.8 on; no GPU is needed. `--only images` and `--only
+stored` write the last tables alone. Writes seven tables between the marks of docs/cudnn.md:
 
 1. published workspaces of GPUs of compute capability 8.0 and newer (published/cudnn_workspaces.csv) that a
    heuristic chose, beside the answers of the versions at hand;
@@ -13,8 +13,9 @@ table alone. Writes six tables between the marks of docs/cudnn.md:
 3. the share of answers in which versions agree, and the bytes by which the others differ;
 4. errors on the published peaks of CNNs, which ran with an older version, by the oldest version at hand;
 5. plans by the newest version: peak and largest batch without and with it, over models, cards, types;
-6. peaks by the stored answers beside those of the library whose answers they are, which is the first FOLDER
-   with `--stored`.
+6. the sums over batch x positions for which the oldest version at hand takes a weight gradient by image;
+7. peaks by the stored answers beside those of the library whose answers they are, which is the first FOLDER,
+   written with `--only stored`.
 """
 
 import argparse
@@ -52,6 +53,7 @@ from planner.program.target import Target
 PUBLISHED = Path(__file__).parents[1] / "published" / "cudnn_workspaces.csv"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cudnn.md"
 MIB = 2**20
+WIDENING, IMAGE_SIDES = (320, 1280), (2, 3, 4, 5, 7)  # the last convolution of MNASNet and MobileNetV2
 STORED_CARDS, STORED_SIZES, STORED_BATCHES = ("rtx-3090", "a100-80gb", "h100-80gb"), (224, 192), (8, 50, 96)
 MODELS = (
     *(
@@ -89,16 +91,19 @@ def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--cudnn", action="append", required=True, metavar="FOLDER")
-    parser.add_argument("--stored", action="store_true")
+    parser.add_argument("--only", choices=("images", "stored"))
     options = parser.parse_args()
     folders = options.cudnn
-    if options.stored:
+    if options.only == "stored":
         write({"stored": stored(folders[0])})
         return
     libraries = sorted(
         ((folder, open_cudnn_with_cublaslt(folder)) for folder in folders),
         key=lambda pair: number_of(pair[1].version),
     )
+    if options.only == "images":
+        write({"images": images(libraries[0][1])})
+        return
     queries = tuple(convolutions())
     by_version = {library.version: answers(library, queries) for _, library in libraries}
     newest = libraries[-1][1].version
@@ -107,6 +112,7 @@ def main() -> None:
         "terms": terms(by_version[newest]),
         "versions": versions(by_version),
         "peaks": peaks(libraries[0][1]),
+        "images": images(libraries[0][1]),
         "plans": plans(libraries[-1][0]),
         "queries": f"{len(queries):,} convolutions of {len(MODELS)} models of torchvision at batches "
         f"{', '.join(map(str, BATCHES))}, with cuDNN {', '.join(by_version)}. Tables of\n"
@@ -374,6 +380,39 @@ def error_of(run: dict[str, str], answer: Answering) -> float:
     batch = int(run["batch"])
     measured_bytes = float(run["peak_nvml_delta_mib"]) * MIB + set_up_bytes(trace, batch)
     return replay_published(trace, batch).peak_reserved_bytes / measured_bytes - 1
+
+
+# ---- weight gradients image by image
+
+
+def images(library: Cudnn) -> str:
+    """Return the table of the sums for which a library takes the gradient of `WIDENING` image by image."""
+    rows = []
+    for capability in CAPABILITIES:
+        if capability < (8, 0):
+            continue
+        spans = [span_of_images(library, capability, side) for side in IMAGE_SIDES]
+        rows.append([".".join(map(str, capability)), *spans])
+    head = (f"capability, {library.version}", *(f"{side} x {side}" for side in IMAGE_SIDES))
+    return markdown(head, rows, "l" + "r" * len(IMAGE_SIDES))
+
+
+def span_of_images(library: Cudnn, capability: tuple[int, int], side: int) -> str:
+    """Return the spans of batch x positions that are taken image by image, up to 4,000."""
+    inside, outside = WIDENING
+    batches = range(2, 4000 // side**2 + 1)
+    spans: list[list[int]] = []
+    for batch in batches:
+        x, w, y = (batch, inside, side, side), (outside, inside, 1, 1), (batch, outside, side, side)
+        query = Convolution(Direction.WEIGHT, "float32", x, w, y, False, (0, 0), (1, 1), (1, 1))
+        size_bytes = library.workspaces(capability, CAPABILITIES[capability], query).workspace_bytes
+        if size_bytes != batch * 4 * prod(w):
+            continue
+        if spans and spans[-1][1] == batch - 1:
+            spans[-1][1] = batch
+        else:
+            spans.append([batch, batch])
+    return ", ".join(f"{first * side**2:,} to {last * side**2:,}" for first, last in spans) or "none"
 
 
 # ---- stored answers

@@ -7,46 +7,35 @@ from math import prod
 from planner.jobs import PUBLISHED
 from planner.program import Capability, Convolution, ConvWorkspaceSource, Direction, Workspaces
 
-MIB = 2**20
+# The longest sums that are taken image by image, by benchmarks/fits/convolution_workspaces.py: published runs
+# on an RTX 3060 have the workspace up to 2,907 terms and not from 3,393 on; on an RTX 4060 not from 2,241 on.
+# Other GPUs are not known.
+MOST_TERMS: Mapping[Capability, int] = {(8, 6): 3150}
+# Channels of x and y for which cuDNN 9.8 does so on compute capability 8.0 as on 8.9 (docs/cudnn.md).
+CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageWise:
-    """Weight gradients taken image by image and added up: a workspace of batch size times weights.
+def image_wise_terms(convolution: Convolution) -> int | None:
+    """Return the terms of a weight gradient's sums; None where cuDNN does not take it image by image.
 
-    It concerns pointwise convolutions in fp32 whose weights have so many bytes and whose output so few
-    positions that a product over one image is cheap beside its result. Above a limit cuDNN takes another
-    engine, as does PyTorch where the allocation fails (Conv_v8.cpp).
+    The gradient of a pointwise convolution is one product that sums over batch x positions, or one product
+    for each image, whose results are added up. cuDNN takes the latter where the sums are short and the
+    channels widen. Its workspace is the weights for each image.
     """
-
-    least_weight_bytes: int
-    most_positions: int
-    limit_bytes: int
-
-    def workspace_bytes(self, batch: int, weight_bytes: int, positions: int) -> int:
-        """Return the workspace; 0 where the term does not apply.
-
-        >>> ImageWise(2**20, 9, 2**29).workspace_bytes(323, 1280 * 320 * 4, 9) / 2**20
-        504.6875
-        >>> ImageWise(2**20, 9, 2**29).workspace_bytes(377, 1280 * 320 * 4, 9)
-        0
-        """
-        if weight_bytes < self.least_weight_bytes or positions > self.most_positions:
-            return 0
-        size_bytes = batch * weight_bytes
-        return size_bytes if size_bytes <= self.limit_bytes else 0
-
-
-# By benchmarks/fits/convolution_workspaces.py, which fits them to published peaks of an RTX 3060 and prints
-# between which values each may lie; on an RTX 4060 the same layers take nothing. Other GPUs are not known.
-IMAGE_WISE: Mapping[Capability, ImageWise] = {(8, 6): ImageWise(MIB, 9, 512 * MIB)}
+    x, w, y = convolution.x, convolution.w, convolution.y
+    is_gradient = convolution.direction is Direction.WEIGHT and convolution.dtype == "float32"
+    is_pointwise = len(w) == 4 and prod(w[2:]) == 1 and w[1] == x[1] and x[2:] == y[2:]
+    if convolution.channels_last or not is_gradient or not is_pointwise:
+        return None
+    widens = w[1] in CHANNELS_IN and w[0] in CHANNELS_OUT
+    return y[0] * prod(y[2:]) if widens else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedWorkspaces:
     """The one term that published runs of torch 2.6 with cuDNN 9.1 identify; all else counts as empty."""
 
-    terms: Mapping[Capability, ImageWise] = field(default_factory=lambda: IMAGE_WISE)
+    most_terms: Mapping[Capability, int] = field(default_factory=lambda: MOST_TERMS)
 
     @property
     def name(self) -> str:
@@ -54,13 +43,11 @@ class PublishedWorkspaces:
         return PUBLISHED
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the term, for pointwise weight gradients in float32."""
-        term, w, y = self.terms.get(capability), convolution.w, convolution.y
-        is_pointwise = prod(w[2:]) == 1 and len(w) == 4 and w[1] == convolution.x[1]
-        is_meant = convolution.direction is Direction.WEIGHT and convolution.dtype == "float32"
-        if term is None or not is_pointwise or not is_meant or convolution.channels_last:
+        """Return batch size times weights for gradients that are taken image by image."""
+        terms = image_wise_terms(convolution)
+        if terms is None or terms > self.most_terms.get(capability, 0):
             return Workspaces(0)
-        return Workspaces(term.workspace_bytes(y[0], 4 * prod(w), prod(y[2:])))
+        return Workspaces(convolution.y[0] * 4 * prod(convolution.w))
 
     def source(self, capability: Capability) -> ConvWorkspaceSource:
         """Return that published runs answer."""

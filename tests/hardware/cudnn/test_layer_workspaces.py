@@ -285,9 +285,9 @@ def test_a_model_in_a_process_of_its_own_has_them(tmp_path: Path) -> None:
         "import torch\n"
         "class Net(torch.nn.Sequential):\n"
         "    def __init__(self):\n"
-        "        super().__init__(torch.nn.Conv2d(640, 1280, 1))\n"
+        "        super().__init__(torch.nn.Conv2d(320, 1280, 1))\n"
     )
-    job = Job(f"{file}:Net", inputs=(TensorSpec((640, 2, 2)),), loss=Loss.MSE, steps=1)
+    job = Job(f"{file}:Net", inputs=(TensorSpec((320, 2, 2)),), loss=Loss.MSE, steps=1)
     job = replace(job, target=TensorSpec((1280, 2, 2)), cudnn="published")
     target = Target.for_capability((8, 6))
     programs = open_programs(job, ignore_progress, mode=CaptureMode.WITH_PROVENANCE, limit_seconds=600)
@@ -295,6 +295,6 @@ def test_a_model_in_a_process_of_its_own_has_them(tmp_path: Path) -> None:
     assert (row.engine, row.direction, row.x, row.w) == (
         -1,
         Direction.WEIGHT,
-        (4, 640, 2, 2),
-        (1280, 640, 1, 1),
+        (4, 320, 2, 2),
+        (1280, 320, 1, 1),
     )

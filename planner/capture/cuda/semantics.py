@@ -15,7 +15,16 @@ from unittest import mock
 
 import torch
 
-from planner.capture.cuda import assignment, attention, composites, encoder, optimizers, rnn, slicing
+from planner.capture.cuda import (
+    assignment,
+    attention,
+    composites,
+    encoder,
+    optimizers,
+    rnn,
+    selections,
+    slicing,
+)
 from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
 from planner.program import NEWEST_TORCH, TorchVersion
 
@@ -54,6 +63,7 @@ def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_T
 
 def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
     kernels = {**composites.kernels(version), **encoder.kernels(capability, version), **optimizers.KERNELS}
+    kernels |= selections.KERNELS
     return kernels | attention.kernels(capability, version) | rnn.kernels(capability)
 
 

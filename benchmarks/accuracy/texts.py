@@ -58,8 +58,8 @@ TWICE = """\
 One workspace of cuDNN has a constant that is fitted to peaks of the RTX 3060, 26 of which have such
 convolutions. What it is worth on runs that it was not fitted to: the constant fitted to the runs of the other
 models, and none at all. MobileNetV2's runs leave it open between 2,853 and 4,167, and the middle is above
-MNASNet's 3,393 at batch 377, which becomes the worst row. Whatever value is taken between the two, at most one
-row of MNASNet is wrong, by 18 or 25 %, and the 95th percentile stays below 4 %.
+MNASNet's 3,393 at batch 377, which becomes the worst row. Whatever value is taken between the two, at most
+one row of MNASNet is wrong, by 18 or 25 %, and the 95th percentile stays below 4 %.
 """
 HELD_OUT = """\
 timm ran torch 1.12, which loads all kernels at once; the product plans for today's torch, whose context

@@ -7,7 +7,8 @@
 Every case with a known truth that the repository has is traced and replayed, with each term of the model
 and with each of them left out; benchmarks/accuracy/accuracy.csv holds the results. The estimates of the
 closed formula, torchinfo and MemTracker for xMem's runs are read from the table, since no change of the
-planner changes them; --peers runs them again, which takes longer than all the rest. Needs the extra `all`.
+planner changes them; --peers runs them again, which takes longer than all the rest. Those of torch-preflight
+stand in preflight.csv (preflight.py). Needs the extra `all`.
 """
 
 import argparse
@@ -18,41 +19,23 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.accuracy import rows_points as points, rows_published as published
+from benchmarks.accuracy.peers import peer_estimates
 from benchmarks.accuracy.rows import PEERS, Row, read_rows, write_rows
 from benchmarks.accuracy.rows_calibrated import CALIBRATED, calibrated_rows
-from planner.allocator.config import AllocatorConfig
-from planner.hardware.budget import make_budget
-from planner.hardware.device import MIB, unlimited_device
+from benchmarks.accuracy.rows_operators import LIGER, operator_rows
 from planner.jobs import Job
-from planner.planning.estimators.methods import Method
 
 XMEM = (published.CNNS, published.TRANSFORMERS)
 SEEDS = {
     points.NOTEBOOK: points.notebook_rows,
     points.THREAD: points.thread_rows,
     points.T4: points.t4_rows,
+    LIGER: operator_rows,
     CALIBRATED: calibrated_rows,
 }
 SOURCES = (*XMEM, published.TIMM, *SEEDS, "points")
 Task = published.Published | str
 PeerEstimates = dict[tuple[str, str, str], dict[str, str]]  # other estimators' figures, by a row's key
-
-
-def peer_estimates(job: Job, batch: int) -> dict[str, float]:
-    """Estimate by closed formula, torchinfo and MemTracker, in MiB, without those that fail on the model."""
-    from planner.errors import PlannerError
-    from planner.planning.estimators.run import open_builder, run_estimator
-
-    budget = make_budget(unlimited_device(), 0.5, AllocatorConfig())
-    build = open_builder(job, None, lambda line: None)
-    estimates = {}
-    for name in PEERS:
-        try:
-            estimate = run_estimator(Method(name), job, batch, budget, build, lambda line: None)
-        except PlannerError:
-            continue
-        estimates[name] = estimate.total_bytes / MIB
-    return estimates
 
 
 def no_estimates(job: Job, batch: int) -> dict[str, float]:
@@ -112,7 +95,7 @@ def _place(row: Row) -> tuple[int, str]:
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
         CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
-        points.T4,
+        points.T4, LIGER,
     )  # fmt: skip
     return order.index(row.source), row.layer
 
@@ -142,6 +125,7 @@ def main() -> None:
         }
         rows = gather(options.only, before, options.jobs, None if options.peers else previous)
         write_rows(rows)
+        rows = read_rows()
         print(compare_tables(before, rows))
     if not rows:
         parser.error("accuracy.csv is not there: leave --from-csv away")

@@ -8,8 +8,9 @@ from benchmarks.accuracy.ablations import TERMS
 from benchmarks.accuracy.causes import cause_of_outcome, cause_of_peak, missed_brackets
 from benchmarks.accuracy.kinds import write_residuals
 from benchmarks.accuracy.probability import calibration_lines
-from benchmarks.accuracy.rows import LAYERS, PEERS, PUBLISHED, Row
+from benchmarks.accuracy.rows import LAYERS, PEERS, PREFLIGHT, PUBLISHED, Row
 from benchmarks.accuracy.rows_calibrated import CALIBRATED
+from benchmarks.accuracy.rows_operators import CAUSES, LIGER, by_operator, left_out
 from benchmarks.accuracy.rows_points import BERT, NOTEBOOK, T4, THREAD, VIT_L
 from benchmarks.accuracy.rows_published import CAPS, CARD, CNNS, TIMM, TRANSFORMERS
 from benchmarks.accuracy.settings import settings_lines
@@ -27,12 +28,16 @@ from benchmarks.published.timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, T
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "accuracy.md"
 WORST = 15
-SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4)
+EXACT_MIB = 0.01  # accuracy.csv has two digits
+CAUSE_FROM = 1e-5  # errors from this on are explained
+SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER)
 NAMES = {
     "planner": "this planner",
     "formula": "closed formula",
     "torchinfo": "torchinfo",
     "memtracker": "MemTracker",
+    "preflight": "torch-preflight 0.5.0, by name",
+    "preflight_meta": "torch-preflight 0.5.0, on meta",
     "xmem": "xMem",
     "dnnmem": "DNNMem",
     "schedtune": "SchedTune",
@@ -50,7 +55,7 @@ def write_report(rows: Sequence[Row]) -> str:
     sections = (
         [texts.HEAD], _bars(rows), settings_lines(rows), _peaks(rows), _beside(rows), _calibrated(rows),
         _outcomes(rows), _brackets(rows), _worst(rows), _ablation(rows), _points(rows),
-        calibration_lines(rows),
+        _operators(rows), calibration_lines(rows),
     )  # fmt: skip
     text = "\n".join(line for section in sections for line in section).rstrip("\n")
     PAGE.write_text(text + "\n", encoding="utf-8")
@@ -107,9 +112,9 @@ def _beside(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Beside other estimators, on the same rows\n"
     yield "![Errors of all estimators](accuracy_estimators.png)\n"
     cells = []
-    for source in (CNNS, TRANSFORMERS, NOTEBOOK):
-        selected = [row for row in _of(rows, source) if row.layer in "BD"]
-        for estimator in (*PEERS, *PUBLISHED):
+    for source in (CNNS, TRANSFORMERS, NOTEBOOK, T4, BERT, VIT_L):
+        selected = _of(rows, source)
+        for estimator in (*PEERS, *PREFLIGHT, *PUBLISHED):
             errors = errors_of(selected, estimator)
             if errors is None:
                 continue
@@ -119,6 +124,30 @@ def _beside(rows: Sequence[Row]) -> Iterator[str]:
             cells.append(f"{source} | {NAMES[estimator]} | {errors.cells} | {own}")
     head = "source | estimator | n | median | median, absolute | 95th percentile | worst | ours, median absolute | ours, 95th"  # noqa: E501
     yield from _table(head, cells, 2)
+    yield texts.BESIDE
+
+
+def _operators(rows: Sequence[Row]) -> Iterator[str]:
+    selected = _of(rows, LIGER)
+    errors = errors_of(selected, "planner")
+    if errors is None:
+        return
+    yield "## Operators by themselves\n"
+    yield texts.OPERATORS
+    exact = sum(abs(float(row.estimates["planner"]) - float(row.truth)) < EXACT_MIB for row in selected)
+    yield f"{exact} of {errors.count} are the published figure to 0.01 MiB.\n"
+    cells = []
+    for name, group in by_operator(selected).items():
+        of_group = errors_of(group, "planner")
+        assert of_group is not None
+        cause = CAUSES.get(group[0].model, "") if abs(of_group.worst) >= CAUSE_FROM else ""
+        cells.append(f"{name} | {group[0].gpu} | {of_group.cells} | {cause}")
+    head = "operator, mode | GPU | n | median | median, absolute | 95th percentile | worst | cause"
+    yield from _table(head, cells, 2)
+    yield texts.LEFT_OUT
+    yield from _table(
+        "source | rows | why", (f"{source} | {count} | {why}" for source, count, why in left_out())
+    )
 
 
 def _calibrated(rows: Sequence[Row]) -> Iterator[str]:

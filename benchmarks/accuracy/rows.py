@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.accuracy.ablations import TERMS
 
 TABLE = Path(__file__).with_name("accuracy.csv")
+PREFLIGHT_TABLE = TABLE.with_name("preflight.csv")  # torch-preflight's answers for rows of the table
 LAYERS = {
     "A": "allocator: the replay of a recorded history",
     "B": "peak allocated",
@@ -16,6 +17,10 @@ LAYERS = {
     "E": "outcome: whether a batch lives within so much memory",
 }
 PEERS = ("formula", "torchinfo", "memtracker")  # of this repository; they know no allocator
+PREFLIGHT = (
+    "preflight",
+    "preflight_meta",
+)  # torch-preflight's, by a name and by a run on meta (preflight.py)
 PUBLISHED = ("xmem", "dnnmem", "schedtune", "llmem")  # answers that were published for the same run
 LIVES, DIES = "lives", "dies"
 
@@ -79,14 +84,18 @@ def texts(sizes: Mapping[str, float]) -> dict[str, str]:
 
 
 def read_rows(path: Path = TABLE) -> list[Row]:
-    """Read all rows of the table; none if there is no table yet."""
+    """Read all rows of the table, with torch-preflight's answers; none if there is no table yet."""
     if not path.exists():
         return []
+    with PREFLIGHT_TABLE.open(newline="", encoding="utf-8") as file:
+        others = {(line["source"], line["layer"], line["case"]): line for line in csv.DictReader(file)}
     with path.open(newline="", encoding="utf-8") as file:
-        return [_row(line) for line in csv.DictReader(file)]
+        return [_row(line, others) for line in csv.DictReader(file)]
 
 
-def _row(line: dict[str, str]) -> Row:
+def _row(line: dict[str, str], others: Mapping[tuple[str, str, str], dict[str, str]]) -> Row:
+    answers = line | others.get((line["source"], line["layer"], line["case"]), {})
+
     def number(name: str) -> float | None:
         return float(line[name]) if line[name] else None
 
@@ -94,7 +103,7 @@ def _row(line: dict[str, str]) -> Row:
         *(line[name] for name in ("source", "layer", "model", "case", "family", "gpu")),
         batch=int(line["batch"]),
         truth=line["truth"],
-        estimates={name: line[name] for name in _ESTIMATES if line.get(name)},
+        estimates={name: answers[name] for name in (*_ESTIMATES, *PREFLIGHT) if answers.get(name)},
         limit_mib=number("limit_mib"),
         needed_mib=number("needed_mib"),
         note=line["note"],

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.accuracy.ablations import SCRATCH_TERMS, peaks, variants, without
+from benchmarks.accuracy.peers import peer_estimates
 from benchmarks.accuracy.rows import PEERS, Row, texts
 from benchmarks.docs import notebook
 from benchmarks.published.allocator import PUBLISHED, replay_published
@@ -93,10 +94,16 @@ def notebook_rows() -> list[Row]:
 
 def _seed_peers(model: str, batch: int) -> dict[str, float]:
     """Return other estimators' figures with the memory that earlier models left."""
-    comparison = compare(model, batch).comparison
-    resident_bytes = 0 if comparison.measured is None else comparison.measured.resident_bytes
-    sizes = {row.key: row.size_bytes for row in comparison.rows}
-    return {name: (size + resident_bytes) / MIB for name in PEERS if (size := sizes.get(name)) is not None}
+    sizes = {row.key: row.size_bytes / MIB for row in compare(model, batch).comparison.rows}
+    resident = resident_mib(model, batch)
+    return {name: size + resident for name in PEERS if (size := sizes.get(name)) is not None}
+
+
+@cache
+def resident_mib(model: str, batch: int) -> float:
+    """Return the memory that earlier models of the notebook left, in MiB."""
+    measured = compare(model, batch).comparison.measured
+    return 0 if measured is None else measured.resident_bytes / MIB
 
 
 def thread_rows() -> list[Row]:
@@ -139,16 +146,18 @@ def t4_rows() -> list[Row]:
 
 def _t4(line: Mapping[str, str]) -> Iterator[Row]:
     """Replay the loop that was measured, which lets the output of a step go before the next."""
-    from benchmarks.emulated.t4_static import plan
+    from benchmarks.emulated.t4_static import job_of, plan
 
     model, batch = line["model"], int(line["batch"])
-    figures = plan({"model": model, "batch": batch, "size": int(line["length_or_size"])}, STORED, T4_ORDER)
+    run = {"model": model, "batch": batch, "size": int(line["length_or_size"])}, STORED, T4_ORDER
+    figures, (job, build) = plan(*run), job_of(*run)
     case = f"{model} {batch} x {line['length_or_size']}"
     family = "cnn" if model == "resnet50" else "transformer"
     for layer, counter in (("B", "allocated"), ("C", "reserved"), ("D", "process")):
         measured = int(line[f"peak_{'allocated' if layer == 'B' else 'reserved'}_bytes"])
         measured += int(line["context_bytes"]) if layer == "D" else 0
-        estimates = texts({"planner": figures[counter] / MIB})
+        peers = peer_estimates(job, batch, build) if layer == "B" else {}  # they know no allocator
+        estimates = texts({"planner": figures[counter] / MIB, **peers})
         truth, kind = f"{measured / MIB:.2f}", RunKind.FIXED.value
         yield Row(T4, layer, model, case, family, "T4 16GB", batch, truth, estimates, kind=kind)
 

@@ -28,14 +28,34 @@ PEAKS = """\
 xMem's truth is the process's peak by NVML over its first sample: reserved memory and what CUDA loads
 lazily, without the context. Of CNNs the first sample holds model and optimizer (shown in
 `benchmarks/published/outcomes.py`), so their memory is taken off our figure, and off those of the closed
-formula, torchinfo and MemTracker. Nothing is added for lazy loading. xMem's and DNNMem's own answers include
-memory that was measured in the very run.
+formula, torchinfo, MemTracker and torch-preflight. Nothing is added for lazy loading. xMem's and DNNMem's
+own answers include memory that was measured in the very run.
 
 Layer A, the allocator's replay of a recorded history, has no row: no allocator history of a GPU is at hand.
 Histories of emulated GPUs, whose allocator is the real one, are replayed in [exactness.md](exactness.md),
 and a second, dumb allocator is what the tests hold the simulator against. The notebook's reserved memory
 (C) is that of a process bounded by the card as the notebook shows it; its UNETR is far off because the
 segments of the models before it are released or not by what else is on the GPU.
+"""
+BESIDE = """\
+The first three know no allocator; on the T4 they stand beside peak allocated, and so does `ours`. They know
+no autocast either, which the T4's runs have.
+torch-preflight (PyPI, 0.5.0; run by `benchmarks/accuracy/preflight.py`) projects the peak of the process;
+what a truth does not hold is taken off: of xMem's and ViT-L's the context, of the notebook's also the
+fragmentation, of xMem's CNNs the first sample as above. bert-large has the empty context of its machine.
+By name: the model is in torch-preflight's snapshot of architectures. On meta: torch-preflight calls the
+model's constructor, runs it forward, and counts tensors saved for the backward pass, which misses the loss of
+language models; T5 does not run that way. torch-preflight's constants for fragmentation and context come from
+these very runs of a T4, for which its documentation states a mean absolute error of 3.7%.
+"""
+OPERATORS = """\
+Liger (linkedin/Liger-Kernel) measured its kernels against plain PyTorch: `max_memory_allocated` of one pass
+after others, inputs, weights and gradients of the passes before included, and Liger's own module with its
+weights. `benchmarks/accuracy/operators.py` has the plain side as small modules, recorded in the loop of
+`operator_loop.py`. The source states no version of torch; ours is the newest known.
+"""
+LEFT_OUT = """\
+The rows of single GPUs in the same collection that are not reproduced:
 """
 TERMS = """\
 Median and 95th percentile of the absolute error of xMem's peaks, outcomes under caps called right, timm's

@@ -68,10 +68,10 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:
-    """Return peaks of the second step in bytes, with the process's, in this version of torch."""
+def job_of(case: Case, cudnn: str, version: str) -> tuple[Job, Callable[[], nn.Module]]:
+    """Return the job of the loop in this version of torch, and what builds its model."""
     prepare_torchvision()
-    card, size = find_device("T4"), case["size"]
+    size = case["size"]
     tokens = (TensorSpec((size,), "int64"),)
     images = (TensorSpec((3, size, size)), TensorSpec((), "int64"))
     job = Job(
@@ -84,7 +84,14 @@ def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:
         cudnn=cudnn,
         torch=parse_torch_option(version),
     )
-    programs = open_programs(job, ignore_progress, _BUILDERS[job.model], mode=CaptureMode.RUNS)
+    return job, _BUILDERS[job.model]
+
+
+def plan(case: Case, cudnn: str, version: str) -> dict[str, int]:
+    """Return peaks of the second step in bytes, with the process's, in this version of torch."""
+    job, build = job_of(case, cudnn, version)
+    card = find_device("T4")
+    programs = open_programs(job, ignore_progress, build, mode=CaptureMode.RUNS)
     limits = MemoryLimits(card.usable.value - card.context.value, config=config_of_torch(version))
     later = replay_trace(programs.trace(case["batch"], card.target), limits).later_steps
     assert later is not None

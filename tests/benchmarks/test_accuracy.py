@@ -208,3 +208,55 @@ def test_broken_residuals(tmp_path: Path, change: object) -> None:
     with pytest.raises(DataFileError) as caught:
         load_residuals(path)
     assert str(caught.value) == f"{path}: broken residuals; run python -m benchmarks.accuracy --from-csv"
+
+
+@pytest.mark.parametrize(
+    ("operator", "swept", "value"),
+    [
+        ("sparsemax", "V", "8192"),
+        ("swiglu", "T", "1024"),
+        ("tvd", "V", "4096"),
+        ("fused_add_rms_norm", "H", "1024"),
+    ],
+)
+def test_operators_are_the_published_figure(operator: str, swept: str, value: str) -> None:
+    """Peaks of single operators on real GPUs, given to a thousandth of a MiB, are met to the last digit."""
+    from benchmarks.accuracy.operator_loop import peak_allocated_bytes
+    from benchmarks.accuracy.operators import OPERATORS
+    from benchmarks.accuracy.rows_operators import GPUS, published_lines, sizes_of
+    from planner.hardware.database import find_device
+
+    keys = {"operator": operator, "swept": swept, "value": value}
+    (line,) = [line for line in published_lines() if keys.items() <= line.items()]
+    sizes, target = sizes_of(line), find_device(GPUS[line["gpu"]]).target
+    peak_bytes = peak_allocated_bytes(lambda: OPERATORS[operator](line["mode"], sizes), target)
+    assert f"{peak_bytes / 2**30:.6f}" == line["peak_allocated_gib"]
+
+
+def test_each_published_operator_is_reproduced_or_left_out_with_a_reason() -> None:
+    """The rows of the table and those that are left out are all that were transcribed; all 409 of single GPUs
+    in the collection are accounted for.
+    """
+    from benchmarks.accuracy.rows import read_rows
+    from benchmarks.accuracy.rows_operators import LIGER, left_out, published_lines, why_left_out
+
+    rows = [row for row in read_rows() if row.source == LIGER]
+    assert len({row.key for row in rows}) == len(rows)
+    reproduced = [line for line in published_lines() if not why_left_out(line)]
+    assert len(rows) == len(reproduced)
+    assert len(rows) + sum(count for _, count, _ in left_out()) == 409
+
+
+def test_estimates_of_torch_preflight_are_of_rows_of_the_table() -> None:
+    """Each line of preflight.csv names a row of accuracy.csv, and all eight runs of the T4 are estimated."""
+    import csv
+
+    from benchmarks.accuracy.rows import PREFLIGHT, PREFLIGHT_TABLE, read_rows
+    from benchmarks.accuracy.rows_points import T4
+
+    rows = {row.key: row for row in read_rows()}
+    with PREFLIGHT_TABLE.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert all((line["source"], line["layer"], line["case"]) in rows for line in lines)
+    estimated = [row for row in rows.values() if row.source == T4 and set(PREFLIGHT) <= set(row.estimates)]
+    assert len(estimated) == 8

@@ -1,0 +1,392 @@
+"""The operators that Liger measured against its own, as small modules in plain PyTorch.
+
+Each function builds one on meta from the settings of a published row: the sizes of its `cfg` and the swept
+one. What a script makes beside, such as the weights of Liger's own module, is made here too.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.accuracy.operator_loop import Operator, Outputs
+
+Sizes = Mapping[str, int]
+BF16 = torch.bfloat16
+META = torch.device("meta")
+
+
+def _leaf(*shape: int, dtype: torch.dtype = BF16, grad: bool = True) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META, requires_grad=grad)
+
+
+def _ids(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=META)
+
+
+def _random(outputs: Outputs) -> Outputs:
+    """Return random gradients of all outputs."""
+    return tuple(torch.randn_like(output) for output in outputs)
+
+
+def _held(*gradients: Tensor) -> Callable[[Outputs], Outputs]:
+    """Return gradients that were made before."""
+    return lambda outputs: gradients
+
+
+# ---- layers
+
+
+def _mlp(activation: Callable[[Tensor], Tensor], hidden: int, inner: int, x: Tensor) -> Callable[[], Tensor]:
+    """Return the gated MLP of Llama over x."""
+    gate, up, down = (
+        nn.Linear(n, m, bias=False, device=META, dtype=BF16)
+        for n, m in ((hidden, inner), (hidden, inner), (inner, hidden))
+    )
+    return lambda: down(activation(gate(x)) * up(x))
+
+
+def mlp(mode: str, is_gelu: bool, sizes: Sizes) -> Operator:
+    """Return a gated MLP."""
+    batch = sizes.get("bsz") or sizes["B"]
+    x = _leaf(batch, sizes["T"], sizes["hidden_size"])
+    activation = partial(F.gelu, approximate="tanh") if is_gelu else F.silu
+    forward = _mlp(activation, sizes["hidden_size"], sizes["intermediate_size"], x)
+    gradients = _held(torch.randn_like(x)) if mode == "backward" else _random
+    return Operator(forward, gradients, mode, keeps_graph=True)
+
+
+def group_norm(sizes: Sizes) -> Operator:
+    """Return GroupNorm, whose script makes the whole pass in every mode."""
+    channels = sizes["C"]
+    norms = [nn.GroupNorm(channels // sizes["channels_per_group"], channels, device=META) for _ in range(2)]
+    x = _leaf(sizes["M"], channels, sizes["H"], dtype=torch.float32)
+    return Operator(lambda: norms[0](x), _held(torch.randn_like(x)), keeps_graph=True)
+
+
+def add_rms_norm(sizes: Sizes) -> Operator:
+    """Return a sum and its RMS norm, in elementwise steps."""
+    weights = [
+        _leaf(sizes["H"], dtype=torch.float32) for _ in range(4)
+    ]  # two modules of Liger's, one with two
+    x, residual = (_leaf(sizes["M"], sizes["H"], dtype=torch.float32) for _ in range(2))
+
+    def forward() -> Outputs:
+        total = x + residual
+        scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return weights[0] * (total * scale), total
+
+    return Operator(forward, _held(torch.randn_like(x), torch.randn_like(residual)))
+
+
+def rms_norm(sizes: Sizes) -> Operator:
+    """Return torch's RMSNorm, and the sum of its output."""
+    norm = nn.RMSNorm(sizes["H"], eps=1e-6, device=META, dtype=BF16)
+    x = _leaf(sizes["S"], sizes["B"], sizes["H"])
+    return Operator(_summed(lambda: norm(x)))
+
+
+def _summed(forward: Callable[[], Tensor]) -> Callable[[], Outputs]:
+    """Return the sum of an output, which is held beside it as by a script's variable."""
+    held: list[Tensor] = []
+
+    def run() -> Outputs:
+        held.clear()
+        held.append(forward())
+        return (held[0].sum(),)
+
+    return run
+
+
+def swiglu(sizes: Sizes) -> Operator:
+    """Return SiLU of one half times the other, whose script clears the gradient first."""
+    x = _leaf(sizes["S"], sizes["B"], 2 * sizes["ffn_local"])
+
+    def forward() -> Tensor:
+        first, second = torch.chunk(x, 2, -1)
+        return F.silu(first) * second
+
+    summed = _summed(forward)
+
+    def cleared() -> Outputs:
+        x.grad = None
+        return summed()
+
+    return Operator(cleared)
+
+
+def sparsemax(sizes: Sizes) -> Operator:
+    """Return sparsemax by sorting."""
+    x = _leaf(sizes["B"] * sizes["T"], sizes["V"], dtype=torch.float32)
+
+    def forward() -> Tensor:
+        ordered, _ = torch.sort(x, dim=-1, descending=True)
+        sums = torch.cumsum(ordered, dim=-1)
+        places = torch.arange(1, x.shape[-1] + 1, device=META, dtype=x.dtype).view(1, -1)
+        bound = 1 + places * ordered
+        support = bound > sums
+        count = support.sum(dim=-1, keepdim=True).clamp(min=1)
+        support_sum = (ordered * support).sum(dim=-1, keepdim=True)
+        return torch.clamp(x - (support_sum - 1) / count, min=0)
+
+    return Operator(forward, _held(torch.randn_like(x)), keeps_graph=True)
+
+
+# ---- losses over probabilities
+
+
+def _distributions(sizes: Sizes, first: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return an input that hangs on random logits, and a target."""
+    shape = (sizes["B"] * sizes["T"], sizes["V"])
+    return first(_leaf(*shape, dtype=torch.float32)), _leaf(*shape, dtype=torch.float32, grad=False).softmax(
+        -1
+    )
+
+
+def kl_div(sizes: Sizes) -> Operator:
+    """Return KLDivLoss over rows."""
+    logs, target = _distributions(sizes, lambda logits: logits.log_softmax(-1))
+    return Operator(lambda: F.kl_div(logs, target, reduction="batchmean"), keeps_graph=True)
+
+
+def tvd(sizes: Sizes) -> Operator:
+    """Return the total variation distance over rows."""
+    p, q = _distributions(sizes, lambda logits: logits.softmax(-1))
+
+    def forward() -> Tensor:
+        halves = torch.abs(p - q) / 2.0
+        return torch.sum(halves) / p.size(0)
+
+    return Operator(forward, keeps_graph=True)
+
+
+# ---- losses over logits, with the layer that makes them
+
+
+def linear_cross_entropy(sizes: Sizes) -> Operator:
+    """Return a head and cross entropy of its logits."""
+    head, twin = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, target = _leaf(sizes["BT"], sizes["H"]), _ids(sizes["BT"])
+
+    def forward(twin: Tensor = twin) -> Tensor:
+        logits = F.linear(x, head)
+        return F.cross_entropy(logits, target)
+
+    return Operator(forward)
+
+
+def _jensen_shannon(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the divergence of two tensors of log probabilities from their mixture."""
+    teacher, student = teacher.float(), student.float()
+    mixture = torch.lerp(torch.exp(teacher), torch.exp(student), 0.5)
+
+    def divergence(of: Tensor) -> Tensor:
+        return F.kl_div(torch.log(mixture), of, reduction="batchmean", log_target=True)
+
+    return (0.5 * divergence(teacher) + 0.5 * divergence(student)).to(BF16)
+
+
+def linear_jsd(sizes: Sizes) -> Operator:
+    """Return two heads, whose weights Liger's module shares, and the divergence of their logits."""
+    student, teacher = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, y = _leaf(sizes["BT"], sizes["H"]), _leaf(sizes["BT"], sizes["H"], grad=False)
+
+    def forward() -> Tensor:
+        first, second = F.linear(x, student), F.linear(y, teacher)
+        logs = torch.log_softmax(first / 1.0, dim=-1)
+        return _jensen_shannon(logs, torch.log_softmax(second / 1.0, dim=-1))
+
+    return Operator(forward)
+
+
+def _log_probabilities(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the mean log probability of each text's labels."""
+    mask = target != -100
+    labels = torch.where(mask, target, 0)
+    logs = torch.gather(logits.log_softmax(-1), dim=2, index=labels.unsqueeze(2)).squeeze(2)
+    return (logs * mask).sum(-1) / mask.sum(-1)
+
+
+def preference(kind: str, sizes: Sizes) -> Operator:
+    """Return a head and a loss over pairs of texts: ORPO's or SimPO's, beside cross entropy of the chosen."""
+    head, twin = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, target = _leaf(sizes["B"], sizes["T"], sizes["H"]), _ids(sizes["B"], sizes["T"])
+    chosen = sizes["B"] // 2
+
+    def of_logits() -> tuple[Tensor, Tensor, Tensor]:
+        products = x @ head.t()
+        logits = products.float()
+        nll = F.cross_entropy(logits[:chosen].view(-1, sizes["V"]), target[:chosen].view(-1))
+        return logits, _log_probabilities(logits, target), nll
+
+    def forward(twin: Tensor = twin) -> Tensor:
+        logits, logs, nll = of_logits()
+        good, bad = logs[:chosen], logs[chosen:]
+        difference = good - bad
+        if kind == "orpo":
+            difference = difference - (torch.log1p(-torch.exp(good)) - torch.log1p(-torch.exp(bad)))
+        return nll - (0.1 * F.logsigmoid(difference)).mean()
+
+    return Operator(forward)
+
+
+def distillation(kind: str, sizes: Sizes) -> Operator:
+    """Return a student's and a teacher's head, and cross entropy beside a distance of their logits."""
+    student, student_twin = (_leaf(sizes["V"], sizes["H"] // 2) for _ in range(2))
+    teacher, teacher_twin = (_leaf(sizes["V"], sizes["H"]) for _ in range(2))
+    x, *beside = (_leaf(sizes["BT"], sizes["H"] // 2) for _ in range(3))
+    y, target = _leaf(sizes["BT"], sizes["H"], grad=False), _ids(sizes["BT"])
+    held = (student_twin, teacher_twin, *beside)
+
+    def of_logits() -> tuple[Tensor, Tensor, Tensor]:
+        products = x @ student.t()
+        with torch.no_grad():
+            others = y @ teacher.t()
+        first, second = products.float(), others.float()
+        return first, second, F.cross_entropy(first, target)
+
+    def forward(held: Outputs = held) -> Tensor:
+        first, second, hard = of_logits()
+        first /= 1.0
+        second /= 1.0
+        soft = _jsd(first, second) if kind == "jsd" else _cosine(first, second)
+        return 0.5 * hard + 0.5 * soft
+
+    return Operator(forward)
+
+
+def _jsd(first: Tensor, second: Tensor) -> Tensor:
+    student, teacher = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
+    mean = 0.5 * student.exp() + (1 - 0.5) * teacher.exp()
+    log_mean = mean.log()
+    of_student = F.kl_div(log_mean, student, reduction="batchmean", log_target=True)
+    of_teacher = F.kl_div(log_mean, teacher, reduction="batchmean", log_target=True)
+    return 0.5 * of_teacher + (1 - 0.5) * of_student
+
+
+def _cosine(first: Tensor, second: Tensor) -> Tensor:
+    student, teacher = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
+    similarity = F.cosine_similarity(student, teacher, dim=-1)
+    return (1.0 * (1 - similarity)).mean()
+
+
+def grpo(sizes: Sizes) -> Operator:
+    """Return a policy's and a reference's head, and GRPO's loss with ratios of whole sequences."""
+    heads = [_leaf(sizes["V"], sizes["H"]) for _ in range(4)]  # two of Liger's
+    batch, length = sizes["B"], sizes["T"]
+    x, y = _leaf(batch, length, sizes["H"]), _leaf(batch, length, sizes["H"], grad=False)
+    tokens = _ids(batch, length).unsqueeze(-1)
+    mask = _leaf(batch, length, dtype=torch.float32, grad=False)
+    advantages = _leaf(batch, grad=False)
+
+    def forward() -> Tensor:
+        logits = x @ heads[0].t()
+        logs = F.log_softmax(logits.float(), dim=-1)
+        own = logs.gather(dim=-1, index=tokens).squeeze(-1)
+        with torch.no_grad():
+            reference_logits = y @ heads[1].t()
+            reference_logs = F.log_softmax(reference_logits.float(), dim=-1)
+            reference = reference_logs.gather(dim=-1, index=tokens).squeeze(-1)
+        ratios = ((own - own.detach()) * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+        ratio = torch.exp(ratios.unsqueeze(-1))
+        gains = advantages.unsqueeze(1)
+        losses = -torch.min(ratio * gains, torch.clamp(ratio, 0.8, 1.2) * gains)
+        divergence = torch.exp(reference - own) - (reference - own) - 1.0
+        losses = losses + 0.1 * divergence
+        return (losses * mask).sum() / torch.clamp(mask.sum(), min=1.0)
+
+    return Operator(forward)
+
+
+def kto(sizes: Sizes) -> Operator:
+    """Return a policy's and a reference's head with biases, and KTO's loss; half the texts are preferred."""
+    vocabulary, hidden, batch = sizes["V"], sizes["H"], sizes["B"]
+    heads = [_leaf(vocabulary, hidden) for _ in range(4)]  # two of Liger's
+    biases = [_leaf(vocabulary) for _ in range(4)]
+    x, y = (_leaf(batch, sizes["T"], hidden, grad=False) for _ in range(2))
+    target, kl = _ids(batch, sizes["T"]), _leaf(1, grad=False)
+    chosen, rejected = _ids(batch // 2), _ids(batch - batch // 2)
+
+    def policy() -> Outputs:
+        products = x @ heads[0].t()
+        products = products + biases[0]
+        logits = products.float()
+        logs = _log_probabilities(logits, target)
+        return logs[chosen], logs[rejected], logits[chosen], logits[rejected]
+
+    def reference() -> Outputs:
+        with torch.no_grad():
+            logits = y @ heads[1].t()
+            logits = logits + biases[1]
+            logs = _log_probabilities(logits, target)
+            return logs[chosen], logs[rejected]
+
+    def forward() -> Tensor:
+        good, bad, good_logits, bad_logits = policy()
+        good_reference, bad_reference = reference()
+        gains = 1 - F.sigmoid(0.1 * (good - good_reference - kl))
+        losses = 1 - F.sigmoid(0.1 * (kl - (bad - bad_reference)))
+        good_logits.detach().sum(), bad_logits.detach().sum()
+        return torch.cat((gains, losses), 0).mean()
+
+    return Operator(forward)
+
+
+# ---- experts
+
+
+def experts(mode: str, sizes: Sizes) -> Operator:
+    """Return a loop over experts, each of which gets as many tokens as the others.
+
+    The tokens of the script are drawn; together they are as many.
+    """
+    tokens, count, hidden, inner, top = (sizes[name] for name in ("T", "E", "H", "intermediate_dim", "K"))
+    x = _leaf(tokens, hidden)
+    up_leaf, down_leaf = _leaf(count, 2 * inner, hidden), _leaf(count, hidden, inner)
+    up, down = up_leaf * 0.02, down_leaf * 0.02
+    chosen = torch.empty((tokens, top), dtype=torch.int32, device=META)
+    weights = _leaf(tokens, top)
+
+    def forward() -> Tensor:
+        final = torch.zeros_like(x)
+        with torch.no_grad():
+            mask = F.one_hot(chosen.long(), count).permute(2, 1, 0)
+            mask.sum(dim=(-1, -2))
+        for expert in range(count):
+            place, token = _ids(tokens * top // count, 2).unbind(1)
+            rows = x[token]
+            gate, value = F.linear(rows, up[expert]).chunk(2, dim=-1)
+            rows = F.silu(gate) * value
+            rows = F.linear(rows, down[expert])
+            rows = rows * weights[token, place, None]
+            final.index_add_(0, token, rows.to(final.dtype))
+        return final
+
+    return Operator(forward, _random, mode, keeps_graph=True)
+
+
+# By the operator of a row, and the modes in which it was measured.
+OPERATORS: Mapping[str, Callable[[str, Sizes], Operator]] = {
+    "geglu": lambda mode, sizes: mlp(mode, True, sizes),
+    "swiglu": lambda mode, sizes: mlp(mode, False, sizes),
+    "tiled_geglu": lambda mode, sizes: mlp(mode, True, sizes),
+    "tiled_swiglu": lambda mode, sizes: mlp(mode, False, sizes),
+    "group_norm": lambda mode, sizes: group_norm(sizes),
+    "fused_add_rms_norm": lambda mode, sizes: add_rms_norm(sizes),
+    "megatron_rms_norm": lambda mode, sizes: rms_norm(sizes),
+    "megatron_swiglu": lambda mode, sizes: swiglu(sizes),
+    "sparsemax": lambda mode, sizes: sparsemax(sizes),
+    "kl_div": lambda mode, sizes: kl_div(sizes),
+    "tvd": lambda mode, sizes: tvd(sizes),
+    "fused_linear_cross_entropy": lambda mode, sizes: linear_cross_entropy(sizes),
+    "fused_linear_jsd": lambda mode, sizes: linear_jsd(sizes),
+    "fused_linear_orpo_loss": lambda mode, sizes: preference("orpo", sizes),
+    "fused_linear_simpo_loss": lambda mode, sizes: preference("simpo", sizes),
+    "distill_jsd_loss": lambda mode, sizes: distillation("jsd", sizes),
+    "distill_cosine_loss": lambda mode, sizes: distillation("cosine", sizes),
+    "fused_linear_grpo_loss_sequence": lambda mode, sizes: grpo(sizes),
+    "kto_loss": lambda mode, sizes: kto(sizes),
+    "fused_moe": experts,
+}

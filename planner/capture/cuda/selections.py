@@ -26,7 +26,7 @@ def _index_select(grad: Tensor, sizes: Sequence[int], dim: int, index: Tensor) -
 
 
 def _masked_select(grad: Tensor, x: Tensor, mask: Tensor) -> Any:
-    both = torch.broadcast_shapes(x.shape, mask.shape)
+    both = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
     return torch.zeros_like(x.expand(both)).masked_scatter_(mask, grad)
 
 

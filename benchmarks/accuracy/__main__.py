@@ -23,6 +23,7 @@ from benchmarks.accuracy.peers import peer_estimates
 from benchmarks.accuracy.rows import PEERS, Row, read_rows, write_rows
 from benchmarks.accuracy.rows_calibrated import CALIBRATED, calibrated_rows
 from benchmarks.accuracy.rows_operators import LIGER, operator_rows
+from benchmarks.accuracy.torchtune import TORCHTUNE, torchtune_rows
 from planner.jobs import Job
 
 XMEM = (published.CNNS, published.TRANSFORMERS)
@@ -31,6 +32,7 @@ SEEDS = {
     points.THREAD: points.thread_rows,
     points.T4: points.t4_rows,
     LIGER: operator_rows,
+    TORCHTUNE: torchtune_rows,
     CALIBRATED: calibrated_rows,
 }
 SOURCES = (*XMEM, published.TIMM, *SEEDS, "points")
@@ -95,7 +97,7 @@ def _place(row: Row) -> tuple[int, str]:
     order = (
         published.CNNS, published.TRANSFORMERS, published.CAPS, published.CARD, published.TIMM,
         CALIBRATED, points.NOTEBOOK, points.THREAD, points.VIT_L, points.BERT,
-        points.T4, LIGER,
+        points.T4, LIGER, TORCHTUNE,
     )  # fmt: skip
     return order.index(row.source), row.layer
 

@@ -23,6 +23,7 @@ from benchmarks.accuracy.stats import (
     percent,
     right_of,
 )
+from benchmarks.accuracy.torchtune import TORCHTUNE
 from benchmarks.published.timm_brackets import OTHER_OUTSIDE_MIB, OUTSIDE_MIB, TOTAL_MIB
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -30,7 +31,7 @@ PAGE = DOCS / "accuracy.md"
 WORST = 15
 EXACT_MIB = 0.01  # accuracy.csv has two digits
 CAUSE_FROM = 1e-5  # errors from this on are explained
-SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER)
+SOURCES = (CNNS, TRANSFORMERS, NOTEBOOK, THREAD, VIT_L, BERT, T4, LIGER, TORCHTUNE)
 NAMES = {
     "planner": "this planner",
     "formula": "closed formula",
@@ -248,7 +249,7 @@ def _points(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Single points\n"
     yield texts.POINTS
     cells = []
-    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT, T4):
+    for row in _of(rows, NOTEBOOK, THREAD, VIT_L, BERT, T4, TORCHTUNE):
         error = row.error("planner")
         today = row.error("installed") if row.source == BERT else None
         cells.append(

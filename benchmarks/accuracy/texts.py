@@ -73,6 +73,8 @@ today's torch runs it. 8-bit Adam is no optimizer of the planner, so its two poi
 today's torch runs it. T4: torch 2.11, weights in float32, autocast to bfloat16 (which a T4 only emulates, so
 that attention is unfused), AdamW, the peaks of one step after another, in the loop that was measured
 (benchmarks/emulated/t4_loop.py); the published bytes are exact, and the process is reserved and context.
+torchtune: its modules of November 2024 redone in plain PyTorch (`benchmarks/accuracy/torchtune.py`), with the
+fused attention kernel in place of its compiled flex_attention, which keeps the same tensors.
 """
 TWICE = """\
 One workspace of cuDNN has a constant that is fitted to peaks of the RTX 3060, 26 of which have such
